@@ -1,9 +1,9 @@
-"""Bytes as a JSON string of base64: what a vector is in an answer.
+"""Encodes bytes as a JSON string of base64, the form of a vector in an answer.
 
 Owner: none, a pure function; loop and pool call it. In: a buffer, such as the numbers of an array. Out: the string with
-its quotes, ready to be put into JSON as it is. Twelve bits at a time become two letters by a table of 8 KiB.
+its quotes, valid JSON. A table of 8 KiB maps twelve bits at a time to two letters.
 
-The loop has 10 us for a vector of 1,024 numbers: this way the vector is in its answer in 8, by Python's encoder in 20.
+The loop's budget for a vector of 1,024 numbers is 10 us; this function takes 8 us, Python's encoder 20 us.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
@@ -15,7 +15,7 @@ cdef enum:
     FILL = 61  # "="
 
 cdef const char* LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
-cdef uint16_t[4096] PAIRS  # by 12 bits: two letters as they lie in memory; written once, when the module is imported
+cdef uint16_t[4096] PAIRS  # by 12 bits: two letters in memory order; written once, when the module is imported
 
 
 cdef void fill_pairs() noexcept nogil:
@@ -30,7 +30,7 @@ fill_pairs()
 
 
 cdef void encode(const uint8_t* data, Py_ssize_t count, uint8_t* out) noexcept nogil:
-    """Writes the letters of `count` bytes, a multiple of 4 of them."""
+    """Write the letters of `count` bytes, padded to a multiple of 4."""
     cdef Py_ssize_t at = 0
     cdef uint32_t bits
     while at + 3 <= count:
@@ -51,7 +51,7 @@ cdef void encode(const uint8_t* data, Py_ssize_t count, uint8_t* out) noexcept n
 
 
 def quoted(const uint8_t[::1] data not None):
-    """The JSON string, as bytes."""
+    """Return the JSON string as bytes."""
     cdef Py_ssize_t count = data.shape[0]
     cdef Py_ssize_t size = (count + 2) // 3 * 4
     cdef bytes text = PyBytes_FromStringAndSize(NULL, size + 2)

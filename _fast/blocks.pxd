@@ -1,16 +1,16 @@
 from _fast.types cimport block_t, int32_t, int64_t, uint8_t
 
 
-cdef enum:  # what a run is for
-    PLAIN = 0  # a block by itself
+cdef enum:  # kinds of runs
+    PLAIN = 0  # a single block
     STATE_RUN = 1
     TAIL_RUN = 2
 
 
-cdef enum:  # the lists of idle blocks and of heads of idle runs
+cdef enum:  # lists: idle blocks, and heads of idle runs
     IDLE_BLOCKS = 0
-    IDLE_STATES = 1  # not named; as STATE_RUN
-    IDLE_TAILS = 2  # as TAIL_RUN
+    IDLE_STATES = 1  # not named; same number as STATE_RUN
+    IDLE_TAILS = 2  # not named; same number as TAIL_RUN
     SPARE_STATES = 3  # named, dropped first
     WORN_STATES = 4  # named, dropped last
     NUM_PLACES = 5
@@ -24,14 +24,14 @@ cdef class BlockPool:
     cdef int32_t[::1] refs
     cdef int32_t[::1] before
     cdef int32_t[::1] after
-    cdef uint8_t[::1] named  # of a state: 1: dropped first, 2: dropped last
-    cdef int32_t[::1] next  # the run's next member, by block; 0: it is the last
-    cdef uint8_t[::1] kinds  # by block, of a run's head; PLAIN of every other block
-    cdef int32_t[::1] ids  # by block, of a run's head
-    cdef int32_t[::1] heads  # by run id; of a free id: minus the next free one
+    cdef uint8_t[::1] named  # for a state: 1: dropped first, 2: dropped last
+    cdef int32_t[::1] next  # by block: the run's next member; 0: none
+    cdef uint8_t[::1] kinds  # by block: kind of the run if the block is its head; PLAIN for other blocks
+    cdef int32_t[::1] ids  # by block: id of the run if the block is its head
+    cdef int32_t[::1] heads  # by run id; for a free id: minus the next free id
     cdef int32_t free_id
-    cdef int32_t sizes[3]  # blocks of a run, by kind; without runs the last two are 0
-    cdef int32_t idle_blocks[5]  # in the lists of runs, by place
+    cdef int32_t sizes[3]  # blocks of a run, by kind; the last two are 0 if there are no runs
+    cdef int32_t idle_blocks[5]  # by place: blocks in the lists of runs
 
     cdef int32_t num_idle(self) noexcept nogil
     cdef block_t take(self) noexcept nogil

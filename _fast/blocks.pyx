@@ -1,14 +1,14 @@
-"""BlockPool: which KV blocks are idle, in what order they are given out again, and how often each one is used.
+"""BlockPool: tracks which KV blocks are idle, the order in which they are reused, and each block's reference count.
 
-Owner: the device thread; safe without the GIL because no other thread uses it. In: take, hold, release, and
+Owner: the device thread; safe without the GIL because no other thread uses it. In: take, hold and release, and
 whether the prefix index names a block. Out: block numbers 1 .. num_blocks - 1; block 0 is the dummy.
 Idle blocks form one doubly linked list by index, with block 0 as its sentinel:
 
     0 <-> [not named: reused first] <-> [named, least recently used] ... [named, most recently used] <-> 0
 
-A run is a chain of blocks through `next`, for a state or for a tail (HYBRID.md): its head stands for all of them, has
-references and a name, and an id by which the device knows the run. Idle runs have lists of their own, with sentinels
-behind the last block. Unnamed runs stay whole until a caller breaks them up.
+A run is a chain of blocks through `next`, for a state or for a tail (HYBRID.md). Its head represents the whole run: it
+has the references, the name, and the id that identifies the run on the device. Idle runs have separate lists, whose
+sentinels have numbers after the last block. Unnamed runs stay whole until a caller breaks them up.
 
 Invariant: num_free + num_cached + num_used == total; each member of a run counts.
 """
@@ -23,7 +23,7 @@ cdef class BlockPool:
     """Reference counts and the lists of idle blocks; one pool serves every cache group."""
 
     def __init__(self, int32_t num_blocks, int32_t state_blocks=0, int32_t tail_blocks=0, int32_t max_tails=0):
-        """`state_blocks`, `tail_blocks`: of a run; 0: there are no runs. `max_tails`: runs for tails at most."""
+        """state_blocks, tail_blocks: blocks per run; 0: there are no runs. max_tails: most runs for tails."""
         if num_blocks < 2:
             raise ValueError(f"num_blocks={num_blocks}: block 0 is the dummy, so at least 2 are needed")
         if state_blocks < 0 or (state_blocks > 0) != (tail_blocks > 0) or (state_blocks > 0) != (max_tails > 0):
@@ -61,11 +61,11 @@ cdef class BlockPool:
 
     @property
     def num_ids(self):
-        """Ids of runs, the dummy 0 among them; 0: there are no runs."""
+        """Number of run ids, including the dummy 0; 0: there are no runs."""
         return self.heads.shape[0] if self.sizes[STATE_RUN] else 0
 
     cdef int32_t num_idle(self) noexcept nogil:
-        """Blocks that can be handed out."""
+        """Return the number of blocks that can be handed out."""
         return self.num_free + self.num_cached
 
     cdef block_t take(self) noexcept nogil:
@@ -76,7 +76,7 @@ cdef class BlockPool:
         return block
 
     cdef void hold(self, block_t block) noexcept nogil:
-        """One more user. An idle block, or run, leaves its list."""
+        """Add a user. An idle block or run leaves its list."""
         cdef int32_t count = 1
         if self.refs[block] == 0:
             if self.sizes[STATE_RUN]:
@@ -90,7 +90,7 @@ cdef class BlockPool:
         self.refs[block] += 1
 
     cdef void release(self, block_t block) noexcept nogil:
-        """One user less. The last one puts it where its name says: named blocks at the end, others in front."""
+        """Remove a user. Without users, a named block goes to the end of the idle list, others to the front."""
         cdef int32_t count = 1
         self.refs[block] -= 1
         if self.refs[block] == 0:
@@ -105,11 +105,11 @@ cdef class BlockPool:
                 self._link(block, self._place(block), True)
 
     cdef void name(self, block_t block) noexcept nogil:
-        """The prefix index now names this block; it must be in use."""
+        """Mark this block, which must be in use, as named by the prefix index."""
         self.named[block] = 1
 
     cdef void unname(self, block_t block) noexcept nogil:
-        """The prefix index dropped it. An idle block moves to the front: nothing is lost by reusing it first."""
+        """Mark the block as not named. An idle block moves to the front, because its reuse loses nothing."""
         cdef int32_t count = 1
         if self.refs[block]:
             self.named[block] = 0
@@ -123,7 +123,7 @@ cdef class BlockPool:
         self._link(block, self._place(block), True)
 
     cdef int32_t _place(self, block_t block) noexcept nogil:
-        """The list where an idle block, or run, belongs."""
+        """Return the list in which an idle block or run belongs."""
         if not self.sizes[STATE_RUN] or self.kinds[block] == PLAIN:
             return IDLE_BLOCKS
         return SPARE_STATES - 1 + self.named[block] if self.named[block] else self.kinds[block]
@@ -140,21 +140,21 @@ cdef class BlockPool:
             self.idle_blocks[place] += self.sizes[self.kinds[block]]
 
     cdef void _unlink(self, block_t block) noexcept nogil:
-        """Out of its list; its name and kind are still those with which it went there."""
+        """Take a block out of its list; its name and kind must be the same as when it entered the list."""
         cdef int32_t place = self._place(block)
         self.after[self.before[block]] = self.after[block]
         self.before[self.after[block]] = self.before[block]
         if place:
             self.idle_blocks[place] -= self.sizes[self.kinds[block]]
 
-    # Runs. A block that is to become a member must lie idle, without a name, at the front of the first list.
+    # Runs. To become a member, a block must be idle, unnamed, and at the front of the first list.
 
     cdef bint is_loose(self) noexcept nogil:
-        """Whether take() hands out a block that has no name."""
+        """Whether take() would hand out an unnamed block."""
         return self.after[0] != 0 and not self.named[self.after[0]]
 
     cdef bint loosen(self) noexcept nogil:
-        """Break up an idle run without a name, a state's first; False: there is none."""
+        """Break up an unnamed idle run, preferably a state; False: there is none."""
         cdef int32_t place
         cdef block_t head
         for place in range(IDLE_STATES, IDLE_TAILS + 1):
@@ -165,14 +165,14 @@ cdef class BlockPool:
         return False
 
     cdef block_t first_run(self, int32_t place) noexcept nogil:
-        """The first run of a list, or 0."""
+        """Return the head of a list's first run, or 0."""
         cdef block_t head = self.after[self.total + place]
         return head if head <= self.total else 0
 
     cdef block_t form(self, int32_t kind) noexcept nogil:
-        """The head of a new run with one user; each of its members is_loose() or becomes it by loosen(). 0: no blocks.
+        """Form a new run with one user from blocks for which is_loose() holds, after loosen() if needed. 0: no blocks.
 
-        The caller has dropped the names of as many idle blocks as are needed.
+        The caller has dropped the names of enough idle blocks.
         """
         cdef block_t head = 0
         cdef block_t last = 0
@@ -206,7 +206,7 @@ cdef class BlockPool:
         return 0
 
     cdef void break_up(self, block_t head) noexcept nogil:
-        """The members of an idle run without a name become idle blocks; its id is free."""
+        """Turn the members of an unnamed idle run into idle blocks and free its id."""
         cdef block_t block
         self._unlink(head)
         self.heads[self.ids[head]] = -self.free_id
@@ -220,7 +220,7 @@ cdef class BlockPool:
             head = block
 
     cdef void mark(self, block_t head, uint8_t mark) noexcept nogil:
-        """A named state is dropped first (1) or last (2) from now on; it counts as just used."""
+        """Mark a named state to be dropped first (1) or last (2); it counts as just used."""
         if self.named[head] == mark:
             return
         if self.refs[head] == 0:
@@ -230,10 +230,10 @@ cdef class BlockPool:
         else:
             self.named[head] = mark
 
-    # What tests and tools see: the same moves, with their arguments checked.
+    # The same operations for tests and tools, with checks of the arguments.
 
     def acquire(self):
-        """Take a block: its number, or 0 when none is idle. Idle runs are broken up first; it loses its name."""
+        """Take a block and drop its name; 0 if none is idle. Idle runs are broken up first."""
         cdef block_t block
         if not self.is_loose():
             self.loosen()
@@ -243,7 +243,7 @@ cdef class BlockPool:
         return block
 
     def acquire_run(self, int32_t kind):
-        """The head of a run of that kind, an idle one or a new one; 0 when too few blocks lie idle without names."""
+        """Return the head of an idle or new run of this kind; 0 if too few unnamed blocks are idle."""
         if kind not in (STATE_RUN, TAIL_RUN) or not self.sizes[STATE_RUN]:
             raise ValueError(f"kind {kind}: 1 is a state, 2 is a tail, and the pool has runs of both or of none")
         cdef block_t head = self.first_run(kind)
@@ -253,7 +253,7 @@ cdef class BlockPool:
         return self.form(kind)
 
     def run(self, int32_t run_id):
-        """The blocks of a run, the head first; empty: no run has this id."""
+        """Return the blocks of a run, head first; empty if no run has this id."""
         if not 0 <= run_id < self.heads.shape[0]:
             raise ValueError(f"run {run_id}: this pool has ids up to {self.heads.shape[0] - 1}")
         cdef list found = []
@@ -264,12 +264,12 @@ cdef class BlockPool:
         return found
 
     def run_id(self, int32_t head):
-        """The id of the run whose first block this is; 0: it is no head."""
+        """Return the id of the run whose head is this block; 0: the block is no head."""
         self._check(head)
         return self.ids[head] if self.sizes[STATE_RUN] else 0
 
     def idle_runs(self, int32_t place):
-        """Heads of idle runs in the order of their list: 1 states, 2 tails, 3 and 4 named states (for tests)."""
+        """Return the heads of idle runs in list order; place: 1 states, 2 tails, 3 and 4 named states (for tests)."""
         if not IDLE_STATES <= place < NUM_PLACES:
             raise ValueError(f"place {place}: lists of runs are 1 to {NUM_PLACES - 1}")
         cdef list found = []
@@ -280,7 +280,7 @@ cdef class BlockPool:
         return found
 
     def share(self, int32_t block):
-        """One more reference to a block that is used or cached."""
+        """Add a reference to a block that is used or cached."""
         self._check(block)
         if self.refs[block] == 0 and not self.named[block]:
             raise ValueError(f"block {block} is free: only used or cached blocks can be shared")
@@ -294,7 +294,7 @@ cdef class BlockPool:
         self.release(block)
 
     def set_named(self, int32_t block, bint named):
-        """Say whether the prefix index names the block; an idle block can only lose its name."""
+        """Set whether the prefix index names the block; an idle block can only lose its name."""
         self._check(block)
         if named and self.refs[block] == 0:
             raise ValueError(f"block {block} is idle: only blocks in use can be named")
@@ -304,12 +304,12 @@ cdef class BlockPool:
             self.unname(block)
 
     def refcount(self, int32_t block):
-        """How many rows use the block."""
+        """Return the number of rows that use the block."""
         self._check(block)
         return self.refs[block]
 
     def idle(self):
-        """Idle blocks in the order in which they will be given out (a walk over the list: for tests)."""
+        """Return idle blocks in the order in which they will be handed out (walks the list; for tests)."""
         cdef block_t block = self.after[0]
         cdef list found = []
         while block:
@@ -318,7 +318,7 @@ cdef class BlockPool:
         return found
 
     def sum_refs(self):
-        """Sum of all reference counts."""
+        """Return the sum of all reference counts."""
         cdef int64_t count = 0
         cdef int32_t i
         for i in range(self.refs.shape[0]):

@@ -8,17 +8,17 @@ cdef class Checkpoints:
     cdef BlockPool pool
     cdef BlockNames names
     cdef int32_t group  # its number in the prefix index
-    cdef int32_t most_idle  # blocks of named states that lie idle at most
-    cdef int32_t most_new  # runs that a plan has room for
+    cdef int32_t most_idle  # most blocks of idle named states
+    cdef int32_t most_new  # most new runs in a plan
     cdef int32_t num_new
-    cdef int32_t[::1] new  # ids of runs whose blocks the device does not know
-    cdef int32_t[::1] below  # by block of the primary group: the head of the state that hangs there; 0: none
-    cdef int32_t[::1] under  # by head: that block
-    cdef uint8_t[::1] hits  # by head: rows that began there
-    cdef readonly int32_t num_named  # states that are named now
-    cdef readonly int64_t num_stored  # named since start
-    cdef readonly int64_t num_hit  # rows that began at one
-    cdef readonly int64_t num_dropped  # that lost their names, or were not written, for lack of room
+    cdef int32_t[::1] new  # ids of runs whose blocks were not sent to the device
+    cdef int32_t[::1] below  # by block of the primary group: the head of the state attached to it; 0: none
+    cdef int32_t[::1] under  # by head: the block to which it is attached
+    cdef uint8_t[::1] hits  # by head: number of rows that began at this state
+    cdef readonly int32_t num_named  # named states
+    cdef readonly int64_t num_stored  # states named since start
+    cdef readonly int64_t num_hit  # rows that began at a state
+    cdef readonly int64_t num_dropped  # states that lost their names, or were not written, for lack of room
 
     cdef block_t acquire(self, int32_t kind) noexcept nogil
     cdef bint free_block(self) noexcept nogil

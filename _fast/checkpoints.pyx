@@ -1,16 +1,16 @@
-"""Checkpoints: which runs hold named states, in what order these are dropped, and where new runs come from.
+"""Checkpoints: tracks which runs hold named states and the order in which they are dropped, and provides new runs.
 
-Owner: the device thread, through BlockTables and StateRuns. In: states of which the steps are committed. Out: runs for
-rows, states for rows whose prefix is known, the blocks of new runs for the StepPlan. A state behind j + 1 blocks has
-the place of entry j:
+Owner: the device thread, through BlockTables and StateRuns. In: states whose steps are committed. Out: runs for rows,
+states for rows whose prefix is known, the blocks of new runs for the StepPlan. A state after j + 1 blocks has the place
+of entry j:
 
-    primary group   root <- block 0 <- block 1 <- block 2      a state hangs on the block with that entry's name: it is
+    primary group   root <- block 0 <- block 1 <- block 2      a state is attached to the block of its entry: it is
     states                             state                   found through it, and dropped with the block's name
-    no primary      root <- hash 0  <- hash 1  <- hash 2       a state has a name of its own in the prefix index
+    no primary      root <- hash 0  <- hash 1  <- hash 2       a state has its own name in the prefix index
 
-So a state is found under the salt, media and adapter of its prefix alone. Idle states hold `most_idle` blocks at most.
-Beyond that, and when no other idle block is left, states go in two lists, in each the longest unused first: at first
-states that no row has begun at, and states whose only such row has named a longer prefix meanwhile.
+So a state is found only with the salt, media and adapter of its prefix. Idle states hold at most `most_idle` blocks.
+Beyond this limit, and when no other idle block is left, states are dropped, least recently used first. Two groups go
+before all others: states at which no row has begun, and states whose only such row has named a longer prefix since.
 """
 
 from array import array
@@ -25,7 +25,7 @@ from _fast.prefix cimport Name
 
 @cython.final
 cdef class Checkpoints:
-    """Named states of one scheduler; without states there are none, and each method is called for states alone."""
+    """Named states of one scheduler; empty for models without states. Methods are called only for states."""
 
     def __init__(self, BlockPool pool not None, BlockNames names not None, int32_t group, double share,
                  int32_t most_new):
@@ -33,7 +33,7 @@ cdef class Checkpoints:
         self.pool = pool
         self.names = names
         self.group = group
-        # Where the share is less than a state, one is still found again: else states are written for nothing.
+        # Room for at least one state, even if the share is smaller; otherwise states would be written for nothing.
         self.most_idle = max(<int32_t>(share * pool.total), size) if share > 0.0 else 0
         self.most_new = most_new
         self.new = array("i", bytes(4 * (2 * most_new + 1)))
@@ -42,7 +42,7 @@ cdef class Checkpoints:
         self.under = array("i", bytes(4 * (pool.total + 1 if size else 1)))
 
     cdef block_t acquire(self, int32_t kind) noexcept nogil:
-        """A run with one user: an idle one, or a new one from idle blocks, named ones at last. 0: no room."""
+        """Return a run with one user: an idle run, or a new run from idle blocks, named blocks last. 0: no room."""
         cdef block_t head = self.pool.first_run(kind)
         cdef block_t oldest
         if head:
@@ -51,7 +51,7 @@ cdef class Checkpoints:
         if self.num_new >= self.most_new or self.pool.num_idle() < self.pool.sizes[kind]:
             return 0
         oldest = self._oldest() if self.pool.num_free < self.pool.sizes[kind] else 0
-        while self.pool.num_free < self.pool.sizes[kind]:  # blocks without names count, in whatever list they are
+        while self.pool.num_free < self.pool.sizes[kind]:  # unnamed blocks in all lists count
             if oldest:
                 oldest, head = self.pool.after[oldest], oldest
                 self.forget(head)
@@ -68,13 +68,13 @@ cdef class Checkpoints:
         return head
 
     cdef bint free_block(self) noexcept nogil:
-        """Make sure that take() has a block of the first list to give. False: none is idle."""
+        """Make sure that take() can hand out a block of the first list. False: no block is idle."""
         if self.pool.is_loose() or self.pool.loosen() or self.pool.after[0]:
             return True
         return self._evict() and self.pool.loosen()
 
     cdef block_t _oldest(self) noexcept nogil:
-        """The longest unused of the idle named blocks, or 0."""
+        """Return the least recently used idle named block, or 0."""
         cdef block_t block
         if self.pool.num_cached == self.pool.idle_blocks[SPARE_STATES] + self.pool.idle_blocks[WORN_STATES]:
             return 0
@@ -84,7 +84,7 @@ cdef class Checkpoints:
         return block
 
     cdef bint _evict(self) noexcept nogil:
-        """The idle state that goes next loses its name. False: there is none."""
+        """Drop the name of the next idle state in drop order. False: there is none."""
         cdef block_t head = self.pool.first_run(SPARE_STATES)
         if not head:
             head = self.pool.first_run(WORN_STATES)
@@ -94,25 +94,25 @@ cdef class Checkpoints:
         return True
 
     cdef void release(self, block_t head) noexcept nogil:
-        """One user less of a run; idle states that exceed their share go."""
+        """Remove a user of a run; drop idle states that exceed their share."""
         self.pool.release(head)
         if self.pool.named[head]:
             while self.pool.idle_blocks[SPARE_STATES] + self.pool.idle_blocks[WORN_STATES] > self.most_idle:
                 self._evict()
 
     cdef void forget(self, block_t block) noexcept nogil:
-        """A block leaves the prefix index, and the state that hangs on it with it."""
+        """Remove a block, and the state attached to it, from the prefix index."""
         self.names.index.remove(block)
         self.pool.unname(block)
         if self.pool.sizes[STATE_RUN] and self.below[block]:
             self.drop(self.below[block])
 
     cdef block_t find(self, slot_t slot, int32_t j, block_t above) noexcept nogil:
-        """The state of entry j, or 0; `above`: the primary's block of that entry."""
+        """Return the state of entry j, or 0; above: the primary group's block of this entry."""
         return self.below[above] if self.names.primary >= 0 else self.names.find(slot, self.group, j, 0)
 
     cdef bint name(self, slot_t slot, int32_t j, block_t above, block_t head, uint8_t mark) noexcept nogil:
-        """The run now is the state of entry j. False: there is one already, or the primary's block has no name."""
+        """Make the run the state of entry j. False: there is one already, or the primary's block has no name."""
         cdef Name name
         cdef int32_t num_words
         if self.pool.named[head]:
@@ -137,22 +137,22 @@ cdef class Checkpoints:
         return True
 
     cdef void hit(self, block_t head) noexcept nogil:
-        """One more user of a state: a row begins there."""
+        """Add a user of a state: a row that begins at it."""
         self.pool.hold(head)
         self.pool.mark(head, 2)
         self.hits[head] += self.hits[head] < 255
         self.num_hit += 1
 
     cdef void supersede(self, block_t head, block_t above) noexcept nogil:
-        """The row that named a state, or began at it, has named a longer prefix; `above`: where the state hung then.
+        """Mark a state, because the row that named it or began at it has named a longer prefix.
 
-        A state that other rows begin at too stays.
+        above: the block to which the state was attached then. A state at which other rows began, too, is not marked.
         """
         if self.pool.named[head] and self.under[head] == above and self.hits[head] <= 1:
             self.pool.mark(head, 1)
 
     cdef void drop(self, block_t head) noexcept nogil:
-        """A state loses its name; a row that holds its run goes on with it."""
+        """Drop a state's name; a row that holds its run continues to use the run."""
         if self.names.primary >= 0:
             self.below[self.under[head]] = 0
             self.under[head] = 0
@@ -163,7 +163,7 @@ cdef class Checkpoints:
         self.num_dropped += 1
 
     cdef void drop_all(self) noexcept nogil:
-        """No state has a name any more."""
+        """Drop the names of all states."""
         cdef int32_t i
         for i in range(1, self.pool.heads.shape[0]):
             if self.pool.heads[i] > 0 and self.pool.named[self.pool.heads[i]]:
@@ -192,7 +192,7 @@ cdef class Checkpoints:
         plan.lines.record[HEADER_NUM_RUNS] = count
 
     cdef void send_again(self, StepPlan plan) noexcept nogil:
-        """The plan's step has failed, and its rows have ended: the device may not know the blocks of its new runs."""
+        """Resend new runs of a failed step, whose rows have ended: the device may not have their blocks."""
         cdef int32_t k
         cdef int32_t run
         cdef block_t head
@@ -201,12 +201,12 @@ cdef class Checkpoints:
             head = self.pool.heads[run]
             if head > 0 and self.pool.refs[head] == 0 and not self.pool.named[head]:
                 self.pool.break_up(head)
-            elif head > 0 and self.num_new < 2 * self.most_new:  # the step behind has given it to another row
+            elif head > 0 and self.num_new < 2 * self.most_new:  # the next step has given it to another row
                 self.new[self.num_new] = run
                 self.num_new += 1
 
     cdef bint is_new(self, block_t head, StepPlan plan) noexcept nogil:
-        """Whether the plan has the run's blocks for the device."""
+        """Whether the plan sends the run's blocks to the device."""
         cdef int32_t k
         for k in range(plan.lines.record[HEADER_NUM_RUNS] if head else 0):
             if plan.lines.runs[k * (plan.lines.run_width + 1)] == self.pool.ids[head]:

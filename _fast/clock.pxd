@@ -5,8 +5,8 @@ cpdef double believe(double known, double took, bint at_once) noexcept nogil
 
 cdef class StepClock:
     cdef readonly double margin  # seconds before a step's expected end at which the next one is planned
-    cdef readonly double[::1] seconds  # how long steps take, by kind; 0: not known
-    cdef readonly double[::1] periods  # the same where steps are found done: what is between two of them
+    cdef readonly double[::1] seconds  # duration of steps, by kind; 0: unknown
+    cdef readonly double[::1] periods  # by kind, if steps are found done: the time between two of them
     cdef double least_margin
 
     cpdef double expected(self, int32_t kind) noexcept nogil

@@ -1,12 +1,12 @@
-"""StepClock: when the step in flight will end, and when to plan the step behind it.
+"""StepClock: estimates when the step in flight will end, and when to plan the next step.
 
-Owner: the device thread. Python's turn (engine/run/pace) and the GIL-free loop (_fast/steady) have a clock each, with
-different margins. In: how long settled steps took, and how long the thread had to wait for them. Out: a moment.
+Owner: the device thread. Python's loop (engine/run/pace) and the GIL-free loop (_fast/steady) each have a clock, with
+different margins. In: the duration of settled steps, and how long the thread waited for them. Out: a point in time.
 
     step     begun ......................................... expected end
     thread                        plan the next one at: margin before it
 
-The kinds of steps are small numbers that the owner gives them; steps of one kind take about as long.
+Kinds of steps are small numbers that the owner assigns; steps of one kind take similar times.
 """
 
 from array import array
@@ -15,17 +15,17 @@ cimport cython
 
 cdef double FIRST_MARGIN = 0.0005  # seconds
 cdef double MOST_MARGIN = 0.002
-# 99 launches in a hundred leave the step in flight SPARE seconds to run, in which what delays the thread has its room.
+# For 99 of 100 launches the step in flight still runs for at least SPARE seconds, which absorbs delays of the thread.
 cdef double SPARE = 0.0001
-cdef double RISE = 99e-6  # of the margin, when there was less to spare
-cdef double FALL = 1e-6  # when there was as much
-FOUND_DONE = 20e-6  # seconds; a wait shorter than this found its step done already
+cdef double RISE = 99e-6  # increase of the margin if less than SPARE was left
+cdef double FALL = 1e-6  # decrease of the margin otherwise
+FOUND_DONE = 20e-6  # seconds; after a shorter wait the step counts as found done
 cdef double AT_ONCE = FOUND_DONE
-cdef double SLOWLY = 0.05  # of a longer step that is believed
+cdef double SLOWLY = 0.05  # weight of a longer step
 
 
 cpdef double believe(double known, double took, bint at_once) noexcept nogil:
-    """What is known of a time after one more: a longer one counts slowly, a shorter one fully if `at_once`."""
+    """Update an estimate with a new time: a longer one has a small weight, a shorter one replaces it if `at_once`."""
     if known <= 0.0 or (at_once and took < known):
         return took
     return known + SLOWLY * (took - known)
@@ -44,11 +44,11 @@ cdef class StepClock:
         self.margin = max(FIRST_MARGIN, least_margin)
 
     cpdef double expected(self, int32_t kind) noexcept nogil:
-        """Seconds that a step of this kind takes; 0: none has been seen."""
+        """Return the expected seconds of a step of this kind; 0: none was measured."""
         return self.seconds[kind]
 
     def at_least(self, int32_t kind):
-        """The same, or where none has been seen the most that a smaller kind takes."""
+        """Like `expected`, but if none was measured, return the maximum of the smaller kinds."""
         cdef double most = self.seconds[kind]
         cdef int32_t smaller
         if most <= 0.0:
@@ -57,11 +57,11 @@ cdef class StepClock:
         return most
 
     cpdef double plan_at(self, double begun, double took) noexcept nogil:
-        """Late enough for a request to arrive in time, early enough that the device does not wait; 0: at once."""
+        """Return when to plan: late, so that requests can still arrive, but before the device is idle; 0: at once."""
         return begun + took - min(self.margin, 0.5 * took) if took > 0.0 else 0.0
 
     cpdef void adapt(self, double expected, double waited) noexcept nogil:
-        """The margin, by how long the step ran on when its successor had been launched; where the margin decided."""
+        """Adapt the margin to how long the step ran after the next step's launch, if the margin had an effect."""
         if expected < 2.0 * self.margin:
             return
         if waited < SPARE:
@@ -70,15 +70,15 @@ cdef class StepClock:
             self.margin = max(self.margin - FALL, self.least_margin)
 
     cpdef bint learn(self, int32_t kind, double took, bint begun_exact, double waited) noexcept nogil:
-        """Takes what a step took; returns whether its end is known exactly, as it is where the thread had to wait.
+        """Learn from a step's duration; return whether its end is known exactly, which holds if the thread had to wait.
 
-        `begun_exact`: the step began at a known time; else `took` is too short.
+        begun_exact: the step began at a known time; else `took` is too short.
 
-        A step found done was expected too late, the device may be idle: the next one of its kind is expected in half
-        the time. So a wrong number costs a few steps, not as many as it is times too large.
+        If a step is found done, its expected end was too late and the device may be idle, so the next step of the kind
+        is expected in half the time. So a wrong estimate costs only a logarithmic number of steps.
 
-        Where steps are found done again and again, the host is what they take their time from: that is their period,
-        of which no single one is believed at once, because one that is too long is followed by one that is too short.
+        If steps are found done repeatedly, the host limits the rate, and the time between steps is their period. No
+        single period replaces the estimate, because a period that is too long is followed by one that is too short.
         """
         cdef bint exact = waited > AT_ONCE
         cdef double known = self.seconds[kind]

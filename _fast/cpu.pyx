@@ -1,8 +1,8 @@
-"""The CPU's kernels: linear layers, norms, activations, rotation and attention, in C (`c/cpu/`), on a pool of threads.
+"""The CPU's kernels: linear layers, norms, activations, rotation and attention, in C (`c/cpu/`), on a thread pool.
 
-Thread: the device thread, or whoever computes; no state but the pool, which serves one caller at a time and lets a
-second one compute alone. In: addresses of tensors (`data_ptr()`), sizes and strides in elements; the launchers in
-`engine/kernels` check them, nothing here does. Out: results written in place. The GIL is released throughout.
+Thread: the device thread, or any thread that computes. The only state is the pool, which serves one caller at a time;
+a second caller computes on its own thread. In: addresses of tensors (`data_ptr()`), sizes and strides in elements; the
+launchers in `engine/kernels` check them, this file does not. Out: results, in place. The GIL is released throughout.
 """
 
 from libc.stdint cimport int32_t, uintptr_t
@@ -137,34 +137,34 @@ NORM_MAX = C_NORM_MAX
 
 
 def set_num_threads(int count):
-    """Compute with `count` threads, the caller's included; 0 means one per core this process may use."""
+    """Compute with `count` threads, including the caller's; 0 means one per core that this process may use."""
     with nogil:
         pool_set_threads(count)
 
 
 def num_threads():
-    """Threads in use, or to be used by the first call."""
+    """Return the number of threads in use, or that the first call will use."""
     return pool_threads()
 
 
 def num_cores():
-    """Cores this process may use."""
+    """Return the number of cores that this process may use."""
     return pool_cores()
 
 
 def advise_huge(uintptr_t start, size_t count):
-    """Asks for huge pages behind `count` bytes that are not yet written: fewer page walks while they stream. A hint."""
+    """Request huge pages for `count` bytes that are not yet written, to save page walks. A hint."""
     with nogil:
         memory_huge(<void *> start, count)
 
 
 def isa():
-    """The instruction set in use: "avx512", "avx2" or "plain"."""
+    """Return the instruction set in use: "avx512", "avx2" or "plain"."""
     return kernels().name.decode()
 
 
 def limit_isa(int level):
-    """Tests: use at most plain (0), AVX2 (1) or AVX-512 (2); returns the level now in use."""
+    """For tests: use at most plain (0), AVX2 (1) or AVX-512 (2); return the level now in use."""
     return kernels_limit(level)
 
 
@@ -202,7 +202,7 @@ def coded_linear(
     long rows, long depth, long columns, long group, long x_stride, long out_stride, long residual_stride,
     int form, bint scales_bf16, bint zeros_f32, bint x_bf16, bint out_bf16, bint gated, int activation,
 ):
-    """`linear` by a matrix of codes, of any form but FLOATS. With x_scales, x are integers and sums are exact."""
+    """Like `linear`, with a matrix of codes, not FLOATS. With x_scales, x are integers and sums are exact."""
     cdef linear_call call
     cdef int failed
     memset(&call, 0, sizeof(call))
@@ -236,7 +236,7 @@ def norm(
     int op, uintptr_t out, uintptr_t x, uintptr_t weight, uintptr_t bias,
     long rows, long width, long x_stride, float eps, float offset, bint bf16, bint weight_bf16,
 ):
-    """RMS_NORM or LAYER_NORM of each row."""
+    """Apply RMS_NORM or LAYER_NORM to each row."""
     cdef norm_call call
     call.op = op
     call.out = <void *> out
@@ -255,7 +255,7 @@ def norm(
 
 
 def point(int op, uintptr_t out, uintptr_t x, long rows, long width, bint bf16):
-    """An activation of gate and up, [rows, 2 * width], op its number; or with PLAIN + its number of [rows, width]."""
+    """Apply activation `op` to gate and up [rows, 2 * width]; op = PLAIN + activation: to x [rows, width]."""
     cdef point_call call
     call.op = op
     call.out = <void *> out
@@ -316,7 +316,7 @@ def paged_attention(
 ):
     """Causal attention of contiguous q [tokens, heads, dim] over block tables; sinks, last_keys = 0: none.
 
-    Strides in elements; the cache's type and scales as of qkv_rope_store.
+    Strides in elements; the cache's type and scales as in qkv_rope_store.
     """
     cdef attention_call call
     cdef int failed
@@ -358,9 +358,9 @@ def dense_attention(
     long q_stride, long q_head_stride, long k_stride, long k_head_stride, long v_stride, long v_head_stride,
     float scale, bint causal, long window, bint bf16, uintptr_t bias=0, long reach=0,
 ):
-    """Attention inside each segment of rows; strides in elements; window: rows seen to each side, 0: all.
+    """Attention within each segment of rows; strides in elements; window: visible rows on each side, 0: all.
 
-    bias: float32 [heads, 2 reach + 1], added to scores by the distance from query to key; 0: none.
+    bias: float32 [heads, 2 reach + 1], added to scores by the distance key - query; 0: none.
     """
     cdef attention_call call
     cdef int failed

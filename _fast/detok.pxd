@@ -29,11 +29,11 @@ cdef class StopSet:
     cdef int32_t _step(self, int32_t node, uint8_t byte) noexcept nogil
 
 
-cdef struct Carry:  # the first bytes of a character that is not complete
+cdef struct Carry:  # first bytes of an incomplete character
     uint8_t bytes[4]
     int count
-    int need  # bytes until it is complete
-    uint8_t low  # the next byte lies between these two
+    int need  # bytes that are missing
+    uint8_t low  # the next byte must be between low and high
     uint8_t high
 
 

@@ -1,12 +1,12 @@
-"""Incremental detokenizing: token ids in, text that may be emitted out, stop strings matched on the way.
+"""Incremental detokenizing: converts token ids to text that may be emitted, and matches stop strings.
 
 Owner: TokenTable and StopSet never change and may be shared; a Detokenizer belongs to the loop, one per choice.
-In: token ids (lists). Out: str, never cut inside a character nor inside what may become a stop string.
+In: token ids (lists). Out: str, never cut inside a character or inside a possible beginning of a stop string.
 
     ids -> bytes of the table -> UTF-8 machine (whole characters only) -> buffered text -> emitted
                                  incomplete bytes wait in the carry       while a stop string may still be completed
 
-Each byte is looked at once (stop strings are one Aho-Corasick automaton), so the cost is linear in the output.
+Each byte is processed once (stop strings form one Aho-Corasick automaton), so the cost is linear in the output.
 """
 
 cimport cython
@@ -17,8 +17,8 @@ from libc.string cimport memmove
 
 @cython.final
 cdef class TokenTable:
-    """Bytes of every token id: one blob, offsets, and a flag for special tokens. `each_byte`: a broken UTF-8
-    sequence becomes one U+FFFD for each of its bytes (byte-fallback decoders) instead of one for all."""
+    """Bytes of every token id: one blob, offsets, and a flag for special tokens. each_byte: an invalid UTF-8
+    sequence becomes one U+FFFD per byte (byte-fallback decoders) instead of one in total."""
 
     def __init__(self, bytes blob, offsets, bytes special, bint each_byte=False):
         cdef Py_ssize_t k
@@ -39,17 +39,17 @@ cdef class TokenTable:
         self.each_byte = each_byte
 
     def token_bytes(self, Py_ssize_t token_id):
-        """The bytes of one token; none for an id outside the table."""
+        """Return the bytes of one token; empty for an id outside the table."""
         if token_id < 0 or token_id >= self.num_tokens:
             return b""
         return self._blob[self._offsets[token_id]:self._offsets[token_id + 1]]
 
     def is_special(self, Py_ssize_t token_id):
-        """Whether `skip_special` leaves this token out."""
+        """Whether `skip_special` omits this token."""
         return 0 <= token_id < self.num_tokens and self._flags[token_id] != 0
 
     def join(self, token_ids, bint skip_special=False):
-        """The bytes of several tokens in a row."""
+        """Return the concatenated bytes of several tokens."""
         cdef list parts = []
         cdef Py_ssize_t k
         for k in token_ids:
@@ -61,7 +61,7 @@ cdef class TokenTable:
 
 @cython.final
 cdef class StopSet:
-    """Up to a few dozen byte strings as one automaton. Where several end at the same byte, the first listed wins."""
+    """Up to a few dozen byte strings as one automaton. If several end at the same byte, the first in the list wins."""
 
     def __cinit__(self):
         self._num_nodes = 0
@@ -162,11 +162,12 @@ cdef class StopSet:
 
 @cython.final
 cdef class Detokenizer:
-    """The text of one choice as its tokens arrive.
+    """Builds the text of one choice as its tokens arrive.
 
-    `matched` is the index of the stop string that ended the text, or -1; `num_tokens` counts tokens up to and with
-    the one that completed it. Stop strings completed within the first `min_tokens` tokens do not count. `strip`
-    leading spaces are dropped. `first` gives the bytes of the first visible token where the decoder treats it apart.
+    `matched` is the index of the stop string that ended the text, or -1. `num_tokens` counts tokens up to and including
+    the token that completed the stop string. Stop strings completed within the first `min_tokens` tokens do not count.
+    `strip` leading spaces are dropped. `first` returns the bytes of the first visible token if the decoder handles that
+    token differently.
     """
 
     def __cinit__(self, TokenTable table not None, StopSet stops=None, bint include_stop=False, bint skip_special=True,
@@ -184,7 +185,7 @@ cdef class Detokenizer:
         free(self._text)
 
     def feed(self, token_ids):
-        """New text that may be emitted. After a stop string, or `finish`, tokens are ignored."""
+        """Return new text that may be emitted. After a stop string, or `finish`, tokens are ignored."""
         cdef Py_ssize_t token_id
         cdef TokenTable table = self._table
         cdef bytes own
@@ -211,9 +212,9 @@ cdef class Detokenizer:
         return self._take(self._len - (self._stops._depth[self._node] if self._stops is not None else 0))
 
     cdef Py_ssize_t plain(self, int32_t token_id) noexcept nogil:
-        """feed() of one token, where there are no stop strings and no first token apart: the size of the new text.
+        """Fast path of feed() for one token, without stop strings and `first`: return the size of the new text.
 
-        It lies in `_text`, and who reads it sets `_len` to 0. -1: nothing was done, feed() has to.
+        The text is in `_text`; its reader sets `_len` to 0. -1: nothing was done, and feed() must be called.
         """
         cdef int32_t begin, end
         if self._ended:
@@ -226,12 +227,12 @@ cdef class Detokenizer:
         return self._len
 
     def skip(self, Py_ssize_t count):
-        """Counts tokens that have no text to show (an end token)."""
+        """Count tokens without visible text (an end token)."""
         if not self._ended:
             self.num_tokens += count
 
     def finish(self):
-        """The rest: held text, with U+FFFD for bytes that never became a character."""
+        """Return the rest: the held text, with U+FFFD for bytes that did not complete a character."""
         cdef bint stopped
         if self._ended:
             return ""
@@ -252,7 +253,7 @@ cdef class Detokenizer:
         return self._take(size)
 
     cdef str _take(self, Py_ssize_t size):
-        # The text holds whole characters only, and held suffixes start at a character, so this never fails.
+        # The text contains only whole characters, and held suffixes start at a character, so this never fails.
         cdef str text
         if size <= 0:
             return ""
@@ -277,7 +278,7 @@ cdef class Detokenizer:
         return 0
 
     cdef int _token(self, const uint8_t* data, Py_ssize_t size) noexcept nogil:
-        # 1: a stop string is complete; -1: out of memory. A byte adds 3 bytes at most, what was carried 9 more.
+        # 1: a stop string is complete; -1: out of memory. A byte adds at most 3 bytes, the carry at most 9 more.
         cdef Py_ssize_t k
         if self._reserve(3 * size + 16) < 0:
             return -1
@@ -312,7 +313,7 @@ cdef class Detokenizer:
         if byte < 0xC2 or byte > 0xF4:
             carry.count = 1
             return self._replace()
-        # The second byte's range shuts out overlong forms, surrogates and what lies beyond U+10FFFF.
+        # The second byte's range excludes overlong forms, surrogates and numbers beyond U+10FFFF.
         carry.low = 0xA0 if byte == 0xE0 else 0x90 if byte == 0xF0 else 0x80
         carry.high = 0x9F if byte == 0xED else 0x8F if byte == 0xF4 else 0xBF
         carry.need = 1 if byte < 0xE0 else 2 if byte < 0xF0 else 3

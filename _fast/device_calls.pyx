@@ -1,11 +1,11 @@
-"""DeviceCalls: the functions of the device's runtime that steps call, through C function pointers and without the GIL.
+"""DeviceCalls: calls functions of the device's runtime for steps, through C function pointers and without the GIL.
 
-Owner: the device thread, whose current device the stream belongs to. In: addresses of the functions, as
-engine/kernels/target.py finds them, and the one stream that everything runs on. Out: whether a call succeeded; the
-first that did not is remembered by name and number until it is raised.
+Owner: the device thread, whose current device owns the stream. In: addresses of the functions, from
+engine/kernels/target.py, and the single stream on which everything runs. Out: whether a call succeeded; a failed call
+is recorded by name and error number until it is raised.
 
-CUDA and HIP share the numbers that are used here: copy kind 1 (to the device), event flags 1 (block, do not spin) and
-2 (no timing), error 600 (not ready).
+CUDA and HIP share these numbers: copy kind 1 (to the device), event flags 1 (block, do not spin) and 2 (no timing),
+error 600 (not ready).
 """
 
 cimport cython
@@ -33,7 +33,7 @@ CALLS = (
 
 @cython.final
 cdef class DeviceCalls:
-    """The calls of one device. A method that returns False has noted which call failed."""
+    """The calls of one device. A method that returns False has recorded the failed call."""
 
     def __init__(self, dict calls not None, uintptr_t stream):
         missing = [name for name in CALLS if not calls.get(name)]
@@ -51,30 +51,30 @@ cdef class DeviceCalls:
         self.stream = <void*>stream
 
     cdef bint ok(self, int call, int code) noexcept nogil:
-        """Notes what a call (its place in CALLS) returned; True when that was success."""
+        """Record a failure code of a call (its place in CALLS); return whether the call succeeded."""
         if code:
             self.failed_call = call
             self.failed_code = code
         return code == 0
 
     cdef bint launch(self, void* graph) noexcept nogil:
-        """A captured graph, behind everything that was launched before."""
+        """Launch a captured graph after everything that was launched before."""
         return self.ok(GRAPH_LAUNCH, self.graph_launch(graph, self.stream))
 
     cdef bint send(self, void* to, const void* source, size_t size) noexcept nogil:
-        """Copies from the host to the device, on the stream."""
+        """Copy from the host to the device, on the stream."""
         return self.ok(MEMCPY_ASYNC, self.memcpy_async(to, source, size, TO_DEVICE, self.stream))
 
     cdef bint mark(self, void* event) noexcept nogil:
-        """The event is reached when everything that was launched before has run."""
+        """Record the event, which is reached when everything launched before has run."""
         return self.ok(EVENT_RECORD, self.event_record(event, self.stream))
 
     cdef bint await_event(self, void* event) noexcept nogil:
-        """Returns when the event has been reached; there is no time limit, because the driver's call has none."""
+        """Wait until the event has been reached; there is no time limit, because the driver's call has none."""
         return self.ok(EVENT_SYNCHRONIZE, self.event_synchronize(event))
 
     cdef bint elapsed(self, void* begin, void* end, double* seconds) noexcept nogil:
-        """The time between two timed events that have been reached."""
+        """Return the time between two timed events that have been reached."""
         cdef float milliseconds = 0.0
         if not self.ok(EVENT_ELAPSED_TIME, self.event_elapsed_time(&milliseconds, begin, end)):
             return False
@@ -82,25 +82,25 @@ cdef class DeviceCalls:
         return True
 
     cdef int reached(self, void* event) noexcept nogil:
-        """1: the event has been reached; 0: not yet; -1: the call failed."""
+        """Return 1: the event has been reached; 0: not yet; -1: the call failed."""
         cdef int code = self.event_query(event)
         if code == NOT_READY:
             return 0
         return 1 if self.ok(EVENT_QUERY, code) else -1
 
     cdef void destroy(self, void* event) noexcept nogil:
-        """Gives an event back; nothing where it is NULL."""
+        """Destroy an event, unless it is NULL."""
         if event:
             self.event_destroy(event)
 
     cdef create(self, void** event, unsigned int flags):
-        """Makes an event; RuntimeError where the runtime refuses."""
+        """Create an event; raise RuntimeError if the runtime refuses."""
         if not self.ok(EVENT_CREATE, self.event_create(event, flags)):
             event[0] = NULL
             self.raise_failed()
 
     cdef raise_failed(self):
-        """RuntimeError with the call that failed and the runtime's own words for it."""
+        """Raise RuntimeError with the failed call and the runtime's error message."""
         cdef const char* text = self.get_error_string(self.failed_code)
         words = f" ({text.decode('utf-8', 'replace')})" if text else ""
         raise RuntimeError(f"{CALLS[self.failed_call]} returned {self.failed_code}{words}")

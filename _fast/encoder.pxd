@@ -5,14 +5,14 @@ from _fast.types cimport int32_t, int64_t, slot_t
 
 
 cdef class EncoderTable(Entries):
-    cdef readonly int32_t under_way  # the entry whose tower runs in pieces; 0: none
-    cdef int32_t spent  # work of the step that is being planned
+    cdef readonly int32_t under_way  # the entry whose tower is running in pieces; 0: none
+    cdef int32_t spent  # work in the step that is being planned
     cdef int32_t pieces_left
-    cdef int32_t wanted  # the first large entry that a chunk was cut for
+    cdef int32_t wanted  # the first large entry that shortened a chunk
     cdef bint crowded  # rows decode in the step
     cdef int64_t advanced_in  # the step of the newest piece
-    cdef int32_t advanced  # and its entry
-    cdef int64_t stamp  # of the newest limit() call
+    cdef int32_t advanced  # the entry of the newest piece
+    cdef int64_t stamp  # number of the newest limit() call
 
     cdef void begin(self, int64_t settled, bint crowded, StepPlan plan, int64_t step) noexcept nogil
     cdef void start_wanted(self, StepPlan plan, int64_t step) noexcept nogil

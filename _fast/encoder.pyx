@@ -1,7 +1,7 @@
-"""EncoderTable: which media entries are encoded, and which steps read them.
+"""EncoderTable: tracks which media entries are encoded and which steps read them.
 
 Owner: the device thread. In: entries (entries.pyx), spans of live requests, chunks that the scheduler wants to plan.
-Out: how far a chunk may go, and what must be encoded in this step.
+Out: the length that a chunk may have, and the entries that must be encoded in this step.
 
     new --(claimed by a chunk)--> ready --(capacity needed, unread)--> evicted --(engine drops it)--> new or gone
      |                          ^
@@ -21,33 +21,33 @@ from _fast.seqs cimport Span
 cdef enum:
     NO_LIMIT = 0x7FFFFFFF
 
-cdef int64_t IN_PIECES = 0x7FFFFFFFFFFFFFFF  # for the step that ran a tower: its readers run it where a piece failed
+cdef int64_t IN_PIECES = 0x7FFFFFFFFFFFFFFF  # in place of the step that ran a tower: readers rerun it if a piece failed
 
 
 @cython.final
 cdef class EncoderTable(Entries):
-    """What the rows of a step read of the entries, and what its towers run."""
+    """Decides which entries the rows of a step read, and which towers the step runs."""
 
     def __cinit__(self, int32_t budget=0, int32_t capacity=0):
         self.advanced_in = -1
 
     cdef void begin(self, int64_t settled, bint crowded, StepPlan plan, int64_t step) noexcept nogil:
-        """A step is about to be planned; steps up to `settled` are committed. `crowded`: rows decode in it.
+        """Prepare for planning a step; steps up to `settled` are committed. crowded: rows decode in the step.
 
-        The entry under way gets its next piece, and is ready with its last one. When nothing decodes it is new again:
-        what is left of its tower runs with the first chunk that reads it. Without a request that names it, it goes.
+        The entry under way gets its next piece, and becomes ready with its last piece. If no row decodes, the entry
+        becomes new again: its tower runs with the first chunk that reads it. If no request names it, it is removed.
         """
         cdef Entry* entry = &self.entries[self.advanced]
         self.settled, self.crowded = settled, crowded
         self.spent = self.wanted = plan.num_encodes = 0
         if self.advanced_in == step and entry.state == READY and entry.pins == 0:
-            self._unlink(self.advanced)  # a plan of this step came to nothing, and the last piece with it
+            self._unlink(self.advanced)  # an earlier plan of this step was dropped, and the last piece with it
             self._renew(self.advanced)
         if not self.under_way:
             return
         entry = &self.entries[self.under_way]
         if entry.refs == 0 or not crowded:
-            # Else a piece of an entry without requests is in flight; or no step is, and its last plan came to nothing.
+            # Else a piece of an entry without requests is in flight; or no step is, and its last plan was dropped.
             if entry.refs or self.advanced_in <= settled or settled == step - 1:
                 self._renew(self.under_way)
                 self.under_way = 0
@@ -62,7 +62,7 @@ cdef class EncoderTable(Entries):
             self.under_way = 0
 
     cdef void start_wanted(self, StepPlan plan, int64_t step) noexcept nogil:
-        """The first large entry that a chunk was cut for begins, once all chunks of the step are planned."""
+        """Begin the first large entry that shortened a chunk; called when all chunks of the step are planned."""
         cdef Entry* entry = &self.entries[self.wanted]
         if not self.wanted or self.under_way or entry.state != NEW or not self._make_room(entry.rows):
             return
@@ -74,14 +74,14 @@ cdef class EncoderTable(Entries):
             self._advance(plan, step)
 
     cdef void _advance(self, StepPlan plan, int64_t step) noexcept nogil:
-        """The tower of the entry under way runs a piece in this step."""
+        """Plan a piece of the tower of the entry under way for this step."""
         plan.encode(-1, self.budget, self.under_way)
-        self.pieces_left -= self.advanced_in != step  # else an earlier plan of this step came to nothing
+        self.pieces_left -= self.advanced_in != step  # else an earlier plan of this step was dropped
         self.advanced_in = step
         self.advanced = self.under_way
 
     cdef int32_t limit(self, SeqTable seqs, slot_t slot, int32_t start, int32_t count) noexcept nogil:
-        """How many of `count` positions from `start` on can be planned now; changes nothing but `wanted`."""
+        """Return how many of `count` positions from `start` on can be planned now; changes only `wanted`."""
         cdef int32_t k = seqs.span_at[slot], spent = self.spent
         cdef int64_t room = NO_LIMIT
         cdef bint fits
@@ -98,7 +98,7 @@ cdef class EncoderTable(Entries):
                 continue
             entry.stamp = self.stamp
             if entry.state == READY:
-                # An idle embedding was counted as room; now this chunk wants to keep it.
+                # An idle embedding was counted as room, but this chunk needs it.
                 if entry.pins == 0 and entry.last_use <= self.settled:
                     room -= entry.rows
                 fits = room >= 0
@@ -119,7 +119,7 @@ cdef class EncoderTable(Entries):
 
     cdef void claim(self, SeqTable seqs, slot_t slot, int32_t start, int32_t count, StepPlan plan,
                     int64_t step) noexcept nogil:
-        """The chunk is planned: pin what it reads, encode what is new. `limit` has said that this fits."""
+        """Plan a chunk: pin the entries that it reads, encode new ones. `limit` has checked that this fits."""
         cdef int32_t k = seqs.span_at[slot], first = k
         cdef Span* spans = seqs.spans[slot]
         cdef Entry* entry
@@ -143,7 +143,7 @@ cdef class EncoderTable(Entries):
             k += 1
 
     cdef void passed(self, SeqTable seqs, slot_t slot) noexcept nogil:
-        """Positions were committed: entries whose last span lies behind them are not needed by this slot."""
+        """After a commit of positions, unpin entries whose last span the slot has passed."""
         cdef int32_t k = seqs.span_done[slot]
         cdef Span* spans = seqs.spans[slot]
         while k < seqs.num_spans[slot] and spans[k].start + spans[k].length <= seqs.committed[slot]:
@@ -154,7 +154,7 @@ cdef class EncoderTable(Entries):
         seqs.span_done[slot] = k
 
     cdef void unpin(self, SeqTable seqs, slot_t slot) noexcept nogil:
-        """The slot reads nothing for now (preempted or ended); it starts again from its first span."""
+        """Unpin all entries of a slot that was preempted or ended; it would start again from its first span."""
         cdef int32_t k
         for k in range(seqs.num_spans[slot]):
             if seqs.spans[slot][k].pinned:
@@ -164,7 +164,7 @@ cdef class EncoderTable(Entries):
         seqs.span_done[slot] = 0
 
     cdef void hold(self, SeqTable seqs, slot_t slot) noexcept nogil:
-        """A request names its entries."""
+        """Add a request's references to its entries."""
         cdef int32_t k
         cdef Entry* entry
         for k in range(seqs.num_spans[slot]):
@@ -177,7 +177,7 @@ cdef class EncoderTable(Entries):
                 entry.refs += 1
 
     cdef void drop(self, SeqTable seqs, slot_t slot) noexcept nogil:
-        """A request has ended. An entry never encoded dies with its last request; others stay until room is needed."""
+        """Drop an ended request's references. Then unused unencoded entries end; others stay until room is needed."""
         cdef int32_t k
         cdef Entry* entry
         self.unpin(seqs, slot)
@@ -190,7 +190,7 @@ cdef class EncoderTable(Entries):
                 self.num_in_use -= 1
                 if entry.state == NEW:
                     self._evict(seqs.spans[slot][k].entry)
-        # The slot may wait for a step in flight: nothing must be dropped twice.
+        # The slot may still wait for a step in flight, so nothing must be dropped twice.
         seqs.num_spans[slot] = 0
 
     cdef bint tainted(self, SeqTable seqs, slot_t slot, int64_t step) noexcept nogil:
@@ -204,7 +204,7 @@ cdef class EncoderTable(Entries):
         return False
 
     cdef void fail(self, int64_t step) noexcept nogil:
-        """The step failed: what it should have encoded is new again."""
+        """Make the entries that the failed step should have encoded new again."""
         cdef int32_t i
         for i in range(1, self.room):
             if self.entries[i].rows and self.entries[i].state == READY and self.entries[i].encoded_in == step:
@@ -213,7 +213,7 @@ cdef class EncoderTable(Entries):
                 self._renew(i)
 
     cdef int32_t largest_need(self, const int32_t[:, ::1] media) except -1:
-        """Most rows that must be in the cache together for one request; checks ids and order of its spans."""
+        """Return the most rows that one request needs in the cache at once; check the ids and order of its spans."""
         cdef dict last = {}
         cdef set seen = set()
         cdef int32_t k, entry
@@ -239,7 +239,7 @@ cdef class EncoderTable(Entries):
         return <int32_t>min(most, NO_LIMIT)
 
     cdef void _pin(self, SeqTable seqs, slot_t slot, int32_t item, int64_t step) noexcept nogil:
-        """The slot reads the entry of this span in the step, and until its last span is committed."""
+        """Pin the entry of this span: the slot reads it in the step, and until its last span is committed."""
         cdef Span* span = &seqs.spans[slot][seqs.spans[slot][item].last]
         cdef Entry* entry = &self.entries[span.entry]
         entry.last_use = step

@@ -1,11 +1,11 @@
-"""Entries: the media entries that requests name, and the room that the embeddings of their towers take.
+"""Entries: the media entries that requests name, and the room that their embeddings take.
 
 Owner: the device thread. In: a number of tower rows for each entry. Out: ids (1, 2, ...), room for an embedding, and
 the list of entries whose embeddings the engine drops after commit. Entry 0 is the sentinel of the list of idle
-embeddings, oldest first: those are evicted when room is needed, first the ones that no request names.
+embeddings, oldest first. When room is needed, idle embeddings are evicted, first those that no request names.
 
-`refs` counts live requests that name an entry, so its id stays valid; `pins` counts those whose next chunks read its
-rows. An embedding that a step in flight reads stays until that step is committed. Capacity and budget of 0 mean no
+`refs` counts live requests that name an entry, so its id stays valid; `pins` counts requests whose next chunks read its
+rows. An embedding that a step in flight reads stays until that step is committed. A capacity or budget of 0 means no
 limit.
 """
 
@@ -14,7 +14,7 @@ from libc.string cimport memset
 
 
 cdef class Entries:
-    """Entries by id. Its one subclass, EncoderTable, says what steps read and which towers they run."""
+    """Entries by id. The only subclass, EncoderTable, decides what steps read and which towers they run."""
 
     def __cinit__(self, int32_t budget=0, int32_t capacity=0):
         if budget < 0 or capacity < 0:
@@ -29,7 +29,7 @@ cdef class Entries:
         free(self.gone)
 
     cdef _grow(self, int32_t room):
-        """Makes room for so many entries."""
+        """Enlarge the arrays to `room` entries."""
         cdef int32_t i
         cdef Entry* entries = <Entry*>realloc(self.entries, <size_t>room * sizeof(Entry))
         if entries:
@@ -47,7 +47,7 @@ cdef class Entries:
         self.room = room
 
     def add_entry(self, int32_t num_rows, int32_t work=0):
-        """A new entry id (>= 1), or -3 when it can never fit into the cache. `work`: of its tower; 0: as its rows."""
+        """Return a new entry id (>= 1), or -3 if it can never fit into the cache. work: of its tower; 0: num_rows."""
         if num_rows < 1:
             raise ValueError(f"num_rows={num_rows}: a media entry has at least one row")
         if self.capacity and num_rows > self.capacity:
@@ -66,7 +66,7 @@ cdef class Entries:
         return entry
 
     def discard_entry(self, int32_t entry):
-        """Take back an entry that no live request names and that was never encoded; says whether it was one."""
+        """Remove an entry that no live request names and that was never encoded; return whether this was the case."""
         known = 0 < entry < self.room and self.entries[entry].rows
         if not known or self.entries[entry].refs or self.entries[entry].state != NEW:
             return False
@@ -74,7 +74,7 @@ cdef class Entries:
         return True
 
     def take_evicted(self):
-        """(entry, dead) of every embedding to drop, once. A dead entry's id is free: forget its hash as well."""
+        """Return (entry, dead) for every embedding to drop, once. A dead entry's id is free: drop its hash too."""
         cdef list dropped = []
         cdef int32_t i, entry
         for i in range(self.num_evicted):
@@ -88,7 +88,7 @@ cdef class Entries:
         return dropped
 
     cdef void _renew(self, int32_t entry) noexcept nogil:
-        """An entry whose tower has to run again; without a request that names it its id goes."""
+        """Make an entry new, because its tower has to run again; free its id if no request names it."""
         self.rows_held -= self.entries[entry].rows
         self.entries[entry].state = NEW
         self.entries[entry].encoded_in = -1
@@ -100,7 +100,7 @@ cdef class Entries:
         return self.budget and self.entries[entry].work > self.budget
 
     cdef int64_t _evictable(self) noexcept nogil:
-        """Rows of idle embeddings that no step in flight reads."""
+        """Return the number of rows of idle embeddings that no step in flight reads."""
         cdef int64_t rows = 0
         cdef int32_t i = self.entries[0].after
         while i:
@@ -110,13 +110,13 @@ cdef class Entries:
         return rows
 
     cdef void _release(self, int32_t entry) noexcept nogil:
-        """A reader less; the last one leaves the embedding idle."""
+        """Remove a reader; without readers the embedding becomes idle."""
         self.entries[entry].pins -= 1
         if self.entries[entry].pins == 0 and self.entries[entry].state == READY:
             self._append(entry)
 
     cdef bint _make_room(self, int32_t rows) noexcept nogil:
-        """Evict idle embeddings, oldest first: those without a request, then those that no chunk has reached."""
+        """Evict idle embeddings, oldest first: embeddings without a request, then those that no chunk has reached."""
         cdef int32_t wanted, i, following
         if self.capacity == 0:
             return True
@@ -132,13 +132,13 @@ cdef class Entries:
         return self.rows_held + rows <= self.capacity
 
     cdef void _evict(self, int32_t entry) noexcept nogil:
-        """Puts an embedding on the list of those that the engine drops after commit."""
+        """Put an embedding on the list of embeddings that the engine drops after commit."""
         self.entries[entry].state = EVICTED
         self.gone[self.num_evicted] = entry
         self.num_evicted += 1
 
     cdef void _recall(self, int32_t entry) noexcept nogil:
-        """An entry without embedding that was to be reported as dead is named again: the engine is not notified."""
+        """Take an entry off the list of dead entries, because a request names it again; the engine is not notified."""
         cdef int32_t at = 0
         while self.gone[at] != entry:
             at += 1
@@ -147,7 +147,7 @@ cdef class Entries:
         self.entries[entry].state = NEW
 
     cdef void _forget(self, int32_t entry) noexcept nogil:
-        """Frees an entry's id."""
+        """Free an entry's id."""
         self.num_large -= self._is_large(entry)
         self.entries[entry].rows = 0
         self.entries[entry].after = self.free_id
@@ -155,7 +155,7 @@ cdef class Entries:
         self.num_entries -= 1
 
     cdef void _append(self, int32_t entry) noexcept nogil:
-        """Makes an embedding the newest of the idle ones."""
+        """Make an embedding the newest idle one."""
         cdef int32_t left = self.entries[0].before
         self.entries[entry].before = left
         self.entries[entry].after = 0
@@ -163,7 +163,7 @@ cdef class Entries:
         self.entries[0].before = entry
 
     cdef void _unlink(self, int32_t entry) noexcept nogil:
-        """Takes an embedding out of the list of idle ones."""
+        """Take an embedding out of the idle list."""
         cdef Entry* own = &self.entries[entry]
         self.entries[own.before].after = own.after
         self.entries[own.after].before = own.before

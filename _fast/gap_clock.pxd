@@ -3,7 +3,7 @@ from _fast.types cimport int32_t, int64_t
 
 
 cdef class GapClock:
-    cdef readonly int32_t every  # one step in so many has the gap behind it measured
+    cdef readonly int32_t every  # the gap after one step in `every` is measured
     cdef DeviceCalls calls
     cdef int64_t after  # the step whose end was marked last; -1: none
     cdef int64_t before  # the step whose beginning was marked last; -1: none

@@ -1,9 +1,9 @@
-"""GraphTable: captured graphs by kind, variant and size, and which of them holds a step.
+"""GraphTable: captured graphs by kind, variant and size, and the choice of the graph for a step.
 
 Owner: the device thread. In: handles of graphs, at start; afterwards counts of tokens or rows. Out: the smallest graph
-that holds them. `kind`, and what its size counts: layout.GraphKind. `variant` is a field of bits: a step asks for the
-bits that its rows need, and a part of a step that was never given a graph with one of them runs the same graph with
-and without that bit.
+that is large enough. layout.GraphKind defines the kinds and what their sizes count. `variant` is a bit field: a step
+requests the bits that its rows need. If no graph of a kind has one of these bits, the kind's graphs without the bit are
+used.
 """
 
 cimport cython
@@ -16,10 +16,10 @@ cdef enum:
 
 @cython.final
 cdef class GraphTable:
-    """Handles that the caller keeps alive."""
+    """Graph handles, which the caller keeps alive."""
 
     cdef add(self, int32_t kind, int32_t variant, int32_t size, void* graph):
-        """A graph for up to `size` tokens or rows."""
+        """Add a graph for up to `size` tokens or rows."""
         cdef Graphs* own = &self.graphs[kind][variant]
         cdef int32_t at = own.count
         if size < 1 or graph == NULL:
@@ -34,10 +34,10 @@ cdef class GraphTable:
         own.graph[at] = graph
         own.count += 1
         self.variant_bits[kind] |= variant
-        self.variant_bits[GRAPH_STEP] |= variant  # a whole step without the bit would leave out that part's work
+        self.variant_bits[GRAPH_STEP] |= variant  # a whole step without the bit would omit that part's work
 
     cdef int32_t place(self, int32_t kind, int32_t variant, int32_t count) noexcept nogil:
-        """Which of the kind's graphs is the smallest that holds `count`; their count: none does."""
+        """Return the index of the kind's smallest graph for `count` tokens or rows; the number of graphs if none is."""
         cdef Graphs* own = &self.graphs[kind][variant]
         cdef int32_t low = 0
         cdef int32_t high = own.count
@@ -51,7 +51,7 @@ cdef class GraphTable:
         return low
 
     cdef int32_t choose(self, int32_t kind, int32_t variant, int32_t count) noexcept nogil:
-        """The smallest size that holds `count`; 0: none does, or most of it would be padding."""
+        """Return the smallest size >= `count`; 0: there is none, or too much would be padding."""
         variant &= self.variant_bits[kind]
         cdef Graphs* own = &self.graphs[kind][variant]
         cdef int32_t at = self.place(kind, variant, count)
@@ -60,19 +60,19 @@ cdef class GraphTable:
         return own.size[at]
 
     cdef void* find(self, int32_t kind, int32_t variant, int32_t size) noexcept nogil:
-        """The graph of exactly this size, or NULL."""
+        """Return the graph of exactly this size, or NULL."""
         variant &= self.variant_bits[kind]
         cdef Graphs* own = &self.graphs[kind][variant]
         cdef int32_t at = self.place(kind, variant, size)
         return own.graph[at] if at < own.count and own.size[at] == size else NULL
 
     cdef void* prep(self) noexcept nogil:
-        """The graph with which every step begins, or NULL."""
+        """Return the graph with which every step begins, or NULL."""
         cdef Graphs* own = &self.graphs[GRAPH_PREP][0]
         return own.graph[0] if own.count else NULL
 
     cdef check(self, int32_t kind, int32_t variant):
-        """ValueError where there is no such kind or variant."""
+        """Raise ValueError if there is no such kind or variant."""
         if not 0 <= kind < NUM_GRAPH_KINDS:
             raise ValueError(f"kind {kind}: there are 0 to {NUM_GRAPH_KINDS - 1}")
         if not 0 <= variant < NUM_VARIANTS:

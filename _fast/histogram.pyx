@@ -1,7 +1,7 @@
 """Histogram: counts by upper bound, for /metrics.
 
-Owner: the loop. In: one number per observation, from Python or from where the interpreter is not asked. Out: counts as
-the exposition format wants them. A streamed token costs the loop one observation, so this is not Python's.
+Owner: the loop. In: one number per observation, from Python or from code without the GIL. Out: counts as the exposition
+format requires. This is not written in Python, because every streamed token costs the loop one observation.
 """
 
 cimport cython
@@ -10,7 +10,7 @@ from libc.stdlib cimport calloc, free
 
 @cython.final
 cdef class Histogram:
-    """A value belongs to the first bound that is not below it, else behind the last."""
+    """A value belongs to the first bound >= value, else to a last bucket."""
 
     def __cinit__(self, bounds):
         cdef Py_ssize_t at
@@ -27,7 +27,7 @@ cdef class Histogram:
         free(self._counts)
 
     def observe(self, double value):
-        """Counts a value."""
+        """Count a value."""
         self.add(value)
 
     cdef void add(self, double value) noexcept nogil:
@@ -39,11 +39,11 @@ cdef class Histogram:
 
     @property
     def counts(self):
-        """Per bound, and last what lies behind them all."""
+        """Counts per bound, then the count of larger values."""
         return [self._counts[at] for at in range(self._num_bounds + 1)]
 
     def buckets(self):
-        """(upper bound, count up to it), the last one "+Inf"."""
+        """Return (upper bound, cumulative count) pairs; the last bound is "+Inf"."""
         cdef int64_t running = 0
         cdef Py_ssize_t at
         cdef list found = []

@@ -1,29 +1,29 @@
 """Long lists of integers in a JSON body: found without the GIL, read in pieces.
 
-Owner: none, pure functions; the pool calls them. In: the bytes of a body that is one object. Out: where long lists of
-plain integers stand directly under its keys (`{"prompt": [1, 2, ...]}`) or in a list there (`{"prompt": [[1, ...]]}`).
-A decoder makes all values of a body in one call that holds the GIL: 10^6 integers take it 60 ms.
+Owner: none, pure functions; the pool calls them. In: the bytes of a body that is one object. Out: the places of long
+lists of plain integers directly under its keys (`{"prompt": [1, 2, ...]}`) or in a list (`{"prompt": [[1, ...]]}`).
+Reason: a decoder makes all values of a body in one call that holds the GIL, which takes 60 ms for 10^6 integers.
 """
 
 from libc.stdint cimport int64_t, uint8_t
 
 cdef enum:
-    MAX_DIGITS = 18  # fit 64 bits; a list with a longer integer is left to the decoder
+    MAX_DIGITS = 18  # always fit 64 bits; the decoder handles a list with a longer integer
     PIECE = 4096  # integers
 
 
 cdef struct Walk:
     Py_ssize_t at, depth
-    Py_ssize_t key_start, key_end  # of the newest key of the body
-    Py_ssize_t index  # of the value at hand in the list under that key
-    bint in_list  # what stands under that key is a list
+    Py_ssize_t key_start, key_end  # the newest key of the body
+    Py_ssize_t index  # index of the current value in the list under this key
+    bint in_list  # the value under this key is a list
 
 
 cdef struct Found:
-    Py_ssize_t first_end  # just behind the list's first integer
-    Py_ssize_t end  # of its closing bracket
-    Py_ssize_t count  # integers
-    Py_ssize_t index  # of the list in the list under the key; -1: it stands under the key
+    Py_ssize_t first_end  # just after the list's first integer
+    Py_ssize_t end  # the closing bracket
+    Py_ssize_t count  # number of integers
+    Py_ssize_t index  # index of the list in the list under the key; -1: directly under the key
 
 
 cdef inline Py_ssize_t skip_space(const uint8_t* p, Py_ssize_t at, Py_ssize_t n) noexcept nogil:
@@ -33,14 +33,14 @@ cdef inline Py_ssize_t skip_space(const uint8_t* p, Py_ssize_t at, Py_ssize_t n)
 
 
 cdef inline Py_ssize_t skip_text(const uint8_t* p, Py_ssize_t at, Py_ssize_t n) noexcept nogil:
-    """From just behind the opening quote to just behind the closing one, or n."""
+    """Skip from just after the opening quote to just after the closing quote, or n."""
     while at < n and p[at] != 34:
         at += 2 if p[at] == 92 else 1
     return min(at + 1, n)
 
 
 cdef inline Py_ssize_t skip_integer(const uint8_t* p, Py_ssize_t at, Py_ssize_t n) noexcept nogil:
-    """Just behind an integer of JSON; -1: there is none, or it is too long."""
+    """Return the place just after a JSON integer; -1: there is none, or it is too long."""
     cdef Py_ssize_t start
     if at < n and p[at] == 45:
         at += 1
@@ -53,7 +53,7 @@ cdef inline Py_ssize_t skip_integer(const uint8_t* p, Py_ssize_t at, Py_ssize_t 
 
 
 cdef bint read_list(const uint8_t* p, Py_ssize_t at, Py_ssize_t n, Found* found) noexcept nogil:
-    """Whether a list of nothing but integers begins behind the bracket before `at`."""
+    """Whether a list of only integers begins after the bracket before `at`."""
     found.count = 0
     while True:
         at = skip_integer(p, skip_space(p, at, n), n)
@@ -73,7 +73,7 @@ cdef bint read_list(const uint8_t* p, Py_ssize_t at, Py_ssize_t n, Found* found)
 
 
 cdef bint next_list(const uint8_t* p, Py_ssize_t n, Walk* walk, Found* found) noexcept nogil:
-    """Goes on to the next list of integers directly under a key or in a list there; False: there is none."""
+    """Find the next list of integers directly under a key or in a list there; False: there is none."""
     cdef Py_ssize_t text_start, behind
     while walk.at < n:
         if p[walk.at] == 34:
@@ -103,10 +103,10 @@ cdef bint next_list(const uint8_t* p, Py_ssize_t n, Walk* walk, Found* found) no
 
 
 def find(const uint8_t[::1] data not None, Py_ssize_t least):
-    """[(key, index, start, end)]: bytes start to end are the integers behind the first, commas and all.
+    """Return [(key, index, start, end)]: bytes start to end hold the integers after the first, with commas.
 
-    `index` is the list's place in the list under the key; -1: it stands under the key itself. Lists of fewer than
-    `least` integers are left out. The body may be malformed: what is found counts where a decoder takes the rest.
+    `index` is the list's index in the list under the key; -1: the list is directly under the key. Lists with fewer
+    than `least` integers are omitted. The body may be malformed: results are valid only if a decoder accepts the rest.
     """
     cdef Py_ssize_t n = data.shape[0]
     cdef Walk walk = Walk(0, 0, 0, 0, 0, False)
@@ -124,7 +124,7 @@ def find(const uint8_t[::1] data not None, Py_ssize_t least):
 
 
 cdef Py_ssize_t read_integers(const uint8_t* p, Py_ssize_t* at, Py_ssize_t end, int64_t* into) noexcept nogil:
-    """Up to PIECE integers from at[0] on, which goes to where the next one begins; their count."""
+    """Read up to PIECE integers from at[0] on, move at[0] to the next integer, and return the count."""
     cdef Py_ssize_t count = 0, here = at[0]
     cdef int64_t value
     cdef bint negative
@@ -146,9 +146,9 @@ cdef Py_ssize_t read_integers(const uint8_t* p, Py_ssize_t* at, Py_ssize_t end, 
 
 
 def read(const uint8_t[::1] data not None, Py_ssize_t start, Py_ssize_t end):
-    """(the first integers between `start` and `end` of what find() found, where the next one begins).
+    """Return (the first integers between `start` and `end` from find(), the place of the next integer).
 
-    A piece of a long list: to make it takes 0.1 ms under the GIL.
+    The result is a piece of a long list: creating it takes 0.1 ms under the GIL.
     """
     cdef int64_t piece[PIECE]
     cdef Py_ssize_t at = start, count = 0

@@ -1,9 +1,9 @@
-"""A linear scan of a JSON body before anything decodes it.
+"""A linear scan of a JSON body before it is decoded.
 
 Owner: none, a pure function; the loop calls it for small bodies, the pool for large ones (the GIL is released).
-In: the bytes and two limits. Out: (code, offset). It counts depth and nodes, ignored fields included, and finds what
-decoders let through or disagree on: NaN and Infinity, lone surrogates, integers beyond 64 bits. It is no validator:
-whether brackets match and commas stand right is the decoder's business. One pass, no recursion, no allocation.
+In: the bytes and two limits. Out: (code, offset). It counts depth and nodes, including ignored fields, and finds values
+that decoders accept or handle differently: NaN and Infinity, lone surrogates, integers beyond 64 bits. It is no
+validator: the decoder checks brackets and commas. One pass, no recursion, no allocation.
 """
 
 from libc.stdint cimport uint8_t
@@ -35,7 +35,7 @@ cdef inline int hex_digit(uint8_t c) noexcept nogil:
 
 
 cdef int code_unit(const uint8_t* p, Py_ssize_t left) noexcept nogil:
-    """The value of four hex digits at p, or -1 (the decoder will complain)."""
+    """Return the value of four hex digits at p, or -1 (the decoder will report the error)."""
     cdef int value = 0, digit, i
     if left < 4:
         return -1
@@ -48,9 +48,9 @@ cdef int code_unit(const uint8_t* p, Py_ssize_t left) noexcept nogil:
 
 
 cdef Py_ssize_t skip_string(const uint8_t* p, Py_ssize_t at, Py_ssize_t n, int* code) noexcept nogil:
-    """From just after the opening quote to just after the closing one; `code` is set on a lone surrogate.
+    """Skip from just after the opening quote to just after the closing quote; set `code` on a lone surrogate.
 
-    Both searches only move forward: the quote is looked for again only when the one found was escaped.
+    Both searches only move forward: the search for the quote is repeated only if the found quote was escaped.
     """
     cdef const uint8_t* hit
     cdef Py_ssize_t quote = -1, escape
@@ -81,7 +81,7 @@ cdef Py_ssize_t skip_string(const uint8_t* p, Py_ssize_t at, Py_ssize_t n, int* 
 
 
 cdef Py_ssize_t skip_number(const uint8_t* p, Py_ssize_t at, Py_ssize_t n, int* code) noexcept nogil:
-    """Past a number; an integer must lie in -2**63 .. 2**64-1."""
+    """Skip a number; an integer must be in -2**63 .. 2**64-1."""
     cdef Py_ssize_t start = at, digits
     cdef bint negative = p[at] == 45
     cdef bint integer = True
@@ -100,7 +100,7 @@ cdef Py_ssize_t skip_number(const uint8_t* p, Py_ssize_t at, Py_ssize_t n, int* 
         at += 1
     if integer:
         limit = b"9223372036854775808" if negative else b"18446744073709551615"
-        while digits > 1 and p[start] == 48:  # leading zeros: malformed, but the decoder says so
+        while digits > 1 and p[start] == 48:  # leading zeros are malformed, but the decoder reports this
             start += 1
             digits -= 1
         if digits > (19 if negative else 20) or (
@@ -144,7 +144,7 @@ cdef Py_ssize_t walk(
 
 
 def scan(const uint8_t[::1] data not None, Py_ssize_t max_depth, Py_ssize_t max_nodes):
-    """(code, offset): OK and the length, or the first thing that is wrong and where it stands."""
+    """Return (code, offset): OK and the length, or the first error and its place."""
     cdef int code = CODE_OK
     cdef Py_ssize_t at = 0, n = data.shape[0]
     if max_depth < 1 or max_nodes < 1:

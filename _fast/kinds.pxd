@@ -7,11 +7,11 @@ cdef enum GroupKind:
     GROUP_STATE = 2
 
 
-cdef struct Group:  # of layers that share block tables
+cdef struct Group:  # layers that share block tables
     int32_t kind
-    int32_t window  # sliding: tokens that a token reads, itself included; state: tokens folded at once; full: 0
+    int32_t window  # sliding: tokens that a token reads, including itself; state: tokens folded at once; full: 0
     int32_t block_size
-    int32_t max_chunk  # tokens that a row computes in a step at most
+    int32_t max_chunk  # most tokens that a row computes in a step
 
 
 cdef int fill_group(Group* group, int32_t kind, int32_t window, int32_t block_size, int32_t max_chunk) except -1

@@ -1,26 +1,26 @@
-"""Kinds of cache groups: the rules by which the layers of a group use blocks, one branch for each kind.
+"""Kinds of cache groups: rules by which a group's layers use blocks, with one branch per kind.
 
-Owner: none, there is no state here. In: a group's kind and window, as a class of engine/cache declares them. Out: the
+Owner: none, this module has no state. In: a group's kind and window, as a class of engine/cache declares them. Out: the
 blocks that a row needs, the positions where a chunk may end, the entries that the prefix index names. Block tables,
-shares and the planner ask here through BlockTables, and no other module compares kinds.
+shares and the planner use this module through BlockTables, and no other module compares kinds.
 
 Entry j of a row's block table holds positions j * block_size .. (j + 1) * block_size - 1. Kinds differ in which earlier
 entries a token still reads:
 
     full      [b b b b b b]          sliding  [0 0 0 b b b]   (the window reaches back two blocks)
 
-Another kind is a member of GroupKind, its branches below, and a file in engine/cache that declares it; `window` is the
-one number that it brings, whatever it counts. A latent for each token has the answers of full. A state belongs to no
-token: groups of states take no entry of a block table, stand behind the groups that do, and share runs (states.pyx).
+A new kind needs a member of GroupKind, branches below, and a file in engine/cache that declares it. Its only parameter
+is `window`, with any meaning. A latent for each token follows the rules of full. A state belongs to no token: groups of
+states have no block-table entries, come after the groups that have them, and share runs (states.pyx).
 """
 
 FULL = GROUP_FULL  # every earlier token is read
-SLIDING = GROUP_SLIDING  # the last `window` tokens are read, the newest included
-STATE = GROUP_STATE  # a state for each row, behind a multiple of `window` tokens, and the inputs of later tokens
+SLIDING = GROUP_SLIDING  # the last `window` tokens are read, including the newest
+STATE = GROUP_STATE  # each row has a state after a multiple of `window` tokens, and the inputs of later tokens
 
 
 cdef int fill_group(Group* group, int32_t kind, int32_t window, int32_t block_size, int32_t max_chunk) except -1:
-    """ValueError unless there is such a kind, and its window is right."""
+    """Fill the group; raise ValueError if there is no such kind or its window is wrong."""
     if kind not in (GROUP_FULL, GROUP_SLIDING, GROUP_STATE):
         raise ValueError(f"a group has kind {kind}: 0 is full, 1 is sliding, 2 is a state")
     if kind == GROUP_STATE and window < 1:
@@ -32,7 +32,7 @@ cdef int fill_group(Group* group, int32_t kind, int32_t window, int32_t block_si
 
 
 cdef int32_t take_states(list groups) except -1:
-    """Drop the groups of states, which stand behind the others; how many tokens their layers fold at once, or 0."""
+    """Remove the groups of states, which come last; return how many tokens their layers fold at once, or 0."""
     cdef int32_t chunk = 0
     cdef Group group
     while groups and groups[len(groups) - 1][0] == GROUP_STATE:
@@ -47,31 +47,31 @@ cdef int32_t take_states(list groups) except -1:
 
 
 cdef int32_t needed_from(const Group* group, int32_t position) noexcept nogil:
-    """The first entry that a token at `position`, or a later one, reads."""
+    """Return the first entry that a token at `position` or later reads."""
     if group.kind == GROUP_SLIDING and position >= group.window:
         return (position - group.window + 1) // group.block_size
     return 0
 
 
 cdef int32_t demand(const Group* group, int32_t hit, int32_t entries) noexcept nogil:
-    """New blocks that a row holds at once, at most, on its way from `hit` entries, which it found, to `entries`."""
+    """Return the most new blocks that a row holds at once while it grows from `hit` found entries to `entries`."""
     cdef int32_t most = entries - hit
     if group.kind == GROUP_STATE:
         return 0
     if group.kind == GROUP_SLIDING:
-        # The window, a chunk in flight and the next one that is planned meanwhile, and ragged ends.
+        # The window, a chunk in flight, the next chunk planned meanwhile, and partial blocks at the ends.
         most = min(most, (group.window + 2 * group.max_chunk) // group.block_size + 3
                    - (hit - needed_from(group, hit * group.block_size)))
     return max(most, 0)
 
 
 cdef bint takes(const Group* group, int32_t entry, int32_t least, int32_t target) noexcept nogil:
-    """Whether a new entry takes a block, for a step that ends with `least` to `target` entries; both kinds: each."""
+    """Whether a new entry takes a block in a step that ends with `least` to `target` entries; both kinds: all."""
     return entry < target
 
 
 cdef int32_t chunk_end(const Group* group, int32_t start, int32_t end) noexcept nogil:
-    """Where a chunk from `start` on ends that may reach up to `end`: behind `start`; both kinds: at `end`.
+    """Return where a chunk from `start` on, which may reach up to `end`, ends: after `start`; both kinds: at `end`.
 
     A bidirectional span, or media for which the encoder has no room yet, may still end the chunk elsewhere.
     """
@@ -79,24 +79,24 @@ cdef int32_t chunk_end(const Group* group, int32_t start, int32_t end) noexcept 
 
 
 cdef bint is_named(const Group* group, int32_t entry, int32_t committed) noexcept nogil:
-    """Whether the prefix index names a full entry when `committed` tokens are; both kinds: if the row holds it."""
+    """Whether the prefix index names an entry when `committed` tokens are committed; both kinds: if full."""
     return (entry + 1) * group.block_size <= committed
 
 
 cdef bint vouches(const Group* group) noexcept nogil:
-    """Whether a row holds each entry to its end and each is named: a chain of these names stands for the prefix."""
+    """Whether a row holds all entries to its end, all named, so that a chain of the names proves the prefix."""
     return group.kind == GROUP_FULL
 
 
 def lasts(int32_t kind, int32_t window):
-    """Whether a row holds its blocks in a group to its end."""
+    """Whether a row holds its blocks in a group of this kind to its end."""
     cdef Group group
     fill_group(&group, kind, window, 1, 1)
     return vouches(&group)
 
 
 def row_blocks(int32_t kind, int32_t window, int32_t num_tokens, int32_t block_size, int32_t max_chunk):
-    """Blocks that a row of so many tokens holds at most in a group; `max_chunk`: of these in a step."""
+    """Return the most blocks that a row of num_tokens tokens holds in a group; max_chunk: most tokens per step."""
     cdef Group group
     fill_group(&group, kind, window, block_size, max_chunk)
     return demand(&group, 0, (num_tokens + block_size - 1) // block_size)

@@ -6,12 +6,12 @@ from _fast.detok cimport Detokenizer
 from _fast.histogram cimport Histogram
 
 
-cdef struct Bytes:  # those of a bytes object, which the lane holds as well
+cdef struct Bytes:  # contents of a bytes object, to which the lane also holds a reference
     const uint8_t* data
     Py_ssize_t size
 
 
-cdef struct Frames:  # what waits to be sent
+cdef struct Frames:  # bytes that wait to be sent
     uint8_t* data
     Py_ssize_t size
     Py_ssize_t room
@@ -22,8 +22,8 @@ cdef class Lane:
     cdef Histogram _gaps
     cdef bytes _before
     cdef bytes _behind
-    cdef Bytes _begin  # those of _before
-    cdef Bytes _end  # those of _behind
+    cdef Bytes _begin  # contents of _before
+    cdef Bytes _end  # contents of _behind
     cdef object _transport
     cdef object _is_closing
     cdef object _waiting

@@ -1,13 +1,13 @@
-"""Lane: the short way of a plain token, from its row of a step to its client's socket; one call for many rows.
+"""Lane: a fast path for a plain token from its row of a step to its client's socket; one call handles many rows.
 
-Owner: the loop. In: the columns of a step's news, and the engine's routes. Out: chunks of HTTP/1.1 in the sockets, byte
-for byte what the long way (Delta, Choice, frames, transport) would have written, and how many rows were dealt with.
+Owner: the loop. In: the columns of a step's news, and the engine's routes. Out: chunks of HTTP/1.1 in the sockets, with
+the same bytes as the slow path (Delta, Choice, frames, transport), and the number of rows that were handled.
 
     row -> route -> lane: text of the token -> JSON string -> frame -> chunk       for each row, then
     send send send ...                                                             without the GIL
 
-A lane is for text between two constant pieces and for a client that keeps up. Anything else goes the long way, and so
-does what follows it, until the stream opens the lane again: then nothing is held anywhere that would be overtaken.
+A lane is for text between two constant pieces and for a client that reads fast enough. Everything else takes the slow
+path, and so do all later tokens until the stream opens the lane again, when no earlier bytes are pending anywhere.
 """
 
 cimport cython
@@ -33,7 +33,7 @@ cdef extern from *:
     double clock "omniloop_clock"() noexcept nogil
 
 cdef enum:
-    MOST = 64  # rows of one call: some hundred microseconds
+    MOST = 64  # rows per call: some hundred microseconds
 
 
 cdef struct Piece:
@@ -43,7 +43,7 @@ cdef struct Piece:
     int fd
 
 cdef const char* HEX = b"0123456789abcdef"
-cdef uint8_t[32] SHORT  # what stands behind the backslash, by control character; 0: it is written \u00..
+cdef uint8_t[32] SHORT  # by control character: the letter after the backslash; 0: written as \u00..
 SHORT[8], SHORT[9], SHORT[10], SHORT[12], SHORT[13] = b"btnfr"
 
 
@@ -51,8 +51,8 @@ SHORT[8], SHORT[9], SHORT[10], SHORT[12], SHORT[13] = b"btnfr"
 cdef class Lane:
     """The lane of one streamed choice. `open`: all earlier bytes have left the transport; set by EventStream.
 
-    `last_at` is when its newest token came, `written_at` when bytes last went out, in seconds of time.monotonic().
-    `failed` is called with the error of a transport that raises.
+    `last_at` is when the newest token came, `written_at` when bytes were last sent, in seconds of time.monotonic().
+    `failed` is called with the error if the transport raises.
     """
 
     def __cinit__(self, Detokenizer machine not None, Histogram gaps not None, bytes before not None,
@@ -76,12 +76,12 @@ cdef class Lane:
         free(self._frames.data)
 
     def close(self):
-        """The answer has ended or gone another way: nothing is written any more. Lets go of what it holds."""
+        """Stop writing, because the answer has ended or takes the slow path, and drop all references."""
         self.open = False
         self._transport = self._is_closing = self._waiting = self._failed = None
 
     cdef bint take(self, int32_t token):
-        """Whether the token's chunk waits for `send`; False: nothing was done, it goes the long way."""
+        """Append the token's chunk for `send`; False: nothing was done, and the token takes the slow path."""
         cdef double now
         cdef Py_ssize_t size
         if not self.open:
@@ -98,21 +98,21 @@ cdef class Lane:
         return True
 
     cdef bint ready(self):
-        """Whether the descriptor may be written to.
+        """Whether the file descriptor may be written to.
 
-        It is the transport's, who gives it back only after it has begun to close; nothing else runs on the loop between
-        this question and the send in the same call. An empty buffer means that nothing would be overtaken: uvicorn has
-        no bytes of its own, and the transport counts the kernel's refusals (uv_write) among those that wait.
+        The transport owns the descriptor and closes it only after it has begun to close; nothing else runs on the loop
+        between this check and the send in the same call. An empty buffer means that no earlier bytes are pending:
+        uvicorn buffers nothing itself, and the transport's buffer includes bytes that the kernel refused (uv_write).
         """
         if self._transport is None:
             return False
         try:
             return not self._is_closing() and self._waiting() == 0
-        except Exception:  # whatever the error is, the long way meets it again and reports it
+        except Exception:  # the slow path meets any such error again and reports it
             return False
 
     cdef Py_ssize_t frame(self, int32_t token) noexcept nogil:
-        """Appends the chunk and returns its size: 0 where the token completes no character, -1: nothing was done."""
+        """Append the chunk and return its size; 0: the token completes no character; -1: nothing was done."""
         cdef const uint8_t* text
         cdef Py_ssize_t length = self._machine.plain(token)
         cdef Py_ssize_t body, room, begun = self._frames.size
@@ -124,7 +124,7 @@ cdef class Lane:
         if room > self._frames.room:
             grown = <uint8_t*>realloc(self._frames.data, room + 64)
             if grown == NULL:
-                return 0  # the text stays in the detokenizer and is sent with the next token's
+                return 0  # the text stays in the detokenizer and is sent with the next token
             self._frames.data = grown
             self._frames.room = room + 64
         text = self._machine._text
@@ -147,7 +147,7 @@ cdef class Lane:
         self._frames.size += size
 
     cdef void append_escaped(self, const uint8_t* text, Py_ssize_t size) noexcept nogil:
-        """As orjson does it: only what JSON demands."""
+        """Escape like orjson: only the characters that JSON requires."""
         cdef uint8_t* out = self._frames.data
         cdef Py_ssize_t at = self._frames.size
         cdef Py_ssize_t k
@@ -169,7 +169,7 @@ cdef class Lane:
         self._frames.size = at
 
     cdef sent(self, Py_ssize_t size):
-        """So much has gone out; the transport carries the rest, and meets the error if there was one."""
+        """After `size` bytes were sent, give the rest to the transport, which meets any error again."""
         rest, failed = self._frames.data[max(size, 0):self._frames.size], self._failed
         self._frames.size = 0
         if self._transport is not None:
@@ -191,9 +191,9 @@ cdef Py_ssize_t escaped_len(const uint8_t* text, Py_ssize_t size) noexcept nogil
 
 def deliver(dict routes not None, list ids not None, list tokens not None, list finishes not None, Py_ssize_t start,
             Py_ssize_t stop):
-    """Sends what rows from `start` on say, as long as lanes take them; the first row that goes the long way, or `stop`.
+    """Send the tokens of rows from `start` on while lanes accept them; return the first other row, or `stop`.
 
-    The lists are parallel; -1 is no token, 0 no finish. Routes: id -> (stream with an attribute `lane`, choice).
+    The lists are parallel; token -1: none, finish 0: none. Routes: id -> (stream with an attribute `lane`, choice).
     """
     cdef list taken = []
     cdef Py_ssize_t row = start
@@ -206,10 +206,10 @@ def deliver(dict routes not None, list ids not None, list tokens not None, list 
 
 
 cdef bint passed(tuple route, int32_t token, list taken) except -1:
-    """Whether the row is done with, but for sending the lanes in `taken`."""
+    """Whether the row is finished, except for sending the lanes in `taken`."""
     cdef Lane lane
     cdef Py_ssize_t waiting
-    if route is None or token < 0:  # no client reads the choice any more, or there is no token
+    if route is None or token < 0:  # no client reads the choice, or there is no token
         return True
     lane = route[0].lane
     if lane is None:

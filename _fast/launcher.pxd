@@ -8,14 +8,14 @@ cdef enum:
     MAX_BUFFERS = 8  # records or ring buffers
 
 
-cdef struct Turn:  # the record that is next
-    int32_t next  # as the device counts too; -1: it may count otherwise
-    void* counted  # where the device counts
+cdef struct Turn:  # the next record
+    int32_t next  # same as the device's counter; -1: the device's counter may differ
+    void* counted  # the device's counter
 
 
-cdef struct Home:  # where the tokens of a record's step come home
-    void* tokens  # ring buffer
-    void* event  # the ring buffer holds them
+cdef struct Home:  # host buffer for the tokens of a record's step
+    void* tokens  # the ring buffer
+    void* event  # reached when the ring buffer holds the tokens
     int64_t step  # -1: none was launched
 
 
@@ -26,14 +26,14 @@ cdef class Launcher:
     cdef readonly int32_t max_rows
     cdef readonly double ended_at  # seconds of time.perf_counter when the last wait() returned
     cdef readonly int64_t waited_step  # everything up to this step has run on the device
-    cdef readonly double gap_s  # before the forward of the step waited for last; 0: not measured
+    cdef readonly double gap_s  # idle time before the forward of the step waited for last; 0: not measured
     cdef DeviceCalls calls
     cdef GraphTable graphs
     cdef GapClock gaps
     cdef int32_t num_records
     cdef Turn turn
-    cdef int32_t record  # of the newest step; -1: none was begun
-    cdef void* passed  # event: the compute stream has come so far
+    cdef int32_t record  # record of the newest step; -1: none was begun
+    cdef void* passed  # event that marks a place in the compute stream
     cdef void* records[8]
     cdef Home home[8]  # per record
     cdef int64_t record_step[8]  # the newest step of each record

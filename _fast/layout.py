@@ -1,59 +1,59 @@
-"""Where each number of a step lies, and the kinds of graphs: the one list that Cython, kernels and tests read.
+"""Layout of a step's record and of a slot's row, and kinds of graphs: the one definition for Cython, kernels and tests.
 
-Owner: none, the module has no state. setup.py writes `layout.pxd` from this file: each member is a C constant named
-after the first word of its class and itself (`Header.NUM_ROWS` is HEADER_NUM_ROWS). A kernel names a member as a
-constant (kernels/step_tensors). A new number of a slot is one member of SlotWord: the record carries it, prep
+Owner: none, the module has no state. setup.py writes `layout.pxd` from this file: each member becomes a C constant,
+named after the first word of its class and the member (`Header.NUM_ROWS` is HEADER_NUM_ROWS). A kernel uses a member as
+a constant (kernels/step_tensors). To add a number to slots, add a member of SlotWord: the record contains it, and prep
 writes it.
 
-What the device needs of a step is one int32 record:
+All data of a step for the device are in one int32 record:
 
     header | slot | start | len | computed | flags | token ids | (to a multiple of ALIGNED) tail
     tail:   updates [num_updates][UPDATE_WORDS] | params [num_params][SLOT_WORDS] | positions [1 to AXES][num_tokens]
 
-Of a model with states the record goes on, behind the room of the longest tail:
+For a model with states the record continues after the room for the longest tail:
 
     states [STATE_COLUMNS][max_rows] | (to a multiple of ALIGNED) new runs [num_runs][1 + blocks of a run]
 """
 
 from enum import IntEnum, IntFlag
 
-ALIGNED = 16  # int32 values: a record, its tail and a slot's row begin at multiples of it, as wide loads need it
-AXES = 4  # the most rows of positions that a token has
+ALIGNED = 16  # int32 values: a record, its tail and a slot's row begin at multiples of this, for wide loads
+AXES = 4  # most positions per token
 
 
 class Header(IntEnum):
-    """Places in the head of a record; those without a name are 0."""
+    """Places in the header of a record; places without a name are 0."""
 
     NUM_ROWS = 0
     NUM_TOKENS = 1
     NUM_DECODE_ROWS = 2
     NUM_UPDATES = 3
     STEP_LOW = 4  # the low 31 bits of the step's number
-    STEP_HIGH = 5  # and the others
+    STEP_HIGH = 5  # the other bits
     NUM_SAMPLED = 6
-    NUM_PARAMS = 7  # slots whose words travel with the step
-    POSITIONS_AT = 8  # where positions begin (M-RoPE's, or the last keys that tokens see); 0: there are none
-    USED_LEN = 9  # only so many values of the record count
-    HOME = 10  # the plan's number: which buffer on the host the step's tokens go to
-    NUM_RUNS = 11  # runs of states and tails whose blocks the device does not know yet
+    NUM_PARAMS = 7  # slots whose words are sent with the step
+    POSITIONS_AT = 8  # start of the positions (M-RoPE's, or each token's last visible key); 0: there are none
+    USED_LEN = 9  # number of values of the record that are used
+    HOME = 10  # the plan's number, and the number of the host buffer for the step's tokens
+    NUM_RUNS = 11  # runs of states and tails whose blocks are sent with this record
 
 
 class RowColumn(IntEnum):
-    """Columns of max_rows + 1 values each, behind the header; START alone uses the last value."""
+    """Columns of max_rows + 1 values each, after the header; only START uses the last value."""
 
     SLOT = 0
-    START = 1  # of the row's tokens in the step; behind the last row: the step's token count
+    START = 1  # start of the row's tokens in the step; after the last row: the step's token count
     LEN = 2
     COMPUTED = 3  # tokens of the row that earlier steps compute
     FLAGS = 4
 
 
 class StateColumn(IntEnum):
-    """Columns of max_rows values each, of models with states; runs by id, 0 is none.
+    """Columns of max_rows values each, for models with states; runs are given by id, 0 is none.
 
-    A row's state is that of BASE_RUN behind BASE tokens, and the inputs of later tokens in TAIL_RUN, by position. The
-    step writes the state behind NEW_BASE tokens to WRITE_RUN (0: it writes none), and states behind CHECKPOINT_AT
-    tokens, BASE < CHECKPOINT_AT < NEW_BASE, to CHECKPOINT_RUN: CHECKPOINTS columns of each.
+    A row's state consists of the state after BASE tokens in BASE_RUN and the inputs of later tokens in TAIL_RUN, by
+    position. The step writes the state after NEW_BASE tokens to WRITE_RUN (0: it writes none), and states after
+    CHECKPOINT_AT tokens, BASE < CHECKPOINT_AT < NEW_BASE, to CHECKPOINT_RUN; both have CHECKPOINTS columns.
     """
 
     BASE_RUN = 0
@@ -73,10 +73,10 @@ class RowFlag(IntFlag):
 
 
 class TokenCode(IntEnum):
-    """What stands in a row's run of tokens where no token is."""
+    """Values in a row's run of tokens at places without a token."""
 
     INVALID = -1  # the row's logits are not finite
-    OUTSIDE = -2  # one of the slot's token ids was not a row of the embedding
+    OUTSIDE = -2  # one of the slot's token ids was outside of the embedding
     END = -3  # the run ends before this place; at the first place: the row yields no token
 
 
@@ -90,7 +90,7 @@ class UpdateWord(IntEnum):
 
 
 class SlotWord(IntEnum):
-    """What the device keeps of a slot, int32 or the bits of a float32. The host sends a slot's row once, as a whole."""
+    """The device's data of a slot, int32 or the bits of a float32. The host sends a slot's row once, as a whole."""
 
     SLOT = 0  # the slot's own number
     PROMPT_LEN = 1
@@ -102,37 +102,37 @@ class SlotWord(IntEnum):
     SEED_HIGH = 7
     MIN_P = 8  # float
     RULE_LINE = 9  # 1 + the slot's line of the tables of rules (kernels/sampling/rules); 0: the slot has no rules
-    RULE_KINDS = 10  # bits: which of the tables count
-    NUM_EDITS = 11  # of the line's list
+    RULE_KINDS = 10  # bits: which tables are used
+    NUM_EDITS = 11  # edits in the line's list
     TOP_LOGPROBS = 12  # 1 + how many of the most likely tokens are reported; 0: no log-probabilities
     PRESENCE = 13  # float, as are the next two
     FREQUENCY = 14
     REPETITION = 15
-    # The device's own; 0 when the slot's row arrives.
+    # Written by the device; 0 when the slot's row arrives.
     LAST_TOKEN = 16  # the newest sampled token
-    OUTSIDE = 17  # 1: one of the slot's token ids was not a row of the embedding
-    # The host's again.
+    OUTSIDE = 17  # 1: one of the slot's token ids was outside of the embedding
+    # Written by the host.
     SECOND_START = 18  # where the second text of a pair begins among the slot's tokens; 0: there is one text
     POOL_START = 19  # the first of the slot's tokens that counts in its pooled row
     ADAPTER = 20  # the number of the adapter with which the slot's tokens are computed; 0: none
 
 
 class GraphKind(IntEnum):
-    """What a recorded graph runs; Launcher holds graphs by kind, variant and size."""
+    """Contents of a recorded graph; Launcher holds graphs by kind, variant and size."""
 
-    DECODE = 0  # the forward of rows with one token each; its size counts tokens, as does MIXED's
+    DECODE = 0  # the forward of rows with one token each; the size counts tokens, as for MIXED
     MIXED = 1  # the forward of any rows
-    SAMPLE = 2  # the choice of tokens; its size counts sampled rows
-    STEP = 3  # prep, DECODE and SAMPLE of rows that all sample
-    PREP = 4  # record to inputs; of size 1
+    SAMPLE = 2  # the choice of tokens; the size counts sampled rows
+    STEP = 3  # prep, DECODE and SAMPLE, if all rows sample
+    PREP = 4  # record to inputs; size 1
 
 
 def padded(count: int) -> int:
-    """The next multiple of ALIGNED."""
+    """Round up to a multiple of ALIGNED."""
     return -(-count // ALIGNED) * ALIGNED
 
 
-CHECKPOINTS = 4  # states that a row's step writes in passing, at most
+CHECKPOINTS = 4  # most intermediate states that a step writes for a row
 STATE_COLUMNS = StateColumn.CHECKPOINT_AT + CHECKPOINTS
 HEADER_LEN = padded(len(Header))
 UPDATE_WORDS = len(UpdateWord)
@@ -140,22 +140,22 @@ SLOT_WORDS = padded(len(SlotWord))  # int32 values of a slot's row
 
 
 def column_at(column: RowColumn, max_rows: int) -> int:
-    """Where a column of a record begins."""
+    """Return the start of a column in a record."""
     return HEADER_LEN + column * (max_rows + 1)
 
 
 def tokens_at(max_rows: int) -> int:
-    """Where the token ids of a record begin."""
+    """Return the start of the token ids in a record."""
     return HEADER_LEN + len(RowColumn) * (max_rows + 1)
 
 
 def tail_at(max_rows: int, max_tokens: int) -> int:
-    """Where the updates of a record begin."""
+    """Return the start of the updates in a record."""
     return padded(tokens_at(max_rows) + max_tokens)
 
 
 def record_len(max_rows: int, max_tokens: int, max_updates: int, run_width: int = 0) -> int:
-    """How many int32 values the record of a plan of these sizes takes; `run_width`: blocks of the longest run."""
+    """Return the int32 length of the record of a plan of these sizes; run_width: blocks of the longest run."""
     if run_width:
         return runs_at(max_rows, max_tokens, max_updates) + padded(new_runs(max_rows) * (1 + run_width))
     tail = UPDATE_WORDS * max_updates + SLOT_WORDS * max_rows + AXES * max_tokens
@@ -163,22 +163,22 @@ def record_len(max_rows: int, max_tokens: int, max_updates: int, run_width: int 
 
 
 def states_at(max_rows: int, max_tokens: int, max_updates: int) -> int:
-    """Where the columns of states begin."""
+    """Return the start of the columns of states."""
     return record_len(max_rows, max_tokens, max_updates)
 
 
 def runs_at(max_rows: int, max_tokens: int, max_updates: int) -> int:
-    """Where the new runs begin."""
+    """Return the start of the new runs."""
     return states_at(max_rows, max_tokens, max_updates) + padded(STATE_COLUMNS * max_rows)
 
 
 def new_runs(max_rows: int) -> int:
-    """New runs that a step takes at most: a state and a tail of each row, and some checkpoints."""
+    """Return the most new runs of a step: a state and a tail for each row, and some checkpoints."""
     return 2 * max_rows + 8
 
 
 def declarations() -> str:
-    """The text of layout.pxd."""
+    """Return the text of layout.pxd."""
     lines = ["# Written by setup.py from layout.py, which says what these are.", ""]
     for kind in (Header, RowColumn, StateColumn, RowFlag, TokenCode, UpdateWord, SlotWord, GraphKind):
         first = "".join(letter if letter.islower() or not k else " " for k, letter in enumerate(kind.__name__))

@@ -1,11 +1,11 @@
-"""BlockNames: what the entries of a slot's block tables are called in the prefix index.
+"""BlockNames: names of block-table entries in the prefix index.
 
-Owner: the device thread, through BlockTables alone. In: a slot's keys and root. Out: chain hashes, names, the blocks
-that have them. A name is a hash, a depth, a group, and a link that says where the entry hangs:
+Owner: the device thread, only through BlockTables. In: a slot's keys and root. Out: chain hashes, names, and the blocks
+with these names. A name is a hash, a depth, a group, and a link to the entry before it or above it:
 
     primary group    root <- block 0 <- block 1 <- block 2         the link is the serial number of the parent's name
-    other groups             block 0    block 1    block 2         ... of the primary's block at the same entry
-    no primary       root <- hash 0  <- hash 1  <- hash 2          no block is held to the end: hashes stand for them
+    other groups             block 0    block 1    block 2         ... of the primary's name at the same entry
+    no primary       root <- hash 0  <- hash 1  <- hash 2          no block is held to the end: the link is a hash
 """
 
 from array import array
@@ -18,7 +18,7 @@ from _fast.types cimport uint64_t
 
 @cython.final
 cdef class BlockNames:
-    """Names of one scheduler's blocks; `primary` is the group whose chain vouches for the others, -1: there is none."""
+    """Names of one scheduler's blocks; `primary`: the group whose chain proves the prefix for others, or -1."""
 
     def __init__(self, PrefixIndex index not None, SeqTable seqs not None, int32_t block_size, int32_t primary):
         self.index = index
@@ -28,7 +28,7 @@ cdef class BlockNames:
         self.keys = array("q", bytes(16 * block_size))
 
     cdef int hash(self, slot_t slot, int32_t count) noexcept nogil:
-        """Make sure the chain hashes of the slot's first `count` entries are known; -1: no memory."""
+        """Make sure that the chain hashes of the slot's first `count` entries are computed; -1: no memory."""
         cdef int32_t j = self.seqs.num_hashed[slot]
         cdef int32_t room = self.seqs.hash_room[slot]
         cdef uint64_t root[2]
@@ -54,7 +54,7 @@ cdef class BlockNames:
         return 0
 
     cdef block_t find(self, slot_t slot, int32_t group, int32_t j, block_t above) noexcept nogil:
-        """The block that has the name of entry j, or 0; `above` as in name_entry()."""
+        """Return the block with the name of entry j, or 0; above: as in name_entry()."""
         cdef Name name
         cdef int32_t num_words = self.seqs.gather(slot, j * self.block_size, self.block_size, &self.keys[0])
         name_entry(self, slot, group, j, above, &name)

@@ -1,7 +1,7 @@
-"""SlotParams: the words of each slot (layout.SlotWord) as the host stages them, and which slots the device has.
+"""SlotParams: the words of each slot (layout.SlotWord) that the host stages, and a flag whether the device has them.
 
-Owner: the device thread. In: an admitted request's words. Out: a row appended to a plan's record, right behind its
-block-table updates, the first time a step names the slot; never again until something new is staged.
+Owner: the device thread. In: an admitted request's words. Out: a row in a plan's record, directly after the block-table
+updates, when a step names the slot for the first time; not again until new words are staged.
 
     admission: stage(slot, words)    each step: schedule(plan), pack(plan), launch    slot freed: forget(slot)
 """
@@ -16,7 +16,7 @@ from _fast.layout cimport HEADER_NUM_PARAMS, HEADER_USED_LEN, SLOT_SLOT, SLOT_WO
 
 @cython.final
 cdef class SlotParams:
-    """A row of words per slot and whether the device has it."""
+    """A row of words per slot, and whether the device has it."""
 
     def __init__(self, int32_t max_slots):
         if max_slots < 1:
@@ -27,7 +27,7 @@ cdef class SlotParams:
         self.num_unsent = 0
 
     def stage(self, int32_t slot, const int32_t[::1] words not None):
-        """The slot's words from its next step on."""
+        """Set the slot's words from its next step on."""
         self._check_slot(slot)
         if words.shape[0] != SLOT_WORDS or words[SLOT_SLOT] != slot:
             raise ValueError(
@@ -38,13 +38,13 @@ cdef class SlotParams:
         self.unsent[slot] = 1
 
     def forget(self, int32_t slot):
-        """The slot is free: words that were staged and not sent are dropped."""
+        """Drop a free slot's words that were staged but not sent."""
         self._check_slot(slot)
         self.num_unsent -= self.unsent[slot]
         self.unsent[slot] = 0
 
     def pack(self, StepPlan plan not None):
-        """Append the words of the plan's slots that the device has not seen; returns how many slots that were."""
+        """Append the words of the plan's slots that the device does not have; return the number of these slots."""
         if plan.record[HEADER_USED_LEN] != plan.tail_at + UPDATE_WORDS * plan.num_updates:
             raise ValueError("the plan is empty, packed already, or has its positions: pack() follows schedule()")
         self.append(plan)

@@ -2,7 +2,7 @@ from _fast.seqs cimport SeqTable
 from _fast.types cimport block_t, int32_t, int64_t, slot_t, token_t, uint8_t
 
 
-cdef struct Lines:  # where some of the arrays lie: side by side, as the views have a line of memory each
+cdef struct Lines:  # addresses of some arrays, close together, because each view has its own cache line
     int32_t* slot
     int32_t* start
     int32_t* len
@@ -15,7 +15,7 @@ cdef struct Lines:  # where some of the arrays lie: side by side, as the views h
     int64_t* out_request
     uint8_t* epoch
     int32_t* record
-    int32_t* states  # [STATE_COLUMNS, max_rows]; NULL: the model has no states, as for the next
+    int32_t* states  # [STATE_COLUMNS, max_rows]; NULL: the model has no states (same for runs)
     int32_t* runs  # [new_runs(max_rows), 1 + run_width]
     int32_t run_width
 
@@ -24,20 +24,20 @@ cdef class StepPlan:
     cdef readonly int32_t max_rows
     cdef readonly int32_t max_tokens
     cdef readonly int32_t max_updates
-    cdef readonly int32_t width  # tokens that a row may bring home, and so how far apart rows lie in out_token
-    cdef readonly int32_t number  # its place among the plans, and where its tokens go home to
+    cdef readonly int32_t width  # most tokens per row and step, and the distance of rows in out_token
+    cdef readonly int32_t number  # its place among the plans, and the number of the host buffer for its tokens
     cdef readonly int32_t num_rows
     cdef readonly int32_t num_tokens
     cdef readonly int32_t num_decode_rows
     cdef readonly int32_t num_updates
     cdef readonly int32_t num_sampled  # rows that yield a token
-    cdef readonly int32_t num_params  # slots whose sampling words travel with this step
-    cdef readonly int32_t tail_at  # where the updates begin in the record
+    cdef readonly int32_t num_params  # slots whose words are sent with this step
+    cdef readonly int32_t tail_at  # start of the updates in the record
     cdef readonly int32_t num_encodes
     cdef readonly int32_t num_media
     cdef readonly int64_t step_id  # -1: nothing scheduled
     cdef int32_t num_prompt_rows  # rows that compute tokens of their prompts
-    cdef int32_t num_odd  # settled rows that have no token, or end
+    cdef int32_t num_odd  # settled rows without a token, or that end
     cdef Lines lines
     cdef readonly int32_t[::1] record
     cdef readonly int32_t[::1] row_slot

@@ -1,15 +1,15 @@
-"""StepPlan: the arrays of one step, as the scheduler writes them and the device reads them.
+"""StepPlan: the arrays of one step, written by the scheduler and read by the device.
 
 Owner: the device thread. In: schedule() fills rows, tokens and block-table changes; commit() fills the out_* arrays.
-Out: views at full capacity; readers slice them to the counts. What the device needs lies in one int32 record, which
-the engine may place in pinned memory, where the device reads it:
+Out: views at full capacity; readers slice them to the counts. The device's data are in one int32 record, which the
+engine may place in pinned memory, where the device reads it:
 
     header | row_slot | row_start | row_len | row_computed | row_flags | token_ids | updates, params, positions | states
 
-laid out as layout.py says. Only the first used_len values count. Encodes, media runs and results stay on the host, in
-memory of the plan. A plan is rewritten by the next schedule() that is given it; the engine must not do that before the
-device has read its record and its step is committed. What is appended behind the params keeps POSITIONS_AT and USED_LEN
-of the header true.
+layout.py defines the layout. Only the first used_len values are valid. Encodes, media runs and results stay on the
+host, in memory of the plan. The next schedule() with the plan rewrites it; the engine must not call that before the
+device has read the record and the step is committed. Code that appends after the params updates POSITIONS_AT and
+USED_LEN of the header.
 """
 
 from array import array
@@ -27,16 +27,16 @@ from _fast.layout cimport (
 from _fast.seqs cimport Span
 
 
-MAX_WIDTH = 127  # two steps in flight promise a row at most twice as many tokens, and these are counted in a byte
+MAX_WIDTH = 127  # two steps in flight may yield twice as many tokens per row, and a byte counts them
 
 
 @cython.final
 cdef class StepPlan:
-    """One step in integers. `num_*` properties say how much of each array counts; `number` is its place among plans."""
+    """One step in integers. `num_*` are the used lengths of the arrays; `number` is the plan's place among plans."""
 
     def __init__(self, int32_t max_rows, int32_t max_tokens, int32_t max_updates, buffer=None, int32_t number=0,
                  int32_t width=1, int32_t run_width=0):
-        """`run_width`: blocks of the longest run of a model with states."""
+        """run_width: blocks of the longest run, for a model with states."""
         if not 1 <= width <= MAX_WIDTH:
             raise ValueError(f"width={width}: a row brings home at least 1 token, and at most {MAX_WIDTH}")
         if max_rows < 1 or max_tokens < max_rows or max_updates < 1:
@@ -65,10 +65,10 @@ cdef class StepPlan:
         at = tokens_at(max_rows)
         self.token_ids = record[at:at + max_tokens]
         at = self.tail_at = tail_at(max_rows, max_tokens)
-        # Rows over the head of the tail; params and positions follow the last one that is used.
+        # Updates are at the start of the tail; params and positions follow the last used update.
         updates = memoryview(record[at:at + UPDATE_WORDS * max_updates])
         self.updates = updates.cast("B").cast("i", (max_updates, UPDATE_WORDS))
-        # Each encode but for one piece, and each media run, covers at least one token of the step.
+        # Each encode (except one piece) and each media run covers at least one token of the step.
         self.encode_slot = array("i", bytes(4 * (max_tokens + 1)))
         self.encode_item = array("i", bytes(4 * (max_tokens + 1)))
         self.encode_entry = array("i", bytes(4 * (max_tokens + 1)))
@@ -76,7 +76,7 @@ cdef class StepPlan:
         self.media_length = array("i", bytes(4 * max_tokens))
         self.media_entry = array("i", bytes(4 * max_tokens))
         self.media_row = array("i", bytes(4 * max_tokens))
-        # Side by side, widest first: requests, tokens, finishes, epochs and counts.
+        # In one buffer, widest type first: requests, tokens, finishes, epochs and counts.
         results = memoryview(array("q", bytes(8 * (2 + width) * max_rows))).cast("B")
         self.out_request = results[:8 * max_rows].cast("q")
         self.out_token = results[8 * max_rows:][:4 * width * max_rows].cast("i")
@@ -98,7 +98,7 @@ cdef class StepPlan:
 
     @property
     def used_len(self):
-        """How much of the record the device needs; 0: nothing is scheduled."""
+        """Number of the record's values that the device needs; 0: nothing is scheduled."""
         return self.record[HEADER_USED_LEN]
 
     @property
@@ -108,7 +108,7 @@ cdef class StepPlan:
 
     @property
     def states(self):
-        """[STATE_COLUMNS, max_rows], a copy of the columns of states (layout.StateColumn); empty without states."""
+        """Copy of the columns of states [STATE_COLUMNS, max_rows] (layout.StateColumn); empty without states."""
         cdef int32_t k
         cdef int32_t row
         cdef list columns = []
@@ -122,7 +122,7 @@ cdef class StepPlan:
 
     @property
     def new_runs(self):
-        """{run id: blocks} that the device learns with this step, zeros behind the run's last block."""
+        """{run id: blocks} that are sent to the device with this step; zeros follow the run's last block."""
         cdef int32_t width = self.lines.run_width
         cdef int32_t k
         cdef int32_t i
@@ -135,7 +135,7 @@ cdef class StepPlan:
         return found
 
     cdef check_room(self, int32_t rows, int32_t tokens, int32_t updates):
-        """ValueError unless a step of these sizes fits."""
+        """Raise ValueError unless a step of these sizes fits."""
         if self.max_rows < rows or self.max_tokens < tokens or self.max_updates < updates:
             raise ValueError(
                 f"the plan holds {self.max_rows} rows, {self.max_tokens} tokens, {self.max_updates} updates: this "
@@ -143,7 +143,7 @@ cdef class StepPlan:
             )
 
     cdef void clear(self) noexcept nogil:
-        """An empty plan; what rows were in it is not forgotten before there are others."""
+        """Make the plan empty; data of its rows stay until new rows overwrite them."""
         if self.num_odd:
             memset(self.lines.out_finish, 0, <size_t>self.max_rows * sizeof(int32_t))
         self.num_odd = 0
@@ -160,20 +160,20 @@ cdef class StepPlan:
         memset(self.lines.record, 0, HEADER_LEN * sizeof(int32_t))
 
     cdef bint is_cut(self, int32_t row, const token_t* run) noexcept nogil:
-        """Whether a settled row took less than its run."""
+        """Whether a settled row took fewer tokens than its run has."""
         cdef int32_t count = self.lines.out_count[row]
         return count < self.width and run[count] >= 0
 
     cdef void clear_run(self, int32_t row) noexcept nogil:
-        """The row has no token, so far."""
+        """Mark the row as having no token yet."""
         self.lines.out_token[row * self.width] = -1
         self.lines.out_count[row] = 0
 
     cdef int32_t row(self, SeqTable seqs, slot_t slot, int32_t count) noexcept nogil:
-        """Append a row: the slot's next `count` tokens. Returns its flags; only the span cursor of the slot moves.
+        """Append a row with the slot's next `count` tokens; return its flags. The slot's span cursor moves.
 
-        A row with ROW_FEED begins at the newest token of the step before, wherever that is: its number of computed
-        tokens is the least.
+        A row with ROW_FEED begins at the newest token of the previous step, wherever this token is: the row's number of
+        computed tokens is only a minimum.
         """
         cdef int32_t row = self.num_rows
         cdef int32_t at = self.num_tokens
@@ -204,7 +204,7 @@ cdef class StepPlan:
         return flags
 
     cdef void _media_runs(self, SeqTable seqs, slot_t slot, int32_t start, int32_t count) noexcept nogil:
-        """Which of the row's tokens take which rows of which entry; the slot's cursor moves past finished spans."""
+        """Write which of the row's tokens take which rows of entries; move the slot's cursor past finished spans."""
         cdef int32_t k = seqs.span_at[slot]
         cdef int32_t low
         cdef int32_t high
@@ -221,7 +221,7 @@ cdef class StepPlan:
         seqs.span_at[slot] = k
 
     cdef void update(self, slot_t slot, int32_t group, int32_t index, block_t block) noexcept nogil:
-        """Entry `index` of the slot's block table in `group` is now `block`."""
+        """Append the change: entry `index` of the slot's block table in `group` becomes `block`."""
         cdef int32_t at = self.num_updates
         self.updates[at, UPDATE_SLOT] = slot
         self.updates[at, UPDATE_INDEX] = index
@@ -230,9 +230,9 @@ cdef class StepPlan:
         self.num_updates = at + 1
 
     cdef void encode(self, slot_t slot, int32_t item, int32_t entry) noexcept nogil:
-        """The tower of `entry` runs before this step's forward; span `item` of the slot's media names it.
+        """Plan to run the tower of `entry` before this step's forward; span `item` of the slot's media names it.
 
-        slot -1: a piece of that tower runs, which does `item` of its work.
+        slot -1: only a piece of the tower runs, with `item` units of its work.
         """
         cdef int32_t at = self.num_encodes
         self.encode_slot[at] = slot
@@ -241,7 +241,7 @@ cdef class StepPlan:
         self.num_encodes = at + 1
 
     cdef void media(self, int32_t start, int32_t length, int32_t entry, int32_t row) noexcept nogil:
-        """Tokens start .. start + length - 1 of the step take the entry's rows from `row` on."""
+        """Append a media run: tokens start .. start + length - 1 of the step take the entry's rows from `row` on."""
         cdef int32_t at = self.num_media
         self.media_start[at] = start
         self.media_length[at] = length
@@ -250,7 +250,7 @@ cdef class StepPlan:
         self.num_media = at + 1
 
     cdef void seal(self, int64_t step_id) noexcept nogil:
-        """Write the header: the plan is complete."""
+        """Complete the plan: write the header."""
         cdef int32_t* header = self.lines.record
         self.step_id = step_id
         header[HEADER_NUM_ROWS] = self.num_rows

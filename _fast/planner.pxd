@@ -23,8 +23,8 @@ cdef class Planner:
     cdef int64_t next_step  # the step_id of the next plan that has rows
     cdef int64_t prefix_queries  # tokens looked up in the prefix index, since start
     cdef int64_t prefix_hits  # tokens found there, since start
-    cdef int32_t updates_left  # block-table changes that the plan still takes
-    cdef bint preempted  # a row gave up its blocks for this plan
+    cdef int32_t updates_left  # block-table changes for which the plan still has room
+    cdef bint preempted  # a row was preempted for this plan
 
     cdef void plan(self, StepPlan plan) noexcept nogil
     cdef bint _is_decoding(self) noexcept nogil

@@ -1,13 +1,13 @@
-"""Planner: writes the next step's plan: which rows go on or start, with how many tokens, in which blocks.
+"""Planner: writes the next step's plan: the rows that continue or start, their numbers of tokens, and their blocks.
 
-Owner: the device thread, through Scheduler and SteadyLoop. In: what the tables say between two steps. Out: a StepPlan,
-and the tables as they are once that step is launched. A plan is made in this order:
+Owner: the device thread, through Scheduler and SteadyLoop. In: the tables between two steps. Out: a StepPlan, and the
+tables in their state after the launch of this step. A plan is made in this order:
 
-    1. running rows, best (priority, arrival) first: shares of the step's tokens, then blocks for these
-    2. waiting requests, in their order, from what is left of tokens, blocks and block-table changes
-    3. longer chunks for running prompts, from idle blocks alone
+    1. running rows, best (priority, arrival) first: shares of the step's tokens, then blocks for these tokens
+    2. waiting requests, in their order, with the remaining tokens, blocks and block-table changes
+    3. longer chunks for running prompts, only from idle blocks
 
-When blocks run out, the last running row starts over (its KV is recomputed), so the first one always progresses.
+When blocks run out, the last running row starts over (its KV is recomputed), so the first row always progresses.
 """
 
 cimport cython
@@ -36,7 +36,7 @@ cdef class Planner:
         self.next_step = first_step
 
     cdef void plan(self, StepPlan plan) noexcept nogil:
-        """Fill the plan with the next step. Without rows it has no number: there is nothing to launch."""
+        """Fill the plan with the next step. A plan without rows has no step number, and nothing is launched."""
         cdef bint crowded
         plan.clear()
         while plan.num_rows == 0:
@@ -51,7 +51,7 @@ cdef class Planner:
             self._emit(plan)
             if plan.num_rows or self.running.size == 0 or self.next_step != self.settler.settled_step + 1:
                 break
-            # Nothing can move and nothing is in flight: rows hold each other's encoder room. The last starts over.
+            # No row can proceed and nothing is in flight: rows block each other's encoder room. The last starts over.
             self._preempt(self.running.slots[self.running.size - 1])
         if plan.num_rows:
             self.encoder.start_wanted(plan, self.next_step)
@@ -59,7 +59,7 @@ cdef class Planner:
             self.next_step += 1
 
     cdef bint _is_decoding(self) noexcept nogil:
-        """Whether a running row lacks one token: it decodes."""
+        """Whether a running row decodes, that is, has one token left to compute."""
         cdef int32_t i
         for i in range(self.running.size):
             if self.seqs.left(self.running.slots[i]) == 1:
@@ -67,7 +67,7 @@ cdef class Planner:
         return False
 
     cdef void _continue(self, StepPlan plan) noexcept nogil:
-        """Find blocks for the tokens that running rows get. A row that finds none, or no room in the plan, gets 0."""
+        """Find blocks for the tokens of running rows. A row without blocks, or room in the plan, gets 0 tokens."""
         cdef int32_t i = 0
         cdef int32_t count
         cdef int32_t changed
@@ -97,7 +97,7 @@ cdef class Planner:
                 self.encoder.claim(self.seqs, slot, self.seqs.computed[slot], count, plan, self.next_step)
 
     cdef bint _provide(self, slot_t slot, int32_t count, int32_t width) noexcept nogil:
-        """Blocks for the row's next tokens, from the last running rows if need be. False: the row gets none now."""
+        """Provide blocks for the row's next tokens, by preempting the last running rows if needed. False: none now."""
         cdef int32_t end = self.seqs.computed[slot] + count
         cdef int32_t reach = self.seqs.reach(slot, end, width)
         cdef int32_t missing
@@ -115,31 +115,31 @@ cdef class Planner:
         return self.tables.grow(slot, end, reach) == 0
 
     cdef void _preempt(self, slot_t slot) noexcept nogil:
-        """A running row gives up its blocks and waits again."""
+        """Preempt a running row: it gives up its blocks and waits again."""
         self.settler.preempt(slot)
         self.preempted = True
 
     cdef void _admit(self, StepPlan plan) noexcept nogil:
-        """Start waiting requests in their order; the first that neither fits nor stands aside holds up the others."""
+        """Start waiting requests in order, until one neither fits nor can be set aside; this one blocks the rest."""
         cdef slot_t slot
         self.queue.drop_expired()
         while self.running.size < self.max_rows and self.shares.tokens_left > 0:
             slot = self.queue.first()
-            # A preempted row waits for its samples in flight: they are part of what it must compute.
+            # A preempted row waits for its samples in flight, because it must compute these tokens, too.
             if slot < 0 or self.seqs.in_flight[slot] or not (self._start(slot, plan) or self.queue.set_aside(slot)):
                 break
         self.queue.take_back()
 
     cdef bint _start(self, slot_t slot, StepPlan plan) noexcept nogil:
-        """Whether a waiting request finds tokens, blocks and room in the plan; then it runs."""
+        """Start a waiting request if there are tokens, blocks and room in the plan; return whether it started."""
         cdef int32_t known = self.seqs.num_tokens[slot]
         cdef int32_t hit = self.tables.match(slot)
         cdef int32_t start = hit * self.tables.block_size
         cdef int32_t count = self.shares.fitting(slot, start, known - start, 0)
         cdef int32_t idle = self.tables.pool.num_idle() - self.tables.num_revived
-        # All that is known must fit, with a reserve for rows that decode: a row let in too early preempts others.
+        # All known tokens must fit, with a reserve for decoding rows: a row that starts too early would preempt others.
         cdef int32_t reserve = min(self.running.size, self.tables.pool.total >> 4) * self.tables.num_groups
-        if self.stateful:  # a row that folds holds two states for a while
+        if self.stateful:  # a row that folds holds two states temporarily
             reserve += self.running.size * self.tables.pool.sizes[1]
         if self.tables.demand(hit, self.seqs.reach(slot, known, plan.width)) + reserve > idle:
             return False
@@ -159,7 +159,7 @@ cdef class Planner:
         return True
 
     cdef void _enter(self, slot_t slot, int32_t hit, int32_t count, StepPlan plan) noexcept nogil:
-        """A request that has its blocks runs, with `count` tokens behind the `hit` blocks that it found."""
+        """Start a request that has its blocks, with `count` tokens after the `hit` blocks that it found."""
         cdef int32_t known = self.seqs.num_tokens[slot]
         cdef int32_t start = hit * self.tables.block_size
         self.queue.serve(slot)
@@ -198,7 +198,7 @@ cdef class Planner:
             self.tables.states.cache.send(plan)
 
     cdef void _row(self, slot_t slot, int32_t count, StepPlan plan) noexcept nogil:
-        """Write a row, and note that its tokens are computed and its sample is on its way once this is launched."""
+        """Write a row, and record its tokens as computed and its sample as pending, as they are after the launch."""
         if self.stateful:
             self.tables.states.plan_row(slot, plan.num_rows, count, self._idle_after(), plan)
         if plan.row(self.seqs, slot, count) & ROW_SAMPLE:
@@ -209,7 +209,7 @@ cdef class Planner:
             self.tables.send(slot, plan)
 
     cdef int32_t _idle_after(self) noexcept nogil:
-        """Blocks that checkpoints leave idle: for a fold of each running row, and for the next chunk of one of them."""
+        """Return the blocks that checkpoints must leave idle: a fold of each running row, and one next chunk."""
         return (
             self.running.size * self.tables.pool.sizes[1]
             + (self.tables.blocks_for(self.shares.max_chunk) + 1) * self.tables.num_groups

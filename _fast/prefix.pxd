@@ -1,7 +1,7 @@
 from _fast.types cimport block_t, int32_t, int64_t, uint64_t
 
 
-cdef struct Name:  # what makes two blocks equal: where they hang, how deep, in which group, under which hash
+cdef struct Name:  # identity of a block: link, depth, group and hash
     uint64_t hash_lo
     uint64_t hash_hi
     uint64_t link_lo
@@ -10,7 +10,7 @@ cdef struct Name:  # what makes two blocks equal: where they hang, how deep, in 
     int32_t group
 
 
-cdef struct Entry:  # of a block; one line of memory, for it is mostly met long after it was last used
+cdef struct Entry:  # entry of a block; one cache line, because it is usually read long after its last use
     Name name
     int64_t serial
     int64_t num_words
@@ -29,7 +29,7 @@ cdef class PrefixIndex:
     cdef Entry* entries
     cdef int32_t num_blocks
     cdef int64_t* keys  # [num_blocks, block_size]: the first word of each position's key
-    cdef int64_t* seconds  # [num_blocks, block_size]: the second words; untouched memory where a block has none
+    cdef int64_t* seconds  # [num_blocks, block_size]: the second words; memory stays untouched for blocks without
     cdef int32_t[::1] table
 
     cdef void chain(self, const uint64_t* parent, const int64_t* keys, int32_t num_words, uint64_t* out) noexcept nogil

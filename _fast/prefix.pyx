@@ -1,12 +1,12 @@
-"""PrefixIndex: chained block hash -> block, so that equal beginnings are computed once.
+"""PrefixIndex: maps chained block hashes to blocks, so that equal prefixes are computed once.
 
-Owner: the device thread. In: a block's int64 keys, the hash of the chain above it and a link that says where it hangs.
-Out: the block that holds exactly these keys there, or 0. The keys are a word per position, its token id; a block with
-media has second words behind them, since a medium is named by 128 bits: block_size or 2 * block_size words in all.
-The hash is SipHash-2-4 with 128 bits under a key drawn at start-up, over the length-prefixed parent hash and keys;
-it only says where to look. A hit also needs equal keys, depth, group and link. The link names the parent entry by
-a serial number that is never reused (or the 16 root bytes at depth 0), so by induction the whole chain is equal and
-colliding hashes cost time, never a wrong block. Where no group is full, the parent's whole hash is the link.
+Owner: the device thread. In: a block's int64 keys, the hash of its parent chain, and a link that identifies the parent.
+Out: the block with exactly these keys at this place, or 0. The keys are one word per position, its token id. A block
+with media has second words after them, because 128 bits identify a medium: block_size or 2 * block_size words in total.
+The hash is SipHash-2-4 with 128 bits, under a random key drawn at start-up, over the length-prefixed parent hash and
+keys; it only determines where to look. A hit also requires equal keys, depth, group and link. The link is the parent
+entry's serial number, which is never reused (at depth 0: the 16 root bytes). So by induction the whole chain is equal,
+and hash collisions cost time but never yield a wrong block. If no group is full, the link is the parent's whole hash.
 
 Table: open addressing, linear probing, at most half full; removal shifts later entries back, so there are no
 tombstones.
@@ -44,7 +44,7 @@ cdef inline void _rounds(uint64_t* v, int count) noexcept nogil:
 @cython.overflowcheck(False)
 cdef void siphash128(uint64_t key_lo, uint64_t key_hi, const uint64_t* head, int num_head, const uint64_t* tail,
                      int num_tail, uint64_t* out) noexcept nogil:
-    """SipHash-2-4-128 of whole 64-bit words (head, then tail); little endian, as the paper's reference code."""
+    """SipHash-2-4-128 of whole 64-bit words (head, then tail); little endian, like the paper's reference code."""
     cdef uint64_t v[4]
     cdef int i
     v[0] = key_lo ^ <uint64_t>0x736F6D6570736575
@@ -59,7 +59,7 @@ cdef void siphash128(uint64_t key_lo, uint64_t key_hi, const uint64_t* head, int
         v[3] ^= tail[i]
         _rounds(v, 2)
         v[0] ^= tail[i]
-    # The last word holds the length in bytes modulo 256 in its top byte; there are no bytes left over.
+    # The top byte of the last word is the length in bytes modulo 256; there are no remaining bytes.
     cdef uint64_t last = <uint64_t>((8 * (num_head + num_tail)) & 0xFF) << 56
     v[3] ^= last
     _rounds(v, 2)
@@ -74,14 +74,14 @@ cdef void siphash128(uint64_t key_lo, uint64_t key_hi, const uint64_t* head, int
 
 @cython.final
 cdef class PrefixIndex:
-    """A name for each block that holds a full, committed run of keys; at most one block per name."""
+    """Names of blocks that hold block_size committed keys; at most one block per name."""
 
     def __cinit__(self, int32_t num_blocks, int32_t block_size, bytes hash_key, int hash_bits=128):
         cdef size_t count = max(num_blocks, 1)
         cdef size_t key_bytes = count * max(block_size, 1) * sizeof(int64_t)
         self.entries = NULL
         self.keys = NULL
-        # Pages that calloc maps cost nothing until they are written: without media there are no second words.
+        # calloc's pages cost nothing until they are written, so second words are free without media.
         self.seconds = <int64_t*>calloc(count, key_bytes // count)
         if (
             not self.seconds
@@ -119,7 +119,7 @@ cdef class PrefixIndex:
         self.table = array("i", bytes(4 * size))
 
     cdef void chain(self, const uint64_t* parent, const int64_t* keys, int32_t num_words, uint64_t* out) noexcept nogil:
-        """Hash of a block's keys below its parent's hash. Both parts carry their length: none imitates another."""
+        """Hash a block's keys with the parent's hash. Both parts include their length, so inputs cannot be confused."""
         cdef uint64_t head[4]
         head[0] = 16
         head[1] = parent[0]
@@ -134,7 +134,7 @@ cdef class PrefixIndex:
         return <int32_t>((mixed ^ (mixed >> 32)) & <uint64_t>self.mask)
 
     cdef block_t find(self, const Name* name, const int64_t* keys, int32_t num_words) noexcept nogil:
-        """The block with this name and these keys, or 0."""
+        """Return the block with this name and these keys, or 0."""
         cdef const Name* own
         cdef int32_t at = self._home(name)
         cdef block_t block = self.table[at]
@@ -163,7 +163,7 @@ cdef class PrefixIndex:
         )
 
     cdef void insert(self, block_t block, const Name* name, const int64_t* keys, int32_t num_words) noexcept nogil:
-        """Name a block that has no name yet; `find` has just said that the name is not taken."""
+        """Name an unnamed block; the caller has checked with `find` that the name is free."""
         cdef int32_t at = self._home(name)
         cdef size_t size = 8 * <size_t>self.block_size
         while self.table[at]:
@@ -179,7 +179,7 @@ cdef class PrefixIndex:
         self.num_entries += 1
 
     cdef void remove(self, block_t block) noexcept nogil:
-        """Forget a named block, then close the gap: an entry moves back unless its home lies behind the gap."""
+        """Remove a named block, then close the gap: an entry moves back unless its home is after the gap."""
         cdef int32_t gap = self._home(&self.entries[block].name)
         cdef int32_t at
         cdef int32_t home
@@ -200,16 +200,16 @@ cdef class PrefixIndex:
         self.num_entries -= 1
 
     cdef void clear(self) noexcept nogil:
-        """Forget everything; serial numbers go on, so links of former entries match nothing."""
+        """Remove all entries; serial numbers continue, so links to former entries match nothing."""
         cdef int32_t i
         for i in range(self.mask + 1):
             self.table[i] = 0
         self.num_entries = 0
 
-    # What tests see: one move each, with checked arguments. Links: root bytes, or a serial number as 16 bytes.
+    # For tests: single operations with checked arguments. Links: root bytes, or a serial number as 16 bytes.
 
     def digest(self, bytes parent, keys):
-        """16-byte chain hash of one block of keys below `parent`."""
+        """Return the 16-byte chain hash of one block of keys with the given parent hash."""
         cdef int64_t[::1] view = self._check(keys)
         cdef uint64_t above[2]
         cdef uint64_t out[2]
@@ -219,14 +219,14 @@ cdef class PrefixIndex:
         return int(out[0]).to_bytes(8, "little") + int(out[1]).to_bytes(8, "little")
 
     def lookup(self, bytes digest, bytes link, int32_t depth, int32_t group, keys):
-        """The block of that name, or 0."""
+        """Return the block with this name, or 0."""
         cdef int64_t[::1] view = self._check(keys)
         cdef Name name
         self._name(&name, digest, link, depth, group)
         return self.find(&name, &view[0], <int32_t>view.shape[0])
 
     def add(self, int32_t block, bytes digest, bytes link, int32_t depth, int32_t group, keys):
-        """Name a block; returns its serial number as the link of its children (16 bytes)."""
+        """Name a block; return its serial number, the link of its children (16 bytes)."""
         cdef int64_t[::1] view = self._check(keys)
         cdef Name name
         self._name(&name, digest, link, depth, group)
@@ -238,7 +238,7 @@ cdef class PrefixIndex:
         return int(self.entries[block].serial).to_bytes(16, "little")
 
     def discard(self, int32_t block):
-        """Forget a block; says whether it was named."""
+        """Remove a block; return whether it was named."""
         cdef int32_t i
         for i in range(self.mask + 1):
             if block and self.table[i] == block:
@@ -247,11 +247,11 @@ cdef class PrefixIndex:
         return False
 
     def blocks(self):
-        """Every named block (a walk over the table: for tests)."""
+        """Return all named blocks (walks the table; for tests)."""
         return [self.table[i] for i in range(self.mask + 1) if self.table[i]]
 
     def reset(self):
-        """Forget everything."""
+        """Remove all entries."""
         self.clear()
 
     cdef _name(self, Name* name, bytes digest, bytes link, int32_t depth, int32_t group):

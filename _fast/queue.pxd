@@ -2,36 +2,36 @@ from _fast.turns cimport Turns
 from _fast.types cimport int32_t, int64_t, slot_t, uint8_t
 
 cdef enum:
-    LOOK_PAST = 64  # slots that may stand aside in a step
+    LOOK_PAST = 64  # most slots that are set aside in a step
 
 
 cdef class WaitQueue:
     cdef readonly int32_t size
     cdef readonly bint by_priority
-    cdef readonly bint looks_past  # of whole prompts: some may be overtaken
+    cdef readonly bint looks_past  # for whole prompts: some may be overtaken
     cdef readonly Turns turns
     cdef int32_t num_slots
-    cdef int32_t[::1] slots  # those that wait, in no order: the first `size`
-    cdef int32_t[::1] place  # where a slot stands there; -1: it does not wait
-    cdef int32_t preempted  # the line of preempted slots, behind those of the flows
+    cdef int32_t[::1] slots  # waiting slots, unordered: the first `size`
+    cdef int32_t[::1] place  # by slot: its index in `slots`; -1: it does not wait
+    cdef int32_t preempted  # the line of preempted slots, after the lines of the flows
     cdef int32_t[::1] line  # by slot
     cdef int32_t[::1] flow  # by slot
-    cdef int32_t[::1] before  # the neighbours in the slot's line
+    cdef int32_t[::1] before  # by slot: its neighbours in its line
     cdef int32_t[::1] behind
     cdef int32_t[::1] head  # by line
     cdef int32_t[::1] tail
     cdef int32_t[::1] rank
     cdef double[::1] arrival
     cdef int64_t[::1] order
-    cdef int64_t[::1] cost  # tokens of the prompt; 0: paid before
-    cdef double[::1] deadline  # of the first step
-    cdef double next_deadline  # no slot that waits has an earlier one
+    cdef int64_t[::1] cost  # tokens of the prompt; 0: already paid
+    cdef double[::1] deadline  # deadline of the first step
+    cdef double next_deadline  # no waiting slot has an earlier deadline
     cdef int32_t[::1] expired
     cdef readonly int32_t num_expired
-    cdef uint8_t[::1] overtaken  # by slot: later ones started before it, in one step
+    cdef uint8_t[::1] overtaken  # by slot: later slots started before it, in one step
     cdef int32_t[::1] aside  # [LOOK_PAST] slots
     cdef int32_t num_aside
-    cdef int32_t num_overtaken  # of those: a request started behind them
+    cdef int32_t num_overtaken  # slots in `aside` that were overtaken
 
     cdef check_flow(self, int32_t flow, int32_t weight)
     cdef _check(self, int32_t slot)

@@ -1,13 +1,13 @@
-"""WaitQueue: which waiting slot comes next: flows in turn, and within a flow by arrival or by (priority, arrival).
+"""WaitQueue: order of waiting slots: fair between flows, and within a flow by arrival or by (priority, arrival).
 
-Owner: the device thread. In: a slot with its flow (whose request it is), its prompt's tokens, priority, arrival time,
-running number and deadline; whether it comes again after a preemption. Out: the next slot. Any slot can leave. Turns
-(_fast/turns) says which flow is served; with one flow the order is that of the flow. By arrival, preempted slots go in
-front of all flows; by priority they keep their own place in their flow. A slot whose deadline has passed is taken out
-before a step is planned, and `take_expired` reports it.
+Owner: the device thread. In: a slot with its flow (the request's client), prompt tokens, priority, arrival time,
+running number and deadline, and whether it was preempted. Out: the next slot. Any slot can leave. Turns (_fast/turns)
+selects the flow that is served; with one flow, its order is the order of the queue. By arrival, preempted slots come
+before all flows; by priority they keep their place in their flow. A slot whose deadline has passed is removed before a
+step is planned, and `take_expired` reports it.
 
-While a step is filled, slots that do not fit into what is left of it may be set aside, so that others overtake them;
-then they are taken back. A slot that was overtaken in one step is never set aside again.
+While a step is filled, slots that do not fit into its remaining room may be set aside, so that others overtake them;
+afterwards they return. A slot that was overtaken in one step is never set aside again.
 """
 
 from array import array
@@ -20,7 +20,7 @@ from _fast.launcher cimport now
 
 @cython.final
 cdef class WaitQueue:
-    """A line of slots per flow; ties of arrival fall to the running number, so the order is total."""
+    """One line of slots per flow; the running number breaks ties of arrival, so the order is total."""
 
     def __init__(self, int32_t num_slots, bint by_priority=False, bint looks_past=False):
         if num_slots < 1:
@@ -29,7 +29,7 @@ cdef class WaitQueue:
         self.num_slots = num_slots
         self.by_priority = by_priority
         self.looks_past = looks_past
-        self.turns = Turns(num_slots + 1)  # one more than there are slots: of a request that no slot is free for
+        self.turns = Turns(num_slots + 1)  # one more than slots: the flow of a request for which no slot is free
         self.preempted = self.turns.num_flows
         self.next_deadline = INFINITY
         self.slots, self.flow, self.line, self.rank, self.expired = [array("i", bytes(4 * num_slots)) for _ in range(5)]
@@ -44,7 +44,7 @@ cdef class WaitQueue:
 
     cdef void enlist(self, slot_t slot, int32_t flow, int32_t weight, int64_t cost, double deadline,
                      int32_t priority, double arrival, int64_t order) noexcept nogil:
-        """A new slot enters: whose it is, what it costs, until when its first step may begin, its place in the line."""
+        """Add a new slot with its flow, its cost, the deadline of its first step, and its place in the line."""
         self.flow[slot] = flow
         self.turns.weight[flow] = weight
         self.cost[slot] = cost
@@ -52,7 +52,7 @@ cdef class WaitQueue:
         self.push(slot, priority, arrival, order, False)
 
     cdef slot_t first(self) noexcept nogil:
-        """The slot that comes next, or -1; the same until a slot enters or leaves."""
+        """Return the next slot, or -1; the result stays the same until a slot enters or leaves."""
         cdef slot_t again = self.head[self.preempted]
         cdef int32_t flow
         if again >= 0 or self.size == 0:
@@ -61,7 +61,7 @@ cdef class WaitQueue:
         return self.head[flow] if flow >= 0 else -1
 
     cdef void push(self, slot_t slot, int32_t priority, double arrival, int64_t order, bint again) noexcept nogil:
-        """A slot enters that is not in the queue. What comes again has paid, and no deadline ends it here."""
+        """Add a slot that is not in the queue. A preempted slot (again) has already paid and has no deadline."""
         self.rank[slot] = priority if self.by_priority else 0
         self.line[slot] = self.preempted if again and not self.by_priority else self.flow[slot]
         if again:
@@ -80,7 +80,7 @@ cdef class WaitQueue:
         self.slots[self.size] = slot
         self.place[slot] = self.size
         self.size += 1
-        while left >= 0 and self.precedes(slot, left):  # from the end: the newest slot mostly belongs there
+        while left >= 0 and self.precedes(slot, left):  # from the end, because the newest slot usually belongs there
             right = left
             left = self.before[left]
         self.before[slot] = left
@@ -97,12 +97,12 @@ cdef class WaitQueue:
         self._offer(line)
 
     cdef void _offer(self, int32_t line) noexcept nogil:
-        """A slot has entered a line or left it."""
+        """Update Turns after a slot has entered or left a line."""
         if line != self.preempted:
             self.turns.offer(line, self.head[line] >= 0)
 
     cdef bint remove(self, slot_t slot) noexcept nogil:
-        """Take a slot out, wherever it stands; False when it does not wait."""
+        """Remove a slot from any place; False if it does not wait."""
         cdef int32_t k
         if not self._leave(slot):
             for k in range(self.num_expired):
@@ -115,7 +115,7 @@ cdef class WaitQueue:
         return True
 
     cdef void serve(self, slot_t slot) noexcept nogil:
-        """The slot's first step begins: its flow pays. The slot overtakes all that stand aside."""
+        """Remove a slot whose first step begins, and charge its flow. It overtakes all slots that are set aside."""
         self.num_overtaken = self.num_aside
         if self.line[slot] != self.preempted:
             self.turns.serve(self.flow[slot], self.cost[slot])
@@ -124,7 +124,7 @@ cdef class WaitQueue:
             self.turns.rest()
 
     cdef void charge(self, slot_t slot, int64_t tokens) noexcept nogil:
-        """A slot has ended that generated so many tokens: its flow pays for them."""
+        """Charge a slot's flow for the tokens that the slot generated, at its end."""
         self.turns.pay(self.flow[slot], tokens)
 
     cdef bint _leave(self, slot_t slot) noexcept nogil:
@@ -150,7 +150,7 @@ cdef class WaitQueue:
         return True
 
     cdef bint set_aside(self, slot_t slot) noexcept nogil:
-        """Takes a slot out until `take_back`; False when it was overtaken before, or too many stand aside."""
+        """Set a slot aside until `take_back`; False if it was overtaken before, or too many slots are set aside."""
         if not self.looks_past or self.overtaken[slot] or self.num_aside == LOOK_PAST:
             return False
         self._leave(slot)
@@ -159,7 +159,7 @@ cdef class WaitQueue:
         return True
 
     cdef void take_back(self) noexcept nogil:
-        """Those that stand aside wait again, where they were."""
+        """Return the slots that were set aside to their places."""
         cdef int32_t k
         if self.num_aside == 0:
             return
@@ -171,7 +171,7 @@ cdef class WaitQueue:
         self.turns.rest()
 
     cdef void drop_expired(self) noexcept nogil:
-        """Slots whose deadline has passed leave; see `take_expired`."""
+        """Remove slots whose deadline has passed; see `take_expired`."""
         if self.next_deadline < INFINITY:
             self._expire(now())
 
@@ -193,24 +193,24 @@ cdef class WaitQueue:
         self.turns.rest()
 
     cdef bint precedes(self, slot_t a, slot_t b) noexcept nogil:
-        """Whether a comes before b, in one line."""
+        """Whether a comes before b in the same line."""
         if self.rank[a] != self.rank[b]:
             return self.rank[a] < self.rank[b]
         if self.arrival[a] != self.arrival[b]:
             return self.arrival[a] < self.arrival[b]
         return self.order[a] < self.order[b]
 
-    # What the engine calls, and what tests see.
+    # For the engine and tests.
 
     def take_expired(self):
-        """The slots that have left because their deadlines passed; each is given once, for the caller to end."""
+        """Return slots that were removed because their deadlines passed, each once; the caller ends them."""
         cdef list found = [self.expired[k] for k in range(self.num_expired)]
         self.num_expired = 0
         return found
 
     def add(self, int32_t slot, int32_t priority=0, double arrival=0.0, int64_t order=0, bint again=False, *,
             int32_t flow=0, int32_t weight=1, int64_t cost=0, double deadline=INFINITY):
-        """A slot enters."""
+        """Add a slot."""
         self._check(slot)
         self.check_flow(flow, weight)
         if self.place[slot] >= 0:
@@ -221,12 +221,12 @@ cdef class WaitQueue:
             self.push(slot, priority, arrival, order, True)
 
     def discard(self, int32_t slot):
-        """A slot leaves; says whether it was there."""
+        """Remove a slot; return whether it was there."""
         self._check(slot)
         return self.remove(slot)
 
     def start(self, int32_t slot, int64_t generated=0):
-        """A slot that waits is served, and has ended with so many tokens."""
+        """Serve a waiting slot, which has then ended with `generated` tokens."""
         self._check(slot)
         if self.place[slot] < 0:
             raise ValueError(f"slot {slot} is not in the queue")
@@ -234,11 +234,11 @@ cdef class WaitQueue:
         self.charge(slot, generated)
 
     def expire(self, double at):
-        """Slots whose deadline is `at` or before leave."""
+        """Remove slots whose deadline is `at` or earlier."""
         self._expire(at)
 
     def peek(self):
-        """The slot that comes next, or -1."""
+        """Return the next slot, or -1."""
         return self.first()
 
     cdef check_flow(self, int32_t flow, int32_t weight):

@@ -2,7 +2,7 @@ from _fast.plan cimport StepPlan
 from _fast.types cimport int32_t, int64_t, uint8_t
 
 
-cdef struct StepNumbers:  # what a step did and how long its parts took, seconds
+cdef struct StepNumbers:  # a step's counts, and durations of its parts in seconds
     int64_t step_id
     int64_t preemptions
     int64_t prefix_queries
@@ -30,9 +30,9 @@ cdef struct Entry:
     bint is_object
 
 
-cdef struct Reported:  # the log-probabilities of a token
-    int32_t place  # among the step's news
-    int32_t k  # of the most likely
+cdef struct Reported:  # log-probabilities of a token
+    int32_t place  # index in the step's news
+    int32_t k  # number of most likely tokens
 
 
 cdef object named(StepNumbers* of)  # step_numbers.StepNumbers
@@ -42,21 +42,21 @@ cdef class OutputRing:
     cdef readonly int32_t max_rows
     cdef readonly int32_t num_entries
     cdef readonly int fd  # becomes readable with each entry
-    cdef int64_t pushed  # entries ever written; the producer's
-    cdef int64_t popped  # entries ever read; the consumer's
+    cdef int64_t pushed  # entries ever written; written by the producer
+    cdef int64_t popped  # entries ever read; written by the consumer
     cdef int64_t overflow  # objects in `backlog`
-    cdef char* room  # the next four: entries, then a line for each
+    cdef char* room  # memory of the next four: entries, then a line for each
     cdef Entry* entries
     cdef int64_t* requests
     cdef int32_t* tokens
     cdef uint8_t* finishes
     cdef Reported* reported
     cdef int32_t* words  # num_words for each entry of `reported`
-    cdef int32_t num_words  # of a row's log-probabilities
+    cdef int32_t num_words  # words of a row's log-probabilities
     cdef const uint8_t[::1] asked
     cdef const int32_t[:, :, :, ::1] lines
-    cdef int32_t stride  # tokens of a line
-    cdef readonly int32_t width  # tokens that a row may have in a step
+    cdef int32_t stride  # tokens per line
+    cdef readonly int32_t width  # most tokens per row and step
     cdef list objects  # by entry
     cdef object backlog  # deque
 

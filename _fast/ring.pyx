@@ -1,14 +1,14 @@
-"""OutputRing: steps' news on their way from the device thread to the loop, written without the GIL, in one order.
+"""OutputRing: FIFO for the steps' news from the device thread to the loop, written without the GIL.
 
-Owner: the device thread writes (push, put), the loop reads (pop, acknowledge); one of each. In: a committed plan's
-out arrays and the step's numbers, or any object that Python made of a step. Out: the same, first in, first out; `fd`,
+Owner: the device thread writes (push, put), the loop reads (pop, acknowledge); one thread each. In: a committed plan's
+out arrays and the step's numbers, or any object that Python made from a step. Out: the same, first in, first out; `fd`,
 an eventfd, becomes readable.
 
     device thread   write entry | pushed += 1 (release) | write(fd)
     loop            fd readable: acknowledge() | pop() until None       pushed (acquire) | read entry | popped += 1
 
-A full ring refuses push(); put() then keeps its objects aside, behind everything in the ring, and push() goes on
-refusing until the loop has taken them. So no news is lost and none overtakes another.
+A full ring refuses push(). Then put() stores its objects in a backlog that comes after everything in the ring, and
+push() refuses until the loop has read the backlog. So no news is lost or reordered.
 """
 
 import os
@@ -36,10 +36,10 @@ cdef extern from *:
 
 @cython.final
 cdef class OutputRing:
-    """Steps between the device thread and the loop; 64 of them are some hundred milliseconds of a loop that hangs.
+    """Ring of steps from the device thread to the loop; 64 entries bridge some hundred milliseconds of a blocked loop.
 
-    `lines`, by plan, row and place in the row's run, is where the device writes log-probabilities; a slot's lines count
-    where the slot has `asked`, 1 + how many of the most likely.
+    `lines`, by plan, row and place in the row's run, is where the device writes log-probabilities. A slot's lines are
+    valid if `asked` of the slot is not 0; `asked` is 1 + the number of most likely tokens.
     """
 
     def __cinit__(self, int32_t max_rows, int32_t num_entries=64, const uint8_t[::1] asked=None,
@@ -83,7 +83,7 @@ cdef class OutputRing:
         free(self.room)
 
     def close(self):
-        """Gives the eventfd back; the loop no longer watches it, and nothing is written any more."""
+        """Close the eventfd; the loop no longer watches it, and nothing is written afterwards."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -91,7 +91,7 @@ cdef class OutputRing:
     # The device thread.
 
     def put(self, value not None):
-        """Appends what Python made of a step; it always finds room."""
+        """Append an object that Python made from a step; there is always room."""
         cdef int64_t at = self.pushed
         if load(&self.overflow) == 0 and at - load(&self.popped) < self.num_entries:
             self.objects[at % self.num_entries] = value
@@ -103,7 +103,7 @@ cdef class OutputRing:
         self.wake()
 
     cdef bint push(self, StepPlan plan, StepNumbers* numbers) noexcept nogil:
-        """Appends the rows of a committed plan that have news; False: there is no room. Sets numbers.num_sampled."""
+        """Append the rows of a committed plan that have news; False: no room. Sets numbers.num_sampled."""
         cdef int64_t at = self.pushed
         cdef int64_t place = at % self.num_entries
         cdef Entry* entry = &self.entries[place]
@@ -115,7 +115,7 @@ cdef class OutputRing:
             return False
         if plan.num_odd or plan.width > 1:
             self._write(plan, place, numbers)
-        else:  # every row has a token, and goes on
+        else:  # every row has a token and continues
             entry.count = numbers.num_sampled = plan.num_rows
             memcpy(&self.requests[place * self.stride], plan.lines.out_request, plan.num_rows * sizeof(int64_t))
             memcpy(&self.tokens[place * self.stride], plan.lines.out_token, plan.num_rows * sizeof(int32_t))
@@ -130,7 +130,7 @@ cdef class OutputRing:
         return True
 
     cdef void _write(self, StepPlan plan, int64_t place, StepNumbers* numbers) noexcept nogil:
-        """Of any rows, those that have news: an entry for each token, of which the row's last one has the finish."""
+        """Write the rows that have news: an entry for each token; the row's last entry has the finish reason."""
         cdef int64_t* requests = &self.requests[place * self.stride]
         cdef int32_t* tokens = &self.tokens[place * self.stride]
         cdef uint8_t* finishes = &self.finishes[place * self.stride]
@@ -151,7 +151,7 @@ cdef class OutputRing:
         self.entries[place].count = count
 
     cdef void _report(self, StepPlan plan, int64_t place) noexcept nogil:
-        """Copies the log-probabilities of the tokens of rows whose slots have asked, where they have lines."""
+        """Copy the log-probabilities of the tokens of rows whose slots request them, if they have lines."""
         cdef int64_t base = place * self.stride
         cdef Reported* reported = &self.reported[base]
         cdef int32_t count = 0
@@ -172,26 +172,26 @@ cdef class OutputRing:
 
     cdef void wake(self) noexcept nogil:
         cdef int64_t one = 1
-        # An eventfd refuses only when its counter is at the end of 64 bits, and then it is readable already.
+        # An eventfd refuses only if its 64-bit counter is at its maximum; then it is readable already.
         cdef ssize_t ignored = write(self.fd, &one, sizeof(one))
         (<void>ignored)
 
     # The loop.
 
     def acknowledge(self):
-        """Makes `fd` unreadable until the next entry; call it before pop(), so that no entry goes unseen."""
+        """Make `fd` unreadable until the next entry; must be called before pop(), so that no entry is missed."""
         try:
             os.eventfd_read(self.fd)
         except BlockingIOError:
-            pass  # called without a wake-up: `fd` is unreadable already
+            pass  # called without a wake-up: `fd` is already unreadable
 
     def pop(self):
-        """The oldest entry or None: an object given to put(), else (StepNumbers, ids, tokens, finishes, logprobs).
+        """Return the oldest entry or None: an object from put(), or (StepNumbers, ids, tokens, finishes, logprobs).
 
-        The lists are parallel, and name a row once for each of its tokens; -1 is no token, 0 no finish. logprobs:
-        place in the lists -> the row's log-probabilities, as logprobs_of_words() gives them.
+        The lists are parallel and contain a row once per token; token -1: none, finish 0: none. logprobs: index in the
+        lists -> the row's log-probabilities in the form of logprobs_of_words().
         """
-        # Read before the ring: while something is set aside nothing enters the ring, so it is empty only once.
+        # Read before the ring: nothing enters the ring while the backlog is not empty, so ring entries are older.
         cdef int64_t aside = load(&self.overflow)
         cdef int64_t at = self.popped
         cdef int32_t i
@@ -225,17 +225,17 @@ cdef class OutputRing:
         return None
 
     def __len__(self):
-        """Entries not yet popped; exact on either thread while the other one rests."""
+        """Number of entries not yet popped; exact on either thread while the other thread is inactive."""
         return load(&self.pushed) - load(&self.popped) + load(&self.overflow)
 
 
 cdef inline int32_t entries_of(StepPlan plan, int32_t row) noexcept nogil:
-    """Of a committed row: its tokens, or one for its finish alone."""
+    """Return the number of entries for a committed row: one per token, or one for only its finish."""
     return max(<int32_t>plan.lines.out_count[row], <int32_t>(plan.lines.out_finish[row] != FINISH_NONE))
 
 
 cdef object named(StepNumbers* of):
-    """In the order of the fields."""
+    """Build a StepNumbers; arguments in the order of its fields."""
     return step_numbers.StepNumbers(
         of.step_id, of.num_rows, of.num_tokens, of.num_sampled, of.running, of.waiting, of.blocks_used,
         of.preemptions, of.prefix_queries, of.prefix_hits, of.schedule_s, of.launch_s, of.wait_s, of.commit_s,
@@ -244,7 +244,7 @@ cdef object named(StepNumbers* of):
 
 
 cdef tuple as_logprobs(const int32_t* words, int32_t k, int32_t num_words):
-    """A row's words: (token, log-probability, rank, k ids, their k log-probabilities)."""
+    """Convert a row's words to (token, log-probability, rank, k ids, their k log-probabilities)."""
     cdef const float* values = <const float*>words
     cdef int32_t most = (num_words - 3) // 2
     cdef int32_t i
@@ -254,5 +254,6 @@ cdef tuple as_logprobs(const int32_t* words, int32_t k, int32_t num_words):
 
 
 def logprobs_of_words(const int32_t[::1] words not None, int32_t k):
-    """A row's log-probabilities, of k tokens at most, from the 3 + 2 * most words of kernels/sampling/top_logprobs."""
+    """Return a row's log-probabilities for at most k tokens, from 3 + 2 * most words of
+    kernels/sampling/top_logprobs."""
     return as_logprobs(&words[0], k, words.shape[0])

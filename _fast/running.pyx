@@ -1,8 +1,8 @@
-"""RunningRows: the slots that hold blocks and are planned, sorted from the best to the worst.
+"""RunningRows: the slots that hold blocks and are planned, sorted from best to worst.
 
-Owner: the device thread, through Scheduler alone. In: slots that start or stop running. Out: `slots[0 .. size - 1]`
-in the order in which they get blocks. Victims of preemption are taken from the end, so whoever needs a block never
-takes it from a better row, and the first row always goes on.
+Owner: the device thread, only through Scheduler. In: slots that start or stop running. Out: `slots[0 .. size - 1]` in
+the order in which they get blocks. Rows are preempted from the end, so a row never takes a block from a better row, and
+the first row always continues.
 """
 
 from array import array
@@ -29,7 +29,7 @@ cdef class RunningRows:
         return self.seqs.order[a] < self.seqs.order[b]
 
     cdef void enter(self, slot_t slot) noexcept nogil:
-        """A slot starts running. From the end: who comes last is mostly the worst."""
+        """Add a slot that starts running. Search from the end, because the newest row is usually the worst."""
         cdef int32_t at = self.size
         while at and self.precedes(slot, self.slots[at - 1]):
             self.slots[at] = self.slots[at - 1]
@@ -38,7 +38,7 @@ cdef class RunningRows:
         self.size += 1
 
     cdef void leave(self, slot_t slot) noexcept nogil:
-        """A running slot stops. From the end as well: victims stand there."""
+        """Remove a slot that stops running. Search from the end, because preempted rows are there."""
         cdef int32_t at = self.size - 1
         cdef slot_t moved = self.slots[at]
         cdef slot_t here

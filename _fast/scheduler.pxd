@@ -17,7 +17,7 @@ cdef class Scheduler:
     cdef readonly int32_t max_rows
     cdef readonly int32_t max_tokens
     cdef readonly int32_t max_model_len
-    cdef int64_t next_order  # of the next request among all that came
+    cdef int64_t next_order  # running number of the next request
     cdef readonly BlockPool pool
     cdef readonly PrefixIndex index
     cdef readonly SeqTable seqs

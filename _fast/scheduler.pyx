@@ -1,16 +1,16 @@
-"""Scheduler: what runs next, in integers. schedule() plans a step, commit() settles it; two steps may be in flight.
+"""Scheduler, on integers: schedule() plans a step, commit() settles it; two steps may be in flight.
 
 Owner: the device thread. In: requests (tokens, keys, limits, media spans), aborts, sampled tokens. Out: a StepPlan
 per step, tokens and finish reasons per row, slots freed, media entries evicted.
-There is no prefill or decode phase: a row has tokens known and tokens computed, and a step closes some of the gap:
+There is no prefill or decode phase: a row has known tokens and computed tokens, and a step reduces the difference:
 
     schedule(N+1)      launched behind N     commit(N)                     schedule(N+2) ...
     plans with N's     (device runs steps    N's tokens known: lengths,    sees what commit(N) freed
     samples pending    in order)             stops, names, freed blocks
 
-A row whose newest token is still on the device is planned with FEED. A row that ends in commit(N) while N+1 names
-it keeps its slot until commit(N+1); its blocks are free at once, because no plan made before can write to them later.
-How a plan comes about is in planner.pyx, what a settled step changes in settle.pyx.
+A row whose newest token is still on the device is planned with FEED. A row that ends in commit(N) while N+1 includes it
+keeps its slot until commit(N+1); its blocks are free at once, because no earlier plan can write to them later.
+planner.pyx makes plans, settle.pyx applies the changes of settled steps.
 """
 
 cimport cython
@@ -23,7 +23,7 @@ from _fast.types cimport FINISHING, MAX_IN_FLIGHT, MEDIA_TOO_LARGE, NEVER_FITS, 
 
 @cython.final
 cdef class Scheduler:
-    """Slots, queue, blocks and media entries of one engine; see the module for the order of calls."""
+    """Slots, queue, blocks and media entries of one engine; the module's docstring has the order of calls."""
 
     def __init__(self, *, int32_t max_slots, int32_t max_rows, int32_t max_tokens, int32_t max_model_len,
                  int32_t num_blocks, int32_t block_size, groups=((0, 0),), bint prefix_caching=True,
@@ -31,10 +31,10 @@ cdef class Scheduler:
                  int32_t encoder_capacity=0, int hash_bits=128, int64_t first_step=0, bint whole_prompts=False,
                  int32_t state_blocks=0, int32_t tail_blocks=0, int32_t state_mode=STATES_ALIGN,
                  int32_t state_every=1024, double state_share=0.25):
-        """`state_blocks`, `tail_blocks`: of the runs of a model that has groups of states, all of which share them.
+        """state_blocks, tail_blocks: blocks per run, for a model with groups of states; all groups share the runs.
 
-        `state_mode`: what is named of them (states.NONE, ALIGN, ALL: each `state_every` tokens); `state_share`: part of
-        the blocks that idle states hold at most.
+        state_mode: which states are named (states.NONE, ALIGN, ALL: every `state_every` tokens); state_share: largest
+        share of the blocks for idle states.
         """
         if max_rows < 1 or max_slots < max_rows or max_tokens < max_rows:
             raise ValueError(
@@ -56,7 +56,7 @@ cdef class Scheduler:
         self.max_model_len = max_model_len
         if not 0.0 <= state_share <= 1.0:
             raise ValueError(f"state_share={state_share}: a part of the blocks, from 0 to 1")
-        if state_mode == STATES_NONE and state_blocks:  # where no state is found, no prefix is
+        if state_mode == STATES_NONE and state_blocks:  # without named states no prefix can be found
             prefix_caching = False
         self.pool = BlockPool(num_blocks, state_blocks, tail_blocks, max_slots if state_blocks else 0)
         self.index = PrefixIndex(num_blocks if prefix_caching else 2, block_size, hash_key, hash_bits)
@@ -72,18 +72,18 @@ cdef class Scheduler:
         self.planner = Planner(self.seqs, self.tables, self.queue, self.encoder, self.running, self.shares,
                                self.settler, max_rows, whole_prompts, first_step)
 
-    # Requests come and go.
+    # Requests.
 
     def add(self, int64_t request_id, const token_t[::1] tokens, *, int32_t max_tokens, int32_t min_tokens=0,
             bint ignore_eos=False, eos_ids=(), stop_ids=(), int32_t priority=0, double arrival=0.0,
             bytes root=bytes(16), const int64_t[:, ::1] keys=None, const int32_t[:, ::1] media=None,
             const int32_t[:, ::1] bi_spans=None, bint read_cache=True, bint traced=False,
             int32_t flow=0, int32_t weight=1, double deadline=float("inf"), boundaries=()):
-        """A request enters the queue: its slot, or -1 (no slot free), -2 (too few blocks), -3 (media too large).
+        """Add a request to the queue: return its slot, or -1 (no slot free), -2 (too few blocks), -3 (media too large).
 
-        `bi_spans`: [m, 2], start and end of positions for one step. `traced`: `freed_lens` counts tokens, all computed.
-        `flow`: of equal numbers is what waits in one line, with a share of `weight`; `deadline`: of the first step.
-        `boundaries`: at most 8 lengths of the prompt after which other requests may go on differently.
+        bi_spans: [m, 2], start and end of positions that one step computes. traced: all tokens are computed, and
+        `freed_lens` has their number. flow: requests with equal flow wait in one line, with a share of `weight`.
+        deadline: of the first step. boundaries: at most 8 prompt lengths after which other requests may differ.
         """
         cdef int64_t n = tokens.shape[0]
         cdef int64_t longest = self._longest(n, max_tokens, min_tokens, traced)
@@ -92,7 +92,7 @@ cdef class Scheduler:
             raise ValueError(f"request {request_id}: ids are >= 0, root has 16 bytes, keys have the shape [2, {n}]")
         if media is not None and media.shape[0]:
             media_end = self._media_end(media, n)
-            if media_end > n:  # tokens of the answer take rows as well: there are no more of them than rows
+            if media_end > n:  # tokens of the answer take rows, too, so their number is limited
                 longest = min(longest, media_end)
             need = self.encoder.largest_need(media)
             if self.encoder.capacity and need > self.encoder.capacity:
@@ -128,10 +128,10 @@ cdef class Scheduler:
         return slot
 
     cdef int64_t _longest(self, int64_t n, int32_t max_tokens, int32_t min_tokens, bint traced) except -1:
-        """Tokens that a request with a prompt of n may have in all; ValueError for a prompt or limits that are wrong.
+        """Return the most tokens of a request with a prompt of n; raise ValueError for a wrong prompt or limits.
 
-        The last token of an answer is never computed, so one may follow a prompt that fills the context; of a traced
-        request it is.
+        The last token of an answer is never computed, so one token may follow a prompt that fills the context. A traced
+        request computes it, too.
         """
         if n < 1 or n > self.max_model_len or max_tokens < 1 or min_tokens < 0 or (
             n == self.max_model_len and (traced or max_tokens > 1)
@@ -143,14 +143,14 @@ cdef class Scheduler:
         return max(n + (not traced), <int64_t>self.max_model_len)
 
     cdef int64_t _media_end(self, const int32_t[:, ::1] media, int64_t n) except -1:
-        """Where the last run of media ends; ValueError where it begins behind the prompt."""
+        """Return the end of the last run of media; raise ValueError if it begins after the prompt."""
         cdef Py_ssize_t last = media.shape[0] - 1
         if media.shape[1] != 4 or media[last, 0] >= n:
             raise ValueError("media rows are (start, length, entry, entry_row_start) that begin in the prompt")
         return <int64_t>media[last, 0] + media[last, 1]
 
     def abort(self, int64_t request_id, bint when_computed=False):
-        """End a request, now or when its tokens are computed; False: it is not live. See `freed_slots` for its slot."""
+        """End a request, now or when its tokens are computed; False: it is not live. Then see `freed_slots`."""
         cdef slot_t slot = self.seqs.find(request_id)
         self.settler.num_freed = 0
         if slot < 0 or self.seqs.state[slot] == FINISHING:
@@ -162,21 +162,21 @@ cdef class Scheduler:
         return True
 
     def add_entry(self, int32_t num_rows, int32_t work=0):
-        """A new media entry: its id (>= 1), or -3 when it can never fit. `work`: of its tower, as the budget counts."""
+        """Add a media entry: return its id (>= 1), or -3 if it can never fit. work: in units of the budget."""
         return self.encoder.add_entry(num_rows, work)
 
     def discard_entry(self, int32_t entry):
-        """Take back a new entry that no request named after all; says whether it was one."""
+        """Remove a new entry that no request named; return whether this was the case."""
         return self.encoder.discard_entry(entry)
 
     def take_evicted(self):
-        """[(entry, dead)] of embeddings to drop now; dead entries' ids are free again. Call it after each commit."""
+        """Return [(entry, dead)] of embeddings to drop now; ids of dead entries are free. Call after each commit."""
         return self.encoder.take_evicted() if self.encoder.num_evicted else []
 
-    # A step. It takes tens of microseconds and holds the GIL: with another thread busy, taking it again takes longer.
+    # A step takes tens of microseconds and holds the GIL, because reacquiring it from a busy thread would take longer.
 
     def schedule(self, StepPlan plan not None):
-        """Plan the next step: the number of its rows. 0: nothing to launch, and nothing to commit."""
+        """Plan the next step; return its number of rows. 0: nothing to launch or commit."""
         if self._in_flight() >= MAX_IN_FLIGHT:
             raise RuntimeError(f"{MAX_IN_FLIGHT} steps are in flight already: commit the older one first")
         plan.check_room(self.max_rows, self.max_tokens, self.tables.num_groups * self.tables.max_blocks)
@@ -190,10 +190,10 @@ cdef class Scheduler:
     def commit(self, StepPlan plan not None, const int32_t[::1] sampled, const int32_t[::1] finish_override=None):
         """Settle the oldest step in flight.
 
-        `sampled`: plan.width values per row, row after row: the row's tokens, then TokenCode.END. They are ignored
-        where nothing was to be sampled; END at the first place ends the row without a token.
+        sampled: plan.width values per row: the row's tokens, then TokenCode.END. They are ignored for rows that do not
+        sample; END at the first place ends the row without a token.
 
-        `finish_override` ends rows with a reason of its own where it is not 0; a token of -1 then counts as none.
+        finish_override: if not 0, ends the row with this reason; a token of -1 then means no token.
         """
         cdef int32_t n = plan.num_rows
         if plan.step_id < 0 and n == 0:
@@ -210,9 +210,9 @@ cdef class Scheduler:
         self.settler.commit(plan, &sampled[0], override)
 
     def fail(self, StepPlan plan not None, const uint8_t[::1] again=None):
-        """The oldest step in flight raised: its rows end with ERROR, and what read its results ends later.
+        """Settle the oldest step in flight, which failed: its rows end with ERROR, and later its readers.
 
-        Slots marked in `again` (a byte for each) start over instead; what they have in flight counts for nothing.
+        Slots marked in `again` (a byte per slot) start over instead; the results of their steps in flight are dropped.
         """
         self._check_oldest(plan)
         if again is not None and again.shape[0] < self.max_slots:
@@ -224,26 +224,26 @@ cdef class Scheduler:
         return self.planner.next_step - self.settler.settled_step - 1
 
     cdef _check_oldest(self, StepPlan plan):
-        """ValueError unless the plan holds the step that was launched first and is not settled."""
+        """Raise ValueError unless the plan is the oldest step in flight."""
         if plan.step_id != self.settler.settled_step + 1 or plan.step_id >= self.planner.next_step:
             raise ValueError(f"step {plan.step_id} is not the oldest in flight ({self.settler.settled_step + 1})")
 
     def reset_prefix_cache(self):
-        """Forget every cached prefix; rows in flight go on with their own blocks."""
+        """Drop all cached prefixes; rows in flight keep using their blocks."""
         with nogil:
             self.tables.forget_names()
 
-    # What the engine reports, and what tests count.
+    # For the engine's reports and for tests.
 
     def cached_tokens(self, int32_t slot):
-        """Prompt tokens found in the prefix cache when the slot's request first started; 0 before."""
+        """Return the prompt tokens found in the prefix cache at the first start of the slot's request; 0 before."""
         if not 0 <= slot < self.max_slots:
             raise ValueError(f"slot {slot}: this scheduler has slots 0 to {self.max_slots - 1}")
         return max(0, self.seqs.cached[slot])
 
     @property
     def next_step(self):
-        """The step_id that the next schedule() gives."""
+        """The step_id of the next schedule()."""
         return self.planner.next_step
 
     @property
@@ -258,7 +258,7 @@ cdef class Scheduler:
 
     @property
     def prefix_hits(self):
-        """Tokens found there since start."""
+        """Tokens found in the prefix cache since start."""
         return self.planner.prefix_hits
 
     @property
@@ -273,27 +273,27 @@ cdef class Scheduler:
 
     @property
     def state_counts(self):
-        """States named, stored, hit and dropped, runs in use, tokens that attention alone would have found; or None."""
+        """Counts of states named, stored, hit, dropped, runs in use, and tokens found only by attention; or None."""
         return self.tables.states.counts if self.tables.states.active else None
 
     @property
     def num_freed(self):
-        """How many of `freed_slots` the last commit, fail or abort gave back."""
+        """Number of valid entries in `freed_slots`, from the last commit, fail or abort."""
         return self.settler.num_freed
 
     @property
     def freed_slots(self):
-        """Slots that came back; `num_freed` of them count."""
+        """Freed slots; the first `num_freed` are valid."""
         return self.settler.freed_slots
 
     @property
     def freed_lens(self):
-        """Of each of these, if it was traced and all of it has been computed, its tokens; else 0."""
+        """For each freed slot: its number of tokens if it was traced and fully computed; else 0."""
         return self.settler.freed_lens
 
     @property
     def num_preemptions(self):
-        """How often a row has given up its blocks since start."""
+        """Number of preemptions since start."""
         return self.settler.num_preemptions
 
     @property
@@ -307,7 +307,7 @@ cdef class Scheduler:
         return self.queue.size
 
     def ledger(self):
-        """Counts that must be zero, or add up, when no request is open (RELIABILITY.md)."""
+        """Return counts that must be zero, or add up, if no request is open (RELIABILITY.md)."""
         states = {"runs_used": self.state_counts["runs_used"]} if self.tables.states.active else {}
         return states | {
             "free": self.pool.num_free,

@@ -6,11 +6,11 @@ cdef struct Span:  # a run of prompt positions that take rows of one media entry
     int32_t length
     int32_t entry
     int32_t row  # first row of the entry that this run takes
-    int32_t last  # index of the request's last span of this entry; it carries the pin of all of them
-    int32_t pinned  # on that last span only: this slot keeps the entry's embedding from eviction
+    int32_t last  # index of the request's last span of this entry, which has the pin for all of them
+    int32_t pinned  # only on that last span: this slot protects the entry's embedding from eviction
 
 
-cdef struct BiSpan:  # a bidirectional span: prompt positions whose tokens see each other; one step computes them
+cdef struct BiSpan:  # a bidirectional span: prompt positions that attend to each other; one step computes them
     int32_t start
     int32_t end
 
@@ -19,29 +19,29 @@ cdef class SeqTable:
     cdef readonly int32_t num_slots
     cdef readonly int32_t num_used
     cdef int32_t[::1] free_slots
-    # One value per slot from here on; reset() clears each of them.
+    # From here on one value per slot; reset() clears them.
     cdef uint8_t[::1] state
     cdef uint8_t[::1] read_cache
     cdef uint8_t[::1] unnamed
-    cdef uint8_t[::1] fails_at_settle  # ends with an error when the next step that names it is settled
+    cdef uint8_t[::1] fails_at_settle  # ends with an error when its next step is settled
     cdef readonly uint8_t[::1] restarting  # starts over; results of its steps in flight are dropped
-    cdef uint8_t[::1] redoing  # what its step in flight chooses is dropped
-    cdef uint8_t[::1] traced  # ends only when all of its tokens, the last one too, are computed
-    cdef uint8_t[::1] closing  # of a traced row: 1: its end is reported, its tokens are still computed; 2: all are
+    cdef uint8_t[::1] redoing  # the token that its step in flight chooses is dropped
+    cdef uint8_t[::1] traced  # ends only when all of its tokens, including the last, are computed
+    cdef uint8_t[::1] closing  # for a traced row: 1: its end is reported, some tokens are not yet computed; 2: all are
     cdef int64_t[::1] request
     cdef int32_t[::1] prompt_len
     cdef int32_t[::1] num_tokens
     cdef int32_t[::1] computed
     cdef int32_t[::1] committed
-    cdef uint8_t[::1] choosing  # steps in flight that choose for the row
-    cdef uint8_t[::1] pending  # tokens that these bring at most
+    cdef uint8_t[::1] choosing  # steps in flight that choose tokens for the row
+    cdef uint8_t[::1] pending  # most tokens from these steps
     cdef uint8_t[::1] in_flight
     cdef int32_t[::1] max_len
     cdef int32_t[::1] min_len
     cdef int32_t[::1] priority
     cdef double[::1] arrival
     cdef int64_t[::1] order
-    cdef uint8_t[::1] epoch  # goes round: a plan in flight sees one or two more
+    cdef uint8_t[::1] epoch  # wraps around; may grow by one or two while a plan is in flight
     cdef int32_t[::1] num_named
     cdef int32_t[::1] boundary
     cdef int32_t[::1] cached
@@ -57,7 +57,7 @@ cdef class SeqTable:
     cdef int32_t[::1] token_room
     cdef int32_t[::1] hash_room
     cdef token_t** tokens
-    cdef int64_t** keys  # [2, prompt_len]: two words per position; NULL where the token ids are the keys
+    cdef int64_t** keys  # [2, prompt_len]: two words per position; NULL if the token ids are the keys
     cdef uint64_t** hashes
     cdef token_t** stops
     cdef BiSpan** bi_spans  # ascending, disjoint

@@ -1,20 +1,20 @@
-"""SeqTable: a row of integers per live request; slots are handed out here and returned here.
+"""SeqTable: a row of integers per live request; also allocates slots.
 
-Owner: the device thread, through Scheduler alone. In: a request's tokens, keys, limits, stop ids, media spans
-and bidirectional spans. Out: arrays indexed by slot that the scheduler reads and writes, and whether a new token ends
-its request.
-Per slot, three lengths walk after each other; the scheduler closes the gap between the first and the last:
+Owner: the device thread, only through Scheduler. In: a request's tokens, keys, limits, stop ids, media spans and
+bidirectional spans. Out: arrays indexed by slot that the scheduler reads and writes, and whether a new token ends its
+request.
+Each slot has three lengths; the scheduler reduces the difference between the first and the last:
 
     committed <= computed <= num_tokens + choosing <= num_tokens + pending
     (KV of steps whose result is known) (KV of launched steps) (tokens known here + those promised by steps in flight)
 
-Steps and tokens are two numbers: `choosing` steps in flight choose for the row, and each brings it a run of at least
-one token; `pending` is what they bring at most. A step computes each token of its run but the newest; the step behind
-it begins at that newest token, and only the device knows where that is before the run has come home. So `computed` is
-a least, too, while more than one token is pending for a step.
+Steps and tokens are counted separately: `choosing` steps in flight choose tokens for the row, each a run of at least
+one token; `pending` is the maximum number of these tokens. A step computes each token of its run except the newest. The
+next step begins at this newest token, and until the run has arrived on the host only the device knows its position. So
+`computed` is a minimum, too, while more than one token is pending for a step.
 
-Token, key and hash buffers are allocated per slot and grow by half, so a context of a million tokens costs memory only
-to requests that are that long.
+Token, key and hash buffers are allocated per slot and grow by half, so only requests of a million tokens use memory for
+a million tokens.
 """
 
 from array import array
@@ -42,7 +42,7 @@ cdef inline bint _holds(const token_t* ids, int32_t count, token_t token) noexce
 
 @cython.final
 cdef class SeqTable:
-    """Everything the scheduler knows of the live requests, one array per fact."""
+    """The scheduler's data of live requests, one array per property."""
 
     def __cinit__(self, int32_t num_slots):
         if num_slots < 1:
@@ -119,20 +119,20 @@ cdef class SeqTable:
         free(self.spans)
 
     cdef slot_t take(self) noexcept nogil:
-        """A free slot, clean, or -1."""
+        """Return a clean free slot, or -1."""
         if self.num_used == self.num_slots:
             return -1
         self.num_used += 1
         return self.free_slots[self.num_slots - self.num_used]
 
     cdef void give(self, slot_t slot) noexcept nogil:
-        """A slot comes back; whatever it held is gone."""
+        """Free a slot and clear its data."""
         self.reset(slot)
         self.free_slots[self.num_slots - self.num_used] = slot
         self.num_used -= 1
 
     cdef void reset(self, slot_t slot) noexcept nogil:
-        """Clear every per-slot fact and buffer. Only `epoch` goes on: plans of the former owner must not match."""
+        """Clear all data and buffers of a slot. Only `epoch` increases: plans of the former request must not match."""
         self.state[slot] = FREE
         self.read_cache[slot] = 0
         self.unnamed[slot] = 0
@@ -183,9 +183,9 @@ cdef class SeqTable:
         self.spans[slot] = NULL
 
     cdef int32_t left(self, slot_t slot) noexcept nogil:
-        """Tokens that a row could compute now; 0 when its last token is certainly on its way.
+        """Return the number of tokens that a row could compute now; 0 if its last token is certainly pending.
 
-        A row that is closing computes what is known, and samples nothing.
+        A closing row computes its known tokens and samples nothing.
         """
         cdef int32_t known = self.num_tokens[slot] + self.choosing[slot]
         if self.closing[slot]:
@@ -193,30 +193,30 @@ cdef class SeqTable:
         return known - self.computed[slot] if known < self.max_len[slot] else 0
 
     cdef void promise(self, slot_t slot, int32_t most) noexcept nogil:
-        """Notes that a launched step samples for the row, and will append up to `most` tokens."""
+        """Record that a launched step samples for the row and will append up to `most` tokens."""
         self.choosing[slot] += 1
         self.pending[slot] += <uint8_t>most
 
     cdef void settle_promise(self, slot_t slot, int32_t most) noexcept nogil:
-        """Undoes `promise`, once the step's tokens are appended or dropped; nothing for a closing row."""
+        """Undo `promise` when the step's tokens are appended or dropped; does nothing for a closing row."""
         if not self.closing[slot]:
             self.choosing[slot] -= 1
             self.pending[slot] -= <uint8_t>most
 
     cdef void drop_promises(self, slot_t slot) noexcept nogil:
-        """What steps in flight choose for the row counts for nothing."""
+        """Ignore the tokens that steps in flight choose for the row."""
         self.choosing[slot] = self.pending[slot] = 0
 
     cdef int32_t reach(self, slot_t slot, int32_t end, int32_t most) noexcept nogil:
-        """Where the KV of a step ends at most that computes the row up to `end`, at least, and brings `most` tokens."""
-        cdef int32_t last = self.max_len[slot] - (not self.traced[slot])  # the last token is computed for traces alone
+        """Return the last end of KV of a step that computes the row at least to `end` and adds `most` tokens."""
+        cdef int32_t last = self.max_len[slot] - (not self.traced[slot])  # the last token is computed only for traces
         return max(end, min(end + self.pending[slot] - self.choosing[slot] + most - 1, last))
 
     cdef int32_t whole(self, slot_t slot, int32_t start, int32_t count, int32_t most) noexcept nogil:
-        """Length of a chunk from `start` on, about `count` positions, that cuts no bidirectional span.
+        """Return the length of a chunk from `start` on, about `count` positions, that cuts no bidirectional span.
 
-        The chunk ends before the span that it would cut. Where that leaves nothing, it takes the span to its end, if
-        that makes `most` positions at most; else the chunk is empty.
+        The chunk ends before a span that it would cut. If it would then be empty, it extends to the end of the span, if
+        this takes at most `most` positions; else it is empty.
         """
         cdef int32_t k
         cdef BiSpan* bi_span
@@ -231,7 +231,7 @@ cdef class SeqTable:
         return count
 
     cdef slot_t find(self, int64_t request) noexcept nogil:
-        """The slot of a live request, or -1. A scan: aborts are rare and the array is small."""
+        """Return the slot of a live request, or -1. A linear scan, because aborts are rare and the array is small."""
         cdef int32_t i
         for i in range(self.num_slots):
             if self.request[i] == request and self.state[i] != FREE:
@@ -239,7 +239,7 @@ cdef class SeqTable:
         return -1
 
     cdef int append(self, slot_t slot, token_t token) noexcept nogil:
-        """One more known token; -1 when there is no memory for it."""
+        """Append a known token; -1: out of memory."""
         cdef int32_t room = self.token_room[slot]
         cdef token_t* grown
         if self.num_tokens[slot] == room:
@@ -254,7 +254,7 @@ cdef class SeqTable:
         return 0
 
     cdef int32_t verdict(self, slot_t slot, token_t token) noexcept nogil:
-        """Why the token just appended ends its request, or FINISH_NONE. Below min_len only the length can."""
+        """Return why the token just appended ends its request, or FINISH_NONE. Below min_len only length can."""
         cdef const token_t* ids = self.stops[slot]
         if self.num_tokens[slot] >= self.min_len[slot]:
             if self.num_eos[slot] and _holds(ids, self.num_eos[slot], token):
@@ -266,10 +266,10 @@ cdef class SeqTable:
         return FINISH_NONE
 
     cdef int32_t gather(self, slot_t slot, int32_t start, int32_t count, int64_t* into) noexcept nogil:
-        """Write the keys of positions start .. start + count - 1: the engine's where it gave some, else the token ids.
+        """Write the keys of positions start .. start + count - 1: the engine's keys if given, else the token ids.
 
-        The number of words written: `count`, or twice as many where a position has a second word. Second words that are
-        all 0 are left out, so that text has the same keys in a prompt with media as in one without.
+        Return the number of words written: `count`, or 2 * count if a position has a second word. Second words that are
+        all 0 are omitted, so that text has the same keys in prompts with and without media.
         """
         cdef int32_t i
         cdef int32_t given = self.prompt_len[slot] if self.keys[slot] else 0
@@ -341,7 +341,7 @@ cdef class SeqTable:
         return 0
 
     def snapshot(self, int32_t slot):
-        """Every per-slot fact by name (for tests): equal after each reset but for `epoch`."""
+        """Return all data of a slot by name (for tests); equal after each reset, except `epoch`."""
         if not 0 <= slot < self.num_slots:
             raise ValueError(f"slot {slot}: this table has slots 0 to {self.num_slots - 1}")
         return {

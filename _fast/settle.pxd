@@ -18,7 +18,7 @@ cdef class Settler:
     cdef int64_t num_preemptions
     cdef int32_t num_freed  # slots in freed_slots
     cdef int32_t[::1] freed_slots
-    cdef int32_t[::1] freed_lens  # of each, where it was closing and all of it has been computed, its tokens; else 0
+    cdef int32_t[::1] freed_lens  # for each: its number of tokens if it was closing and is fully computed; else 0
 
     cdef void _pass_states(self, StepPlan plan) noexcept nogil
     cdef bint _drop_choice(self, slot_t slot) noexcept nogil

@@ -1,10 +1,10 @@
-"""Settler: what a step's tokens change: lengths, stops, names of full blocks, rows that end, fail or start over.
+"""Settler: applies a step's tokens: lengths, stops, names of full blocks, rows that end, fail or start over.
 
-Owner: the device thread, through Scheduler but for what grammars change (redo, extend). In: the oldest plan in flight
-with its tokens, or word that its step failed. Out: the plan's out_* arrays, free slots, the rows' new lengths. A row
-that ends while a later step names it keeps its slot until that step is settled; its blocks are free at once. Where a
-traced row ends, its end is reported at once, and the row closes: slot and blocks stay until each of its tokens, the
-last too, has been computed.
+Owner: the device thread, through Scheduler, except for changes by grammars (redo, extend). In: the oldest plan in
+flight with its tokens, or the fact that its step failed. Out: the plan's out_* arrays, free slots, the rows' new
+lengths. A row that ends while a later step includes it keeps its slot until that step is settled; its blocks are free
+at once. When a traced row ends, its end is reported at once, and the row is closing: slot and blocks stay until all of
+its tokens, including the last, have been computed.
 """
 
 from array import array
@@ -17,7 +17,7 @@ from _fast.types cimport FINISH_ERROR, FINISH_NONE, FINISH_STOP, FINISHING, RUNN
 
 @cython.final
 cdef class Settler:
-    """Changes the tables that the scheduler plans with; nothing else does between two plans."""
+    """Changes the scheduler's tables; no other code changes them between two plans."""
 
     def __init__(self, SeqTable seqs not None, BlockTables tables not None, RunningRows running not None,
                  WaitQueue queue not None, EncoderTable encoder not None, int64_t settled_step):
@@ -28,9 +28,9 @@ cdef class Settler:
         self.freed_lens = array("i", bytes(4 * seqs.num_slots))
 
     cdef void commit(self, StepPlan plan, const int32_t* sampled, const int32_t* override) noexcept nogil:
-        """Settles every row of the oldest plan in flight.
+        """Settle all rows of the oldest plan in flight.
 
-        `sampled`: a run of plan.width tokens for each row; `override`: finish reasons per row, or NULL.
+        sampled: a run of plan.width tokens per row; override: finish reasons per row, or NULL.
         """
         cdef int32_t row
         self.num_freed = 0
@@ -42,15 +42,15 @@ cdef class Settler:
         self.settled_step = plan.step_id
 
     cdef void _pass_states(self, StepPlan plan) noexcept nogil:
-        """States that the step wrote in passing for rows that it does not settle are of no use."""
+        """Drop intermediate states that the step wrote for rows that it does not settle."""
         cdef int32_t row
         for row in range(plan.num_rows):
             self.tables.states.pass_over(plan, row)
 
     def redo(self, int32_t slot):
-        """Drops the slot's sample of the only step in flight, so that the position is computed again.
+        """Drop the slot's sample from the only step in flight, so that the position is computed again.
 
-        For a row whose newest token, which has just been committed, changes what may follow. False: the row has ended.
+        For a row whose newest, just committed token changes which tokens may follow. False: the row has ended.
         """
         self._check_slot(slot)
         if self.seqs.state[slot] != RUNNING or not self._drop_choice(slot):
@@ -59,18 +59,18 @@ cdef class Settler:
         return True
 
     def room(self, int32_t slot):
-        """How many tokens the slot's answer may still get; 0 for an answer that has ended or starts over."""
+        """Return how many tokens the slot's answer may still get; 0 if the answer has ended or starts over."""
         self._check_slot(slot)
         if self.seqs.state[slot] == FINISHING or self.seqs.closing[slot] or self.seqs.restarting[slot]:
             return 0
         return self.seqs.max_len[slot] - self.seqs.num_tokens[slot]
 
     def extend(self, int32_t slot, const token_t[::1] tokens):
-        """A run that the host knows: these tokens follow the slot's newest one, which has just been committed.
+        """Append tokens that the host knows after the slot's newest, just committed token.
 
-        There must be room for them and for one more. The next step computes them, as it does tokens of a prompt. A step
-        in flight goes on: it computes the newest token. True: it was to choose the first of the run, and what it
-        chooses is dropped.
+        There must be room for them and for one more. The next step computes them like tokens of a prompt. A step in
+        flight continues and computes the newest token. True: it would have chosen the first of these tokens, and its
+        choice is dropped.
         """
         cdef bint dropped
         cdef Py_ssize_t k
@@ -83,7 +83,7 @@ cdef class Settler:
         return dropped
 
     cdef bint _drop_choice(self, slot_t slot) noexcept nogil:
-        """What the only step in flight chooses for the slot counts for nothing. False: there is no such step."""
+        """Drop the token that the only step in flight chooses for the slot. False: there is no such step."""
         if self.seqs.choosing[slot] != 1 or self.seqs.in_flight[slot] != 1:
             return False
         self.seqs.drop_promises(slot)
@@ -98,7 +98,7 @@ cdef class Settler:
         cdef slot_t slot = plan.row_slot[row]
         cdef int32_t why = forced
         cdef int32_t end = plan.row_computed[row] + plan.row_len[row]
-        if plan.row_flags[row] & ROW_FEED:  # what came home meanwhile says where the row began
+        if plan.row_flags[row] & ROW_FEED:  # the results that arrived meanwhile determine where the row began
             end = self.seqs.num_tokens[slot]
         self.seqs.in_flight[slot] -= 1
         plan.clear_run(row)
@@ -113,7 +113,7 @@ cdef class Settler:
             return
         if self.seqs.redoing[slot]:
             self.seqs.redoing[slot] = 0
-            if self.stateful and plan.row_epoch[row] == self.seqs.epoch[slot]:  # what was folded stays so
+            if self.stateful and plan.row_epoch[row] == self.seqs.epoch[slot]:  # folds stay valid
                 self.tables.states.settle(slot, plan, row, self.tables.primary_row(slot))
             return
         if self.seqs.fails_at_settle[slot]:
@@ -121,9 +121,9 @@ cdef class Settler:
         elif plan.row_flags[row] & ROW_SAMPLE and not self.seqs.closing[slot]:
             self._settle_promise(plan, row)
             why = self._sample(plan, row, run, forced)
-        # After a preemption the KV of this step is gone, but its sample is still the row's next token.
+        # After a preemption the step's KV is lost, but its sample is still the row's next token.
         if plan.row_epoch[row] == self.seqs.epoch[slot] and why != FINISH_ERROR:
-            if plan.out_count[row] > 1:  # the step has computed all of its run but the newest token
+            if plan.out_count[row] > 1:  # the step has computed all tokens of its run except the newest
                 self.seqs.computed[slot] += plan.out_count[row] - 1
                 end += plan.out_count[row] - 1
             self.seqs.committed[slot] = end
@@ -133,13 +133,13 @@ cdef class Settler:
                 self.tables.states.settle(slot, plan, row, self.tables.primary_row(slot))
             if self.seqs.span_done[slot] < self.seqs.num_spans[slot]:
                 self.encoder.passed(self.seqs, slot)
-        if why == FINISH_ERROR:  # of what it has computed so far nothing is to be found again
+        if why == FINISH_ERROR:  # none of its computed blocks may be found again
             self.tables.disown(slot)
         if why:
             plan.out_finish[row] = why
         if why and self.seqs.traced[slot] and why != FINISH_ERROR:
             self.close(slot)
-            if self.seqs.in_flight[slot] and plan.is_cut(row, run):  # the step behind the run began at a token too many
+            if self.seqs.in_flight[slot] and plan.is_cut(row, run):  # the next step began after a cut token
                 self.seqs.redoing[slot] = 1
                 self.seqs.computed[slot] = self.seqs.num_tokens[slot] - 1
         elif why:
@@ -151,20 +151,20 @@ cdef class Settler:
             self.seqs.settle_promise(plan.row_slot[row], plan.width)
 
     cdef void close(self, slot_t slot) noexcept nogil:
-        """A row gets no further token; what is in flight for it is computed, and its samples are dropped."""
+        """Close a row: it gets no more tokens; steps in flight are computed, but their samples are dropped."""
         self.seqs.closing[slot] = 1
         self.seqs.drop_promises(slot)
 
     cdef void _end_closed(self, slot_t slot) noexcept nogil:
-        """A closing row ends once all its tokens are computed."""
+        """End a closing row if all its tokens are computed."""
         if self.seqs.closing[slot] == 1 and self.seqs.committed[slot] >= self.seqs.num_tokens[slot]:
             self.seqs.closing[slot] = 2
             self.end(slot)
 
     cdef int32_t _sample(self, StepPlan plan, int32_t row, const token_t* run, int32_t override) noexcept nogil:
-        """Append a row's run of tokens up to the first that ends its request; why it ends, or FINISH_NONE.
+        """Append a row's tokens up to the first that ends its request; return the reason, or FINISH_NONE.
 
-        An empty run ends the request too: such a row yields something else than tokens.
+        An empty run ends the request, too: such a row yields other results than tokens.
         """
         cdef slot_t slot = plan.row_slot[row]
         cdef token_t* out = plan.lines.out_token + row * plan.width
@@ -217,15 +217,15 @@ cdef class Settler:
         self.settled_step = plan.step_id
 
     cdef bint _reads(self, slot_t slot, StepPlan plan) noexcept nogil:
-        """Whether a row in flight reads what the plan's step, which failed, was to write or to send."""
+        """Whether a row in flight reads data that the plan's failed step should have written or sent."""
         if self.stateful and self.tables.states.has_new_runs(slot, plan):
             return True
         return self.encoder.tainted(self.seqs, slot, plan.step_id)
 
     cdef void end(self, slot_t slot) noexcept nogil:
-        """A request is over: blocks and entries go at once, the slot when no step in flight names it.
+        """End a request: free blocks and entries at once, and the slot when no step in flight includes it.
 
-        Blocks of which something is still to be read go with the slot: the next step may write to free ones.
+        Blocks that must still be read are freed with the slot, because the next step may write to free blocks.
         """
         if self.seqs.state[slot] == RUNNING:
             self.running.leave(slot)
@@ -244,7 +244,7 @@ cdef class Settler:
             self.num_freed += 1
 
     cdef void preempt(self, slot_t slot) noexcept nogil:
-        """A running row gives up its blocks and goes back to the queue; samples in flight still reach it."""
+        """Preempt a running row: it gives up its blocks and returns to the queue; samples in flight still reach it."""
         self.running.leave(slot)
         self.tables.release(slot)
         self.encoder.unpin(self.seqs, slot)
@@ -255,7 +255,7 @@ cdef class Settler:
         self.num_preemptions += 1
 
     cdef void _restart(self, slot_t slot) noexcept nogil:
-        """A row starts over whose step failed; what it has in flight read what was never written."""
+        """Make a row whose step failed start over; its later steps in flight read data that was never written."""
         self.seqs.restarting[slot] = 1
         self.seqs.fails_at_settle[slot] = 0
         if self.seqs.state[slot] == RUNNING:

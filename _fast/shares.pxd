@@ -10,14 +10,14 @@ cdef class TokenShares:
     cdef RunningRows running
     cdef WaitQueue queue
     cdef BlockTables tables
-    cdef public int32_t max_tokens  # in a step, but that each row that decodes gets its one
+    cdef public int32_t max_tokens  # per step, except that each decoding row gets its one token
     cdef int32_t max_chunk
-    cdef public int32_t prompt_budget  # of the next step; at least 1 is given
+    cdef public int32_t prompt_budget  # budget of the next step; at least 1 token is given
     cdef int32_t[::1] of  # tokens of this step, by slot
-    cdef int32_t[::1] prompts  # running slots that lack more than one token, in the order in which they are served
+    cdef int32_t[::1] prompts  # running slots with more than one token left, in the order in which they are served
     cdef int32_t num_prompts
-    cdef int32_t tokens_left  # of the budget
-    cdef int32_t room  # of the step
+    cdef int32_t tokens_left  # left of the budget
+    cdef int32_t room  # left in the step
 
     cdef void deal(self, bint others_may_start) noexcept nogil
     cdef check_bi_spans(self, const int32_t[:, ::1] bi_spans, int64_t prompt_len, int32_t max_rows)

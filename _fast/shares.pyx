@@ -1,22 +1,22 @@
-"""TokenShares: how the tokens of a step are shared among rows, before anybody asks for blocks.
+"""TokenShares: divides the tokens of a step among rows, before blocks are taken.
 
-Owner: the device thread, through Scheduler alone. In: running rows, the queue, and how many tokens the pace allows
-prompts. Out: a count per running slot, and what is left for prompts that wait. Rows that decode get their one token.
-Prompts follow by what they lack, the shortest first, those that wait included: no short prompt stands behind the
-chunks of a long one. A long one always gets its part of the budget, so it ends as well.
+Owner: the device thread, only through Scheduler. In: running rows, the queue, and the number of tokens that the pace
+allows for prompts. Out: a count per running slot, and the rest for waiting prompts. Decoding rows get their one token.
+Prompts follow, the shortest remainder first, including waiting prompts, so no short prompt waits for the chunks of a
+long one. A long prompt always gets its part of the budget, so it finishes, too.
 """
 
 from array import array
 
 cimport cython
 
-cdef int32_t LONG_PART = 4  # a prompt that others overtake still gets one part in so many of the budget
-cdef int32_t REST_PART = 8  # a rest of one part in so many is taken along: it would cost a step of its own
+cdef int32_t LONG_PART = 4  # a prompt that others overtake still gets 1 / LONG_PART of the budget
+cdef int32_t REST_PART = 8  # a remainder of up to 1 / REST_PART of the budget is included: it would cost an extra step
 
 
 @cython.final
 cdef class TokenShares:
-    """Counts are for the step that is being planned."""
+    """Counts of the step that is being planned."""
 
     def __init__(self, SeqTable seqs not None, RunningRows running not None, WaitQueue queue not None,
                  BlockTables tables not None, int32_t max_tokens, int32_t max_chunk):
@@ -28,13 +28,13 @@ cdef class TokenShares:
         self.prompts = array("i", bytes(4 * seqs.num_slots))
 
     def load(self):
-        """(rows that decode, requests that wait, tokens that prompts lack in all, tokens that the next one lacks)."""
+        """Return (decoding rows, waiting requests, tokens left in all prompts, tokens left in the next prompt)."""
         cdef int32_t i
         cdef int32_t left
         cdef int32_t decoding = 0
         cdef int32_t following = 0
         cdef long long lacking = 0
-        # The GIL is held: the loop takes a few microseconds, and taking the GIL again from a busy thread takes longer.
+        # The GIL is held: the loop takes a few microseconds, and reacquiring the GIL from a busy thread takes longer.
         for i in range(self.running.size):
             left = self.seqs.left(self.running.slots[i])
             if left == 1:
@@ -49,7 +49,7 @@ cdef class TokenShares:
         return decoding, self.queue.size, lacking, following
 
     cdef void deal(self, bint others_may_start) noexcept nogil:
-        """Counts for all running rows; the rest is for waiting requests, if these `may start`."""
+        """Assign counts to all running rows; the rest is for waiting requests, if `others_may_start`."""
         cdef int32_t i
         cdef int32_t at
         cdef int32_t left
@@ -83,7 +83,7 @@ cdef class TokenShares:
             self.tokens_left += overtaking
 
     cdef check_bi_spans(self, const int32_t[:, ::1] bi_spans, int64_t prompt_len, int32_t max_rows):
-        """ValueError unless each span lies in the prompt and fits into a step in which all other rows decode."""
+        """Raise ValueError unless each span is in the prompt and fits into a step in which all other rows decode."""
         cdef int32_t most = min(self.max_chunk, self.max_tokens - max_rows + 1)
         cdef int32_t end = 0
         cdef int32_t k
@@ -97,9 +97,9 @@ cdef class TokenShares:
                 raise ValueError(f"a bidirectional span of {end - bi_spans[k, 0]} tokens: a step has room for {most}")
 
     cdef int32_t fitting(self, slot_t slot, int32_t start, int32_t lacking, int32_t granted) noexcept nogil:
-        """Tokens for a prompt that lacks `lacking` from `start` on; `granted` tokens of its chunk lie before `start`.
+        """Return the tokens for a prompt that lacks `lacking` from `start` on; `granted` of its chunk precede it.
 
-        A bidirectional span may take more than the budget has.
+        A bidirectional span may exceed the budget.
         """
         cdef int32_t limit = min(self.max_chunk, self.tokens_left)
         cdef int32_t count = max(0, min(lacking, limit))
@@ -108,7 +108,7 @@ cdef class TokenShares:
         return self._cut(slot, start, count, granted, min(self.max_chunk, self.room))
 
     cdef int32_t _cut(self, slot_t slot, int32_t start, int32_t count, int32_t granted, int32_t most) noexcept nogil:
-        """About `count` tokens: the chunk ends where the kinds of cache allow it, and cuts no bidirectional span.
+        """Return about `count` tokens: the chunk ends where the cache kinds allow and cuts no bidirectional span.
 
         To complete a span the chunk may take up to `most` tokens.
         """
@@ -121,15 +121,15 @@ cdef class TokenShares:
         return count
 
     cdef void take(self, int32_t count) noexcept nogil:
-        """Tokens are given to a prompt; a negative count gives them back."""
+        """Take tokens for a prompt; a negative count returns them."""
         self.tokens_left = self.tokens_left - count
         self.room -= count
 
     cdef int32_t deal_leftovers(self, int32_t updates_left, int32_t width) noexcept nogil:
-        """Longer chunks for running prompts, after waiting requests have started: only blocks that lie idle are taken.
+        """Lengthen chunks of running prompts, after waiting requests have started; take only idle blocks.
 
-        `updates_left`: block-table changes that the plan still takes. Returns how many are left then.
-        `width`: tokens that a row may bring home.
+        updates_left: block-table changes for which the plan still has room; returns how many are left.
+        width: most tokens per row and step.
         """
         cdef int32_t i
         cdef int32_t end
@@ -159,15 +159,15 @@ cdef class TokenShares:
         return updates_left
 
     cdef bint _sooner(self, slot_t a, slot_t b) noexcept nogil:
-        """Whether prompt a, behind b among the running rows, is served before it."""
+        """Whether prompt a, which is after b among the running rows, is served before b."""
         if self.running.by_priority and self.seqs.priority[a] != self.seqs.priority[b]:
             return False
         return self.seqs.left(a) < self.seqs.left(b)
 
     cdef int32_t _waiting_shorter(self, slot_t slot, int32_t most) noexcept nogil:
-        """Tokens of waiting prompts that come before a running one: shorter ones, of no worse priority; `most` at most.
+        """Tokens of waiting prompts that precede a running one: shorter, not of lower priority; up to `most`.
 
-        What the prefix cache holds of them is not known yet: what is left over goes to the running prompts in the end.
+        Their tokens in the prefix cache are not known yet; unused tokens finally go to running prompts.
         """
         cdef int32_t i
         cdef int32_t found = 0

@@ -15,19 +15,19 @@ cdef enum:  # which states are named
     STATES_ALL = 2
 
 
-cdef struct RowState:  # of a slot; runs by their heads, 0 is none
-    block_t base_run  # what the next step reads
-    block_t old_run  # what the newest step reads, if it writes another; a user less when the row is planned again
-    block_t write_run  # taken for the next base
+cdef struct RowState:  # state of a slot; runs by their heads, 0 is none
+    block_t base_run  # the next step reads it
+    block_t old_run  # the newest step reads it, if it writes another run; released when the row is planned again
+    block_t write_run  # run for the next base
     block_t tail_run
     int32_t base
     int32_t old_base
-    int32_t sure  # bases up to here are of steps that are committed
-    int32_t due  # the next state to be named is that behind so many tokens
-    int32_t branch  # attention has found so many tokens, and states fewer; 0: not so
+    int32_t sure  # bases up to here belong to committed steps
+    int32_t due  # number of tokens after which the next state is named
+    int32_t branch  # tokens that attention has found, if states have found fewer; else 0
     bint extends  # the row began at a state
-    block_t newest  # the state that the row has named last, or began at
-    block_t newest_above  # and the primary's block where it hangs
+    block_t newest  # the state that the row named last, or began at
+    block_t newest_above  # the primary's block to which `newest` is attached
     int32_t num_boundaries
     int32_t boundaries[8]
 
@@ -40,11 +40,11 @@ cdef class StateRuns:
     cdef readonly int32_t chunk  # a base is a multiple of it
     cdef readonly int32_t unit  # states are named at multiples of it
     cdef int32_t mode
-    cdef int32_t every  # tokens from one named state of an answer, or with STATES_ALL of a text, to the next
+    cdef int32_t every  # tokens between named states in an answer (with STATES_ALL: in the whole text)
     cdef RowState* rows
-    cdef block_t found  # by the newest shorten()
-    cdef int32_t reach  # entries that the newest shorten() was given at first
-    cdef int64_t reached  # tokens that attention alone would have found, since start
+    cdef block_t found  # found by the newest shorten()
+    cdef int32_t reach  # entries given to the newest first shorten()
+    cdef int64_t reached  # tokens that only attention would have found, since start
 
     cdef void turn(self, slot_t slot) noexcept nogil
     cdef int32_t next_base(self, slot_t slot, int32_t start, int32_t count) noexcept nogil

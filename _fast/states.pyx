@@ -1,16 +1,16 @@
-"""StateRuns: which runs hold each row's state and tail, where its base is, and which of its states are named.
+"""StateRuns: tracks the runs of each row's state and tail, the row's base, and which of its states are named.
 
-Owner: the device thread, through BlockTables, Planner and Settler. In: chunks as they are planned, steps as they are
-committed. Out: the columns of states in the StepPlan. A row's base run holds the state behind `base` tokens, a multiple
-of `chunk`; the inputs of later tokens lie in its tail run, by position. A step that folds writes the state behind a
-later base into a run of its own, which is the base run of the row's next step:
+Owner: the device thread, through BlockTables, Planner and Settler. In: planned chunks and committed steps. Out: the
+columns of states in the StepPlan. A row's base run holds the state after `base` tokens, a multiple of `chunk`; the
+inputs of later tokens are in its tail run, by position. A step that folds writes the state after a later base into
+another run, which is the base run of the row's next step:
 
-    plan N    base 32 in A, writes 48 to B, computes 49     plan N+1    base 48 in B, computes 50     A has a user less
+    plan N    base 32 in A, writes 48 to B, computes 49     plan N+1    base 48 in B, computes 50     A loses a user
 
-A token whose step is not committed is never folded, since it may be computed again; but where a step computes known
-tokens, all before the last of them are final. A run that a step reads has its user until the row is planned again, and
-what is written by then is written later. So a state is named without a copy: a base run is held by name and row, and
-the row goes on. States inside a chunk are written in passing, each to a run that has a user until its step is settled.
+A token whose step is not committed is never folded, because it may be computed again. But if a step computes known
+tokens, all of them except the last are final. A run that a step reads keeps its user until the row is planned again;
+all later writes come after this read. So naming a state needs no copy: both the name and the row hold the base run, and
+the row continues. Intermediate states in a chunk are each written to a run that has a user until its step is settled.
 """
 
 cimport cython
@@ -28,7 +28,7 @@ ALIGN = STATES_ALIGN
 ALL = STATES_ALL
 
 cdef int32_t NEVER = 0x7FFFFFFF
-cdef int32_t ANSWERED = 256  # tokens of an answer from one named state to the next
+cdef int32_t ANSWERED = 256  # tokens of an answer between two named states
 
 
 cdef inline int32_t rounded_up(int32_t count, int32_t unit) noexcept nogil:
@@ -37,7 +37,7 @@ cdef inline int32_t rounded_up(int32_t count, int32_t unit) noexcept nogil:
 
 @cython.final
 cdef class StateRuns:
-    """States of one scheduler's rows; without states nothing but `active` is read."""
+    """States of one scheduler's rows; without states only `active` is read."""
 
     def __cinit__(self, Checkpoints cache not None, BlockPool pool not None, SeqTable seqs not None, int32_t chunk,
                   int32_t mode, int32_t every):
@@ -48,7 +48,7 @@ cdef class StateRuns:
         self.cache, self.pool, self.seqs = cache, pool, seqs
         self.chunk = max(chunk, 1)
         self.unit = block_size
-        while self.unit % self.chunk:  # a named state is behind whole blocks, and its position is a base
+        while self.unit % self.chunk:  # a named state is after whole blocks, and its position is a base
             self.unit += block_size
         self.mode = mode
         self.every = rounded_up(every if mode == STATES_ALL else ANSWERED, self.unit)
@@ -60,7 +60,7 @@ cdef class StateRuns:
         free(self.rows)
 
     def enter(self, int32_t slot, boundaries):
-        """A request has the slot; `boundaries`: tokens of its prompt after which others may go on differently."""
+        """Start a request in the slot; boundaries: prompt lengths after which other requests may differ."""
         cdef list places = sorted(set(boundaries))
         cdef int32_t k
         if len(places) > MAX_BOUNDARIES or any(not 0 < place <= self.seqs.prompt_len[slot] for place in places):
@@ -77,20 +77,20 @@ cdef class StateRuns:
     # Planning.
 
     cdef void turn(self, slot_t slot) noexcept nogil:
-        """The row is planned again: what its step before read, and does not write, has a user less."""
+        """Release the run that the row's previous step read, if it writes another; at the row's next plan."""
         if self.rows[slot].old_run:
             self._drop_run(&self.rows[slot].old_run)
 
     cdef int32_t next_base(self, slot_t slot, int32_t start, int32_t count) noexcept nogil:
-        """The base that a step of `count` tokens from `start` on leaves; 0: it leaves the row's base where it is."""
+        """Return the row's base after a step of `count` tokens from `start` on; 0: the base stays the same."""
         cdef int32_t end = self.seqs.committed[slot]
-        if not self.seqs.choosing[slot]:  # known tokens, all of them final but the last
+        if not self.seqs.choosing[slot]:  # known tokens, all final except the last
             end = start + count - 1
         end = end // self.chunk * self.chunk
         return end if end > self.rows[slot].base else 0
 
     cdef int32_t missing(self, slot_t slot, int32_t start, int32_t count) noexcept nogil:
-        """Blocks of runs that the row still needs for such a step."""
+        """Return how many blocks of runs the row still needs for this step."""
         cdef RowState* row = &self.rows[slot]
         cdef int32_t blocks = 0
         if not row.tail_run:
@@ -100,7 +100,7 @@ cdef class StateRuns:
         return blocks
 
     cdef bint take(self, slot_t slot, int32_t start, int32_t count) noexcept nogil:
-        """Take the runs that such a step needs. False: there is no room for them."""
+        """Take the runs that this step needs. False: there is no room."""
         cdef RowState* row = &self.rows[slot]
         if not row.tail_run:
             row.tail_run = self.cache.acquire(TAIL_RUN)
@@ -110,13 +110,13 @@ cdef class StateRuns:
         return row.tail_run != 0
 
     cdef int32_t demand(self, int32_t hit) noexcept nogil:
-        """Blocks of runs that a row holds at once, at most, beyond the state that it begins at."""
+        """Return the most blocks of runs that a row holds at once, without the state at which it begins."""
         return self.pool.sizes[TAIL_RUN] + self.pool.sizes[STATE_RUN] * (1 if hit else 2)
 
     cdef int32_t shorten(self, slot_t slot, int32_t count, const int32_t* blocks) noexcept nogil:
-        """How many of `count` entries, which the groups of tokens have found, a row can begin behind: there is a state.
+        """Return after how many of `count` entries, which the token groups have found, there is a state to begin at.
 
-        `blocks`: the primary's, of these entries; NULL: there is no primary group.
+        blocks: the primary group's blocks of these entries; NULL: there is no primary group.
         """
         cdef int32_t step = self.unit // self.cache.names.block_size
         cdef int32_t j = count // step * step
@@ -129,11 +129,11 @@ cdef class StateRuns:
         return 0
 
     cdef int32_t revived(self) noexcept nogil:
-        """Blocks of the state just found, if it lies idle."""
+        """Return the number of blocks of the state just found, if it is idle."""
         return self.pool.sizes[STATE_RUN] if self.found and self.pool.refs[self.found] == 0 else 0
 
     cdef void attach(self, slot_t slot, int32_t count, const int32_t* blocks) noexcept nogil:
-        """The row begins behind `count` entries: at the state just found, or with none at 0. It holds no run."""
+        """Start the row after `count` entries, at the state just found, or at 0 without one. It holds no run."""
         cdef RowState* row = &self.rows[slot]
         cdef int32_t block_size = self.cache.names.block_size
         row.base_run = row.old_run = row.write_run = row.tail_run = row.newest = 0
@@ -147,7 +147,7 @@ cdef class StateRuns:
         row.due = self.next_due(slot, row.base)
 
     cdef int32_t next_due(self, slot_t slot, int32_t after) noexcept nogil:
-        """The first position behind `after` of which the state is named."""
+        """Return the first position after `after` whose state is named."""
         cdef RowState* row = &self.rows[slot]
         cdef int32_t last = (self.seqs.prompt_len[slot] - 1) // self.unit * self.unit
         cdef int32_t due
@@ -165,7 +165,7 @@ cdef class StateRuns:
         return due
 
     cdef int32_t cut(self, slot_t slot, int32_t start, int32_t end) noexcept nogil:
-        """Where a chunk ends that has room for its checkpoints: the last of them may be its new base."""
+        """Return the end of a chunk, so that its checkpoints fit; the last checkpoint may be its new base."""
         cdef int32_t count = 0
         cdef int32_t due = self.next_due(slot, start)
         while due < end:
@@ -176,7 +176,7 @@ cdef class StateRuns:
         return end
 
     cdef void plan_row(self, slot_t slot, int32_t row, int32_t count, int32_t reserve, StepPlan plan) noexcept nogil:
-        """Write a row's columns; from now on its base is the new one. `reserve`: blocks that checkpoints leave idle."""
+        """Write a row's columns and make the new base its base. reserve: blocks that checkpoints must leave idle."""
         cdef RowState* of = &self.rows[slot]
         cdef int32_t start = self.seqs.computed[slot]
         cdef int32_t new_base = self.next_base(slot, start, count)
@@ -210,7 +210,7 @@ cdef class StateRuns:
         of.write_run = 0
 
     cdef int32_t _checkpoints(self, slot_t slot, int32_t end, int32_t* places) noexcept nogil:
-        """Positions before `end` of which the step writes the states in passing, the longest prefix first."""
+        """Return positions before `end` whose intermediate states the step writes, longest prefix first."""
         cdef int32_t count = 0
         cdef int32_t k
         cdef int32_t due = self.rows[slot].due
@@ -229,7 +229,7 @@ cdef class StateRuns:
     # Committed steps.
 
     cdef void settle(self, slot_t slot, StepPlan plan, int32_t row, const int32_t* blocks) noexcept nogil:
-        """A row's step is committed, and its full blocks are named: name the states that are due."""
+        """Name the states that are due, after a commit of the row's step and the naming of its full blocks."""
         cdef RowState* of = &self.rows[slot]
         cdef int32_t* column = plan.lines.states + row
         cdef int32_t width = plan.max_rows
@@ -252,16 +252,16 @@ cdef class StateRuns:
         of.due = self.next_due(slot, of.sure)
 
     cdef void pass_over(self, StepPlan plan, int32_t row) noexcept nogil:
-        """A row's step has failed, or counts for nothing: states that it wrote in passing are of no use."""
+        """Drop the intermediate states of a row's step that failed or is ignored."""
         cdef int32_t* column = plan.lines.states + row
         cdef int32_t k
         for k in range(CHECKPOINTS):
-            if column[(STATE_CHECKPOINT_RUN + k) * plan.max_rows] == 0:  # nor any behind it
+            if column[(STATE_CHECKPOINT_RUN + k) * plan.max_rows] == 0:  # later ones are 0 as well
                 return
             self.cache.release(self.pool.heads[column[(STATE_CHECKPOINT_RUN + k) * plan.max_rows]])
 
     cdef void _name(self, slot_t slot, block_t head, int32_t position, const int32_t* blocks) noexcept nogil:
-        """The run is the state behind `position` tokens of the row: rows with this prefix find it from now on."""
+        """Name the run as the state after `position` tokens of the row, so that rows with this prefix find it."""
         cdef RowState* row = &self.rows[slot]
         cdef int32_t j = position // self.cache.names.block_size - 1
         cdef block_t above
@@ -274,7 +274,7 @@ cdef class StateRuns:
             row.newest, row.newest_above = head, above
 
     cdef void release(self, slot_t slot, const int32_t* blocks) noexcept nogil:
-        """The row gives its runs back. Its own state may be found again: by itself, or by the next turn."""
+        """Release the row's runs. Its own state may be named, for the row itself or the chat's next turn."""
         cdef RowState* row = &self.rows[slot]
         if self.mode == STATES_ALIGN:
             if row.base_run and row.base <= row.sure and row.base % self.unit == 0:
@@ -292,7 +292,7 @@ cdef class StateRuns:
             run[0] = 0
 
     cdef bint has_new_runs(self, slot_t slot, StepPlan plan) noexcept nogil:
-        """Whether the row has a run of which the device learns the blocks from this plan."""
+        """Whether the row has a run whose blocks this plan sends to the device."""
         cdef RowState* row = &self.rows[slot]
         return (
             self.cache.is_new(row.base_run, plan) or self.cache.is_new(row.old_run, plan)
@@ -300,11 +300,11 @@ cdef class StateRuns:
         )
 
     cdef void disown(self, slot_t slot) noexcept nogil:
-        """What the row has computed is wrong: no state of its prefix has a name, where no block's name holds them."""
+        """Unname the states of a row whose results are wrong, unless the names of blocks hold them."""
         cdef block_t head
         cdef int32_t j
         self.seqs.unnamed[slot] = 1
-        if self.cache.names.primary >= 0:  # the states went with the blocks' names
+        if self.cache.names.primary >= 0:  # the states were dropped with the blocks' names
             return
         for j in range(self.seqs.num_named[slot]):
             head = self.cache.find(slot, j, 0)
@@ -312,7 +312,7 @@ cdef class StateRuns:
                 self.cache.drop(head)
 
     def row(self, int32_t slot):
-        """A slot's runs by their ids, and its positions (for tests)."""
+        """Return a slot's runs by id, and its positions (for tests)."""
         if not (0 <= slot < self.seqs.num_slots and self.active):
             raise ValueError(f"slot {slot}: {self.seqs.num_slots} slots have states, or none has any")
         cdef RowState* row = &self.rows[slot]
@@ -329,7 +329,7 @@ cdef class StateRuns:
 
     @property
     def counts(self):
-        """What the engine reports of states."""
+        """Counts of states for the engine's reports."""
         cdef int32_t used = 0
         cdef int32_t i
         for i in range(<int32_t>self.pool.heads.shape[0]):

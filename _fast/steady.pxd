@@ -12,14 +12,14 @@ cdef enum:
 
 
 cdef class SteadyLoop:
-    cdef readonly int32_t in_flight  # plan that is launched and not committed; -1: none (as for the next three)
+    cdef readonly int32_t in_flight  # plan that is launched and not committed; -1: none (same for the next three)
     cdef readonly int32_t planned  # scheduled, not packed, not launched
     cdef readonly int32_t uncommitted  # its tokens are on the host, not committed
-    cdef readonly int32_t unpublished  # committed, its news in its out arrays
-    cdef readonly bint freed  # the last commit gave slots back or evicted media
+    cdef readonly int32_t unpublished  # committed, its news is in its out arrays
+    cdef readonly bint freed  # the last commit freed slots or evicted media
     cdef readonly double last_beat  # seconds of time.monotonic
     cdef readonly int64_t num_steps  # settled here since start
-    cdef readonly double free_s  # spent here without the GIL since start, waiting included
+    cdef readonly double free_s  # seconds spent here without the GIL since start, including waiting
     cdef readonly StepClock clock  # its kinds are the bit lengths of token counts
     cdef Scheduler scheduler
     cdef SlotParams params
@@ -31,10 +31,10 @@ cdef class SteadyLoop:
     cdef const uint8_t[::1] special
     cdef const int32_t[:, ::1] watched  # by slot: tokens that Python handles at once; -1 is none
     cdef int wake_fd
-    cdef double report_s  # seconds that handing on the previous step's news took
+    cdef double report_s  # seconds for handing on the previous step's news
     cdef bint timed  # planning has waited for its time
-    cdef bint exact  # ended_at of the launcher is when that step ended, not when a thread came to look
-    cdef int32_t variant  # of the graphs that run the plan looked at last
+    cdef bint exact  # ended_at of the launcher is when the step ended, not when the thread checked
+    cdef int32_t variant  # variant of the graphs for the plan that was examined last
     cdef StepNumbers last
 
     cdef int32_t _run(self) noexcept nogil

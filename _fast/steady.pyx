@@ -1,15 +1,16 @@
-"""SteadyLoop: plain steps one after the other, without the GIL, until something needs Python.
+"""SteadyLoop: runs plain steps in sequence, without the GIL, until Python is needed.
 
 Owner: the device thread. In: scheduler, plans in their records, staged words, a launcher with graphs, the inbox's
-eventfd. Out: news in an OutputRing; a reason to return, and which plan is where. One turn is engine/run/loop's:
+eventfd. Out: news in an OutputRing; a reason to return, and the states of plans. An iteration is like
+engine/run/loop's:
 
     thread   wait for the inbox | plan N+1, pack, launch all of it | wait for N | commit N | push N's news | wait ...
     device   ... N ............................................... | N+1 .............................. | ...
 
-A step is plain when it runs no tower, takes no media rows, has a graph, and no row is `special`: bit 0 of a slot's
-byte says that Python handles each of its steps, bit 1 those that compute tokens of its prompt (so also the one that
-samples its first token). Bit 2 says that some tokens (`watched`) bring the step that chose them back to Python, not
-committed: what was launched behind the step did not know of them. The bits from SPECIAL_VARIANT_SHIFT on name the
+A step is plain if it runs no tower, takes no media rows, has a graph, and no row is `special`. Bit 0 of a slot's byte:
+Python handles all of its steps. Bit 1: Python handles the steps that compute tokens of its prompt, including the step
+that samples its first token. Bit 2: if a step chooses certain tokens (`watched`), it returns to Python uncommitted,
+because the step launched after it did not take them into account. The bits from SPECIAL_VARIANT_SHIFT on are the
 variant of the graphs that the row needs.
 Plan and record of a step have the number step_id modulo the plans' count.
 """
@@ -31,14 +32,14 @@ cdef extern from *:
     #ifdef __linux__
     #include <sys/prctl.h>
     #endif
-    /* Linux lets a thread's timers come 50 us late, so that it may serve several at once, unless the thread objects. */
+    /* By default Linux may delay a thread's timers by 50 us, to serve several at once. */
     static void omniloop_be_punctual(void)
     {
     #ifdef __linux__
         prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL);
     #endif
     }
-    /* 1: fd is readable; 0: it was not until then. Elsewhere than on Linux the time is cut to milliseconds. */
+    /* 1: fd is readable; 0: timeout. Outside of Linux the time is truncated to milliseconds. */
     static int omniloop_readable(int fd, const struct timespec *wait)
     {
         struct pollfd of = {fd, POLLIN, 0};
@@ -70,14 +71,14 @@ cdef enum:
 
 REASON_INBOX = INBOX  # the inbox has something
 REASON_PYTHON = PYTHON  # `planned` is not plain
-REASON_INVALID = INVALID  # `uncommitted` has rows that were to get a token and got none
+REASON_INVALID = INVALID  # `uncommitted` has rows that should have a token and have none
 REASON_RING = RING  # the ring is full: `unpublished`
-REASON_WOKEN = WOKEN  # `uncommitted` has a token that a watched slot waits for
-REASON_FREED = FREED  # slots or media entries came back
+REASON_WOKEN = WOKEN  # `uncommitted` has a token that a slot watches
+REASON_FREED = FREED  # slots or media entries were freed
 REASON_IDLE = IDLE  # nothing is in flight, nothing can be planned
-REASON_PREEMPTED = PREEMPTED  # a row gave up its blocks and waits again: what prompts may have is to be said anew
+REASON_PREEMPTED = PREEMPTED  # a row was preempted: the budget of prompts must be set again
 
-cdef double LEAST_MARGIN = 0.00015  # seconds: what a turn without the GIL takes
+cdef double LEAST_MARGIN = 0.00015  # seconds that an iteration without the GIL takes
 SPECIAL_ALWAYS = ALWAYS
 SPECIAL_PROMPT = PROMPT
 SPECIAL_WATCHED = WATCHED
@@ -85,7 +86,7 @@ SPECIAL_VARIANT_SHIFT = VARIANT_SHIFT
 
 
 cdef inline int32_t size_class(int32_t num_tokens) noexcept nogil:
-    """The bit length of a token count."""
+    """Return the bit length of a token count."""
     cdef int32_t bits = 0
     while num_tokens:
         num_tokens >>= 1
@@ -94,7 +95,7 @@ cdef inline int32_t size_class(int32_t num_tokens) noexcept nogil:
 
 
 cdef inline int32_t run_length(StepPlan plan, const int32_t* tokens, int32_t row) noexcept nogil:
-    """Tokens of a row's run."""
+    """Return the number of tokens in a row's run."""
     cdef int32_t count = 0
     while count < plan.width and tokens[row * plan.width + count] >= 0:
         count += 1
@@ -103,7 +104,7 @@ cdef inline int32_t run_length(StepPlan plan, const int32_t* tokens, int32_t row
 
 @cython.final
 cdef class SteadyLoop:
-    """Everything it is given is the device thread's, which makes it; `last_beat` alone may be read by others."""
+    """The loop of the device thread, which owns all arguments; other threads may read only `last_beat`."""
 
     def __init__(self, Scheduler scheduler not None, list plans not None, SlotParams params not None,
                  Launcher launcher not None, OutputRing ring not None, const uint8_t[::1] special not None,
@@ -142,10 +143,10 @@ cdef class SteadyLoop:
         be_punctual()
 
     def run(self, int32_t in_flight):
-        """Goes on from plan `in_flight` (launched, plain; -1: none) and returns a REASON; RuntimeError: device lost.
+        """Continue from plan `in_flight` (launched, plain; -1: none) and return a REASON; RuntimeError: device lost.
 
-        The caller then does, in this order: commit `uncommitted`, publish `unpublished`, forget freed slots if `freed`,
-        pack and launch `planned`; and settle `in_flight`, which was launched before it, or give it to the next run().
+        The caller then must, in this order: commit `uncommitted`, publish `unpublished`, forget freed slots if `freed`,
+        pack and launch `planned`; and settle `in_flight`, which was launched before it, or pass it to the next run().
         """
         cdef int32_t reason
         cdef double begun
@@ -168,28 +169,28 @@ cdef class SteadyLoop:
         return reason
 
     def is_plain(self, StepPlan plan not None):
-        """True for a scheduled plan whose step may be given to run()."""
+        """Whether a scheduled plan's step may be passed to run()."""
         return self._size(plan) > 0
 
     def plan_until(self, int32_t index):
-        """When to plan behind plan `index` in flight, in seconds of time.perf_counter; 0: at once."""
+        """Return when to plan the step after plan `index` in flight, in seconds of time.perf_counter; 0: at once."""
         if not 0 <= index < self.num_plans:
             raise ValueError(f"plan {index}: there are 0 to {self.num_plans - 1}")
         return self._until(<StepPlan>self.plan_at[index], index)
 
     def learned(self):
-        """[(bit length of a step's tokens, seconds)] of what ran here: only decodes, where prompts are special.
+        """Return [(bit length of a step's tokens, seconds)] of steps run here; only decodes, if prompts are special.
 
-        What a step takes in effect, the host's part included where the device waits for it.
+        This is a step's effective time, including the host's part if the device waits for it.
         """
         periods = self.clock.periods
         return [(bits, periods[bits]) for bits in range(NUM_CLASSES) if periods[bits] > 0.0]
 
     @property
     def numbers(self):
-        """As OutputRing.pop() gives them, of an unpublished step.
+        """Numbers of an unpublished step, as from OutputRing.pop().
 
-        Of one that was `uncommitted` for its times are valid, all but commit_s; of one that is `planned`, schedule_s.
+        For an `uncommitted` step its times are valid, except commit_s; for a `planned` step only schedule_s.
         """
         return named(&self.last)
 
@@ -205,7 +206,7 @@ cdef class SteadyLoop:
                 return PREEMPTED
             index = <int32_t>(self.scheduler.planner.next_step % self.num_plans)
             reason = self._next(<StepPlan>self.plan_at[index], index)
-            if reason == IDLE:  # there is nothing to plan before the step in flight is settled
+            if reason == IDLE:  # nothing can be planned before the step in flight is settled
                 index = -1
                 if self.in_flight < 0:
                     return IDLE
@@ -219,7 +220,7 @@ cdef class SteadyLoop:
                 return reason
 
     cdef bint _inbox_wakes(self) noexcept nogil:
-        """True as soon as the inbox has something; False when it had nothing until the next step must be planned."""
+        """Wait for the inbox. True: it has something; False: it had nothing until the next step must be planned."""
         cdef timespec wait
         cdef double left = 0.0
         if self.in_flight >= 0:
@@ -234,7 +235,7 @@ cdef class SteadyLoop:
         return self.clock.plan_at(begun, self.clock.expected(size_class(plan.num_tokens)))
 
     cdef int32_t _next(self, StepPlan plan, int32_t index) noexcept nogil:
-        """Plan, pack and launch the next step, all of it. IDLE: there is none. PYTHON: it is not plain."""
+        """Plan, pack and launch the whole next step. IDLE: there is none. PYTHON: it is not plain."""
         cdef double begun = now()
         cdef double packed
         cdef int32_t size
@@ -263,7 +264,7 @@ cdef class SteadyLoop:
         return GOES_ON
 
     cdef int32_t _size(self, StepPlan plan) noexcept nogil:
-        """The size of the graph that runs a plain plan, whose variant is noted; 0: the plan is not plain."""
+        """Return the size of a plain plan's graph and set its `variant`; 0: the plan is not plain."""
         cdef const slot_t* slots = plan.lines.slot
         cdef const int32_t* computed = plan.lines.computed
         cdef const uint8_t* special = &self.special[0]
@@ -289,7 +290,7 @@ cdef class SteadyLoop:
         )
 
     cdef int32_t _settle(self, StepPlan plan, int32_t index) noexcept nogil:
-        """Wait for a step's tokens, commit them and hand on the news."""
+        """Wait for a step's tokens, commit them and publish the news."""
         cdef double before = self.launcher.ended_at
         cdef double waiting = now()
         cdef double done
@@ -321,7 +322,7 @@ cdef class SteadyLoop:
         return FREED if self.freed else GOES_ON
 
     cdef bint _all_sampled(self, StepPlan plan, const int32_t* tokens) noexcept nogil:
-        """Whether each row that samples got a run: a token at least, and behind each token another or the end."""
+        """Whether each sampling row got a valid run: a token, and after each token another or the end."""
         cdef int32_t missing = 0
         cdef int32_t row
         cdef int32_t k
@@ -339,7 +340,7 @@ cdef class SteadyLoop:
         return not missing
 
     cdef bint _wakes(self, StepPlan plan, const int32_t* tokens) noexcept nogil:
-        """Whether a watched slot got a token that the slot waits for, anywhere in its run."""
+        """Whether the run of a slot contains one of its watched tokens."""
         cdef const slot_t* slots = plan.lines.slot
         cdef int32_t row
         cdef int32_t k
@@ -364,7 +365,7 @@ cdef class SteadyLoop:
         self.last.prefix_hits = self.scheduler.planner.prefix_hits
 
     cdef double _learn(self, StepPlan plan, double launched, double before) noexcept nogil:
-        """Seconds the step just waited for took. It began when it was launched or when the one before it ended."""
+        """Return the duration of the step just waited for. It began at its launch, or when the previous step ended."""
         cdef double took = self.launcher.ended_at - max(launched, before)
         cdef bint begun_exact = self.exact or launched >= before
         self.exact = self.clock.learn(size_class(plan.num_tokens), took, begun_exact, self.last.wait_s)

@@ -1,13 +1,13 @@
-"""StepNumbers: what a step did and how long its parts took, by name, as Python reads it.
+"""StepNumbers: a step's counts and the durations of its parts, by name, for Python.
 
-Owner: whoever popped it from the OutputRing. The C struct of this name in ring.pxd has the same fields.
+Owner: the reader that popped it from the OutputRing. The C struct of this name in ring.pxd has the same fields.
 """
 
 from typing import NamedTuple
 
 
 class StepNumbers(NamedTuple):
-    """Counts of one step and of the moment at which the step was settled; seconds of the step's parts; two moments of
+    """Counts of one step and of the time when it was settled; durations of its parts in seconds; two times of
     time.perf_counter: when its forward was launched, and when its tokens were on the host."""
 
     step_id: int

@@ -17,12 +17,12 @@ cdef class BlockTables:
     cdef int32_t num_groups
     cdef int32_t block_size
     cdef int32_t max_blocks
-    cdef int32_t primary  # the first group that vouches for the others (kinds.pyx); -1: there is none
+    cdef int32_t primary  # the first group whose names prove the prefix for the others (kinds.pyx); -1: none
     cdef Group* groups
-    cdef int32_t[::1] size  # entries, by slot; the same in every group
-    cdef int32_t[::1] dirty  # entries from here on are unknown to the device, by slot
+    cdef int32_t[::1] size  # by slot: number of entries, the same in every group
+    cdef int32_t[::1] dirty  # by slot: entries from here on were not sent to the device
     cdef int32_t[::1] room
-    cdef int32_t[::1] first  # entries below are dropped, by slot and group
+    cdef int32_t[::1] first  # by slot and group: entries below are dropped
     cdef int32_t** rows  # by slot and group
     cdef int32_t[::1] hits  # scratch of match(): blocks by group and index
     cdef int32_t num_revived

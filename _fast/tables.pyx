@@ -1,13 +1,13 @@
-"""BlockTables: which blocks hold each slot's KV, by cache group, and what the device does not know of it yet.
+"""BlockTables: the blocks that hold each slot's KV, by cache group, and the changes not yet sent to the device.
 
-Owner: the device thread, through Scheduler alone. In: how far a slot's KV will reach, how far it is committed. Out:
+Owner: the device thread, only through Scheduler. In: how far a slot's KV will reach, and how far it is committed. Out:
 blocks taken from the one pool, prefix hits, names for full committed blocks, changes for the StepPlan.
-Entry j of a slot's table holds positions j * block_size .. (j + 1) * block_size - 1, in every group. What the groups
-differ in is the business of their kinds (kinds.pyx): an entry is 0 where the kind takes no block for it, and where no
-token reads it any more. States have runs of blocks in place of entries (states.pyx).
+Entry j of a slot's table holds positions j * block_size .. (j + 1) * block_size - 1, in every group. Differences
+between groups are defined by their kinds (kinds.pyx): an entry is 0 if the kind takes no block for it, or if no token
+reads it any more. States have runs of blocks in place of entries (states.pyx).
 
-When a row commits a full block whose equal is named already, the row switches to the named one and frees its own.
-So rows with equal prefixes hold equal blocks, a block's parent is used whenever it is, and the parent is evicted later.
+When a row commits a full block and an equal block is already named, the row switches to it and frees its own. So rows
+with equal prefixes hold the same blocks, and a block's parent is in use whenever the block is, and evicted later.
 """
 
 from array import array
@@ -30,7 +30,7 @@ cdef class BlockTables:
                   int32_t state_every, double state_share):
         cdef int32_t i
         cdef Checkpoints cache
-        cdef int32_t chunk = kinds.take_states(groups)  # their groups share runs, and have no block tables
+        cdef int32_t chunk = kinds.take_states(groups)  # groups of states share runs and have no block tables
         self.num_slots = seqs.num_slots
         self.num_groups = <int32_t>len(groups)
         self.rows = <int32_t**>calloc(<size_t>self.num_slots * max(self.num_groups, 1), sizeof(int32_t*))
@@ -67,11 +67,11 @@ cdef class BlockTables:
         free(self.groups)
 
     cdef int32_t blocks_for(self, int32_t length) noexcept nogil:
-        """Entries that `length` tokens take."""
+        """Return the number of entries for `length` tokens."""
         return (length + self.block_size - 1) // self.block_size
 
     cdef int32_t demand(self, int32_t hit, int32_t length) noexcept nogil:
-        """New blocks, over all groups, that a row of `length` tokens with `hit` entries found will hold at most."""
+        """Return the most new blocks, in all groups, of a row of `length` tokens with `hit` found entries."""
         cdef int32_t entries = self.blocks_for(length)
         cdef int32_t total = self.states.demand(hit) if self.states.active else 0
         cdef int32_t g
@@ -80,11 +80,11 @@ cdef class BlockTables:
         return total
 
     cdef bint covers(self, slot_t slot, int32_t reach) noexcept nogil:
-        """Whether the slot's entries have room for positions up to `reach`."""
+        """Whether the slot's entries cover positions up to `reach`."""
         return reach <= self.size[slot] * self.block_size
 
     cdef int32_t missing(self, slot_t slot, int32_t end, int32_t reach) noexcept nogil:
-        """Blocks, over all groups, that a step still needs which ends at `end` at least and at `reach` at most."""
+        """Return the missing blocks, in all groups, for a step that ends between `end` and `reach`."""
         cdef int32_t least = self.blocks_for(end)
         cdef int32_t target = self.blocks_for(reach)
         cdef int32_t start = self.seqs.computed[slot]
@@ -97,7 +97,7 @@ cdef class BlockTables:
         return total
 
     cdef int32_t chunk_end(self, int32_t start, int32_t end) noexcept nogil:
-        """Where a chunk from `start` on ends that may reach up to `end`: a position that every group allows."""
+        """Return where a chunk from `start` on, up to at most `end`, ends: a position that every group allows."""
         cdef int32_t before = -1
         cdef int32_t g
         while before != end:
@@ -107,7 +107,7 @@ cdef class BlockTables:
         return end
 
     cdef int grow(self, slot_t slot, int32_t end, int32_t reach) noexcept nogil:
-        """Take the missing blocks; the caller has seen that the pool has them. -1: no memory, or room, for the row."""
+        """Take the missing blocks; the caller has checked that the pool has them. -1: no memory or no room."""
         cdef int32_t least = self.blocks_for(end)
         cdef int32_t target = self.blocks_for(reach)
         cdef int32_t j
@@ -130,7 +130,7 @@ cdef class BlockTables:
         return 0
 
     cdef bint grow_idle(self, slot_t slot, int32_t end, int32_t reach) noexcept nogil:
-        """Whether the slot misses no block, or takes what it misses from the blocks that lie idle."""
+        """Take missing blocks from idle blocks; return whether no block is missing afterwards."""
         if self.covers(slot, reach) and not self.states.active:
             return True
         if self.missing(slot, end, reach) > self.pool.num_idle():
@@ -138,7 +138,7 @@ cdef class BlockTables:
         return self.grow(slot, end, reach) == 0
 
     cdef int _reserve(self, slot_t slot, int32_t count) noexcept nogil:
-        """Make room for `count` entries in the slot's rows; -1: no memory."""
+        """Enlarge the slot's rows to `count` entries; -1: no memory."""
         cdef int32_t room = self.room[slot]
         cdef int32_t g
         cdef int32_t* grown
@@ -154,9 +154,9 @@ cdef class BlockTables:
         return 0
 
     cdef int32_t match(self, slot_t slot) noexcept nogil:
-        """Entries that can be taken over from the prefix index, leaving one token at least to compute.
+        """Return the number of entries available in the prefix index; at least one token is left to compute.
 
-        Fills `hits`, and `num_revived` with how many of them are idle now. Takes nothing.
+        Fills `hits`, and sets `num_revived` to how many of them are idle now. Takes no blocks.
         """
         cdef int32_t count = (self.seqs.num_tokens[slot] - 1) // self.block_size
         cdef int32_t before
@@ -174,7 +174,7 @@ cdef class BlockTables:
             before = -1
             count = self._common(slot, count)
             self.states.reach = count if self.num_groups else 0
-            while before != count:  # behind a shorter hit other windows lie, and behind a gap there is another state
+            while before != count:  # a shorter hit has other windows, and a gap requires another state
                 before = count
                 count = self.states.shorten(
                     slot, count, &self.hits[self.primary * self.max_blocks] if self.primary >= 0 else NULL
@@ -190,7 +190,7 @@ cdef class BlockTables:
         return count
 
     cdef int32_t _common(self, slot_t slot, int32_t count) noexcept nogil:
-        """How many of `count` entries, of which the primary group has each, every group has that a row needs of it."""
+        """Return how many of `count` entries of the primary group a row can use, given the other groups' entries."""
         cdef int32_t before = -1
         cdef int32_t g
         cdef int32_t j
@@ -210,7 +210,7 @@ cdef class BlockTables:
         return count
 
     cdef int32_t _walk(self, slot_t slot, int32_t count) noexcept nogil:
-        """Follow the primary group's chain from its root until the first miss."""
+        """Follow the primary group's chain from its root to the first miss."""
         cdef int32_t j
         for j in range(count):
             if self.names.hash(slot, j + 1) < 0:
@@ -221,7 +221,7 @@ cdef class BlockTables:
         return count
 
     cdef block_t _lookup(self, slot_t slot, int32_t group, int32_t j) noexcept nogil:
-        """The named block of entry j, or 0; the primary's hits up to there are known."""
+        """Return the named block of entry j, or 0; the primary's hits up to j must be known."""
         cdef block_t above = 0
         if self.primary >= 0:
             if group != self.primary:
@@ -231,7 +231,7 @@ cdef class BlockTables:
         return self.names.find(slot, group, j, above)
 
     cdef int attach(self, slot_t slot, int32_t count) noexcept nogil:
-        """Take over the first `count` hits of the match() just made; the slot holds no blocks. -1: no memory."""
+        """Take the first `count` hits of the last match(); the slot must hold no blocks. -1: no memory."""
         cdef int32_t g
         cdef int32_t j
         cdef int32_t low
@@ -254,7 +254,7 @@ cdef class BlockTables:
         return 0
 
     cdef void settle(self, slot_t slot) noexcept nogil:
-        """A slot's committed KV has crossed a block's end: name what is full, drop what no token needs again."""
+        """Name full blocks and drop unneeded ones, after committed KV has crossed a block's end."""
         cdef int32_t full = self.seqs.committed[slot] // self.block_size
         if self.caching and not self.seqs.unnamed[slot]:
             self._names(slot, full)
@@ -262,11 +262,11 @@ cdef class BlockTables:
         self.seqs.boundary[slot] = (full + 1) * self.block_size
 
     cdef const int32_t* primary_row(self, slot_t slot) noexcept nogil:
-        """The slot's blocks in the primary group; NULL: there is none."""
+        """Return the slot's blocks in the primary group; NULL: there is none."""
         return self.rows[slot * self.num_groups + self.primary] if self.primary >= 0 else NULL
 
     cdef void _names(self, slot_t slot, int32_t end) noexcept nogil:
-        """Name the entries before `end` that have no name yet; where an equal block has it, the slot switches to it."""
+        """Name the unnamed entries before `end`; if an equal block has the name, the slot switches to that block."""
         cdef int32_t j
         cdef int32_t k
         cdef int32_t g
@@ -281,7 +281,7 @@ cdef class BlockTables:
         for j in range(self.seqs.num_named[slot], end):
             num_words = self.seqs.gather(slot, j * self.block_size, self.block_size, &self.names.keys[0])
             for k in range(self.num_groups):
-                # The primary group first: the others' names hang on its block.
+                # The primary group comes first, because names of other groups link to its block.
                 g = k
                 if self.primary > 0 and k <= self.primary:
                     g = self.primary if k == 0 else k - 1
@@ -301,7 +301,7 @@ cdef class BlockTables:
                     self.names.index.insert(own, &name, &self.names.keys[0], num_words)
                     self.pool.name(own)
                 elif other != own and self.seqs.traced[slot]:
-                    # It is read by the table that the device knows: a change might not get there before its end.
+                    # The device's table includes this block, and a change might not be sent before the row's end.
                     self.seqs.unnamed[slot] = 1
                     return
                 elif other != own:
@@ -320,7 +320,7 @@ cdef class BlockTables:
         for g in range(self.num_groups):
             at = slot * self.num_groups + g
             low = min(kinds.needed_from(&self.groups[g], position), self.size[slot])
-            # Later entries first, so that of a chain the beginning is evicted last.
+            # Later entries first, so that the beginning of a chain is evicted last.
             for j in range(low - 1, self.first[at] - 1, -1):
                 if self.rows[at][j]:
                     self.pool.release(self.rows[at][j])
@@ -328,7 +328,7 @@ cdef class BlockTables:
             self.first[at] = max(self.first[at], low)
 
     cdef void release(self, slot_t slot) noexcept nogil:
-        """Free everything the slot holds, the end first: it is the part that others are least likely to share."""
+        """Free all blocks of the slot, the end first, because others are least likely to share it."""
         cdef int32_t g
         cdef int32_t j
         if self.states.active:
@@ -346,11 +346,11 @@ cdef class BlockTables:
         self.room[slot] = 0
 
     cdef int32_t num_changed(self, slot_t slot) noexcept nogil:
-        """Entries that the device does not know yet."""
+        """Return the number of entries that were not sent to the device yet."""
         return (self.size[slot] - self.dirty[slot]) * self.num_groups
 
     cdef void send(self, slot_t slot, StepPlan plan) noexcept nogil:
-        """Write the slot's changes into the plan that names it; the caller has seen that they fit."""
+        """Write the slot's changes into the plan that includes the slot; the caller has checked that they fit."""
         cdef int32_t j
         cdef int32_t g
         for j in range(self.dirty[slot], self.size[slot]):
@@ -359,7 +359,7 @@ cdef class BlockTables:
         self.dirty[slot] = self.size[slot]
 
     cdef void forget_names(self) noexcept nogil:
-        """Empty the prefix index. Blocks of live rows lose their names as well, and those rows name no more."""
+        """Empty the prefix index. Blocks of live rows lose their names, too, and these rows name no more blocks."""
         cdef int32_t i
         if self.states.active:
             self.states.cache.drop_all()
@@ -373,9 +373,9 @@ cdef class BlockTables:
                 self.seqs.unnamed[i] = 1
 
     cdef void disown(self, slot_t slot) noexcept nogil:
-        """The slot's blocks do not hold what their names say: they leave the prefix index, so no request finds them.
+        """Remove the slot's blocks, whose contents are wrong, from the prefix index, so that no request finds them.
 
-        Live rows that share some of these blocks go on, but name no further blocks: their parents have no names.
+        Live rows that share some of these blocks continue, but name no more blocks, because the parents have no names.
         """
         cdef int32_t g
         cdef int32_t j
@@ -394,7 +394,7 @@ cdef class BlockTables:
                         self.seqs.unnamed[other] = 1
 
     def row(self, int32_t slot, int32_t group=0):
-        """A slot's blocks in one group (for tests); 0 where an entry is dropped."""
+        """Return a slot's blocks in one group (for tests); 0 for a dropped entry."""
         if not (0 <= slot < self.num_slots and 0 <= group < self.num_groups):
             raise ValueError(f"slot {slot}, group {group}: have {self.num_slots} slots and {self.num_groups} groups")
         return [self.rows[slot * self.num_groups + group][j] for j in range(self.size[slot])]

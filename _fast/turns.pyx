@@ -1,10 +1,10 @@
-"""Turns: whose turn it is among flows that wait, by the tokens that each has taken.
+"""Turns: selects the next of the waiting flows, by the tokens that each has used.
 
-Owner: the device thread, through WaitQueue alone. In: which flows wait, what they take, and weights. Out: a flow. It is
-deficit round robin with a quantum of one token, in virtual time: a round brings each flow that waits one token times
-its weight, and a flow is served while it owes nothing. So what a flow takes puts off its next turn by as many rounds as
-pay for it; what a request generates is paid for when the request ends. Rounds that pass pay also for a flow that has
-nothing that waits, and credit cannot be saved up. Where nothing waits, nothing is owed.
+Owner: the device thread, only through WaitQueue. In: which flows wait, the tokens that they use, and weights. Out: a
+flow. This is deficit round robin with a quantum of one token, in virtual time: a round gives each waiting flow one
+token times its weight, and a flow is served while it owes nothing. So the tokens that a flow uses delay its next turn
+by the number of rounds that pay for them; generated tokens are charged when the request ends. Rounds also pay for a
+flow without waiting requests, and credit is not accumulated. If no flow waits, nothing is owed.
 
     flow A, requests of 40 tokens   due at   0 ........ 40 ........ 80
     flow B, requests of 20 tokens   due at   0 .. 20 .. 40 .. 60 .. 80
@@ -32,7 +32,7 @@ cdef class Turns:
         self.place = array("i", [-1]) * num_flows
 
     cdef int32_t flow(self) noexcept nogil:
-        """The flow that is served next: what is due first, of equal ones what has waited longer; -1: none waits."""
+        """Return the flow with the earliest due time, among equals the one that has waited longest; -1: none waits."""
         cdef int32_t best = -1
         cdef int32_t flow
         cdef int32_t k
@@ -45,7 +45,7 @@ cdef class Turns:
         return best
 
     cdef void offer(self, int32_t flow, bint waits) noexcept nogil:
-        """Whether the flow has something that waits."""
+        """Set whether the flow has waiting requests."""
         cdef int32_t at = self.place[flow]
         cdef int32_t last
         if waits and at < 0:
@@ -63,31 +63,31 @@ cdef class Turns:
             self.place[flow] = -1
 
     cdef void serve(self, int32_t flow, int64_t tokens) noexcept nogil:
-        """Something of the flow that waited is served: the rounds that it waited for have passed."""
+        """Serve a waiting request of the flow: advance the clock to the flow's due time and charge the tokens."""
         self.clock = max(self.clock, self.due[flow])
         self.since[flow] = self.count
         self.count += 1
         self.pay(flow, tokens)
 
     cdef void pay(self, int32_t flow, int64_t tokens) noexcept nogil:
-        """The flow has taken so many tokens."""
+        """Charge the flow for tokens."""
         self.due[flow] = max(self.due[flow], self.clock) + tokens * UNIT // self.weight[flow]
         self.latest = max(self.latest, self.due[flow])
 
     cdef void rest(self) noexcept nogil:
-        """If nothing waits any more, all have paid."""
+        """Clear all debts if no flow waits."""
         if self.num_active == 0:
             self.clock = max(self.clock, self.latest)
 
-    # What the engine calls, and what tests see.
+    # For the engine and tests.
 
     def forget(self, int32_t flow):
-        """The number goes to another flow, which owes nothing."""
+        """Reuse the number for another flow, which owes nothing."""
         self._check(flow)
         self.due[flow] = self.clock
 
     def owed(self, int32_t flow):
-        """Tokens that the flow has still to pay for, if its weight is 1."""
+        """Return the tokens that the flow still owes, for a weight of 1."""
         self._check(flow)
         return max(self.due[flow] - self.clock, 0) // UNIT
 

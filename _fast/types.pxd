@@ -1,8 +1,8 @@
-# Types and numbers shared by the scheduler's modules: what a slot, block and token is, and the small enums of the host.
+# Types and constants shared by the scheduler's modules: slots, blocks, tokens, and the host's small enums.
 #
-# Owner: none, there is no state here. The finish numbers equal engine.base.request.FinishReason; the states are read by
-# tests. What the device reads too is in layout.py. Block 0 is the dummy block: it is never handed out, and it doubles
-# as "none" wherever a block is asked for.
+# Owner: none, this file has no state. The finish numbers equal engine.base.request.FinishReason; tests read the states.
+# Constants that the device also reads are in layout.py. Block 0 is the dummy block: it is never handed out, and means
+# "none" in results and arguments.
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 
@@ -14,7 +14,7 @@ cdef enum SlotState:
     FREE = 0
     WAITING = 1  # in the queue, new or preempted
     RUNNING = 2  # holds blocks, planned when it has tokens to compute
-    FINISHING = 3  # ended, but a step in flight still names the slot
+    FINISHING = 3  # ended, but a step in flight still includes the slot
 
 cdef enum Finish:
     FINISH_NONE = 0

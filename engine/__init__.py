@@ -1,4 +1,4 @@
-"""Tokens in, tokens out: the public face of the engine. Knows nothing of text, HTTP or files of media."""
+"""Public interface of the engine: tokens in, tokens out. It does not handle text, HTTP or media files."""
 
 from engine.base.config import EngineConfig
 from engine.base.request import Delta, FinishReason, MediaInput, Request, SamplingParams

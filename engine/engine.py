@@ -1,7 +1,7 @@
-"""Engine: the loop's side of the device thread. Takes requests, gives streams, routes each step's tokens to them.
+"""Engine: the loop's interface to the device thread. Takes requests, returns streams, and routes tokens to them.
 
-Owner: loop. It meets the device thread in two places: the inbox (submit, abort, stop) and one wake-up per step, which
-brings a StepOutput: by the ring's descriptor on an accelerator, by call_soon_threadsafe on a CPU.
+Owner: loop. It communicates with the device thread in two ways: by the inbox (submit, abort, stop), and by one wake-up
+per step with a StepOutput: through the ring's descriptor on an accelerator, through call_soon_threadsafe on a CPU.
 
     loop      submit -> inbox .............. on_output -> lane -> socket, or TokenStream.feed -> Delta
     device           inbox -> step -> step -> ring or call
@@ -49,10 +49,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 log = logging.getLogger("omniloop.engine")
 
-SLICE = 64  # rows delivered in one turn of the loop: a few tenths of a millisecond between which others have theirs
-COST_CALLBACK = 4  # relative cost of delivering a row without a lane,
-COST_FINISH = 16  # and the last row of an answer
-JOIN_S, DEAD_JOIN_S = 10.0, 1.0  # seconds that the end of the device thread is waited for
+SLICE = 64  # rows delivered per iteration of the loop: a few tenths of a millisecond, between which other tasks run
+COST_CALLBACK = 4  # relative cost of a row that is delivered without a lane
+COST_FINISH = 16  # relative cost of the last row of an answer
+JOIN_S, DEAD_JOIN_S = 10.0, 1.0  # seconds to wait for the end of the device thread
 REASONS = tuple(FinishReason)  # by number
 
 
@@ -64,7 +64,7 @@ class Engine:
         self.state = "starting"
         self.stats = EngineStats()
         self.startup: dict[str, float] = {}  # seconds by phase
-        self.trace: Trace | None = None  # where a timeline of the steps goes
+        self.trace: Trace | None = None  # receives a timeline of the steps
         self.on_step: Callable[[StepStats], None] | None = None
         self.on_death: Callable[[BaseException], None] | None = None
         self.model: ModelConfig
@@ -72,7 +72,7 @@ class Engine:
         self.block_size = config.block_size
         self.num_blocks = 0
         self._paused = False
-        self.limits: Limits  # what it holds; fixed once it is ready
+        self.limits: Limits  # fixed once it is ready
         self._watch: StallWatch | None = None
         self._device: DeviceThread | None = None
         self._loop: asyncio.AbstractEventLoop
@@ -84,8 +84,8 @@ class Engine:
         self.outputs: deque[StepOutput] = deque()  # oldest first; the first is being delivered
 
     async def start(self) -> None:
-        """Starts the device thread and waits until the model is loaded and warm. Raises ConfigError."""
-        # Imported here so that a server can bind and answer 503 before torch is there.
+        """Start the device thread and wait until the model is loaded and warm. Raises ConfigError."""
+        # Imported here so that a server can bind and answer 503 before torch is imported.
         loop = self._loop = asyncio.get_running_loop()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -108,11 +108,11 @@ class Engine:
 
     @property
     def last_beat(self) -> float:
-        """time.monotonic() of the device thread's last turn."""
+        """time.monotonic() of the device thread's last iteration."""
         return self._device.last_beat if self._device is not None else 0.0
 
     def submit(self, request: Request) -> TokenStream:
-        """Hands a request to the device thread. Raises NotReadyError, QueueFullError or RequestError; loop only."""
+        """Pass a request to the device thread. Raises NotReadyError, QueueFullError or RequestError; loop only."""
         if self.state != "ready" or self._device is None:
             raise NotReadyError("engine_dead" if self.state == "dead" else self.state, f"the engine is {self.state}")
         check(request, self.limits)
@@ -130,18 +130,18 @@ class Engine:
         return stream
 
     def drop(self, device_id: int) -> None:
-        """Ends one choice on the device thread; its route goes at once, so nothing more is delivered."""
+        """End one choice on the device thread; its route is removed at once, so nothing more is delivered."""
         self._late.forget(device_id)
         if self._routes.pop(device_id, None) is not None and self._device is not None:
             self._device.abort(device_id)
 
     def conclude(self, device_id: int) -> None:
-        """Ends one choice that waits for extras of its tokens; nothing but these is delivered."""
+        """End one choice that waits for extras of its tokens; only the extras are still delivered."""
         if device_id in self._routes and self._device is not None and self._late.conclude(device_id):
             self._device.conclude(device_id)
 
     def forget(self, stream: TokenStream) -> None:
-        """Removes a stream's routes (all its choices have ended)."""
+        """Remove a stream's routes (all its choices have ended)."""
         for choice in range(stream.request.n):
             self._routes.pop(stream.first_id + choice, None)
             if stream.request.late_extras:
@@ -149,7 +149,7 @@ class Engine:
         self._note_idle()
 
     def pause(self) -> None:
-        """Plans no further step; open requests keep their places, new ones wait with them."""
+        """Plan no more steps; open requests keep their places, and new requests wait."""
         self._paused = True
         if self._device is not None:
             self._device.pause(True)
@@ -160,44 +160,44 @@ class Engine:
             self._device.pause(False)
 
     async def quiet(self) -> None:
-        """Until no request is open."""
+        """Wait until no request is open."""
         await self._idle.wait()
 
     async def reset_prefix_cache(self) -> bool:
-        """Forgets cached prefixes; False while blocks are in use."""
+        """Drop cached prefixes; False if blocks are in use."""
         return await self.on_device(_reset_prefix_cache)
 
     async def reset_encoder_cache(self) -> bool:
-        """Forgets what towers made; False while requests are open."""
+        """Drop cached embeddings of towers; False if requests are open."""
         return await self.on_device(_reset_encoder_cache)
 
     async def look_at_experts(self) -> list[LayerLoad]:
-        """How the tokens of a step chose experts, as the call before this one counted; waits for no step."""
+        """Return the experts' load in a step, as the previous call made the step count it; waits for no step."""
         return await self.on_device(_look_at_experts)
 
     async def start_profile(self) -> bool:
-        """Notes the accelerator's kernels and copies too, until stop_profile; False: there is no accelerator."""
+        """Record the accelerator's kernels and copies, too, until stop_profile; False: there is no accelerator."""
         return await self.on_device(_start_profile)
 
     async def stop_profile(self) -> list[Span]:
-        """Kernels and copies since start_profile."""
+        """Return kernels and copies since start_profile."""
         return await self.on_device(_stop_profile)
 
     async def sound_attention(
         self, features: Mapping[str, np.ndarray], token_ids: Sequence[int], heads: Sequence[tuple[int, int]]
     ) -> np.ndarray:
-        """Of Whisper, float32 [heads, tokens, rows]: where these (layer, head) listen while they read the tokens.
+        """Return Whisper's cross-attention float32 [heads, tokens, rows] of these (layer, head) pairs for the tokens.
 
-        Steps wait for it: it costs about what the window's own tower and prompt do.
+        Steps wait for it: it costs about as much as the window's own tower and prompt.
         """
         return await self.on_device(partial(_sound_attention, features, token_ids, heads))
 
     async def turn(self) -> None:
-        """Waits until the device thread is between two steps. Raises NotReadyError."""
+        """Wait until the device thread is between two steps. Raises NotReadyError."""
         await self.on_device(_nothing)
 
     async def on_device(self, work: Callable[[Runtime], T]) -> T:
-        """Runs `work` on the device thread between two steps. Raises NotReadyError when that takes too long."""
+        """Run `work` on the device thread between two steps. Raises NotReadyError if this takes too long."""
         if self.state != "ready" or self._device is None:
             raise NotReadyError(self.state, f"the engine is {self.state}")
         done = self._loop.create_future()
@@ -212,7 +212,7 @@ class Engine:
         return self._paused
 
     async def stop(self, timeout: float = 30.0) -> None:
-        """Refuses new requests, lets open ones finish for `timeout` seconds, aborts the rest, ends the thread."""
+        """Refuse new requests, let open requests finish for `timeout` seconds, abort the rest, end the thread."""
         if self.state == "ready":
             self.state = "draining"
         if self._device is None:
@@ -235,17 +235,17 @@ class Engine:
             self._ring = None
 
     def inspect(self) -> DeviceThread:
-        """What runs the steps, for tests and benchmarks: its objects belong to the device thread."""
+        """Return the device thread's object, for tests and benchmarks; its objects belong to that thread."""
         if self._device is None:
             raise NotReadyError(self.state, f"the engine is {self.state}: there is no device thread to look at")
         return self._device
 
     def open_ids(self) -> list[int]:
-        """Numbers on the device thread of the choices that are open, oldest first."""
+        """Return the device ids of open choices, oldest first."""
         return list(self._routes)
 
     def ledger(self) -> dict[str, int]:
-        """What is held right now; all zero but totals and caches when idle (RELIABILITY.md)."""
+        """Return counts of held resources; all are zero when idle, except totals and caches (RELIABILITY.md)."""
         held = {"streams": len({id(stream) for stream, _ in self._routes.values()}), "routes": len(self._routes)}
         held["late_extras"] = len(self._late)
         if self._device is not None:
@@ -257,14 +257,14 @@ class Engine:
             self._idle.set()
 
     def _on_ring(self) -> None:
-        """The device thread has news in its ring."""
+        """Read the device thread's news from its ring."""
         assert self._ring is not None
         self._ring.acknowledge()
         while (entry := self._ring.pop()) is not None:
             self.on_output(from_ring(entry, self.num_blocks))
 
     def on_output(self, output: StepOutput) -> None:
-        """One step's news; behind those of earlier steps that are not delivered yet, so that tokens stay in order."""
+        """Take one step's news; they are delivered after the news of earlier steps, so that tokens stay in order."""
         self.stats.add(output.stats)
         if self.on_step is not None:
             self.on_step(output.stats)
@@ -275,7 +275,7 @@ class Engine:
             self.deliver_slice()
 
     def deliver_slice(self) -> None:
-        """Routes rows of the oldest output, SLICE of them per turn of the loop."""
+        """Route rows of the oldest output, SLICE rows per iteration of the loop."""
         output, trace = self.outputs[0], self.trace
         begun, first = (time.perf_counter(), output.start) if trace is not None else (0.0, 0)
         ids, tokens, finishes = output.ids, output.tokens, output.finishes
@@ -288,7 +288,7 @@ class Engine:
                 output.start = row
                 if room <= 0 or row == len(ids):
                     break
-                output.start = row + 1  # a reader that raises harms its own row only
+                output.start = row + 1  # a reader that raises affects only its own row
                 self._route(output, row)
                 room -= COST_FINISH if finishes[row] else COST_CALLBACK
         finally:
@@ -333,12 +333,12 @@ class Engine:
         stream.feed(delta)
 
     def on_stall(self, seconds: float) -> None:
-        """The device thread has not turned for `seconds`: the engine gives up waiting for it."""
+        """Give up the device thread, which has made no progress for `seconds`."""
         faulthandler.dump_traceback()
         self._on_death(DeviceLostError(f"the device thread has not turned for {seconds:.0f} s"))
 
     def _on_death(self, error: BaseException) -> None:
-        """The device thread is gone: every open request is answered, once."""
+        """Answer every open request with the error, once, because the device thread is dead."""
         if self.state == "dead":
             return
         self.state = "dead"
@@ -358,7 +358,7 @@ def _row_error(output: StepOutput, row: int) -> EngineError:
 
 
 def _nothing(runtime: Runtime) -> None:
-    """A turn."""
+    """Do nothing; the call itself is the result."""
 
 
 def _reset_prefix_cache(runtime: Runtime) -> bool:

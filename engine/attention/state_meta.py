@@ -1,4 +1,4 @@
-"""StateMeta: where the rows of a step have their states, in runs of pages of the cache; StateWork: a scan's chunks.
+"""StateMeta: the runs of cache pages that hold the states of a step's rows; StateWork: the chunks of a scan.
 
 Owner: device thread; made once per step, read by every layer of the group, never changed. Row r holds the tokens
 query_start[r]..query_start[r+1]-1 of the batch, at positions start[r] and on:
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-MAX_CHECKPOINTS = 4  # of a row in a step
+MAX_CHECKPOINTS = 4  # per row and step
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateWork:
-    """The chunks of rows that are scanned; made on the device by a kernel, read by every layer."""
+    """The chunks of the rows that a step scans; a kernel makes them on the device, every layer reads them."""
 
     chunks: Tensor  # [capacity, 4] int32: row, first token, tokens, 0; in no order
     count: Tensor  # [1] int32
@@ -26,18 +26,18 @@ class StateWork:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateMeta:
-    """One step's rows, on the device of the batch. Rows that pad a recorded step have runs 0 and no tokens."""
+    """One step's rows, on the device of the batch. Rows that pad a recorded step have run 0 and no tokens."""
 
-    runs: Tensor  # [run ids, blocks of a run] int32, of this group: columns of the whole table; run 0: block 0
-    base_run: Tensor  # [num_rows] int32: holds the state behind `base` tokens; base 0 is the empty state
-    write_run: Tensor  # [num_rows] int32: gets the state behind `new_base` tokens; 0: the step writes none
-    tail_run: Tensor  # [num_rows] int32: inputs of positions >= base, by position modulo the ring
+    runs: Tensor  # [run ids, blocks of a run] int32: this group's columns of the whole table; run 0 is block 0
+    base_run: Tensor  # [num_rows] int32: the run that holds the state after `base` tokens; base 0: the empty state
+    write_run: Tensor  # [num_rows] int32: the run that gets the state after `new_base` tokens; 0: no state is written
+    tail_run: Tensor  # [num_rows] int32: the run that holds the inputs of positions >= base, at position % ring size
     base: Tensor  # [num_rows] int32, a multiple of the spec's chunk
     new_base: Tensor  # [num_rows] int32; base, or a later multiple of the chunk, before the row's last position
     query_start: Tensor  # [num_rows + 1] int32, offsets into the batch's tokens
     start: Tensor  # [num_rows] int32, the position of the row's first token in this step
-    checkpoint_run: Tensor  # [num_rows, 4] int32: further runs to write, 0: none; those that exist stand first
-    checkpoint_at: Tensor  # [num_rows, 4] int32: behind how many tokens
-    num_rows: Tensor | None = None  # [1] int32: rows that are no padding; None: all
-    work: StateWork | None = None  # on an accelerator, of steps that scan; None: each layer makes its own
+    checkpoint_run: Tensor  # [num_rows, 4] int32: further runs to write, then zeros
+    checkpoint_at: Tensor  # [num_rows, 4] int32: the number of tokens after which each checkpoint is taken
+    num_rows: Tensor | None = None  # [1] int32: rows that are not padding; None: all rows
+    work: StateWork | None = None  # set on an accelerator in steps that scan; None: each layer makes its own
     decode_only: bool = False  # every row fits in the ring and has no checkpoint: nothing is scanned

@@ -1,1 +1,1 @@
-"""Ground: requests, outputs, errors, limits, configurations and counts; every room of the engine imports it."""
+"""Requests, outputs, errors, limits, configurations and counts, which every package of the engine imports."""

@@ -14,8 +14,8 @@ import numpy as np
 
 from engine.base.request import Request
 
-# Tokens of a prompt that see later ones: none; those of a picture or frame each other; all of the prompt each other,
-# whatever a layer's window.
+# Which tokens of a prompt attend to later tokens. "": none. "items": the tokens of one picture or frame attend to each
+# other. "prompt": all tokens of the prompt attend to each other, even beyond a layer's window.
 Bidirectional = Literal["", "items", "prompt"]
 
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from engine.base.faults import Faults
 
-# What answers report: of the logits as the model made them, or after all rules, temperature and cuts (what was drawn
-# from); as log-probabilities, or as logits.
+# Numbers that answers report. "raw": from the model's logits. "processed": from the logits after all rules, temperature
+# and cuts, from which the token is drawn. The numbers are log-probabilities or logits.
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
-# Numbers of keys and values; codes of fp8 have the checkpoint's scales, else one per token and head.
+# Dtype of cached keys and values. fp8 uses the checkpoint's scales; "per_token_head": one scale per token and head.
 CacheWord = Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_per_token_head"]
 
 
@@ -28,25 +28,25 @@ class EngineConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     load_format: Literal["auto", "safetensors", "dummy"] = "auto"
-    model_impl: Literal["auto", "native", "transformers"] = "auto"  # auto: transformers where we have no file
-    quantization: str = ""  # "": as the checkpoint is; fp8: made of a checkpoint's floats
+    model_impl: Literal["auto", "native", "transformers"] = "auto"  # auto: native where we have a file
+    quantization: str = ""  # "": as in the checkpoint; fp8: quantise a floating-point checkpoint at load
     hf_overrides: Mapping[str, Any] = field(default_factory=dict)  # values over those of config.json
-    runner: Literal["auto", "generate", "pooling"] = "auto"  # tokens, or a vector or scores for each input
-    pooler: Mapping[str, Any] = field(default_factory=dict)  # over what the checkpoint says of pooling
-    enable_prompt_embeds: bool = False  # requests may bring rows in the place of text
-    without_media: tuple[str, ...] = ()  # what no prompt will hold: towers for nothing else are not built
-    seed: int = 0  # of dummy weights and of requests without a seed
+    runner: Literal["auto", "generate", "pooling"] = "auto"  # generate tokens, or a vector or scores for each input
+    pooler: Mapping[str, Any] = field(default_factory=dict)  # overrides the checkpoint's pooling settings
+    enable_prompt_embeds: bool = False  # requests may send embedding rows in place of text
+    without_media: tuple[str, ...] = ()  # modalities that no prompt holds; towers that serve only these are not built
+    seed: int = 0  # for dummy weights and for requests without a seed
     max_model_len: int = 0  # tokens; 0 = what the checkpoint holds
     block_size: int = 16  # tokens in a KV block
     gpu_memory_utilization: float = 0.92  # share of the accelerator's memory
-    device_reserve_bytes: int = 1 << 30  # of that share, left free for memory that no plan counts
+    device_reserve_bytes: int = 1 << 30  # part of that share left free for memory that no plan counts
     kv_cache_memory_bytes: int = 0  # 0 = derived from the free memory
     num_gpu_blocks_override: int = 0
     kv_cache_dtype: CacheWord = "auto"  # auto: the checkpoint's scheme, else the activations' dtype
-    kv_cache_skip_layers: tuple[str, ...] = ()  # numbers of layers, sliding_window: in the activations' dtype
+    kv_cache_skip_layers: tuple[str, ...] = ()  # layer numbers or "sliding_window": cached in the activations' dtype
     enable_prefix_caching: bool = True
-    return_routed_experts: bool = False  # capture the experts of every token in the cache, for requests that ask
-    jump_forward: bool | None = None  # tokens that a grammar forces are not chosen one by one; None: on a CPU only
+    return_routed_experts: bool = False  # capture every token's experts in the cache, for requests that want them
+    jump_forward: bool | None = None  # append tokens that a grammar forces without sampling; None: on a CPU only
     max_num_seqs: int = 0  # rows in a step; 0 = 256 on an accelerator, 64 on a CPU
     max_num_batched_tokens: int = 0  # tokens in a step; 0 = 2,048 on an accelerator, 512 on a CPU
     max_prefill_chunk: int = 0  # prompt tokens of one row in a step; 0 = no limit but the budget
@@ -54,15 +54,15 @@ class EngineConfig:
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     max_logprobs: int = 20
     logprobs_mode: LogprobsMode = "raw_logprobs"
-    encoder_budget: int = 0  # patches, or rows of a sound's encoder, that towers take in a step; 0 = derived
+    encoder_budget: int = 0  # patches, or rows of an audio encoder, that towers compute in a step; 0 = derived
     encoder_cache_tokens: int = 0  # tower rows cached; 0 = derived
     num_threads: int = 0  # CPU compute threads; 0 = all cores
-    step_timeout: float = 60.0  # seconds without a turn of the device thread, after which the engine counts as stalled
-    stall_exit: float = 30.0  # seconds more, after which the engine gives up
-    max_failed_steps: int = 3  # in a row; then the device counts as lost
-    max_oom: int = 3  # steps without room on the device in a minute; then it counts as lost
-    enforce_eager: bool = False  # launch forwards and choices kernel by kernel; only what precedes them is a graph
+    step_timeout: float = 60.0  # seconds without an iteration of the device thread until the engine counts as stalled
+    stall_exit: float = 30.0  # further seconds until the engine gives up
+    max_failed_steps: int = 3  # consecutive failed steps until the device counts as lost
+    max_oom: int = 3  # out-of-memory steps within a minute until the device counts as lost
+    enforce_eager: bool = False  # launch forwards and sampling kernel by kernel; only the input preparation is a graph
     cudagraph_capture_sizes: tuple[int, ...] = ()  # rows of the decode steps to capture, ascending; () = derived
-    deterministic: bool = False  # bit-identical tokens and log-probabilities whatever else is in the batch
-    faults: Faults | None = None  # what tests let fail
+    deterministic: bool = False  # tokens and log-probabilities have the same bits in every batch
+    faults: Faults | None = None  # failures that tests plant
     debug_poison: bool = False  # freed blocks and slots hold NaN and out-of-range ids

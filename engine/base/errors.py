@@ -1,8 +1,8 @@
 """Errors the engine raises or attaches to a Delta; the server maps them to HTTP (server/errors.py).
 
 `reason` is the stable word of SECURITY's answers; `scope` says how far the damage goes: request < step < device.
-`scope_of` reads it off any exception that a step raised: an accelerator whose context is lost answers every later call
-with an error, so nothing is tried again there; the process is restarted.
+`scope_of` derives the scope of any exception that a step raised. An accelerator whose context is lost answers every
+later call with an error, so the engine does not retry; the process is restarted.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ GrammarReason = Literal["grammar_invalid", "grammar_too_complex"]
 
 
 class EngineError(Exception):
-    """Root of everything that leaves the engine; the text is fit for a client."""
+    """Base of all errors that leave the engine; the text may be sent to a client."""
 
     reason = "internal_error"
     scope = "request"
 
 
 class RequestError(EngineError):
-    """The request cannot be served as it is (400); `param` is the sampling field, None where its prompt is meant."""
+    """The request cannot be served as it is (400); `param` names the sampling field, None: the prompt is at fault."""
 
     reason = "invalid_parameter"
 
@@ -31,7 +31,7 @@ class RequestError(EngineError):
 
 
 class GrammarError(RequestError):
-    """The grammar that a request brings cannot be used (400); `reason` says in which way."""
+    """The request's grammar cannot be used (400); `reason` says why."""
 
     def __init__(self, reason: GrammarReason, message: str) -> None:
         super().__init__(message)
@@ -39,7 +39,7 @@ class GrammarError(RequestError):
 
 
 class GrammarBusyError(EngineError):
-    """Too many grammars wait to be compiled (429); this grammar was not looked at. `retry_after`: seconds."""
+    """Too many grammars wait to be compiled (429); this grammar was not examined. `retry_after`: seconds."""
 
     def __init__(self, reason: str, message: str, retry_after: int) -> None:
         super().__init__(message)
@@ -48,7 +48,7 @@ class GrammarBusyError(EngineError):
 
 
 class GrammarConflictError(RequestError):
-    """A row's grammar found no token that the request's other rules allow, or gave up; that row ends (400)."""
+    """The row ends (400): its grammar allows no token that the request's other rules allow, or its matcher failed."""
 
     reason = "grammar_conflict"
 
@@ -80,14 +80,14 @@ class StepFailedError(EngineError):
 
 
 class DeviceOutOfMemoryError(EngineError):
-    """A step did not fit into the accelerator's memory; its rows end with 503, later ones find a smaller step."""
+    """A step did not fit into the accelerator's memory; its rows end with 503, and later steps are smaller."""
 
     reason = "device_out_of_memory"
     scope = "step"
 
 
 class AdmissionError(EngineError):
-    """A request could not be taken in, although it had passed every check; it ends with 500, the others go on."""
+    """Admission of a request failed although the request passed every check; it ends with 500, other requests go on."""
 
 
 class InvalidLogitsError(EngineError):
@@ -100,7 +100,7 @@ class InvalidLogitsError(EngineError):
 
 
 class TokenIdError(EngineError):
-    """A row held a token id that the model does not have, past every check; that row ends with 500."""
+    """A row that passed every check held a token id that the model does not have; the row ends with 500."""
 
     def __init__(self, num_embeddings: int) -> None:
         super().__init__(
@@ -123,8 +123,8 @@ class ConfigError(EngineError):
     reason = "invalid_request"
 
 
-# What the runtimes, the vendors' libraries, Triton and our own calls of the runtime (_fast/launcher) say of a failure.
-# "found at least two devices, cuda:0 and cpu" is none of these: torch refused before anything was launched.
+# Words in the error texts of the runtimes, the vendors' libraries, Triton and our own runtime calls (_fast/launcher).
+# "found at least two devices, cuda:0 and cpu" must not match: torch refused before it launched anything.
 _OF_A_DEVICE = re.compile(
     r"(cuda|hip|rocm)( driver| runtime)? error|(cu|hip|roc)blas|cusolver|cudnn|miopen|[nr]ccl|triton error|"
     r"device-side assert|(graph|memcpy|event|stream)\w+ returned \d+"
@@ -133,10 +133,10 @@ _NO_MEMORY = re.compile(r"out of memory|status_alloc_failed|error_?memory_?alloc
 
 
 def scope_of(error: BaseException) -> Literal["step", "device"]:
-    """How far the damage of an exception reaches that a step raised.
+    """The scope of an exception that a step raised.
 
-    Out of memory ends the step: the allocator refused before anything ran. Any other complaint of the accelerator
-    (illegal address, assert, ECC, failed launch, an unknown code) ends the device; our own mistakes end the step.
+    Out of memory ends the step: the allocator refused before anything ran. Any other error of the accelerator
+    (illegal address, assert, ECC, failed launch, an unknown code) ends the device. Errors of our own code end the step.
     """
     if isinstance(error, EngineError):
         return "device" if error.scope == "device" else "step"
@@ -151,7 +151,7 @@ def scope_of(error: BaseException) -> Literal["step", "device"]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the accelerator had no room; Python's MemoryError is the host's."""
+    """Whether the accelerator ran out of memory; Python's MemoryError, which the host raises, does not count."""
     if type(error).__name__ == "OutOfMemoryError":
         return True
     return isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error).lower()) is not None

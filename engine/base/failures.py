@@ -1,8 +1,8 @@
 """Consequences of failed steps: the device counts as lost, or steps are smaller for a while (SECURITY S38 to S40).
 
-Owner: device thread. In: how each step ended, with the time of time.monotonic. Out: whether that was one too many, and
-how many tokens a step may have. A step that fails ends its rows only; an accelerator that has lost its context fails
-every step that follows; one that had no room has some for half as many tokens.
+Owner: device thread. In: how each step ended, with the time of time.monotonic. Out: whether the device counts as lost,
+and how many tokens a step may have. A step that fails ends its rows only. An accelerator that has lost its context
+fails every later step. An accelerator that ran out of memory usually has memory for half as many tokens.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import deque
 from engine.base.errors import is_out_of_memory, scope_of
 
 WINDOW_S = 60.0
-SMALLER_STEPS = 100  # after one that did not fit into the device's memory
+SMALLER_STEPS = 100  # number of smaller steps after a step that did not fit into the device's memory
 
 
 class FailureCount:
@@ -24,7 +24,7 @@ class FailureCount:
         self._max_failed = max_failed_steps
         self._max_oom = max_oom
         self.in_a_row = 0
-        self.out_of_memory: deque[float] = deque(maxlen=max_oom)  # when, oldest first
+        self.out_of_memory: deque[float] = deque(maxlen=max_oom)  # times of these steps, oldest first
 
     def note_ok(self) -> None:
         """A step ended well."""
@@ -42,20 +42,20 @@ class FailureCount:
 
 
 class TokenBudget:
-    """How many tokens a step may have: half of the most for SMALLER_STEPS after one for which there was no room."""
+    """The tokens that a step may have: half the maximum for SMALLER_STEPS steps after an out-of-memory step."""
 
     __slots__ = ("_least", "_most", "_whole_from")
 
     def __init__(self, max_tokens: int, least: int = 1) -> None:
-        """`least`: what a step must hold, since prompts are computed as a whole."""
+        """`least`: tokens that a step must be able to hold, because some prompts are computed in one step."""
         self._most, self._least = max_tokens, least
-        self._whole_from = 0  # the first step that may have all of them again
+        self._whole_from = 0  # the first step that may have all tokens again
 
     def halve(self, next_step: int) -> int:
-        """Steps from `next_step` on have less room: their tokens."""
+        """Halves the budget from step `next_step` on; returns the tokens that these steps may have."""
         self._whole_from = next_step + SMALLER_STEPS
         return self.of(next_step)
 
     def of(self, step_id: int) -> int:
-        """Tokens of a step, but for one of each row that decodes."""
+        """Tokens that a step may have, beyond one token for each decoding row."""
         return self._most if step_id >= self._whole_from else max(self._most // 2, self._least)

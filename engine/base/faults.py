@@ -1,9 +1,8 @@
-"""Faults: failures on purpose, for tests of what a failure reaches and how long it takes to recover (R21 to R24).
+"""Faults: planted failures, for tests of how far a failure reaches and how long recovery takes (R21 to R24).
 
-Owner: made with the configuration where --debug-faults is given, else never armed; any thread asks, faults are armed on
-the loop. In: a fault for a point, from POST /debug/faults. Out: at that point an error, a pause or a spoilt row, as
-often as was asked for. Points of a step, in their order; a fault with a `token` meets only steps that have a row of a
-prompt that begins with that token:
+Owner: made with the configuration if --debug-faults is given. The loop arms faults, any thread checks for them. In: a
+fault for a point, from POST /debug/faults. Out: an error, a pause or a spoilt row at that point, as often as requested.
+A fault with a `token` affects only steps with a row whose prompt begins with that token. Points of a step, in order:
 
     device thread, stream   inputs - forward - sampling        inputs: nothing is computed yet
     device thread           home - commit                      home: tokens arrive; commit: before they count
@@ -32,7 +31,7 @@ KINDS = {
     "memory": ("held",),
 }
 FOREVER_S = 3600.0
-TEXTS = {  # in the words of the runtimes, which engine/base/errors reads
+TEXTS = {  # error texts as the runtimes word them; engine/base/errors recognises these
     "raise": "planted at {point}",
     "oom": "CUDA out of memory: planted at {point}",
     "lost": "CUDA error: an illegal memory access was encountered: planted at {point}",
@@ -40,33 +39,33 @@ TEXTS = {  # in the words of the runtimes, which engine/base/errors reads
 
 
 class PlantedError(RuntimeError):
-    """A failure that was asked for."""
+    """A planted failure."""
 
 
 @dataclass(slots=True)
 class Fault:
-    """One that is armed."""
+    """An armed fault."""
 
     point: str
     kind: str
-    count: int = 1  # how often it is still to happen
-    seconds: float = FOREVER_S  # of hang and slow
-    token: int = -1  # the first one of a prompt; -1: any step
-    size: int = 0  # bytes: of memory that counts as held
-    slots: set[int] = field(default_factory=set)  # of rows whose prompts begin with the token
+    count: int = 1  # how many more times the fault happens
+    seconds: float = FOREVER_S  # duration of hang and slow
+    token: int = -1  # the first token of the affected prompts; -1: any step
+    size: int = 0  # bytes of memory that count as held
+    slots: set[int] = field(default_factory=set)  # slots of rows whose prompts begin with the token
 
 
 class Faults:
-    """What is armed, and what has happened."""
+    """The armed faults, and the number of faults that have happened."""
 
     def __init__(self) -> None:
         self.armed: list[Fault] = []
         self.happened: Counter[str] = Counter()  # by "point kind"
-        self._over = threading.Event()  # set by `clear`: what hangs goes on
+        self._over = threading.Event()  # set by `clear`: hanging threads continue
         self._lock = threading.Lock()
 
     def arm(self, fault: Fault) -> None:
-        """Raises ValueError for a point or a kind that is none."""
+        """Arms a fault. Raises ValueError for an unknown point or kind."""
         kinds = KINDS.get(fault.point, ())
         if fault.kind not in kinds:
             known = ", ".join(kinds) if kinds else f"a point is one of {', '.join(KINDS)}"
@@ -76,13 +75,13 @@ class Faults:
             self.armed.append(fault)
 
     def clear(self) -> None:
-        """Nothing is armed any more; what hangs goes on."""
+        """Disarms all faults and releases threads that hang."""
         with self._lock:
             self.armed = []
             self._over.set()
 
     def at(self, point: str, step: Any = None) -> None:
-        """A thread has come to a point; `step`: of the engine (engine/step/step), where the point is one of a step."""
+        """A thread has reached a point; `step`: the engine's step (engine/step/step), at points of a step."""
         if not self.armed:
             return
         if step is not None and point == STEP[0]:
@@ -104,7 +103,7 @@ class Faults:
             raise PlantedError(TEXTS[fault.kind].format(point=point))
 
     def takes(self, point: str, kind: str) -> bool:
-        """Whether a fault of this kind happens now, which the caller brings about."""
+        """Whether the caller must now fail in the way of `kind`; counts the fault as happened."""
         fault = self._taken(point, None, kind)
         if fault is not None:
             log.warning("fault: %s at %s", kind, point)
@@ -130,7 +129,7 @@ class Faults:
 
 
 def _meets(fault: Fault, step: Any) -> bool:
-    """Whether a step has a row for the fault. Logits to spoil exist only in rows that sample: a chunk may not."""
+    """Whether a step has a row for the fault. Only rows that sample have logits to spoil; a prefill chunk may not."""
     if fault.token < 0 and fault.kind != "nan":
         return True
     if step is None:
@@ -140,7 +139,7 @@ def _meets(fault: Fault, step: Any) -> bool:
 
 
 def _find_rows(fault: Fault, step: Any) -> None:
-    """Notes slots whose prompts begin in this step with the fault's token; others' are forgotten."""
+    """Adds slots whose prompts begin in this step with the fault's token, and removes the slots of other prompts."""
     plan = step.plan
     for row in range(plan.num_rows):
         if plan.row_computed[row] == 0:
@@ -151,7 +150,7 @@ def _find_rows(fault: Fault, step: Any) -> None:
 
 
 def _spoil(fault: Fault, step: Any) -> None:
-    """One sampled row of the step gets what is no number: its logits, where the host has them, else what comes home."""
+    """Writes NaN to the logits of a sampled row if the host has them, else spoils the row's result from the device."""
     sampled = step.sampled_slots.tolist()
     places = [place for place, slot in enumerate(sampled) if fault.token < 0 or slot in fault.slots]
     if not places:

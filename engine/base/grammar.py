@@ -1,8 +1,8 @@
-"""GrammarSpec and Grammar: what an answer must look like, as plain data and compiled, as a Request carries it.
+"""GrammarSpec and Grammar: the form that an answer must have, as plain data and compiled; a Request carries both.
 
 Owner: none, values; a grammar's lanes belong to the compiler (loop), their rows to the device thread. The server writes
-a spec (server/structure/structure.py), engine/grammar/compile.py makes the grammar, engine/grammar/advance.py takes its
-matchers. The engine knows no dialect of requests: a JSON Schema has been checked by then, a choice is Lark.
+a spec (server/structure/structure.py), engine/grammar/compile.py makes the grammar, engine/grammar/advance.py uses its
+matchers. The engine knows no request dialect: the server has checked JSON Schemas and written choices as Lark.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ Kind = Literal["schema", "lark", "ebnf", "free"]
 
 @dataclass(frozen=True, slots=True)
 class GrammarSpec:
-    """`kind` says what `text` is.
+    """A grammar as text. `kind` says in which form:
 
-    schema   JSON Schema as JSON, all of whose keywords the grammar library enforces
-    lark     a Lark grammar that this server wrote: may name special tokens as <|name|> or <[id]>, and hold %json
-    ebnf     a grammar that a client wrote, in Lark or in GBNF: reaches ordinary text only
-    free     nothing holds the answer once it has begun; there is a budget for what comes before it
+    schema   a JSON Schema as JSON; the grammar library enforces all of its keywords
+    lark     a Lark grammar that this server wrote: may name special tokens as <|name|> or <[id]>, and contain %json
+    ebnf     a grammar that a client wrote, in Lark or in GBNF: can produce ordinary text only
+    free     no constraint on the answer once it has begun; a budget limits the tokens before the answer
     """
 
     kind: Kind
     text: str
-    starts: tuple[int, ...] = ()  # the grammar begins behind the first of these token ids; (): with the answer
-    fed: tuple[int, ...] = ()  # of `starts`, those that belong to the grammar: its first token
-    opens: tuple[int, ...] = ()  # where given, only an answer whose first token is one of these waits for `starts`
-    around: str = ""  # a Lark grammar of the whole answer, which names the one of `text` as @answer
-    budget: int | None = None  # tokens that may come before the first of `starts`, which is forced then
+    starts: tuple[int, ...] = ()  # the grammar begins after the first of these token ids; (): with the answer
+    fed: tuple[int, ...] = ()  # the ids of `starts` that are themselves the grammar's first token
+    opens: tuple[int, ...] = ()  # if given, only an answer whose first token is in `opens` waits for `starts`
+    around: str = ""  # a Lark grammar of the whole answer, which refers to the grammar of `text` as @answer
+    budget: int | None = None  # tokens allowed before a token of `starts`; then starts[0] is forced
     relaxed: tuple[str, ...] = ()  # keywords of the request's schemas that the grammar does not enforce
 
 
 class Vocabulary(Protocol):
-    """What rows read of the tokens of a grammar; engine/grammar/vocabulary.py describes them and makes matchers."""
+    """The part of a grammar's vocabulary that rows read; engine/grammar/vocabulary.py implements it."""
 
     encode: Callable[[str], list[int]] | None
     memory_bytes: int
@@ -49,7 +49,7 @@ class Vocabulary(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """A prototype and how many live choices have copies of it, which the device thread counts."""
+    """A prototype matcher, and the number of live choices with a copy of it; the device thread counts these."""
 
     prototype: llguidance.LLMatcher
     rows: int = 0
@@ -57,16 +57,16 @@ class Lane:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Grammar:
-    """A compiled grammar. Every choice advances a copy of a matcher; lanes come and never go."""
+    """A compiled grammar. Every choice advances its own copy of a matcher; lanes are added and never removed."""
 
     spec: GrammarSpec
     vocabulary: Vocabulary
     lanes: list[Lane] = field(default_factory=list)
 
     def matcher(self) -> llguidance.LLMatcher:
-        """A matcher of its own for one choice, at the beginning."""
+        """A new matcher for one choice, at the grammar's beginning."""
         return self.lanes[0].prototype.deep_copy()
 
     def lane(self) -> Lane:
-        """The one with the fewest choices."""
+        """The lane with the fewest choices."""
         return min(self.lanes, key=lambda lane: lane.rows)

@@ -1,7 +1,7 @@
 """Inbox: the messages of other threads to the device thread, and a file descriptor for a waiter without the GIL.
 
-Owner: the device thread takes; any thread puts. A taker that is going to empty the inbox calls `hush` first: whatever
-is put after that makes `fd` readable again, so nothing is overlooked. One that leaves some behind calls `remind`.
+Owner: the device thread takes; any thread puts. A taker that is going to empty the inbox calls `hush` first: any later
+put makes `fd` readable again, so no message is missed. A taker that leaves messages behind calls `remind`.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """One choice ends."""
+    """Ends one choice."""
 
     device_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Conclude:
-    """One choice that owes extras has all tokens it wants: it ends when these are computed."""
+    """Ends one choice with late extras: the choice needs no more tokens and ends when the extras are computed."""
 
     device_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """No further step is planned, or steps go on."""
+    """paused: no further step is planned; not paused: steps go on."""
 
     paused: bool
 
@@ -58,19 +58,19 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Enter:
-    """Requests that wait at a gate are looked at again."""
+    """Checks again the requests that wait for admission at a gate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The thread ends after the steps in flight."""
+    """Ends the device thread after the steps in flight."""
 
 
 Message = Submit | Abort | Conclude | Pause | Call | Enter | Stop
 
 
 class Inbox:
-    """A queue without bound: the loop bounds what it hands over (Limits.max_open)."""
+    """An unbounded queue: the loop bounds the number of open requests (Limits.max_open)."""
 
     def __init__(self) -> None:
         self._items: SimpleQueue[Any] = SimpleQueue()
@@ -78,7 +78,7 @@ class Inbox:
         self._signalled = False  # the eventfd was made readable after the last `hush`
 
     def watch(self) -> int:
-        """Opens the eventfd and returns it; readable from now on whenever something was put since the last `hush`."""
+        """Opens the eventfd and returns it; from now on it is readable if an item was put since the last `hush`."""
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         if len(self):
             os.eventfd_write(self.fd, 1)
@@ -100,15 +100,15 @@ class Inbox:
         if self.fd >= 0:
             with contextlib.suppress(BlockingIOError):  # nothing was put since
                 os.eventfd_read(self.fd)
-            self._signalled = False  # after the read: a put in between is seen by the taker, which looks next
+            self._signalled = False  # after the read: the taker looks next and finds an item put in between
 
     def remind(self) -> None:
-        """For a taker that leaves items behind after `hush`: makes `fd` readable if there are any."""
+        """Makes `fd` readable if there are items; for a reader that did not take all items after `hush`."""
         if self.fd >= 0 and len(self):
             os.eventfd_write(self.fd, 1)
 
     def close(self) -> None:
-        """Gives the eventfd back."""
+        """Closes the eventfd."""
         if self.fd >= 0:
             fd, self.fd = self.fd, -1
             os.close(fd)

@@ -1,7 +1,7 @@
-"""What a running engine can hold, and the check that every request passes before it reaches the device thread.
+"""The limits of a running engine, and the check that every request passes before it reaches the device thread.
 
-Owner: made at start, read on the loop. The HTTP edge checks the same things with the client's own words; here they are
-repeated because nothing unchecked may reach the device (SECURITY.md, ground rule 5).
+Owner: made at start, read on the loop. The HTTP edge checks the same limits in the client's terms. The check is
+repeated here because nothing unchecked may reach the device (SECURITY.md, ground rule 5).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from engine.base.errors import RequestError
 from engine.base.request import ROWS, Modality, Request, SamplingParams
 
 PLAIN = SamplingParams()
-CHANGING = (  # parameters that name tokens, or ask for numbers of them; most requests leave them out
+CHANGING = (  # parameters that name tokens or request log-probabilities; most requests leave them out
     "stop_token_ids", "min_tokens", "logit_bias", "allowed_token_ids", "bad_words", "logprobs", "prompt_logprobs",
     "logprob_token_ids", "not_first_token_ids",
 )  # fmt: skip
@@ -35,19 +35,19 @@ class Limits:
     num_embeddings: int  # rows of the embedding table
     max_logprobs: int
     encoder_capacity: int  # tower rows that one item may have
-    modalities: tuple[str, ...]  # of media; and "prompt" where requests may bring rows in the place of text
-    hidden_size: int = 0  # numbers of such a row
-    row_widths: Mapping[Modality, int] = field(default_factory=dict)  # modality -> numbers of a row of its tower
-    pooled_width: int = 0  # numbers of a pooled line
-    pools: bool = False  # it makes an array of each input, and no tokens
-    bidirectional: Bidirectional = ""  # which tokens of a prompt see later ones
-    max_bi_span: int = 0  # tokens that see each other: one step computes them, whatever other rows it has
+    modalities: tuple[str, ...]  # media modalities; also "prompt" if requests may send embedding rows in place of text
+    hidden_size: int = 0  # width of an embedding row
+    row_widths: Mapping[Modality, int] = field(default_factory=dict)  # modality -> width of a row of its tower
+    pooled_width: int = 0  # width of a pooled row
+    pools: bool = False  # the engine makes an array of each input, and no tokens
+    bidirectional: Bidirectional = ""  # which tokens of a prompt see later tokens
+    max_bi_span: int = 0  # tokens of the longest bidirectional span that a step can compute, with any other rows
     routed_experts: bool = False  # the experts of tokens are captured
-    has_experts: bool = False  # of some layer
-    axes: int = 1  # rows of positions that a token has
-    adds_media: bool = False  # spans may go on behind the prompt, and the answer ends where they end
-    max_rows: int = 1  # of a step
-    picture_bytes: int = 0  # of a decoded picture that the device still scales and cuts itself; 0: it wants patches
+    has_experts: bool = False  # some layer has experts
+    axes: int = 1  # position axes per token
+    adds_media: bool = False  # spans may extend beyond the prompt; the answer ends where the spans end
+    max_rows: int = 1  # rows in a step
+    picture_bytes: int = 0  # largest decoded picture that the device scales and cuts; 0: the device takes patches only
 
 
 def check(request: Request, limits: Limits) -> None:
@@ -58,7 +58,7 @@ def check(request: Request, limits: Limits) -> None:
     count = len(ids) if request.pooling is None else _shortest_or_longest(request.pooling.starts, request.n, len(ids))
     if count == 0:
         raise RequestError("the prompt has no tokens; send at least one")
-    # The last token of an answer is never computed, so one may follow a prompt that fills the context.
+    # The last token of an answer is never computed, so one token may follow a prompt that fills the context.
     if count > limits.max_model_len or (count == limits.max_model_len and request.sampling.max_tokens > 1):
         raise RequestError(
             f"This model's maximum context length is {limits.max_model_len} tokens. "
@@ -81,7 +81,7 @@ def check(request: Request, limits: Limits) -> None:
 
 
 def _shortest_or_longest(starts: np.ndarray, n: int, count: int) -> int:
-    """Tokens of the longest input; 0 where one has none."""
+    """Tokens of the longest input; 0 if any input has no tokens."""
     lengths = np.diff(starts)
     if len(lengths) != n or starts[0] != 0 or starts[-1] != count:
         raise RequestError(f"{len(lengths)} inputs with {starts[-1]} tokens for n={n} and {count} tokens")
@@ -207,7 +207,7 @@ def _check_changes(params: SamplingParams, limits: Limits) -> None:
 
 
 def _check_some_allowed(params: SamplingParams, allowed: set[int]) -> None:
-    """Where nothing may be chosen, the largest of nothing would be."""
+    """Raises RequestError if the request's rules allow no token at all: sampling needs at least one candidate."""
     name = "allowed_token_ids"
     if not allowed:
         raise RequestError(f"{name} is empty; name at least one id or leave it out", name)
@@ -222,9 +222,9 @@ def _check_some_allowed(params: SamplingParams, allowed: set[int]) -> None:
         )
 
 
-@lru_cache(maxsize=16)  # the prompts of one request ask the same
+@lru_cache(maxsize=16)  # all prompts of a request have the same arguments
 def _nothing_left_behind(allowed: frozenset[int], words: tuple[tuple[int, ...], ...]) -> tuple[int, ...] | None:
-    """The tokens behind which `words` forbid all that is allowed: () or the beginning of a word; else None."""
+    """A context, () or the beginning of a word, after which `words` forbid every allowed token; None: there is none."""
     if not allowed.issubset(word[-1] for word in words):
         return None
     # As texts: comparing the ends of the longest list takes 2 ms (14 ms as tuples).

@@ -1,7 +1,7 @@
 """ModelConfig and its parts: one checkpoint's numbers as the engine computes with them.
 
-Made by models/registry.py from config.json; frozen; read everywhere. Nothing is optional that a model computes with, so
-no model asks whether a key was there. The numbers of a tower stand in the tower's file (engine/encoders).
+Made by models/registry.py from config.json; frozen; read everywhere. Every value that a model computes with is set, so
+no model checks for a missing key. A tower's configuration is in the tower's file (engine/encoders).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from engine.base.request import Modality
 if TYPE_CHECKING:
     import torch
 
-# What normalises queries and keys: nothing; an RMSNorm on every head, before or after rotation; an RMSNorm over the
-# whole projection; a LayerNorm on every head, each head with weights of its own.
+# The norm of queries and keys: none; an RMSNorm on every head, before or after rotation; an RMSNorm over the
+# whole projection; a LayerNorm on every head, with separate weights for each head.
 QKNorm = Literal["none", "head", "head after rotation", "projection", "head layer norm"]
 # How a checkpoint holds queries, keys and values: three matrices; one below the other in one matrix; one matrix in
 # which each key-value head has the rows of its queries, of its key and of its value.
@@ -26,7 +26,7 @@ QKVLayout = Literal["apart", "joined", "by head"]
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Frequencies of one kind of layer; fields that a kind does not use keep their neutral value."""
+    """Rotary frequencies of one layer type; fields that a `kind` does not use have a neutral value."""
 
     kind: str  # default, linear, dynamic, llama3, yarn, longrope, proportional, none
     theta: float
@@ -40,46 +40,49 @@ class RopeConfig:
     beta_slow: float = 1.0  # yarn
     truncate: bool = True  # yarn: whole dimensions bound the ramp
     attention_factor: float = 1.0  # yarn, longrope: scales cos and sin
-    short_factors: tuple[float, ...] = ()  # longrope: stretches each frequency in contexts up to the original one
-    long_factors: tuple[float, ...] = ()  # longrope: in longer ones
-    turning: int = 0  # proportional: leading pairs that turn; the frequencies are those of all pairs
-    # Queries are multiplied by 1 + this * log(1 + (position + query_offset) // original_max_position).
+    short_factors: tuple[float, ...] = ()  # longrope: frequency divisors in contexts up to original_max_position
+    long_factors: tuple[float, ...] = ()  # longrope: frequency divisors in longer contexts
+    turning: int = 0  # proportional: leading pairs that are rotated; frequencies are computed as if all pairs were
+    # Queries are multiplied by 1 + query_scaling * log(1 + (position + query_offset) // original_max_position).
     query_scaling: float = 0.0
     query_offset: int = 0
     mrope_section: tuple[int, ...] = ()  # frequencies of each axis of positions; () = one axis
-    mrope_interleaved: bool = False  # the axes take turns, frequency by frequency
+    mrope_interleaved: bool = False  # the axes are interleaved, frequency by frequency
 
     @property
     def axes(self) -> int:
-        """Rows of positions that a token has."""
+        """Position axes per token."""
         return len(self.mrope_section) or 1
 
 
-# How a checkpoint holds the experts of a layer: a matrix for each of gate, up and down of every expert; one matrix
-# [E, 2I, H] of gate and up, gate's rows first, and one [E, H, I] of down, weights of modules ("joined") or bare tensors
-# ("upright"); bare and transposed; transposed with biases, gate's and up's columns interleaved; the latter upright, as
-# MXFP4 codes and scales; bare matrices of gate, of up and of down's transposed, experts one below the other in each.
+# How a checkpoint stores the experts of a layer.
+# "apart": one matrix for each of gate, up and down of every expert.
+# "joined": gate and up are one [E, 2I, H] with gate's rows first, down is [E, H, I]; tensors are weights of modules.
+# "upright": as "joined", but bare tensors. "turned": as "upright", but transposed.
+# The fifth value: as "turned", with biases, gate's and up's columns interleaved.
+# The sixth value: as the fifth, but not transposed, as MXFP4 codes and scales.
+# "one below the other": bare matrices of gate, up and transposed down, with the experts stacked along the rows.
 ExpertLayout = Literal["apart", "joined", "upright", "turned", "by turns", "codes by turns", "one below the other"]
 
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """How a token chooses experts from its router's logits, and what weighs each expert's result."""
+    """How the router's logits become a token's experts and their weights."""
 
     num_experts: int
-    top_k: int  # experts of a token, the highest score first; of equal scores the lower number first
-    # Of the logits, in float32. "near": one expert after the other, each by the softmax of the logits that are left and
-    # lie near the highest, as PhiMoE's sparse mixer has it (arXiv:2409.12136).
+    top_k: int  # experts of a token, the highest score first; at equal scores the lower number first
+    # From logits to scores, in float32. "near": experts are chosen one after the other, each by a softmax over the
+    # remaining logits that lie near the highest logit, as in PhiMoE's sparse mixer (arXiv:2409.12136).
     score: Literal["softmax", "sigmoid", "near"] = "softmax"
-    nearness: float = 0.0  # of "near": the distance that counts, as a share of the larger of both logits
-    correction: bool = False  # a learned number per expert is added to the scores for the choice alone
-    n_group: int = 1  # experts form so many groups of equal size
-    topk_group: int = 1  # a token chooses among the experts of so many groups, its best
+    nearness: float = 0.0  # for "near": the largest distance to the highest logit, as a share of the larger of the two
+    correction: bool = False  # a learned number per expert is added to the scores that select, not to the weights
+    n_group: int = 1  # the experts form n_group groups of equal size
+    topk_group: int = 1  # a token chooses among the experts of its topk_group best groups
     group_rank: Literal["maximum", "best two"] = "maximum"  # a group's rank: its best score, or the sum of its best two
     norm_topk_prob: bool = False  # the weights of a token are divided by their sum
     eps: float = 0.0  # added to that sum
-    least_sum: float = 0.0  # the divisor is at least this
-    scale: float = 1.0  # of the weights
+    least_sum: float = 0.0  # the divisor is at least least_sum
+    scale: float = 1.0  # multiplies the weights
     expert_scale: bool = False  # a learned number per expert multiplies its weight
     weigh_input: bool = False  # an expert's weight multiplies the input of gate and up; else the expert's result
 
@@ -91,43 +94,43 @@ class ExpertsConfig:
     routing: Routing
     width: int  # the intermediate size of each expert
     shared_width: int = 0  # the intermediate size of the shared expert, an MLP for every token; 0: none
-    shared_gate: bool = False  # the shared MLP's result is multiplied by the sigmoid of a product with the token
+    shared_gate: bool = False  # the shared expert's result is multiplied by the sigmoid of a linear gate of the token
     layout: ExpertLayout = "apart"
-    clamped: bool = False  # gate and up are bounded, and the activation is gpt-oss's
+    clamped: bool = False  # gate and up are clamped, and the activation is gpt-oss's
     router_bias: bool = False
-    router_norm: bool = False  # the router reads the stream through a norm of its own
-    correction_line: bool = False  # the checkpoint's correction is a matrix of one line
+    router_norm: bool = False  # the router reads the residual stream through its own norm
+    correction_line: bool = False  # the checkpoint's correction is a matrix of one row
 
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionConfig:
     """A short convolution along the sequence."""
 
-    conv_l_cache: int  # tokens that it reads, the newest included
-    bias: bool = False  # of the convolution and of the products before and behind it
+    conv_l_cache: int  # tokens that the convolution reads, the newest included
+    bias: bool = False  # the convolution and the projections before and after it have biases
 
 
 @dataclass(frozen=True, slots=True)
 class LayerConfig:
-    """What differs from decoder layer to decoder layer."""
+    """Settings that may differ between decoder layers."""
 
-    window: int  # tokens that attention sees, its own included, and as many to the other side unless causal; 0 = all
+    window: int  # tokens that attention sees, including the own; if not causal, also as many later tokens; 0 = all
     rope: RopeConfig
-    scale: float  # of attention's scores
-    softcap: float = 0.0  # of attention's scores: cap * tanh(score / cap); 0 = none
+    scale: float  # multiplies attention's scores
+    softcap: float = 0.0  # attention's scores become cap * tanh(score / cap); 0 = no cap
     sinks: bool = False  # a learned logit per head joins the softmax
-    pre_norms: bool = True  # attention and MLP read the stream through a norm; else as it is
-    post_norms: bool = False  # what attention and MLP add to the stream passes a norm of its own
-    experts: ExpertsConfig | None = None  # in the place of the MLP
-    convolution: ConvolutionConfig | None = None  # in the place of attention
-    causal: bool = True  # a token sees no later ones; else one step computes the input, without a KV cache
-    head_dim: int = 0  # these three where they are not TextConfig's; 0: they are
+    pre_norms: bool = True  # attention and MLP read the residual stream through a norm
+    post_norms: bool = False  # the outputs of attention and MLP pass a norm before they are added to the stream
+    experts: ExpertsConfig | None = None  # replaces the MLP
+    convolution: ConvolutionConfig | None = None  # replaces attention
+    causal: bool = True  # a token sees no later tokens; else one step computes the whole input, without a KV cache
+    head_dim: int = 0  # head_dim, num_kv_heads, intermediate_size: 0: TextConfig's value holds
     num_kv_heads: int = 0
     intermediate_size: int = 0
-    kv_shared_with: int | None = None  # the layer whose keys and values it reads; None: it makes its own
-    values_are_keys: bool = False  # the product that makes the keys makes the values too
-    chunked: bool = False  # the tokens seen are those of the token's chunk of `window`, up to itself
-    unit_norms: bool = False  # queries and keys that were rotated are normalised, without weights
+    kv_shared_with: int | None = None  # the layer whose keys and values this layer reads; None: its own
+    values_are_keys: bool = False  # the key projection also makes the values
+    chunked: bool = False  # a token sees the tokens of its own chunk of `window` tokens, up to itself
+    unit_norms: bool = False  # rotated queries and keys are normalised without weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,134 +150,134 @@ class TextConfig:
     mlp_bias: bool
     tie_embeddings: bool
     layers: tuple[LayerConfig, ...]
-    activation: str = "silu"  # of the MLP, a name in engine/kernels/activation
+    activation: str = "silu"  # the MLP's activation, a name in engine/kernels/activation
     gated_mlp: bool = True  # activation(gate) * up; else activation(up)
-    parallel: bool = False  # attention and MLP read the stream side by side
-    shared_norm: bool = False  # parallel: both read it through one norm
+    parallel: bool = False  # attention and MLP read the same residual stream in parallel
+    shared_norm: bool = False  # parallel: attention and MLP share one input norm
     qkv_layout: QKVLayout = "apart"
-    qkv_clip: float = 0.0  # queries, keys and values are clipped to this distance from 0; 0: they are not
+    qkv_clip: float = 0.0  # queries, keys and values are clipped to +-qkv_clip; 0: no clipping
     split_head_norms: bool = False  # "head layer norm": each head's weights are a module of the checkpoint
     joined_mlp: bool = False  # gate and up are one matrix of the checkpoint
-    layer_norm: bool = False  # the stream passes LayerNorms, not RMSNorms
-    norm_bias: bool = False  # of LayerNorms
-    norm_offset: float = 0.0  # of the weights of every norm
-    head_bias: bool = False  # of the language model's head
+    layer_norm: bool = False  # the norms of the stream are LayerNorms, not RMSNorms
+    norm_bias: bool = False  # LayerNorms have biases
+    norm_offset: float = 0.0  # added to the weights of every norm
+    head_bias: bool = False  # the language model's head has a bias
     embedding_scale: float = 1.0
-    media_scale: float = 1.0  # of the rows of media in the place of embeddings
-    residual_scale: float = 1.0  # of what attention and MLP add to the stream
+    media_scale: float = 1.0  # multiplies media rows that replace embeddings
+    residual_scale: float = 1.0  # multiplies the outputs of attention and MLP before they are added to the stream
     logit_scale: float = 1.0
     logit_softcap: float = 0.0  # cap * tanh(logit / cap); 0 = none
     hidden_size_per_layer_input: int = 0  # width of each token's per-layer inputs; 0: none
-    module_routings: tuple[Routing, ...] = ()  # of layers with experts that are modules of transformers
-    num_nextn_predict_layers: int = 0  # behind the last layer in the files: they predict later tokens and are not read
+    module_routings: tuple[Routing, ...] = ()  # routings of expert layers that are modules of transformers
+    num_nextn_predict_layers: int = 0  # multi-token-prediction layers after the last layer; their weights are not read
 
     @property
     def causal(self) -> bool:
-        """Whether no token sees a later one; else one step computes the whole input, without a KV cache."""
+        """Whether no token sees a later token; else one step computes the whole input, without a KV cache."""
         return self.layers[0].causal
 
     @property
     def routings(self) -> tuple[Routing, ...]:
-        """Of the layers with experts, in their order."""
+        """The routings of the layers with experts, in the order of the layers."""
         return self.module_routings or tuple(
             layer.experts.routing for layer in self.layers if layer.experts is not None
         )
 
     def of_layer(self, layer: LayerConfig) -> TextConfig:
-        """The same decoder with the sizes that this layer has."""
+        """The same decoder with the sizes of this layer."""
         own = {name: getattr(layer, name) for name in ("head_dim", "num_kv_heads", "intermediate_size")}
         own = {name: size for name, size in own.items() if size}
         return replace(self, **own) if own else self
 
 
-# Which hidden states of an input become its result: the last token's, the first token's, or a sum over all tokens.
+# How an input's hidden states become its result: the last token's, the first token's, or a reduction over all tokens.
 PoolingKind = Literal["last", "cls", "mean", "max", "mean_sqrt_len", "weighted_mean"]
 
 
 @dataclass(frozen=True, slots=True)
 class HeadLayer:
-    """One layer behind pooling: norm(activation(W x + b)), in float32."""
+    """One layer after pooling: norm(activation(W x + b)), in float32."""
 
-    module: str  # the name of its tensors: "score", or "linear" in a folder of its own
+    module: str  # the prefix of its tensors: "score", or "linear" for a layer with its own folder
     in_features: int
     out_features: int
     bias: bool = False
     activation: str = "identity"  # a name in engine/pooling/heads
-    folder: str = ""  # or file, below the checkpoint's, of a layer with a file of its own; "": the checkpoint's files
-    norm: str = ""  # the name of a LayerNorm's tensors; "": none
+    folder: str = ""  # subfolder or file of a layer with its own weights file; "": the checkpoint's files
+    norm: str = ""  # the prefix of a LayerNorm's tensors; "": no norm
     norm_eps: float = 0.0
-    offset: float = 0.0  # is added to the bias
+    offset: float = 0.0  # added to the bias
     norm_bias: bool = False
-    tied: bool = False  # W is the table of embeddings; the module has the bias alone
-    token_ids: tuple[int, ...] = ()  # W is these rows of the language model's head; of one output, row [0] minus [1]
+    tied: bool = False  # W is the embedding table; the module has only the bias
+    token_ids: tuple[int, ...] = ()  # W is these rows of the language model's head; one output: row [0] minus row [1]
 
 
-# Of a result, applied by the server.
+# The activation of a result; the server applies it.
 Activation = Literal["normalize", "identity", "sigmoid", "softmax", "relu", "log1p", "log1p_twice"]
 
 
 @dataclass(frozen=True, slots=True)
 class TokenHead:
-    """What is computed of every token where a client wants tokens one by one."""
+    """The layers that make a result for each token, for tasks with results per token."""
 
     task: Literal["token_embed", "token_classify"]
     layers: tuple[HeadLayer, ...]
     activation: Activation
-    dropped: tuple[int, int] = (0, 0)  # tokens at the beginning and at the end of an input that have no result
+    dropped: tuple[int, int] = (0, 0)  # number of tokens without a result at the beginning and at the end of an input
 
 
 @dataclass(frozen=True, slots=True)
 class PoolingConfig:
-    """What a checkpoint that makes vectors or scores computes behind its body."""
+    """The computation after the body of a checkpoint that makes vectors or scores."""
 
     task: Literal["embed", "classify"]
     kind: PoolingKind
     activation: Activation
     layers: tuple[HeadLayer, ...] = ()
-    labels: tuple[str, ...] = ()  # classify: by number
-    bidirectional: bool = False  # each token attends to all: a prompt is computed in one step and leaves no cache
-    max_tokens: int = 0  # of an input, as sentence_bert_config.json says; 0: what the body holds
+    labels: tuple[str, ...] = ()  # classify: names of the classes, by number
+    bidirectional: bool = False  # each token attends to all tokens: one step computes the prompt, nothing is cached
+    max_tokens: int = 0  # tokens of an input, from sentence_bert_config.json; 0: the body's limit
     lower_case: bool = False  # texts are made lower case before they are tokenized
-    dimensions: tuple[int, ...] | None = ()  # to which vectors may be cut; (): any, None: no cut is allowed
-    usual_dimensions: int | None = None  # to which they are cut where a request says nothing; None: they are not
+    dimensions: tuple[int, ...] | None = ()  # lengths to which vectors may be cut; (): any length; None: no cut
+    usual_dimensions: int | None = None  # length to which vectors are cut if a request sets none; None: no cut
     prompts: Mapping[str, str] = field(default_factory=dict)  # texts before an input, by name
     default_prompt: str | None = None
-    adapters: tuple[str, ...] = ()  # prompts, or tasks, whose inputs are computed with an adapter, in the model's order
-    pools_prompt: bool = True  # False: the tokens of such a prompt are left out of an input's pooled row
-    template: str = ""  # of pairs, a name in server/pooling/pairs; "": the tokenizer's own pairs
-    messages: bool = False  # a text is a user's message of the chat template, and a prompt the system's
-    template_opens_answer: bool = False  # "chat" and `messages`: add_generation_prompt
-    token_heads: tuple[TokenHead, ...] = ()  # of tokens; (): `layers`
-    tokens_only: bool = False  # inputs have no result of their own
-    step_tag: int | None = None  # of tokens, the results of these alone are answered
-    markers: Mapping[str, int] = field(default_factory=dict)  # by "query" and "document": a token before such a text
-    skipped: tuple[int, ...] = ()  # tokens of documents whose vectors take no part
-    page: str = ""  # a picture's whole input with its placeholder: pictures are documents, alone in their inputs
-    endings: Mapping[str, str] = field(default_factory=dict)  # with `page`: texts behind a text, by the prompt's name
-    layers_first: bool = False  # `layers` are computed for every token, then max-pooled with 0 as the least value
-    compares_products: bool = False  # texts are compared by the product of their vectors as they are, else by cosine
+    adapters: tuple[str, ...] = ()  # names of prompts or tasks that have an adapter, in the model's order
+    pools_prompt: bool = True  # False: pooling leaves out the tokens of an input's prompt
+    template: str = ""  # template of pairs, a name in server/pooling/pairs; "": the tokenizer's own pairs
+    messages: bool = False  # a text is a user message of the chat template, a prompt is a system message
+    template_opens_answer: bool = False  # for template "chat" and for `messages`: add_generation_prompt
+    token_heads: tuple[TokenHead, ...] = ()  # heads for results per token; (): `layers`
+    tokens_only: bool = False  # only tokens have results, inputs have none
+    step_tag: int | None = None  # answers hold only the results of tokens with this id
+    markers: Mapping[str, int] = field(default_factory=dict)  # "query" and "document" -> token put before the text
+    skipped: tuple[int, ...] = ()  # token ids of documents whose vectors are left out of the comparison
+    page: str = ""  # a picture's whole input text with its placeholder; a picture is a document and a separate input
+    endings: Mapping[str, str] = field(default_factory=dict)  # with `page`: suffix of a text, by the prompt's name
+    layers_first: bool = False  # `layers` are applied to every token, then max-pooled with 0 as the least value
+    compares_products: bool = False  # texts are compared by the dot product of their vectors, else by cosine
     two_towers: bool = False  # an input is a text or a picture, and tokens have no results
-    text_len: int = 0  # tokens to which texts are filled up with `pad_token`; 0: they are as long as they are
+    text_len: int = 0  # texts are padded to text_len tokens with `pad_token`; 0: no padding
     pad_token: int = 0
     end_token: int | None = None  # ends a text wherever it stands
 
     def adapter_of(self, prompt: str | None) -> int:
-        """The number of the adapter of inputs with this prompt, from 1; 0: none."""
+        """The number, from 1, of the adapter for inputs with this prompt; 0: no adapter."""
         return self.adapters.index(prompt) + 1 if prompt in self.adapters else 0
 
     @property
     def one_each(self) -> bool:
-        """Whether an input is one text or one picture, and no conversation."""
+        """Whether an input is one text or one picture, never a conversation."""
         return self.two_towers or bool(self.page)
 
     @property
     def whole(self) -> bool:
-        """Whether an input's tokens are computed in one step: later ones would not find the states of earlier ones."""
+        """Whether one step must compute all tokens of an input, because hidden states are not carried between steps."""
         return self.bidirectional or self.kind != "last"
 
     @property
     def heads_of_tokens(self) -> dict[str, TokenHead]:
-        """By task; their numbers lie side by side in the line of a token."""
+        """The heads by task; a token's row concatenates their outputs."""
         if self.two_towers or self.layers_first:
             return {}
         own: Any = f"token_{self.task}"
@@ -282,24 +285,24 @@ class PoolingConfig:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """What may be asked of the model."""
+        """The tasks that requests may name."""
         return (*(() if self.tokens_only else (self.task,)), *self.heads_of_tokens)
 
 
 class TowerConfig(Protocol):
-    """What is known of every tower before it is built."""
+    """Properties that every tower's configuration has."""
 
     @property
     def modalities(self) -> tuple[Modality, ...]:
-        """What the tower encodes."""
+        """The modalities that the tower encodes."""
 
     @property
     def row_width(self) -> int:
-        """Numbers in a part of a row that the tower makes."""
+        """The width of one part of a row that the tower makes."""
 
     @property
     def row_parts(self) -> int:
-        """Parts of a row: for the embedding, and for the stream behind each of the decoder's first layers."""
+        """Parts of a row: one for the embedding, others for the residual stream after each of the first layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,29 +310,29 @@ class ModelConfig:
     """One checkpoint as the engine sees it."""
 
     architecture: str
-    # "native": a file of ours; "transformers": its module in our steps; "mixed": its towers before a decoder of ours.
+    # "native": our own model file; "transformers": its module runs in our steps; "mixed": its towers with our decoder.
     implementation: str
     folder: str
     text: TextConfig
-    towers: Mapping[str, TowerConfig]  # by the family's names: "vision", "audio"
-    processor: str  # of media, as mm/processors/registry names it; "" for text only
+    towers: Mapping[str, TowerConfig]  # keyed by the family's names: "vision", "audio"
+    processor: str  # the media processor, a name in mm/processors/registry; "" for text only
     media_token_ids: dict[str, int]  # "image", "video", "audio" and the tokens around them: "vision_start" ...
     eos_token_ids: tuple[int, ...]
     max_position: int  # tokens of context that the checkpoint was made for
-    torch_dtype: torch.dtype  # of the weights as saved
+    torch_dtype: torch.dtype  # dtype of the saved weights
     generation: dict[str, Any] = field(default_factory=dict)  # sampling defaults of generation_config.json
     raw: dict[str, Any] = field(default_factory=dict, repr=False)
-    left_out: bool = False  # towers that the checkpoint has are not built: their weights are not read
-    encoder_prefix: int = 0  # tokens of sound that every prompt begins with
-    bidirectional: Bidirectional = ""  # which tokens of a prompt see later ones
-    adds_media: bool = False  # rows of media are added to embeddings, and may be given for tokens of the answer
+    left_out: bool = False  # some towers of the checkpoint are not built, and their weights are not read
+    encoder_prefix: int = 0  # number of audio tokens that every prompt begins with
+    bidirectional: Bidirectional = ""  # which tokens of a prompt see later tokens
+    adds_media: bool = False  # media rows are added to embeddings, also to those of the answer's tokens
     max_model_len: int = 0  # tokens of context that are served; 0: max_position
     pooling: PoolingConfig | None = None  # None: the model generates
-    is_encoder: bool = False  # of a family of texts that never generates
+    is_encoder: bool = False  # the family is a text encoder and never generates
 
     @property
     def modalities(self) -> tuple[str, ...]:
-        """What the model reads, "text" first."""
+        """The modalities that the model takes, "text" first."""
         return ("text", *(modality for tower in self.towers.values() for modality in tower.modalities))
 
     @property

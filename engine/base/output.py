@@ -1,7 +1,7 @@
-"""StepOutput: one step's news on its way from the device thread to the loop.
+"""StepOutput: one step's results on their way from the device thread to the loop.
 
-Owner: made by the device thread, or read out of the ring that the GIL-free steps write; then the loop's. In: what a
-commit settled. Out: parallel lists over the step's rows, which Engine routes to their streams.
+Owner: made by the device thread, or read from the ring that the GIL-free steps write; then owned by the loop. In: the
+tokens and ends of a committed step. Out: parallel lists over the step's rows, which Engine routes to streams.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ First = tuple[
 
 @dataclass(slots=True)
 class StepOutput:
-    """One step's news for the loop: parallel lists over its rows. A row without token and finish has none."""
+    """One step's results for the loop: parallel lists over its rows. A row without token and finish has no news."""
 
     stats: StepStats
-    ids: list[int] = field(default_factory=list)  # the engine's number of each choice; it may have ended before
+    ids: list[int] = field(default_factory=list)  # the engine's number of each choice; it may have ended already
     tokens: list[int] = field(default_factory=list)  # -1: none
     finishes: list[int] = field(default_factory=list)  # FinishReason
-    logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by place in the lists
-    firsts: dict[int, First] = field(default_factory=dict)  # by place, of choices of which the loop knows nothing yet
-    invalid: dict[int, EngineError] = field(default_factory=dict)  # places whose choice ends alone -> its error
-    error: EngineError | None = None  # of every row that ends with ERROR, when the step failed
-    extras: dict[str, dict[int, Any]] = field(default_factory=dict)  # by name, by place: what parts of the step add
-    start: int = 0  # how far the loop has delivered
+    logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # keyed by place in the lists
+    firsts: dict[int, First] = field(default_factory=dict)  # by place, for choices in their first output
+    invalid: dict[int, EngineError] = field(default_factory=dict)  # place -> error, for choices that fail alone
+    error: EngineError | None = None  # the error of every row that ends with ERROR, if the step failed
+    extras: dict[str, dict[int, Any]] = field(default_factory=dict)  # name -> place -> value that a step part added
+    start: int = 0  # the loop has delivered the places before `start`
 
     def has_news(self, place: int) -> bool:
-        """There is a token, or an end."""
+        """Whether the place has a token or an end."""
         return self.tokens[place] >= 0 or self.finishes[place] != FinishReason.NONE
 
     def next_extra(self) -> int:
-        """The next place, from `start` on, with an extra; behind all places where there is none."""
+        """The next place, from `start` on, with an extra; the number of places if there is none."""
         if not self.extras:
             return len(self.ids)
         places = (place for values in self.extras.values() for place in values if place >= self.start)
@@ -57,7 +57,7 @@ class StepOutput:
 
 
 def from_ring(entry: Any, blocks_total: int) -> StepOutput:
-    """An entry of the ring (OutputRing.pop): an output made in Python, or the columns of a step without the GIL."""
+    """The StepOutput of a ring entry (OutputRing.pop): made in Python, or built from the columns of a GIL-free step."""
     if isinstance(entry, StepOutput):
         return entry
     numbers, ids, tokens, finishes, logprob_lines = entry
@@ -66,9 +66,9 @@ def from_ring(entry: Any, blocks_total: int) -> StepOutput:
 
 
 def columns(plan: StepPlan) -> tuple[list[int], list[int], list[int], Sequence[int]]:
-    """A committed plan's news: the requests' numbers, tokens and finishes, and by row the place where its run begins.
+    """A committed plan's results: request numbers, tokens and finishes, and by row the place where its run begins.
 
-    A row has an entry for each token of its run, of which the last has the finish; a row without a token has one.
+    A row has an entry for each token of its run; the last entry has the finish. A row without a token has one entry.
     """
     arrays = (plan.out_request, plan.out_token, plan.out_finish)
     requests, tokens, ends = (np.asarray(array) for array in arrays)

@@ -1,8 +1,8 @@
-"""What crosses from the loop to the device thread, and back.
+"""The data that the loop and the device thread exchange: Request, and Delta on the way back.
 
 Owner: a Request is made on the loop and never changed afterwards; the device thread reads it.
 In: token ids, media features (CPU arrays), sampling rules. Out: Delta objects, one per choice and step.
-Everything here is meaning-free for `_fast`: by the time rows are scheduled only ids, counts and lengths remain.
+`_fast` uses none of these classes: the scheduler works on ids, counts and lengths only.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from engine.base.grammar import Grammar
 
 Modality = Literal["image", "audio", "video"]
-RowsOf = Literal["image", "audio", "video", "prompt"]  # "prompt": rows in the place of text
+RowsOf = Literal["image", "audio", "video", "prompt"]  # "prompt": embedding rows in place of text
 
 
 class FinishReason(enum.IntEnum):
-    """Why a choice ended; NONE while it goes on. The numbers are shared with `_fast/types.pxd`."""
+    """Why a choice ended; NONE while it continues. The numbers are shared with `_fast/types.pxd`."""
 
     NONE = 0
     STOP = 1  # end-of-sequence token
@@ -37,7 +37,7 @@ class FinishReason(enum.IntEnum):
 
     @property
     def wire(self) -> str | None:
-        """The word clients see in `finish_reason`."""
+        """The word in `finish_reason` that clients receive."""
         return _WIRE[self]
 
 
@@ -55,7 +55,7 @@ _WIRE = {
 
 @dataclass(frozen=True, slots=True)
 class TimestampRules:
-    """A text with times, as Whisper writes it: token ids from `first` on are times, ids from `end` on are not text."""
+    """Whisper's rules for timestamps in a text: ids from `first` on are times, ids from `end` on are not text."""
 
     first: int
     end: int
@@ -64,7 +64,7 @@ class TimestampRules:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens of one request are chosen. All values are resolved and in range (checked at the HTTP edge).
+    """Sampling settings of one request. All values are resolved and in range (checked at the HTTP edge).
 
     Order of operations: logit_bias, allowed ids, bad words, min_tokens, mask -> penalties -> temperature
     -> min_p -> top_k -> top_p -> draw. temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off.
@@ -82,10 +82,10 @@ class SamplingParams:
     eos_token_ids: tuple[int, ...] = ()  # end-of-sequence ids of the model
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
-    min_tokens: int = 0  # EOS and stop tokens are masked until so many tokens are generated
+    min_tokens: int = 0  # EOS and stop tokens are masked until min_tokens tokens are generated
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
-    not_first_token_ids: tuple[int, ...] = ()  # may be chosen, but not as the answer's first token
+    not_first_token_ids: tuple[int, ...] = ()  # forbidden only as the answer's first token
     bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that must not be completed
     timestamps: TimestampRules | None = None
     logprobs: int | None = None  # None off; k >= 0: the sampled token's and the k most likely; -1 all
@@ -100,19 +100,19 @@ class SamplingParams:
 
     @property
     def edited_token_ids(self) -> set[int]:
-        """The ids whose logits are changed one by one: by a bias, by min_tokens, or for the first token."""
+        """The ids whose logits change individually: by a bias, by min_tokens, or for the first token."""
         ending = self.ending_token_ids if self.min_tokens else ()
         return {token for token, _ in self.logit_bias} | {*ending, *self.not_first_token_ids}
 
 
 @dataclass(frozen=True, slots=True)
 class MediaInput:
-    """One picture, sound or film, processed on the CPU, ready for its tower; or a client's own rows (`ROWS`).
+    """One picture, audio or video, processed on the CPU, ready for its tower; or a client's own rows (`ROWS`).
 
-    `spans` are (start, length) runs of prompt positions, ascending and disjoint; together they take the rows that
-    the tower makes for this item, in order (`num_tokens` rows). Sound in film uses several runs. `hash` names the
-    content together with the processor settings (16 bytes); it is computed by us, never taken from a client. Where the
-    model adds rows to tokens, a sound that grows keeps its hash: its first rows stay what they are.
+    `spans` are (start, length) runs of prompt positions, ascending and disjoint. In order, they take the `num_tokens`
+    rows that the tower makes for this item. A video's audio uses several runs. `hash` (16 bytes) identifies the content
+    together with the processor settings; the server computes it and never takes it from a client. If the model adds
+    media rows to token embeddings, a growing audio keeps its hash, because its first rows do not change.
     """
 
     modality: RowsOf
@@ -122,28 +122,28 @@ class MediaInput:
     features: dict[str, np.ndarray]  # arrays by the names the tower documents
 
 
-# The feature of an item that needs no tower: float32 [num_tokens, width], what its tower would make. The features of
-# pixels have "rows" of their own.
+# The feature of an item that needs no tower: float32 [num_tokens, width], the tower's output. The key is not "rows",
+# because pixel features use that name.
 ROWS = "given rows"
-ADAPTER = "adapter"  # int64, added at admission: the number of the request's adapter, where the model has any
+ADAPTER = "adapter"  # int64, added at admission: the number of the request's adapter, if the model has adapters
 
 
 @dataclass(frozen=True, slots=True)
 class PoolingParams:
-    """The inputs of a request that wants an array for each of them: choice k is input k."""
+    """The inputs of a pooling request, which gets an array for each input: choice k is input k."""
 
-    starts: np.ndarray  # int64 [n + 1]: where each input begins among the request's token ids, and where the last ends
-    seconds: np.ndarray | None = None  # int32 [n]: where in each input the second text of a pair begins; 0: no pair
-    pool_starts: np.ndarray | None = None  # int32 [n]: the first token of each input that counts in its array
-    per_token: bool = False  # a line for every token; else one line
-    adapters: np.ndarray | None = None  # int32 [n]: the number of the model's adapter of each input, from 1; 0: none
+    starts: np.ndarray  # int64 [n + 1]: offset of each input in the request's token ids, and the end of the last input
+    seconds: np.ndarray | None = None  # int32 [n]: offset in each input of the second text of a pair; 0: no pair
+    pool_starts: np.ndarray | None = None  # int32 [n]: the first token of each input that pooling includes
+    per_token: bool = False  # a result row for every token; else one row per input
+    adapters: np.ndarray | None = None  # int32 [n]: the number of each input's adapter, from 1; 0: no adapter
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt on its way to the device thread; `sampling` holds for each of its `n` choices.
+    """One prompt on its way to the device thread; `sampling` applies to each of its `n` choices.
 
-    With `pooling` it is n inputs, one after the other in prompt_token_ids, and makes no tokens.
+    With `pooling` the request holds n inputs, concatenated in prompt_token_ids, and generates no tokens.
     """
 
     prompt_token_ids: np.ndarray  # int32 [prompt_len], media placeholders already widened
@@ -155,31 +155,31 @@ class Request:
     priority: int = 0  # lower first
     cache_salt: bytes = b""  # scope (key) and salt; requests share cached prefixes only when equal
     arrival: float = 0.0  # time.monotonic() seconds
-    grammar: Grammar | None = None  # what the answers must look like; each choice gets a matcher of its own
+    grammar: Grammar | None = None  # the grammar of the answers; each choice gets its own matcher
     pooling: PoolingParams | None = None
-    flow: str = ""  # who asks: requests of equal ones wait in one line, and lines are served in turn
-    weight: int = 1  # the share of that line
-    deadline: float = math.inf  # of the first step, on the clock of `arrival`
+    flow: str = ""  # the client: requests with the same flow wait in one queue, and the queues are served in turn
+    weight: int = 1  # the share of that queue
+    deadline: float = math.inf  # latest time of the first step, on the clock of `arrival`
 
     @property
     def is_masked(self) -> bool:
-        """Each step says which tokens its choices may have."""
+        """Whether every step masks the tokens of this request's choices."""
         return self.grammar is not None
 
     @property
     def late_extras(self) -> tuple[str, ...]:
-        """Names of extras that come by themselves, when the last token of a choice has been computed."""
+        """Names of extras that arrive separately, after the last token of a choice has been computed."""
         return ("routed_experts",) if self.sampling.return_routed_experts else ()
 
     def adapter(self, adapters: Sequence[str]) -> int:
-        """The number of the adapter that the input asks for, or of the first whose media the request shows; 0: none."""
+        """The number of the input's adapter, or of the first adapter for a modality in the request's media; 0: none."""
         if self.pooling is not None and self.pooling.adapters is not None:
             return int(self.pooling.adapters[0])
         visible = {item.modality for item in self.media}
         return next((number for number, media in enumerate(adapters, 1) if media in visible), 0)
 
     def input(self, k: int) -> Request:
-        """Input k of a request with `pooling`, as a request of its own."""
+        """Input k of a request with `pooling`, as a separate request."""
         assert self.pooling is not None
         start, end = self.pooling.starts[k : k + 2].tolist()
         seconds, counted, adapters = (
@@ -210,36 +210,36 @@ class TokenLogprob:
 
 @dataclass(slots=True)
 class Delta:
-    """What one step (or several, if the reader was slow) adds to one choice of a request."""
+    """The tokens that one step, or several if the reader was slow, adds to one choice of a request."""
 
     index: int  # choice, 0 .. n-1
     token_ids: list[int]
     finish_reason: FinishReason = FinishReason.NONE
     stop_token_id: int | None = None  # set with STOP_TOKEN
-    logprobs: list[TokenLogprob] | None = None  # one per token id
+    logprobs: list[TokenLogprob] | None = None  # one entry per token id
     cached_tokens: int | None = None  # on the first delta of choice 0: prompt tokens found in the prefix cache
     queued: float | None = None  # on the first delta of a choice: seconds from arrival to its first step
     error: EngineError | None = None  # with ERROR
-    extras: dict[str, Any] = field(default_factory=dict)  # by name: what parts of the step add (engine/step/parts)
+    extras: dict[str, Any] = field(default_factory=dict)  # name -> value added by a step part (engine/step/parts)
 
     @property
     def prompt_logprobs(self) -> list[TokenLogprob | None] | None:
-        """On the first delta of choice 0, where the request asks for them."""
+        """Log-probabilities of the prompt; on the first delta of choice 0, if the request wants them."""
         return self.extras.get("prompt_logprobs")
 
     @property
     def encode_s(self) -> float:
-        """On the first delta: seconds of towers for media that no earlier request named."""
+        """On the first delta: seconds that towers spent on media that no earlier request named."""
         found: float = self.extras.get("encode_s", 0.0)
         return found
 
     @property
     def routed_experts(self) -> np.ndarray | None:
-        """With the end, where the request asks for them: [prompt and at least the choice's tokens, layers with experts,
-        top_k]."""
+        """On the last delta, if the request wants them: [tokens, layers with experts, top_k], where the tokens are the
+        prompt's and at least the choice's."""
         return self.extras.get("routed_experts")
 
     @property
     def pooled(self) -> np.ndarray | None:
-        """float32, of an input that is pooled: [width], or [tokens, width]."""
+        """The result of a pooled input: float32 [width], or [tokens, width]."""
         return self.extras.get("pooled")

@@ -1,8 +1,8 @@
-"""StallWatch: notices a device thread that has stopped turning, whatever it waits for (SECURITY S41).
+"""StallWatch: detects a device thread that has stopped iterating, for any reason (SECURITY S41).
 
-Owner: loop. In: the time of the device thread's last turn, looked at once a second. Out: one call of Engine.on_stall.
-The device thread itself waits without a limit, as the driver's calls have none, so a turn costs nothing for this. Time
-in which this loop does not run either (a stopped process, a machine that slept) counts for nothing.
+Owner: loop. In: the time of the device thread's last turn, read once a second. Out: one call of Engine.on_stall.
+The device thread itself waits without a timeout, because the driver's calls have none, so the watch costs a turn
+nothing. Time in which this loop does not run either (a stopped process, a suspended machine) does not count.
 
     device   turn  turn  turn  (a step that never ends) .....................................
     loop      look   look   look   look  [step_timeout: not ready, not live]  [stall_exit: on_stall]
@@ -19,7 +19,7 @@ LOOK_S = 1.0
 
 
 class Watched(Protocol):
-    """The engine as a watch sees it."""
+    """The part of the engine that a watch uses."""
 
     config: EngineConfig
 
@@ -40,7 +40,7 @@ class StallWatch:
         self._limit = config.step_timeout + config.stall_exit
         self._every = min(LOOK_S, self._limit / 4)
         self._beat = 0.0
-        self._silent = 0.0  # seconds of looks that have found the same beat
+        self._silent = 0.0  # seconds for which `last_beat` has not changed
         self._timer = asyncio.get_running_loop().call_later(self._every, self._look)
 
     def close(self) -> None:

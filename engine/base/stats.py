@@ -1,4 +1,4 @@
-"""What a step did and how long each part took, and the running totals the metrics read.
+"""StepStats: a step's counts and times; EngineStats: the running totals that the metrics read.
 
 Owner: StepStats is made on the device thread and handed to the loop with the step's output; EngineStats lives on the
 loop and is changed only there. Times are seconds of time.perf_counter.
@@ -16,9 +16,9 @@ class EncoderCounts(NamedTuple):
     """Counts since start; steps of the GIL-free loop encode nothing and report no counts."""
 
     calls: int = 0  # runs of towers
-    seconds: float = 0.0  # of those that are known to have ended
+    seconds: float = 0.0  # total time of the runs that are known to have ended
     queries: int = 0  # media items of requests
-    hits: int = 0  # of these, items whose rows were cached or being computed
+    hits: int = 0  # queried items whose rows were already cached or being computed
 
 
 @dataclass(slots=True)
@@ -37,23 +37,24 @@ class StepStats:
     preemptions: int = 0  # since start
     prefix_queries: int = 0  # tokens looked up, since start
     prefix_hits: int = 0  # tokens found, since start
-    # Of the turn that settled it: plan and launches are those of the step behind, and of turns that settled nothing.
+    # Times of the turn that settled this step. schedule_s and launch_s belong to the next step, which that turn planned
+    # and launched; they include earlier turns that settled nothing.
     schedule_s: float = 0.0
     launch_s: float = 0.0  # forward and sample launches
     wait_s: float = 0.0  # collect: the only wait
-    commit_s: float = 0.0  # and the news of the step before, handed on
+    commit_s: float = 0.0  # commit, and delivery of the previous step's output
     device_s: float = 0.0  # forward start to sampled tokens on the host
-    gap_s: float = 0.0  # from the step before to its forward, prep included, by the device's clock; 0: not measured
-    launched_at: float = 0.0  # its forward; these three are moments, by which a trace draws the step
-    ended_at: float = 0.0  # its tokens could be read
-    waited_at: float = 0.0  # the device thread had them
+    gap_s: float = 0.0  # from the previous step's end to this forward, prep included, by the device's clock; 0: unknown
+    launched_at: float = 0.0  # time of the forward's launch; a trace draws the step from these three times
+    ended_at: float = 0.0  # time at which the step's tokens could be read
+    waited_at: float = 0.0  # time at which the device thread had the tokens
     encoder: EncoderCounts | None = None
-    failed: bool = False  # it raised; its rows ended or started over
-    by_python: bool = False  # it was settled in Python: prompts, rules, media, errors; plain ones need none
+    failed: bool = False  # the step raised; its rows ended or started over
+    by_python: bool = False  # settled in Python because of prompts, rules, media or errors; plain steps need no Python
 
     @classmethod
     def of(cls, numbers: StepNumbers, blocks_total: int) -> StepStats:
-        """A step of the GIL-free loop."""
+        """The StepStats of a step of the GIL-free loop."""
         return cls(**numbers._asdict(), waited_at=numbers.ended_at, blocks_total=blocks_total)
 
 
@@ -74,10 +75,10 @@ class EngineStats:
     prefix_hits: int = 0
     encoder: EncoderCounts = field(default_factory=EncoderCounts)
     failed_steps: int = 0
-    python_steps: int = 0  # of `steps`, those that the GIL-free loop left to Python
+    python_steps: int = 0  # steps that the GIL-free loop left to Python; included in `steps`
     host_s: float = 0.0  # device thread's own work (everything but waiting)
-    gaps: int = 0  # between steps, that were measured
-    gap_s: float = 0.0  # and their sum
+    gaps: int = 0  # measured gaps between steps
+    gap_s: float = 0.0  # sum of the measured gaps
 
     @property
     def kv_usage(self) -> float:
@@ -86,7 +87,7 @@ class EngineStats:
 
     def add(self, step: StepStats) -> None:
         """Folds one step in (loop)."""
-        self.steps += step.num_rows > 0  # 0: the numbers are of no step
+        self.steps += step.num_rows > 0  # 0 rows: these numbers belong to no step
         if step.gap_s:
             self.gaps += 1
             self.gap_s += step.gap_s

@@ -1,7 +1,8 @@
 """TokenStream: the answer to one request as it grows, on the loop.
 
-Owner: loop. In: what the engine routes to each choice after a step. Out: Delta objects, pulled (`async for`) or pushed
-(`subscribe`). Leaving the stream aborts whatever still runs: cancellation, disconnect and deadline are this one path.
+Owner: loop. In: the tokens that the engine routes to each choice after a step. Out: Delta objects, pulled (`async for`)
+or pushed (`subscribe`). Leaving the stream aborts the choices that still run; cancellation, disconnect and deadline
+all use this path.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ if TYPE_CHECKING:
 
 
 class Routes(Protocol):
-    """Who routes tokens to streams: the engine, of which a stream needs no more."""
+    """The part of the engine that a stream uses."""
 
     def drop(self, device_id: int) -> None:
-        """Ends one choice on the device thread; nothing more of it is delivered."""
+        """Ends one choice on the device thread; the choice delivers nothing more."""
 
     def conclude(self, device_id: int) -> None:
-        """Ends one choice that waits for extras of its tokens; nothing but these is delivered."""
+        """Ends one choice that waits for extras of its tokens; the choice delivers only these extras."""
 
     def forget(self, stream: TokenStream) -> None:
         """Removes the routes of a stream whose choices have all ended."""
@@ -38,10 +39,10 @@ class TokenStream:
     def __init__(self, routes: Routes, request: Request, first_id: int) -> None:
         self.request = request
         self.first_id = first_id  # choice k is known to the device thread as first_id + k
-        self.lane: Lane | None = None  # takes a token past the callback, where one choice and a plain socket let it
+        self.lane: Lane | None = None  # sends tokens without the callback; possible with one choice and a plain socket
         self._routes = routes
         self._open = set(range(request.n))  # choices without a final Delta
-        self._pending: dict[int, Delta] = {}  # merged, by choice, until they are pulled
+        self._pending: dict[int, Delta] = {}  # choice -> merged Delta that was not pulled yet
         self._callback: Callable[[Delta], None] | None = None
         self._waiter: asyncio.Future[None] | None = None
 
@@ -56,14 +57,14 @@ class TokenStream:
         return not self._open
 
     def subscribe(self, callback: Callable[[Delta], None]) -> None:
-        """From now on each Delta goes straight to `callback`, on the loop, in the step's own call."""
+        """From now on each Delta goes directly to `callback`, on the loop, while the step's output is delivered."""
         self._callback = callback
         pending, self._pending = self._pending, {}
         for delta in pending.values():
             callback(delta)
 
     def feed(self, delta: Delta) -> None:
-        """The engine's side: adds what a step made for one choice."""
+        """Adds a step's Delta for one choice; the engine calls it."""
         if delta.index not in self._open:
             return
         if delta.finish_reason is not FinishReason.NONE:
@@ -80,18 +81,18 @@ class TokenStream:
             self._waiter.set_result(None)
 
     def stop_choice(self, index: int) -> None:
-        """Ends one choice because its text met a stop string; nothing more comes for it."""
+        """Ends one choice because its text contains a stop string; the choice delivers nothing more."""
         if index in self._open:
             self._open.discard(index)
             self._routes.drop(self.first_id + index)
 
     def conclude(self, index: int) -> None:
-        """Ends one choice whose tokens so far are all it wants; a last Delta brings their extras."""
+        """Ends one choice that needs no more tokens; a last Delta brings the extras of its tokens."""
         if index in self._open:
             self._routes.conclude(self.first_id + index)
 
     def abort(self) -> None:
-        """Ends every open choice; a reader still there gets a final Delta with ABORT for each."""
+        """Ends every open choice; a remaining reader gets a final Delta with ABORT for each choice."""
         for index in sorted(self._open):
             self._routes.drop(self.first_id + index)
             self.feed(Delta(index, [], FinishReason.ABORT))

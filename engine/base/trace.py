@@ -1,13 +1,12 @@
-"""Trace: what ran when on loop, pool and device, as a timeline that Perfetto and chrome://tracing open.
+"""Trace: a timeline of loop, pool and device, in a format that Perfetto and chrome://tracing open.
 
-Owner: loop; threads of the pool append spans of their own (one append each, no lock). In: each step's numbers as they
-reach the loop, deliveries, work of the pool, requests, and kernels where a DeviceProfile has run. Out: events in
-Chrome's JSON format. Without a Trace nothing of this runs: the numbers of a step are reported anyway, and drawing
-them costs the device thread nothing.
+Owner: loop; threads of the pool append their own spans (one append each, no lock). In: each step's numbers as they
+reach the loop, deliveries, work of the pool, requests, and kernels if a DeviceProfile has run. Out: events in
+Chrome's JSON format. A Trace costs the device thread nothing: steps report their numbers with or without a Trace.
 
-A step is drawn twice: where its parts took the device thread's time, and from its launch until its tokens were on the
-host, on two alternating tracks, so that two steps in flight are seen side by side. Lengths are exact; a part's
-place is reckoned from its step's end, so it may be off by what the device thread did between two parts.
+A step is drawn twice: as its parts on the device thread's track, and as one bar from its launch until its tokens were
+on the host. The bars use two alternating tracks, so two steps in flight appear side by side. Lengths are exact. A
+part's position is computed back from its step's end, so it is off by any time that passed between two parts.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ NAMES = {
     IN_FLIGHT[0]: "steps in flight, even",
     IN_FLIGHT[1]: "steps in flight, odd",
 }
-MAX_EVENTS = 1_000_000  # some hundred bytes each; what comes later is counted and left out
+MAX_EVENTS = 1_000_000  # some hundred bytes each; later events are only counted
 PID = 1
 
 Event = dict[str, Any]
@@ -38,7 +37,7 @@ Event = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something that a thread did; seconds of time.perf_counter."""
+    """A piece of work on a track; times are seconds of time.perf_counter."""
 
     track: int
     name: str
@@ -53,11 +52,11 @@ class Trace:
     def __init__(self) -> None:
         self.begun = time.perf_counter()
         self.spans: list[Span] = []
-        self.steps: list[tuple[StepStats, Sequence[int]]] = []  # and the numbers of the choices in its output
+        self.steps: list[tuple[StepStats, Sequence[int]]] = []  # with the numbers of the choices in its output
         self.requests: list[Event] = []
         self.left_out = 0
         self._labels: dict[int, str] = {}  # number of a choice on the device thread -> its request
-        self._threads: dict[int, tuple[int, str]] = {}  # of the pool: track and name
+        self._threads: dict[int, tuple[int, str]] = {}  # pool threads: track and name
 
     # -- what happens
 
@@ -69,13 +68,13 @@ class Trace:
             self.spans.append(Span(track, name, begun, ended, args))
 
     def pooled(self, name: str, begun: float, ended: float) -> None:
-        """Work that the calling thread of the pool has done."""
+        """Adds a span of work that the calling pool thread has done."""
         thread = threading.current_thread()
         track, _ = self._threads.setdefault(thread.ident or 0, (POOL + len(self._threads), thread.name))
         self.add(track, name, begun, ended)
 
     def step(self, output: StepOutput) -> None:
-        """A step's news have reached the loop."""
+        """Adds a step whose output has reached the loop."""
         if len(self.steps) * 8 + len(self.spans) >= MAX_EVENTS:
             self.left_out += 1
         elif output.stats.ended_at:
@@ -87,7 +86,7 @@ class Trace:
             self._labels[first_id + choice] = request_id if n == 1 else f"{request_id} #{choice}"
 
     def request(self, request_id: str, phases: Sequence[tuple[str, float, float]], **args: Any) -> None:
-        """A request that has ended: its phases one after the other, on a track of its own."""
+        """Adds a request that has ended: its phases in sequence, on a separate track."""
         if not phases:
             return
         whole = ("request", phases[0][1], phases[-1][2])
@@ -119,7 +118,7 @@ class Trace:
         return {"displayTimeUnit": "ms", "otherData": {"left_out": self.left_out}, "traceEvents": events}
 
     def _us(self, at: float) -> float:
-        """Microseconds since the beginning, for what began earlier too."""
+        """Microseconds since the trace began; 0 for earlier times."""
         return round(max(0.0, at - self.begun) * 1e6, 3)
 
     def _event(self, span: Span) -> Event:
@@ -156,7 +155,7 @@ class Trace:
 
 
 def parts_of(stats: StepStats) -> list[Span]:
-    """A turn of the device thread: it plans and launches the next step, waits for this one and commits it."""
+    """The parts of a turn of the device thread: plan and launch the next step, wait for this step, commit it."""
     waiting = stats.waited_at - stats.wait_s
     launching = waiting - stats.launch_s
     places = [

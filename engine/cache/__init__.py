@@ -1,1 +1,1 @@
-"""The KV cache: what layers keep (spec), where bytes lie (layout, runs), how much fits (sizing)."""
+"""The KV cache: what layers store (spec), the layout of memory (layout, runs), the number of blocks (sizing)."""

@@ -1,14 +1,14 @@
-"""Runs: how the states of all layers lie in blocks of the one pool, which have a page in each buffer.
+"""Runs: layout of all layers' states in blocks of the one pool; a block has a page in each buffer.
 
-Owner: device thread, at start. In: the specs of layers with states, and the buffers (layout.py). Out: the blocks of a
-run, the groups of layers, the columns that a group has in the table of runs, and what of all that is padding.
+Owner: device thread, at start. In: the specs of layers with states, and the buffers (layout.py). Out: the number of
+blocks of a run, groups of layers, each group's columns in the table of runs, and the share of padding.
 
-    group        at most as many layers as there are buffers; layer i of it has pages in buffer i
-    run          for each group the pages of one layer: the blocks of a state, or of a tail, of one row
-    table        [run ids, columns]: a group has as many columns as its state or its tail has pages, the larger number
+    group        at most as many layers as buffers; layer i of a group has pages in buffer i
+    run          for each group the pages of one layer: the blocks of one row's state or tail
+    table        [run ids, columns]: a group has as many columns as its state or tail has pages, whichever is larger
 
-A row that computes holds two states, since a step reads one and writes the next, and one tail. Models of which no layer
-caches tokens have pages as their states suggest; in others pages are those of the tokens.
+A running row holds two states, because a step reads one and writes the next, and one tail. In models without layers
+that cache tokens the states determine the page size; in others the tokens' pages are used.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from engine.cache.state import StateSpec
 
 LARGEST_PAGE = 65536  # bytes, in models without blocks of tokens
 STATES_OF_A_ROW = 2
-STEP = 0.005  # padding that differs by less is equal
+STEP = 0.005  # smaller differences of padding are ignored
 
 
 @dataclass(frozen=True, slots=True)
 class RunGroup:
     """Layers whose states have the same blocks."""
 
-    spec: StateSpec  # of each
-    layers: tuple[int, ...]  # their numbers among the specs
-    state_pages: int  # of a layer
+    spec: StateSpec  # same for all layers
+    layers: tuple[int, ...]  # their indices in the specs
+    state_pages: int  # per layer
     tail_pages: int
-    first_column: int  # in the table of runs
+    first_column: int  # its first column in the table of runs
 
     @property
     def columns(self) -> int:
-        """In the table of runs."""
+        """Number of columns in the table of runs."""
         return max(self.state_pages, self.tail_pages)
 
 
@@ -44,57 +44,57 @@ class Runs:
     """All layers with states, in groups."""
 
     groups: tuple[RunGroup, ...]
-    page_bytes: int  # that a layer has of a block
-    block_bytes: int  # of a block, in all buffers
+    page_bytes: int  # bytes of a layer in a block
+    block_bytes: int  # bytes of a block in all buffers
 
     @property
     def chunk(self) -> int:
-        """Positions that are taken into states at once."""
+        """Positions that are folded into states at once."""
         return self.groups[0].spec.chunk
 
     @property
     def state_blocks(self) -> int:
-        """Of a run that holds a state."""
+        """Blocks of a run that holds a state."""
         return sum(group.state_pages for group in self.groups)
 
     @property
     def tail_blocks(self) -> int:
-        """Of a run that holds a tail."""
+        """Blocks of a run that holds a tail."""
         return sum(group.tail_pages for group in self.groups)
 
     @property
     def row_blocks(self) -> int:
-        """Of a row that computes, its tokens apart."""
+        """Blocks of a running row, without its tokens."""
         return STATES_OF_A_ROW * self.state_blocks + self.tail_blocks
 
     @property
     def columns(self) -> int:
-        """Of the table of runs."""
+        """Number of columns of the table of runs."""
         return sum(group.columns for group in self.groups)
 
     @property
     def state_bytes(self) -> int:
-        """Numbers of a state, in all layers."""
+        """Bytes of a state's numbers, in all layers."""
         return sum(len(group.layers) * group.spec.state_bytes for group in self.groups)
 
     @property
     def tail_bytes(self) -> int:
-        """Numbers of a tail, in all layers."""
+        """Bytes of a tail's numbers, in all layers."""
         return sum(len(group.layers) * group.spec.tail_bytes for group in self.groups)
 
     @property
     def state_padding(self) -> float:
-        """The share of a state's blocks that holds no number."""
+        """Share of padding in a state's blocks."""
         return 1 - self.state_bytes / (self.state_blocks * self.block_bytes)
 
     @property
     def padding(self) -> float:
-        """The share of the blocks of a row's states and tail that holds no number."""
+        """Share of padding in the blocks of a row's states and tail."""
         used = STATES_OF_A_ROW * self.state_bytes + self.tail_bytes
         return 1 - used / (self.row_blocks * self.block_bytes)
 
     def columns_of(self, num_blocks: int) -> list[int]:
-        """Of a run of so many blocks, which says whether it is a state's or a tail's: each block's column."""
+        """Return the column of each block of a run; num_blocks shows whether the run holds a state or a tail."""
         states = num_blocks == self.state_blocks
         assert states or num_blocks == self.tail_blocks, "a run has the blocks of a state, or those of a tail"
         pages = [(group.first_column, group.state_pages if states else group.tail_pages) for group in self.groups]
@@ -110,7 +110,7 @@ class Runs:
 
 
 def runs_over(states: Mapping[StateSpec, Sequence[int]], page_bytes: Sequence[int]) -> Runs | None:
-    """Runs of the layers with these numbers, over buffers of such pages; None: a row of theirs is wider than a page."""
+    """Return the runs of these layers in buffers with these page bytes; None: a row of a state is wider than a page."""
     least, per_group = min(page_bytes), len(page_bytes)
     if any(spec.widest > least for spec in states):
         return None
@@ -123,13 +123,13 @@ def runs_over(states: Mapping[StateSpec, Sequence[int]], page_bytes: Sequence[in
             groups.append(RunGroup(spec, mine, spec.pages(least), spec.tail_pages(least), column))
             column += groups[-1].columns
     differ = [group.state_pages - group.tail_pages for group in groups]
-    if any(differ) and not sum(differ):  # a run's number of blocks says of which kind it is
+    if any(differ) and not sum(differ):  # a run's number of blocks must determine its kind
         groups[-1] = replace(groups[-1], tail_pages=groups[-1].tail_pages + 1)
     return Runs(tuple(groups), least, sum(page_bytes))
 
 
 def pages_for(states: Mapping[StateSpec, Sequence[int]], aligned: int) -> tuple[int, ...]:
-    """By buffer the bytes of a page, of models that cache no tokens: least padding, and of these the fewest blocks."""
+    """Return page bytes by buffer, for models that cache no tokens: with the least padding, then the fewest blocks."""
     widest = -(-max(spec.widest for spec in states) // aligned) * aligned
     most = max(LARGEST_PAGE, widest)
     rows = {part.row_bytes for spec in states for part in (*spec.parts, *spec.tail)}

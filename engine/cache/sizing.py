@@ -1,7 +1,7 @@
-"""How many blocks the KV cache gets: arithmetic over measured bytes.
+"""Number of blocks of the KV cache, computed from measured bytes.
 
-Thread: device, at start, on an accelerator after the weights and a profiling step. In: flags, layout, DeviceMemory.
-Out: a number of blocks, or a ConfigError that names a value that fits.
+Thread: device, at start; on an accelerator after loading the weights and a profiling step. In: flags, layout,
+DeviceMemory. Out: a number of blocks, or a ConfigError that names a value that fits.
 
     total x utilization = used now (weights, driver, others) + peak of a step + graphs + reserve + BLOCKS
 """
@@ -23,26 +23,26 @@ from engine.device.memory import DeviceMemory, device_memory, gib
 
 log = logging.getLogger("omniloop.engine")
 
-MOST_BLOCKS = 1 << 20  # beyond what rows can hold: a tiny model does not need a hundred million blocks
-LEAST_TOKENS = 256  # a shorter context is of no use
+MOST_BLOCKS = 1 << 20  # more than rows can hold; a tiny model does not need a hundred million blocks
+LEAST_TOKENS = 256  # a shorter context is useless
 SHORT_ROW = 1024  # tokens
 
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """What rows hold whatever their tokens."""
+    """Memory of rows that does not depend on their number of tokens."""
 
-    state_bytes: int  # of a state in its blocks; a row that computes has two, and one is found again with a prefix
-    tail_bytes: int  # of the inputs of a row's newest tokens, in their blocks
-    padding: float  # the share of a row's blocks that holds no number
-    row_tokens: int  # of a short row
-    rows: int  # such rows that fit at one time
+    state_bytes: int  # bytes of a state in its blocks; a running row has two, and a prefix hit needs one
+    tail_bytes: int  # bytes of the inputs of a row's newest tokens, in their blocks
+    padding: float  # share of padding in a row's blocks
+    row_tokens: int  # tokens of a short row
+    rows: int  # number of short rows that fit at once
 
 
 def host_blocks(config: EngineConfig, layout: CacheLayout, longest: int, rows: int, promised: int = 0) -> int:
-    """Blocks to allocate on a CPU, the dummy one included: as flags say, else from free memory, at most what rows need.
+    """Return blocks to allocate on a CPU, with the dummy block: from flags, else from free memory, up to rows' needs.
 
-    `longest`: blocks that one context takes; `promised`: bytes of weights that are yet to come.
+    longest: blocks of one context; promised: bytes of weights that are not loaded yet.
     """
     if not layout.keeps:
         return _empty_blocks(rows)
@@ -71,10 +71,10 @@ def device_blocks(
     graph_bytes: int,
     memory: DeviceMemory | None = None,
 ) -> int:
-    """Blocks to allocate, the dummy one included.
+    """Return the number of blocks to allocate, including the dummy block.
 
-    `peak_bytes`: what the largest step takes beyond what is live now; `graph_bytes`: what captured graphs will hold;
-    `memory`: now, with the weights in place and nothing of a step alive; None asks the current device.
+    peak_bytes: extra memory of the largest step; graph_bytes: future memory of captured graphs; memory: current usage,
+    with weights loaded and no step's data; None: read from the current device.
     """
     if not layout.keeps:
         return _empty_blocks(rows)
@@ -109,14 +109,14 @@ def device_blocks(
 
 
 def _empty_blocks(rows: int) -> int:
-    """Blocks without bytes: one for each row, and as many more, since the scheduler keeps some back for rows."""
+    """Return the number of blocks without bytes: two per row, because the scheduler reserves some for rows."""
     return 2 * rows + 2
 
 
 def check_weights(
     config: EngineConfig, weight_bytes: int, memory: DeviceMemory, dtype: torch.dtype = torch.bfloat16
 ) -> None:
-    """Refuses, before anything is loaded, weights that cannot fit; `dtype` is the one they are counted in."""
+    """Refuse weights that cannot fit, before loading; dtype: the dtype in which they are counted."""
     share = utilization(config)
     needed = memory.used + weight_bytes + config.device_reserve_bytes
     if needed <= share * memory.total:
@@ -133,7 +133,7 @@ def check_weights(
 
 
 def utilization(config: EngineConfig) -> float:
-    """The share of the device's memory to use, checked."""
+    """Return the checked share of the device's memory to use."""
     share = config.gpu_memory_utilization
     if not 0 < share <= 1:
         raise ConfigError(f"--gpu-memory-utilization {share:g}: must be more than 0 and at most 1")
@@ -141,14 +141,14 @@ def utilization(config: EngineConfig) -> float:
 
 
 def fit_context(config: EngineConfig, layout: CacheLayout, wanted: int, max_chunk: int, num_blocks: int) -> int:
-    """Tokens of context: what is wanted or what the blocks hold; an explicit wish that does not fit is refused.
+    """Return the context length: `wanted`, or what the blocks hold; refuse an explicit length that does not fit.
 
-    `num_blocks` includes the dummy block.
+    num_blocks includes the dummy block.
     """
     _check_states(config, layout, min(LEAST_TOKENS, wanted), max_chunk, num_blocks - 1)
     if layout.blocks_for(wanted, max_chunk) < num_blocks:
         return wanted
-    entries = range(-(-wanted // config.block_size))  # of a block table
+    entries = range(-(-wanted // config.block_size))  # entries of a block table
     fits = bisect_left(entries, num_blocks, key=lambda n: layout.blocks_for(n * config.block_size, max_chunk)) - 1
     fits *= config.block_size
     if config.max_model_len:
@@ -161,7 +161,7 @@ def fit_context(config: EngineConfig, layout: CacheLayout, wanted: int, max_chun
 
 
 def _check_states(config: EngineConfig, layout: CacheLayout, tokens: int, max_chunk: int, num_blocks: int) -> None:
-    """Refuses a cache in which no row of so many tokens can run: it takes two states and a tail."""
+    """Refuse a cache too small for one row of `tokens` tokens, which needs two states and a tail."""
     least, runs = layout.blocks_for(tokens, max_chunk), layout.runs
     if runs is None or num_blocks >= least:
         return
@@ -178,7 +178,7 @@ def _check_states(config: EngineConfig, layout: CacheLayout, tokens: int, max_ch
 
 
 def states_of(layout: CacheLayout, num_blocks: int, row_tokens: int, max_chunk: int) -> States | None:
-    """None: the model's rows have tokens alone. `num_blocks`: of the KV cache, without the dummy one."""
+    """Return the memory of states; None: the model has none. num_blocks: of the KV cache, without the dummy block."""
     runs = layout.runs
     if runs is None:
         return None
@@ -187,7 +187,7 @@ def states_of(layout: CacheLayout, num_blocks: int, row_tokens: int, max_chunk: 
 
 
 def _refuse_if_beyond(config: EngineConfig, wished: int, size: int, left: int) -> None:
-    """An explicit size of the cache is checked against what the device has at all."""
+    """Refuse an explicit cache size beyond the device's memory."""
     if wished <= left:
         return
     largest = max(left // size - 1, 0)

@@ -1,10 +1,10 @@
-"""What a layer stores: one spec per decoder layer, declared by the model, read by cache/layout.
+"""Specs of layers' caches: one per decoder layer, declared by the model, read by cache/layout.
 
-In: numbers of the model. Out: bytes of a block, the layer's cache as views of pages, and its kind: how a row uses
-blocks. Layers whose specs have equal `shared` share block tables, whatever the bytes of their numbers. Each kind of
-cache is a file here (tokens, window) and a branch in _fast/kinds, where the scheduler asks which blocks a row needs,
-where a chunk may end and what the prefix index names. States (state) have runs of blocks in the place of tables. The
-engine hands a LayerCache to its layer unread.
+In: numbers of the model. Out: bytes of a block, the layer's cache as views of pages, and its kind, which determines how
+a row uses blocks. Layers whose specs have equal `shared` share block tables, even if their bytes differ. Each kind of
+cache has a file here (tokens, window) and a branch in _fast/kinds, which defines for the scheduler the blocks that a
+row needs, where a chunk may end, and what the prefix index names. States (state) have runs of blocks instead of tables.
+The engine passes a LayerCache to its layer without reading it.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from torch import Tensor
 from _fast import kinds
 from engine.kernels.pages import given_scales
 
-LayerCache = tuple[Tensor, ...]  # what a layer reads and writes; only the layer and its spec know what the tensors are
+LayerCache = tuple[Tensor, ...]  # a layer's cache; only the layer and its spec know what the tensors are
 
 
 @dataclass(frozen=True, slots=True)
 class CacheKind:
-    """How a row uses the blocks of a group of layers; the rules are those of _fast/kinds."""
+    """How a row uses the blocks of a group of layers, by the rules of _fast/kinds."""
 
     number: int  # kinds.FULL, kinds.SLIDING or kinds.STATE
-    # The kind's own number; sliding: how many of the last tokens are read, the newest included; state: how many
-    # positions a step takes into the state at once.
+    # The kind's parameter. Sliding: number of last tokens that are read, including the newest. State: number of
+    # positions that are folded into the state at once.
     window: int = 0
 
     @property
     def has_tables(self) -> bool:
-        """Whether blocks hold tokens, which block tables name."""
+        """Whether blocks hold tokens and are listed in block tables."""
         return self.number != kinds.STATE
 
     @property
     def lasts(self) -> bool:
-        """Whether a row holds every block to its end, as blocks of tokens."""
+        """Whether a row holds every block of tokens to its end."""
         return self.has_tables and kinds.lasts(self.number, self.window)
 
     def row_blocks(self, num_tokens: int, block_size: int, max_chunk: int) -> int:
-        """Blocks of tokens that a row of so many holds at most; `max_chunk`: tokens that it computes in a step."""
+        """Return the most blocks of a row of num_tokens tokens; max_chunk: most tokens that it computes in a step."""
         return kinds.row_blocks(self.number, self.window, num_tokens, block_size, max_chunk)
 
 
@@ -58,26 +58,26 @@ class CacheSpec(Protocol):
         """Equal for layers that share block tables."""
 
     def block_bytes(self, block_size: int) -> int:
-        """Bytes that a block of so many tokens takes in this layer."""
+        """Return the bytes of a block of block_size tokens in this layer."""
 
     def views(self, pages: Tensor, block_size: int) -> LayerCache:
-        """The layer's cache at the beginning of each of `pages`, uint8 [num_blocks, page_bytes].
+        """Return the layer's cache as views of the beginning of each page; pages: uint8 [num_blocks, page_bytes].
 
-        Layers of other groups have the same pages in other blocks, so nothing is allocated here.
+        Layers of other groups use the same pages in other blocks, so nothing is allocated here.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class KeyValueSpec:
-    """Bytes of keys and values, every KV head's side by side in a page; behind codes of e4m3 the scales of these.
+    """Keys and values: each KV head's numbers are contiguous in a page; scales follow codes of e4m3.
 
-    Of which tokens they are read is up to the kind: FullSpec in tokens, SlidingSpec in window.
+    The kind determines which tokens' keys and values are read: FullSpec in tokens, SlidingSpec in window.
     """
 
     num_kv_heads: int
     head_dim: int
     dtype: torch.dtype
-    # Scales of e4m3 that the checkpoint has, of keys and of values of each head; None: made for each token.
+    # The checkpoint's scales of e4m3 for keys and values, per head; None: scales are computed for each token.
     given: tuple[tuple[float, ...], tuple[float, ...]] | None = field(default=None, kw_only=True)
 
     @property
@@ -98,8 +98,8 @@ class KeyValueSpec:
         return -(-size // torch.float32.itemsize) * torch.float32.itemsize
 
     def views(self, pages: Tensor, block_size: int) -> LayerCache:
-        """(keys, values), each [num_blocks, num_kv_heads, block_size, head_dim], blocks a page apart; and their scales,
-        float32 [num_blocks, num_kv_heads, block_size], where codes have them."""
+        """Return (keys, values), each [num_blocks, num_kv_heads, block_size, head_dim], blocks a page apart; if codes
+        have scales, also the scales, float32 [num_blocks, num_kv_heads, block_size]."""
         heads, size = self.num_kv_heads, 2 * self.num_kv_heads * block_size * self.head_dim * self.dtype.itemsize
         numbers = pages[:, :size].view(self.dtype).unflatten(1, (2, heads, block_size, self.head_dim)).unbind(1)
         if self.given is not None:

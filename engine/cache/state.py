@@ -1,12 +1,12 @@
-"""Caches of states: what a recurrent layer keeps of a whole sequence, and the inputs of its newest tokens.
+"""Caches of states: a recurrent layer's state of a whole sequence, and the inputs of its newest tokens.
 
-In: numbers of the model. Out: specs of layers whose rows have runs of blocks (runs.py). A run of a row's base holds the
-state behind `base` tokens; a run of its tail holds what later tokens bring, by position modulo `ring`:
+In: numbers of the model. Out: specs of layers whose rows have runs of blocks (runs.py). A row's base run holds the
+state after `base` tokens; its tail run holds the inputs of later tokens, by position modulo `ring`:
 
-    state   part 0 [rows, width] | part 1 | ..        row r in page first + r // rows of a page, whole rows alone
-    tail    part 0 [ring * rows, width] | ..          position p has its rows from (p % ring) * rows on
+    state   part 0 [rows, width] | part 1 | ..        row r is in page first + r // (rows per page); only whole rows
+    tail    part 0 [ring * rows, width] | ..          the rows of position p begin at (p % ring) * rows
 
-Each part begins with a new page. So a step adds to the tail, and takes `chunk` positions into the state at once.
+Each part begins with a new page. A step adds to the tail, and folds `chunk` positions at a time into the state.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from engine.cache.spec import CacheKind, LayerCache
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rows of numbers."""
+    """A part of a state or tail: rows of numbers."""
 
-    rows: int  # of a state, or of one position of a tail
+    rows: int  # rows of a state, or of one position of a tail
     width: int
     dtype: torch.dtype
 
     @property
     def row_bytes(self) -> int:
-        """Of one row."""
+        """Bytes of one row."""
         return self.width * self.dtype.itemsize
 
     def pages(self, page_bytes: int, times: int = 1) -> int:
-        """Pages of so many bytes that `times` its rows take; 0: a row does not fit into a page."""
+        """Return the number of pages of page_bytes for `times` its rows; 0: a row does not fit into a page."""
         each = page_bytes // self.row_bytes
         return -(-self.rows * times // each) if each else 0
 
 
 @dataclass(frozen=True, slots=True)
 class StateSpec:
-    """A state of some parts, and the tail behind it."""
+    """Parts of a state and of its tail."""
 
     parts: tuple[Part, ...]
     tail: tuple[Part, ...]
-    chunk: int  # positions that are taken into the state at once: 16 on an accelerator, 1 on a CPU
-    ring: int  # positions of the tail: a chunk, and those of two steps in flight
+    chunk: int  # positions that are folded into the state at once: 16 on an accelerator, 1 on a CPU
+    ring: int  # positions of the tail: a chunk, and the positions of two steps in flight
 
     @property
     def kind(self) -> CacheKind:
@@ -64,28 +64,28 @@ class StateSpec:
 
     @property
     def state_bytes(self) -> int:
-        """Of a state's numbers."""
+        """Bytes of a state's numbers."""
         return sum(part.rows * part.row_bytes for part in self.parts)
 
     @property
     def tail_bytes(self) -> int:
-        """Of a tail's numbers."""
+        """Bytes of a tail's numbers."""
         return self.ring * sum(part.rows * part.row_bytes for part in self.tail)
 
     def pages(self, page_bytes: int) -> int:
-        """Pages of a state; each holds a row at least."""
+        """Return the number of pages of a state; each page holds at least one row."""
         return _pages(self.parts, page_bytes, 1)
 
     def tail_pages(self, page_bytes: int) -> int:
-        """Pages of a tail."""
+        """Return the number of pages of a tail."""
         return _pages(self.tail, page_bytes, self.ring)
 
     def block_bytes(self, block_size: int) -> int:
-        """0: a block holds no tokens of the layer."""
+        """Return 0, because a block holds no tokens of the layer."""
         return 0
 
     def views(self, pages: Tensor, block_size: int) -> LayerCache:
-        """The pages themselves, uint8 [num_blocks, page_bytes]: kernels cut them by the parts."""
+        """Return the pages themselves, uint8 [num_blocks, page_bytes]; kernels divide them into parts."""
         return (pages,)
 
 

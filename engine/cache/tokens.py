@@ -1,7 +1,7 @@
-"""Caches of every token: what is stored of a token is read until its request ends.
+"""Caches of every token: a token's data is read until its request ends.
 
 In: numbers of the model. Out: specs of layers whose blocks a row holds to its end. A chunk may end anywhere, every full
-block is named in the prefix index, and a chain of such names stands for the whole prefix (_fast/kinds).
+block is named in the prefix index, and a chain of such names identifies the whole prefix (_fast/kinds).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ EVERY_TOKEN = CacheKind(kinds.FULL)
 
 @dataclass(frozen=True, slots=True)
 class FullSpec(KeyValueSpec):
-    """Keys and values of which every earlier one is read."""
+    """Keys and values; a token reads the keys and values of all earlier tokens."""
 
     @property
     def kind(self) -> CacheKind:
@@ -28,7 +28,7 @@ class FullSpec(KeyValueSpec):
 
 @dataclass(frozen=True, slots=True)
 class NothingSpec:
-    """No bytes: of models that compute a prompt in one step. A slot holds one block of no bytes."""
+    """No bytes, for models that compute a prompt in one step. A slot holds one block without bytes."""
 
     @property
     def kind(self) -> CacheKind:

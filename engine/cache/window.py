@@ -1,7 +1,7 @@
-"""Caches of the last tokens: what is stored of a token is read by the `window` tokens from it on, itself included.
+"""Caches of the last tokens: a token's data is read by the `window` tokens from it on, including itself.
 
-In: numbers of the model. Out: specs of layers whose blocks are free again once the window has left them. A chunk may
-end anywhere, and every full block is named in the prefix index while the row holds it (_fast/kinds).
+In: numbers of the model. Out: specs of layers whose blocks are freed when the window has passed them. A chunk may end
+anywhere, and every full block is named in the prefix index while the row holds it (_fast/kinds).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from engine.cache.spec import CacheKind, KeyValueSpec, LayerCache
 
 @dataclass(frozen=True, slots=True)
 class SlidingSpec(KeyValueSpec):
-    """Keys and values, of which the last `window`, the newest included, are read."""
+    """Keys and values; a token reads the entries of the last `window` tokens, including itself."""
 
     window: int
 
@@ -33,7 +33,7 @@ class SlidingSpec(KeyValueSpec):
 
 @dataclass(frozen=True, slots=True)
 class TapsSpec:
-    """A row of numbers for each of the last `window` tokens, the newest included: what a short convolution reads."""
+    """A row of numbers for each of the last `window` tokens, including the newest; a short convolution reads them."""
 
     width: int
     dtype: torch.dtype
@@ -51,6 +51,6 @@ class TapsSpec:
         return self.width * block_size * self.dtype.itemsize
 
     def views(self, pages: Tensor, block_size: int) -> LayerCache:
-        """[num_blocks, block_size, width], blocks a page apart."""
+        """Return [num_blocks, block_size, width], blocks a page apart."""
         numbers = pages[:, : self.block_bytes(block_size)].view(self.dtype)
         return (numbers.unflatten(1, (block_size, self.width)),)

@@ -1,1 +1,1 @@
-"""Configuration files of a checkpoint -> numbers; what differs by family is an argument (models/base/family.py)."""
+"""Reads a checkpoint's configuration files; differences between families are arguments (models/base/family.py)."""

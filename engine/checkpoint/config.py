@@ -1,4 +1,4 @@
-"""What config.json and generation_config.json say about every model: token ids, dtypes, sampling defaults.
+"""Reads token ids, dtypes and sampling defaults from config.json and generation_config.json, for every model.
 
 In: parsed JSON objects. Out: checked values; older and newer spellings of a key give the same. Where several objects
 may hold a key, the first object that names the key decides. Thread: any.
@@ -25,10 +25,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 def resolve_dtype(config: ModelConfig, requested: str, device: str) -> torch.dtype:
     """The dtype of activations and KV cache.
 
-    On a CPU "auto" is float32, and weights saved as bfloat16 stay bfloat16 in memory: each is widened when read, which
-    loses nothing. On an accelerator "auto" is bfloat16, and float16 for an encoder of texts that was saved as float16.
-    Of decoders and of T5, whose norms are RMSNorms, the residual streams leave the range of float16, so none is
-    computed in it.
+    On a CPU "auto" is float32, and weights saved as bfloat16 stay bfloat16 in memory: kernels widen each weight when
+    they read it, without loss. On an accelerator "auto" is bfloat16, or float16 for a text encoder that was saved as
+    float16. Decoders and T5 have RMSNorms, and their residual streams leave the range of float16, so they never run in
+    float16.
     """
     if requested not in ("auto", *DTYPES):
         raise ConfigError(f"--dtype {requested}: allowed are auto, {', '.join(DTYPES)}")
@@ -80,7 +80,7 @@ def eos_token_ids(*sources: dict[str, Any]) -> tuple[int, ...]:
 
 
 def drawable(ids: tuple[int, ...], vocab_size: int) -> tuple[int, ...]:
-    """Those of the ending tokens that the vocabulary has; the others can never be drawn, which is logged."""
+    """The ending tokens that the vocabulary has; others can never be sampled, and are logged."""
     beyond = [token for token in ids if token >= vocab_size]
     if beyond:
         log.warning("eos_token_id %s: the vocabulary has %d tokens, so this never ends an answer", beyond, vocab_size)

@@ -1,7 +1,7 @@
-"""The experts of a decoder's section of config.json -> ExpertsConfig, and the layers that have them.
+"""Reads ExpertsConfig, and the layers that have experts, from a decoder's section of config.json.
 
-In: the section, and the family's settings for keys that its config.json names otherwise or leaves out. Out: frozen
-configurations with a possible routing: the allowed groups hold at least top_k experts. Thread: any.
+In: the section, and the family's settings for keys that its config.json leaves out or names differently. Out: frozen
+configurations whose routing is possible: the allowed groups hold at least top_k experts. Thread: any.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from engine.base.errors import ConfigError
 from engine.base.model_config import ExpertsConfig, Routing, TextConfig
 from engine.checkpoint.section import Section
 
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")  # keys of how many there are
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")  # keys of the number of experts
 
 
 def read_experts(
     body: Section, *, width: str = "moe_intermediate_size", chosen: str = "num_experts_per_tok", **family: Any
 ) -> ExpertsConfig:
-    """width, chosen: the keys of an expert's intermediate size and of how many experts a token chooses.
+    """width, chosen: the keys of an expert's intermediate size and of the number of experts per token.
 
-    family: fields of Routing and of ExpertsConfig that the keys of all families do not name.
+    family: fields of Routing and of ExpertsConfig that the keys common to all families do not set.
     """
     key = next((key for key in EXPERTS if body.values.get(key) is not None), EXPERTS[0])
     of_routing = {name: value for name, value in family.items() if name in Routing.__dataclass_fields__}
@@ -33,7 +33,7 @@ def read_experts(
 
 
 def check_routing(path: str, key: str, chosen: str, routing: Routing) -> None:
-    """ConfigError where a token does not find as many experts as it may choose; the keys are those of both counts."""
+    """ConfigError if a token may choose more experts than there are; `key` and `chosen`: the keys of the two counts."""
     experts, groups, topk_group = routing.num_experts, routing.n_group, routing.topk_group
     if routing.top_k > experts:
         raise ConfigError(
@@ -56,7 +56,7 @@ def check_routing(path: str, key: str, chosen: str, routing: Routing) -> None:
 
 
 def one_by_one(text: TextConfig) -> TextConfig:
-    """The same decoder, whose files hold a layer's experts one by one, whatever the family's releases do."""
+    """The same decoder, with files that hold a layer's experts separately, whatever the family's releases do."""
     layers = (
         layer if layer.experts is None else replace(layer, experts=replace(layer.experts, layout="apart"))
         for layer in text.layers
@@ -65,7 +65,7 @@ def one_by_one(text: TextConfig) -> TextConfig:
 
 
 def with_experts(text: TextConfig, experts: ExpertsConfig, layers: Collection[int] | None = None) -> TextConfig:
-    """The same decoder whose layers of these numbers, or all layers, have experts."""
+    """The same decoder with experts in the layers with these numbers, or in all layers."""
     changed = (
         replace(layer, experts=experts) if layers is None or number in layers else layer
         for number, layer in enumerate(text.layers)

@@ -1,7 +1,7 @@
 """The configuration files of a checkpoint: config.json, or Mistral's params.json (params.py).
 
-In: a folder. Out: one Section, as a transformers checkpoint would have it, so that readers of configurations know one
-spelling only. Thread: any.
+In: a folder. Out: one Section with the keys of transformers' config.json, so that the other readers handle only one
+spelling. Thread: any.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ CONFIG = "config.json"
 PARAMS = "params.json"
 POINTER = b"version https://git-lfs"  # how a pointer of Git LFS begins
 INSIDE = "vlm_config"
-OF_THE_WHOLE = ("architectures", "model_type", "dtype", "torch_dtype")  # of a file that has one, never what it holds
+OF_THE_WHOLE = ("architectures", "model_type", "dtype", "torch_dtype")  # the outer file's values win over the inner's
 OLDER = {"max_sequence_length": "max_position_embeddings", "llm_config": "text_config"}
 
 
 def read_root(folder: Path, overrides: Mapping[str, Any] | None = None, text_only: bool = False) -> Section:
-    """The configuration of a folder, with the operator's values over it; `text_only`: without towers."""
+    """The configuration of a folder, with the operator's overrides; `text_only`: without towers."""
     if not (folder / CONFIG).is_file() and (folder / PARAMS).is_file():
         values, name = as_config(Section(read_json(folder / PARAMS), PARAMS), text_only), PARAMS
     else:
@@ -33,19 +33,19 @@ def read_root(folder: Path, overrides: Mapping[str, Any] | None = None, text_onl
 
 
 def _flat(values: dict[str, Any]) -> dict[str, Any]:
-    """A retriever's file with the model that it is made of: `vlm_config` describes that one and is otherwise whole."""
+    """A retriever's config.json flattened: `vlm_config`, the base model's full config, merges into the outer object."""
     inner = values.get(INSIDE)
     own = {key: values[key] for key in OF_THE_WHOLE if key in values}
     return {**values, **inner, **own} if isinstance(inner, dict) else values
 
 
 def _renewed(values: dict[str, Any]) -> dict[str, Any]:
-    """Keys of the first files under the names that they have since."""
+    """Renames the keys of early files to their current names."""
     return {OLDER.get(key, key) if OLDER.get(key) not in values else key: value for key, value in values.items()}
 
 
 def _merged(values: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Objects are merged key by key, other values replaced, and null takes a key away."""
+    """`values` overridden by `over`: objects merge key by key, other values are replaced, and null removes a key."""
     merged = dict(values)
     for key, value in over.items():
         below = values.get(key)
@@ -56,7 +56,7 @@ def _merged(values: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_json(path: Path, required: bool = True) -> dict[str, Any]:
-    """A file that holds a JSON object."""
+    """Reads a file that holds a JSON object."""
     try:
         data = path.read_bytes()
         refuse_pointer(path, data)
@@ -74,18 +74,18 @@ def read_json(path: Path, required: bool = True) -> dict[str, Any]:
 
 
 def refuse_pointer(path: Path, data: bytes) -> None:
-    """Raises ConfigError for what git leaves in the place of a large file that was not fetched."""
+    """Raises ConfigError for the pointer file that git leaves in place of a large file that was not fetched."""
     if data.startswith(POINTER):
         raise ConfigError(f"{path} is a pointer of Git LFS and not the file itself: run git lfs pull in its folder")
 
 
 def _found_instead(folder: Path) -> str:
-    """What a folder without a configuration holds, where that is a known mistake."""
+    """The hint for a folder without a configuration whose content shows a known mistake; else ""."""
     if (folder / "adapter_config.json").is_file():
         return "; it holds an adapter: merge that into its base model (peft: merge_and_unload) and serve the result"
     for path in sorted(folder.glob("*.gguf")):
         return f"; name the GGUF file itself: --model {path}"
-    for below in ("*", "snapshots/*"):  # as git clones and the hub's cache have it
+    for below in ("*", "snapshots/*"):  # the layouts of git clones and of the hub's cache
         for path in sorted(folder.glob(f"{below}/{CONFIG}")):
             return f"; there is one in {path.parent}"
     return ""

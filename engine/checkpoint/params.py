@@ -1,9 +1,9 @@
-"""Mistral's params.json, rewritten in the words of config.json.
+"""Translates Mistral's params.json to the keys of config.json.
 
-In: the file's object. Out: what transformers' configuration of the same model holds. A consolidated checkpoint has
-params.json, consolidated*.safetensors (engine/weights/consolidated.py) and a tokenizer of Mistral's own; its special
-ids 1 and 2 are the same in every release. A `moe` section makes it a Mixtral, whose files name neither a theta nor a
-length: Mistral's code takes the one (mistral_inference/transformer.py), a config.json of the same models has both.
+In: the file's object. Out: the values of transformers' configuration of the same model. A consolidated checkpoint has
+params.json, consolidated*.safetensors (engine/weights/consolidated.py) and Mistral's own tokenizer; the special
+ids 1 and 2 are the same in every release. A `moe` section means Mixtral. Mixtral's files name neither theta nor
+context length: theta is in Mistral's code (mistral_inference/transformer.py), the config.json files have both.
 Thread: any.
 """
 
@@ -14,17 +14,17 @@ from typing import Any
 from engine.base.errors import ConfigError
 from engine.checkpoint.section import Section
 
-MAX_POSITION = 128_000  # what files that name no length are made for
-MIXTRAL_POSITIONS, MIXTRAL_THETA = {4096: 32_768, 6144: 65_536}, 1e6  # by width: 8x7B, 8x22B
-MOE = ("num_experts", "num_experts_per_tok")  # what a Mixtral's section holds; later models have more
-# What these models have and this version does not compute.
+MAX_POSITION = 128_000  # context length for files that name none
+MIXTRAL_POSITIONS, MIXTRAL_THETA = {4096: 32_768, 6144: 65_536}, 1e6  # context length by hidden size: 8x7B, 8x22B
+MOE = ("num_experts", "num_experts_per_tok")  # the keys of a Mixtral's `moe` section; later models have more keys
+# Features that some files name and this version does not support.
 UNSUPPORTED = {
     "multimodal": "towers for other modalities",
     "q_lora_rank": "latent attention",
     "lora": "adapters inside",
 }
 TOWERS = ("multimodal",)
-SIZES = (  # of a tower, in transformers' words too
+SIZES = (  # sizes of a tower; transformers uses the same keys
     "hidden_size",
     "intermediate_size",
     "num_hidden_layers",
@@ -34,11 +34,11 @@ SIZES = (  # of a tower, in transformers' words too
     "image_size",
 )
 NORM = "add_pre_mm_projector_layer_norm"
-WHOLE = ("eos_token_id", "dtype", "quantization_config", "tie_word_embeddings")  # of the whole model, not its decoder
+WHOLE = ("eos_token_id", "dtype", "quantization_config", "tie_word_embeddings")  # keys outside the decoder's section
 
 
 def as_config(params: Section, text_only: bool) -> dict[str, Any]:
-    """What config.json would say; `text_only`: without towers."""
+    """The equivalent config.json; `text_only`: without towers."""
     for key, what in UNSUPPORTED.items():
         if params.values.get(key) is not None and not (text_only and key in TOWERS):
             instead = "; --language-model-only serves the decoder" if key in TOWERS else ""
@@ -82,7 +82,7 @@ def as_config(params: Section, text_only: bool) -> dict[str, Any]:
 
 
 def _experts(params: Section) -> dict[str, Any]:
-    """What makes it a Mixtral."""
+    """The config.json keys of a Mixtral's experts."""
     moe = params.section("moe")
     unread = [key for key, value in moe.values.items() if key not in MOE and value is not None]
     if unread or params.values.get("llama_4_scaling") is not None:
@@ -96,7 +96,7 @@ def _experts(params: Section) -> dict[str, Any]:
 
 
 def _seeing(vision: Section, decoder: dict[str, Any]) -> dict[str, Any]:
-    """A decoder behind Pixtral's tower: Mistral 3 where rows of neighbours are merged, else LLaVA."""
+    """The config of a decoder with Pixtral's tower: Mistral 3 if neighbouring patches are merged, else LLaVA."""
     joined, normed = vision.values.get("mm_projector_id") or "", vision.boolean(NORM, False)
     if (joined, normed) not in (("", False), ("patch_merge", True)):
         raise ConfigError(
@@ -126,8 +126,8 @@ def _seeing(vision: Section, decoder: dict[str, Any]) -> dict[str, Any]:
 
 
 def _quantisation(found: Section) -> dict[str, Any]:
-    """FP8 with a scale per matrix, and one for what is multiplied by the matrix where the scheme is TENSOR; or what
-    compressed-tensors says."""
+    """The quantization_config: FP8 with a scale per matrix, and a scale for the matrix's input if the scheme is TENSOR;
+    or the settings of compressed-tensors."""
     if str(found.values.get("quant_method")).replace("_", "-") == "compressed-tensors":
         return {**found.values, "quant_method": "compressed-tensors"}
     form = found.values.get("qformat_weight")
@@ -141,7 +141,7 @@ def _quantisation(found: Section) -> dict[str, Any]:
 
 
 def _ministral3(scaling: Section, config: dict[str, Any]) -> dict[str, Any]:
-    """Queries grow with log(1 + position // original), beyond the context that YaRN stretches."""
+    """The config of Ministral 3, whose queries are scaled by log(1 + position // original) beyond YaRN's context."""
     yarn = config.get("rope_scaling", {})
     original = scaling.size("original_max_position_embeddings")
     if yarn.get("original_max_position_embeddings") != original:

@@ -1,7 +1,7 @@
-"""What a checkpoint pools: modules.json and its folders, --pooler-config, the heads of classifiers -> PoolingConfig.
+"""Makes a PoolingConfig from modules.json and its folders, --pooler-config and the heads of classifiers.
 
-In: a folder, its config.json, what the operator asks for. Out: a PoolingConfig, or None for a model that generates.
-A module that is not known stops the start. Thread: any.
+In: a folder, its config.json, the operator's settings. Out: a PoolingConfig, or None for a model that generates.
+An unknown module raises ConfigError at start. Thread: any.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from engine.checkpoint.pooling_tasks import has_tasks, tasks_of
 from engine.checkpoint.pooling_tokens import late_interaction, step_tag, token_heads
 from engine.checkpoint.section import Section
 
-# What the name of an architecture says that the class makes.
+# The kind of result that an architecture's class makes, derived from its name.
 Form = Literal["generate", "embed", "score", "reward", "tokens", "process", "lexical"]
 PROMPTS = "config_sentence_transformers.json"
-# Names of models that may be cut and whose files do not say so.
+# Names of models whose vectors may be cut although their files do not say so.
 ANY_DIMENSIONS = ("qwen3-embedding", "jina-embeddings-v3", "nomic-embed-text-v2")
 GIVEN = (  # keys of --pooler-config
     "pooling_type", "use_activation", "normalize", "dimensions", "step_tag_id", "returned_token_ids",
 )  # fmt: skip
-OF_TOKENS = ("ALL", "STEP")  # further values of its pooling_type: tokens have results, inputs have none
+OF_TOKENS = ("ALL", "STEP")  # further values of pooling_type, for results per token only
 STEP_TAG = "<extra_0>"  # ends a step in Qwen2.5-Math-PRM's inputs
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """What pooling must know of the model below it."""
+    """Properties of the model below the pooling layers."""
 
     hidden_size: int
     form: Form
-    is_encoder: bool  # of a family that was never trained to generate
-    sees_all: bool  # each token attends to all of its input
-    head: tuple[HeadLayer, ...] = ()  # of a classifier, as the family has it; the last one's width is the labels'
-    own: PoolingConfig | None = None  # of a family that makes vectors in a way of its own
+    is_encoder: bool  # the family was never trained to generate
+    sees_all: bool  # each token attends to all tokens of its input
+    head: tuple[HeadLayer, ...] = ()  # the family's classification head; the last layer's width is the number of labels
+    own: PoolingConfig | None = None  # the complete config of a family with its own way to make vectors
 
 
 def read_pooling(
     folder: Path, root: Section, body: Body, runner: str, given: Mapping[str, Any]
 ) -> PoolingConfig | None:
-    """None where the checkpoint generates, or the operator wants that. Raises ConfigError."""
+    """The checkpoint's pooling; None: the checkpoint generates, or --runner says generate. Raises ConfigError."""
     if body.own is not None:
         if runner == "generate":
             raise ConfigError("--runner generate: this model makes vectors and no text; leave the flag out")
@@ -148,7 +148,7 @@ def _embedder(
 
 
 def _of_every_kind(folder: Path, prompts: dict[str, Any]) -> dict[str, Any]:
-    """What all checkpoints may say."""
+    """The settings that every kind of checkpoint may have."""
     values = read_json(folder / LENGTHS, required=False)
     section = Section(values, LENGTHS)
     return {
@@ -160,7 +160,8 @@ def _of_every_kind(folder: Path, prompts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _classifier(folder: Path, root: Section, body: Body, tokens: Any, prompts: dict[str, Any]) -> PoolingConfig:
-    """A class whose name ends with ForSequenceClassification or ForRewardModel, or a language model's two tokens."""
+    """The config of a ForSequenceClassification or ForRewardModel class, or of a language model that scores by two
+    tokens."""
     labels = labels_of(root)
     if tokens is not None:
         found = _token_ids(folder, tokens)
@@ -199,7 +200,7 @@ def _classifier(folder: Path, root: Section, body: Body, tokens: Any, prompts: d
 
 
 def _as_given(found: PoolingConfig, given: Mapping[str, Any]) -> PoolingConfig:
-    """A classifier with what the operator says of it."""
+    """A classifier's config with the operator's settings."""
     said = str(given.get("pooling_type", ""))
     return replace(
         found,
@@ -212,7 +213,7 @@ def _as_given(found: PoolingConfig, given: Mapping[str, Any]) -> PoolingConfig:
 def _classes_of_tokens(
     folder: Path, root: Section, body: Body, given: Mapping[str, Any], prompts: dict[str, Any]
 ) -> PoolingConfig:
-    """A class whose name ends with ForTokenClassification or ForProcessRewardModel, or tokens of a language model."""
+    """The config of a ForTokenClassification or ForProcessRewardModel class, or of a language model's tokens."""
     ids, tag = given.get("returned_token_ids"), given.get("step_tag_id")
     labels, hidden = labels_of(root), body.hidden_size
     if body.form == "process":
@@ -240,7 +241,7 @@ def _classes_of_tokens(
 
 
 def _scorer(folder: Path, modules: list[tuple[str, str]], body: Body, prompts: dict[str, Any]) -> PoolingConfig:
-    """Transformer, then LogitScore: a reranker of sentence-transformers over a language model's head."""
+    """The config of a sentence-transformers reranker (Transformer, LogitScore) that uses a language model's head."""
     if [name for name, _ in modules] != ["Transformer", "LogitScore"] or body.is_encoder:
         names = ", ".join(name for name, _ in modules)
         raise ConfigError(f"{MODULES}: {names}; LogitScore is supported behind Transformer of a decoder, and last")
@@ -263,7 +264,7 @@ def _scorer(folder: Path, modules: list[tuple[str, str]], body: Body, prompts: d
 
 
 def _usual(root: Section, body: Body) -> PoolingKind:
-    """Where no module says so: as config.json has it, else the first token of an encoder and the last of a decoder."""
+    """The kind of pooling if no module names one: config.json's, else "cls" for encoders and "last" for decoders."""
     said = root.values.get("classifier_pooling") if body.form == "score" else None
     said = said or (root.values.get("pooling") if body.sees_all else None)
     said = said or (root.values.get("emb_pooler") if body.form == "embed" else None)  # JinaBERT's
@@ -277,7 +278,7 @@ def _usual(root: Section, body: Body) -> PoolingKind:
 
 
 def _activation(root: Section, prompts: dict[str, Any], labels: tuple[str, ...]) -> Any:
-    """Of a classifier's logits: the checkpoint's own, else by the number of labels."""
+    """The activation of a classifier's logits: the checkpoint's, else derived from the number of labels."""
     inside = root.values.get("sentence_transformers")
     for values, path in ((inside, "config.json: sentence_transformers"), (prompts, PROMPTS)):
         if isinstance(values, dict) and values.get("activation_fn"):
@@ -292,7 +293,7 @@ def _activation(root: Section, prompts: dict[str, Any], labels: tuple[str, ...])
 
 
 def labels_of(root: Section) -> tuple[str, ...]:
-    """Names of the classes by number; a file that names none has two."""
+    """Names of the classes by number; a file without names has two classes."""
     named = root.values.get("id2label")
     if isinstance(named, dict) and named:
         try:
@@ -308,7 +309,7 @@ def labels_of(root: Section) -> tuple[str, ...]:
 
 
 def _token_ids(folder: Path, tokens: Any) -> tuple[int, ...]:
-    """`classifier_from_token`: [no, yes] or [yes], as vLLM's hf_overrides have them -> (yes, no)."""
+    """Token ids (yes, no) of `classifier_from_token`, which is [no, yes] or [yes], as in vLLM's hf_overrides."""
     if not isinstance(tokens, list) or not 1 <= len(tokens) <= 2 or not all(isinstance(one, str) for one in tokens):
         raise ConfigError(f"config.json: classifier_from_token={tokens!r} must be a list of one token or of two")
     vocabulary = read_json(folder / "tokenizer.json").get("model", {}).get("vocab", {})
@@ -328,13 +329,13 @@ def _dimensions(folder: Path, root: Section, prompts: dict[str, Any]) -> tuple[i
 
 
 def _name_of(folder: Path) -> str:
-    """What the checkpoint is called: in the hub's cache a folder is named by a commit, in that of its repository."""
+    """The checkpoint's name. In the hub's cache a folder is named by a commit, so the repository's folder names it."""
     folder = folder.absolute()
     return (folder.parents[1] if folder.parent.name == "snapshots" else folder).name.lower()
 
 
 def _usual_dimensions(found: PoolingConfig, given: Mapping[str, Any], body: Body) -> int:
-    """Of vectors of requests that say nothing."""
+    """The length of vectors for requests that name none."""
     if found.dimensions is None:
         raise ConfigError("--pooler-config: dimensions: this model's vectors cannot be cut; leave the key out")
     width = _width(found, body)
@@ -346,7 +347,7 @@ def _usual_dimensions(found: PoolingConfig, given: Mapping[str, Any], body: Body
 
 
 def _width(found: PoolingConfig, body: Body) -> int:
-    """Numbers of a whole vector."""
+    """The width of an uncut vector."""
     return found.layers[-1].out_features if found.layers else body.hidden_size
 
 

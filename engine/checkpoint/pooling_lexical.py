@@ -1,8 +1,8 @@
-"""SPLADE's checkpoints, as sentence-transformers' SparseEncoder saves them: weights of all tokens of the vocabulary.
+"""Reads SPLADE checkpoints as sentence-transformers' SparseEncoder saves them: a weight for every vocabulary token.
 
-A model that fills gaps in texts gives each token of an input a logit of every token of the vocabulary; the input's
-weight of one of these is log(1 + relu(its largest logit)) (https://arxiv.org/abs/2109.10086), in some checkpoints the
-log(1 + ...) of that once more (https://arxiv.org/abs/2504.14839). In: modules.json, the module's folder, the layers of
+A masked language model gives each token of an input a logit for every token of the vocabulary. The input's weight for
+a vocabulary token is log(1 + relu(largest logit)) (https://arxiv.org/abs/2109.10086). Some checkpoints apply
+log(1 + ...) a second time (https://arxiv.org/abs/2504.14839). In: modules.json, the module's folder, the layers of
 the family's head. Out: PoolingConfig. Thread: any.
 """
 
@@ -19,7 +19,7 @@ from engine.checkpoint.section import Section
 from engine.checkpoint.text import refuse
 
 POOLING = "SpladePooling"
-FIRST = ("MLMTransformer", "Transformer")  # sentence-transformers 5, and later
+FIRST = ("MLMTransformer", "Transformer")  # the first module in sentence-transformers 5, and in later versions
 ACTIVATIONS: dict[str, Activation] = {"relu": "log1p", "log1p_relu": "log1p_twice"}  # activation_function -> ours
 OF_HEADS = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "relu", "silu")  # activations before the norm
 BODIES = "BERT, RoBERTa, XLM-R, CamemBERT, DistilBERT, MPNet, ELECTRA, ALBERT and ModernBERT"
@@ -32,7 +32,8 @@ def lexical(
     said: dict[str, Any],
     **every: Any,
 ) -> PoolingConfig:
-    """said: config_sentence_transformers.json; every: fields of all checkpoints. Raises ConfigError."""
+    """A SPLADE checkpoint's config. said: config_sentence_transformers.json; every: fields of all checkpoints. Raises
+    ConfigError."""
     names = [name for name, _ in modules]
     if len(names) != 2 or names[0] not in FIRST or names[1] != POOLING:
         raise ConfigError(f"modules.json: {', '.join(names)}; {POOLING} is supported behind MLMTransformer, and last")
@@ -66,9 +67,9 @@ def lexical(
 def head_of_gaps(
     body: Section, names: tuple[str, str, str], activation: str = "gelu", width: int | None = None, **layer: Any
 ) -> tuple[HeadLayer, ...]:
-    """Of a class that fills gaps; names: the modules of its product, of the norm behind it and of the logits' bias.
+    """The head of a masked language model; names: the modules of the linear layer, the norm after it, the logits' bias.
 
-    width: of an embedding, None: that of a hidden state; layer: fields of the first layer that differ from BERT's.
+    width: the embedding's width, None: the hidden size; layer: fields of the first layer that differ from BERT's.
     """
     refuse(body, tie_word_embeddings=True)
     if activation not in OF_HEADS:

@@ -1,4 +1,4 @@
-"""What the file in which sentence-transformers keeps a Transformer's settings says of chat templates.
+"""Chat template settings in the file where sentence-transformers saves a Transformer module's settings.
 
 In: a checkpoint's folder. Out: whether texts are messages, and how a conversation ends. Thread: any.
 """
@@ -23,12 +23,12 @@ def reads_messages(folder: Path) -> bool:
 
 
 def pairs_template(folder: Path) -> str:
-    """How a reranker reads pairs, a name in server/pooling/pairs: as conversations, or as the tokenizer has them."""
+    """The template of a reranker's pairs, a name in server/pooling/pairs: "chat", or "" for the tokenizer's pairs."""
     return "chat" if reads_messages(folder) else ""
 
 
 def opens_answer(folder: Path) -> bool:
-    """Whether the prompt of an answer stands behind a conversation: `processing_kwargs`."""
+    """Whether `processing_kwargs` ask for the generation prompt after a conversation."""
     values = read_json(folder / LENGTHS, required=False)
     for key in ("processing_kwargs", "chat_template"):
         values = values.get(key) or {}

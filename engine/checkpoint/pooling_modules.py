@@ -1,8 +1,8 @@
-"""modules.json of sentence-transformers, and the settings that lie in the folders of its modules.
+"""Reads modules.json of sentence-transformers, and the settings in the folders of its modules.
 
-sentence-transformers has renamed the packages of its modules, so the last part of a module's type counts; its files of
-version 5 (a flag for each kind of pooling) and 6 (`pooling_mode`) are read. In: a folder, a module's settings. Out: the
-modules' names and paths, kinds of pooling, layers. Thread: any; pure but for the files that it reads.
+sentence-transformers has renamed the packages of its modules, so only the last part of a module's type is compared. The
+files of version 5 (a flag for each kind of pooling) and 6 (`pooling_mode`) are read. In: a folder, a module's settings.
+Out: the modules' names and paths, kinds of pooling, layers. Thread: any; its only side effect is to read files.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from engine.checkpoint.pooling_lexical import POOLING
 from engine.checkpoint.section import Section
 
 MODULES = "modules.json"
-KINDS: dict[str, PoolingKind] = {  # by the names in the files, newer and older, and of --pooler-config
+KINDS: dict[str, PoolingKind] = {  # keys: newer and older names in the files, and the names of --pooler-config
     "lasttoken": "last", "last": "last", "cls_token": "cls", "cls": "cls", "mean_tokens": "mean", "mean": "mean",
     "max_tokens": "max", "max": "max", "mean_sqrt_len_tokens": "mean_sqrt_len", "mean_sqrt_len": "mean_sqrt_len",
     "weightedmean_tokens": "weighted_mean", "weightedmean": "weighted_mean", "avg": "mean",
@@ -28,7 +28,7 @@ ACTIVATIONS = {  # the last part of a class of torch.nn -> its name in engine/po
 
 
 def modules_of(folder: Path) -> list[tuple[str, str]]:
-    """(last part of the type, path) of each module, in order; [] without the file. No path leaves the folder."""
+    """(last part of the type, path) of each module, in order; [] if the file is missing. No path leaves the folder."""
     file = folder / MODULES
     if not file.is_file():
         return []
@@ -52,7 +52,7 @@ def is_lexical(folder: Path) -> bool:
 
 
 def kind_of(section: Section) -> tuple[PoolingKind, bool]:
-    """The kind of pooling, and whether prompts are pooled with the text; of files of both generations."""
+    """The kind of pooling, and whether prompts are pooled with the text; reads files of both versions."""
     mode = section.values.get("pooling_mode")
     flags = [
         name.removeprefix("pooling_mode_")
@@ -72,7 +72,7 @@ def kind_of(section: Section) -> tuple[PoolingKind, bool]:
 
 
 def dense(section: Section, path: str, width: int) -> HeadLayer:
-    """The layer whose settings these are, in the folder `path`; `width`: numbers that the module before it makes."""
+    """The layer with the settings `section`, in the folder `path`; `width`: output width of the preceding module."""
     size = section.size("in_features")
     if size != width:
         raise ConfigError(f"{section.path}: in_features={size}, and the module before it makes {width} numbers")
@@ -84,7 +84,7 @@ def dense(section: Section, path: str, width: int) -> HeadLayer:
 
 
 def activation_named(section: Section, key: str, default: str) -> str:
-    """An activation, by the last part of its class's name."""
+    """Our name of the activation class that `section` names under `key`."""
     named = str(section.values.get(key) or default).rpartition(".")[2]
     if named not in ACTIVATIONS:
         raise ConfigError(f"{section.path}: {key}={named!r} is not supported; supported are {', '.join(ACTIVATIONS)}")

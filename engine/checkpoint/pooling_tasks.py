@@ -4,7 +4,7 @@ An input of a task is computed with the task's adapter, and the task's instructi
 checkpoints hold all adapters in the files of the matrices, and config.json specifies adapters and instructions
 (lora_adaptations, task_instructions). Checkpoints for transformers' class have a PEFT folder for each adapter, and no
 instructions.
-In: a folder and its config.json. Out: fields of PoolingConfig. Thread: any; pure but for the files that it looks for.
+In: a folder and its config.json. Out: fields of PoolingConfig. Thread: any; its only side effect is to look for files.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from engine.checkpoint.section import Section
 
 JINA_V3 = "jina_embeddings_v3"  # model_type of transformers' class
 ADAPTER_CONFIG = "adapter_config.json"
-FOLDERS = {  # of the adapters for transformers' class, by task
+FOLDERS = {  # folders of adapters for transformers' class, by task
     "retrieval.query": "retrieval_query",
     "retrieval.passage": "retrieval_passage",
     "separation": "separation",
     "classification": "classification",
     "text-matching": "text_matching",
 }
-INSTRUCTIONS = {  # of these tasks, as the released config.json has them; the others have none
+INSTRUCTIONS = {  # task -> instruction, as in the released config.json; other tasks have no instruction
     "retrieval.query": "Represent the query for retrieving evidence documents: ",
     "retrieval.passage": "Represent the document for retrieval: ",
 }
@@ -37,7 +37,7 @@ def has_tasks(root: Section) -> bool:
 
 
 def tasks_of(folder: Path, root: Section, prompts: Mapping[str, str]) -> dict[str, Any]:
-    """`prompts`: the texts that files of sentence-transformers put before inputs, by task."""
+    """The task fields of PoolingConfig. `prompts`: task -> prefix from the files of sentence-transformers."""
     if not has_tasks(root):
         return {}
     if root.values.get("model_type") == JINA_V3:

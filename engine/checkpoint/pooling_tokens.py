@@ -1,7 +1,7 @@
-"""What a checkpoint's files say of results of single tokens.
+"""Reads a checkpoint's settings for results per token.
 
-These are BGE-M3's two further layers, PyLate's markers of queries and documents, and which token ends a step.
-In: a folder. Out: heads of tokens, a token id. Thread: any; pure but for the files that they read.
+The settings are BGE-M3's two extra layers, PyLate's markers of queries and documents, and the token that ends a step.
+In: a folder. Out: heads of tokens, a token id. Thread: any; the only side effect is to read files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CONVERT = (
 
 
 def token_heads(folder: Path, hidden: int, activation: Activation) -> tuple[TokenHead, ...]:
-    """BGE-M3's: weights of tokens, and vectors of tokens; (): an embedder without them. Pickles are not read."""
+    """BGE-M3's heads for token weights and token vectors; (): the checkpoint has none. Pickles are not read."""
     files = [folder / f"{name}.safetensors" for name in (SPARSE, COLBERT)]
     if not all(file.is_file() for file in files):
         if (folder / f"{SPARSE}.pt").is_file() or (folder / f"{COLBERT}.pt").is_file():
@@ -54,7 +54,7 @@ def step_tag(folder: Path, token: str) -> int:
 
 
 def late_interaction(folder: Path, said: dict[str, Any]) -> dict[str, Any]:
-    """Fields of PoolingConfig that PyLate's ColBERT models have; `said`: its file of prompts and markers."""
+    """Fields of PoolingConfig for PyLate's ColBERT models; `said`: PyLate's file of prompts and markers."""
     prefixes = {role: said.get(f"{role}_prefix") for role in ("query", "document")}
     words = said.get("skiplist_words") or []
     if not any(prefixes.values()) and said.get("model_type") != "ColBERT":
@@ -82,7 +82,7 @@ def late_interaction(folder: Path, said: dict[str, Any]) -> dict[str, Any]:
 
 
 def known_tokens(folder: Path) -> dict[str, int]:
-    """The ids of tokenizer.json, by token."""
+    """Token -> id, from tokenizer.json."""
     tokenizer = read_json(folder / "tokenizer.json")
     found = tokenizer.get("model", {}).get("vocab", {})
     known = dict(found) if isinstance(found, dict) else {piece: at for at, (piece, _) in enumerate(found)}

@@ -1,8 +1,8 @@
-"""Rotary settings of config.json in all their spellings -> RopeConfig.
+"""Makes a RopeConfig from the rotary settings of config.json, in all their spellings.
 
-In: the text section. transformers 5 writes `rope_parameters`, flat or one object per layer type; before that there was
-`rope_theta`, and `rope_scaling` with `type` or `rope_type`; layers with a window had a theta of their own and no
-scaling. Out: a frozen RopeConfig that layers/rope.py turns into frequencies; nothing in it is optional.
+In: the text section. transformers 5 writes `rope_parameters`, flat or one object per layer type. Earlier versions wrote
+`rope_theta`, and `rope_scaling` with `type` or `rope_type`; their layers with a window had a separate theta and no
+scaling. Out: a frozen RopeConfig with all fields set, which layers/rope.py turns into frequencies.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 @dataclass(frozen=True, slots=True)
 class RopeDefaults:
-    """What a family takes where its file is silent, and how its checkpoints keep rotated pairs."""
+    """A family's defaults for missing keys, and how its checkpoints store rotated pairs."""
 
     theta: float = 10_000.0
     partial: float = 1.0  # the share of a head that is rotated
-    sections: tuple[int, ...] = ()  # of M-RoPE
-    axes: tuple[int, ...] = (3,)  # how many sections there may be
-    turns: bool = False  # M-RoPE's axes take turns
+    sections: tuple[int, ...] = ()  # M-RoPE's sections
+    axes: tuple[int, ...] = (3,)  # allowed numbers of sections
+    turns: bool = False  # M-RoPE's axes are interleaved
     interleaved: bool = False
-    sliding_key: str = ""  # older files: the theta of layers with a window, which are not scaled; "": like the others
-    sliding_theta: float = 10_000.0  # where the file has no such key
+    sliding_key: str = ""  # older files: the key of the unscaled theta of layers with a window; "": no separate theta
+    sliding_theta: float = 10_000.0  # if the file lacks sliding_key
 
 
 def no_rope(head_dim: int) -> RopeConfig:
-    """Heads stay as they are."""
+    """Rotary settings of a decoder that does not rotate heads."""
     return RopeConfig(kind="none", theta=1.0, rotary_dim=head_dim // 2 * 2)
 
 
@@ -64,7 +64,7 @@ def read_rope(body: Section, layer_type: str, head_dim: int, default: RopeDefaul
     if theta <= 1:
         raise ConfigError(f"{body.path}: rope_theta={theta} must be larger than 1")
     extra: dict[str, Any] = {}
-    if kind == "proportional":  # the pairs that stay are part of the rotation, whose angle for them is 0
+    if kind == "proportional":  # all pairs are rotated; the unrotated pairs have the angle 0
         extra = {"turning": rotary_dim // 2, "factor": _factor(rope, rope.number("factor", 1.0))}
         rotary_dim = head_dim
     elif kind == "linear":
@@ -78,7 +78,7 @@ def read_rope(body: Section, layer_type: str, head_dim: int, default: RopeDefaul
             extra.update(_longrope(rope, extra.pop("factor"), original, rotary_dim // 2))
         else:
             extra.update(_llama3(rope) if kind == "llama3" else _yarn(rope, extra["factor"]))
-    elif kind == "dynamic" and given.get("alpha"):  # HunYuan's: another theta, whatever the context
+    elif kind == "dynamic" and given.get("alpha"):  # HunYuan: alpha changes theta, at any context length
         alpha = rope.number("alpha")
         if not 0 < alpha <= 1e6 or rotary_dim < 4:
             raise ConfigError(f"{rope.path}: alpha={alpha} must be larger than 0 and at most a million, for heads of 4")
@@ -90,7 +90,7 @@ def read_rope(body: Section, layer_type: str, head_dim: int, default: RopeDefaul
 
 
 def max_position(body: Section, rope: RopeConfig) -> int:
-    """Tokens of context. YaRN files may still name the length before stretching."""
+    """The context length in tokens. Files with YaRN may name the length before stretching."""
     limit = body.size("max_position_embeddings")
     if rope.kind == "yarn":
         limit = max(limit, int(rope.factor * rope.original_max_position))

@@ -1,4 +1,4 @@
-"""Section: one object of config.json with its path, so that a wrong value is refused by name.
+"""Section: one object of config.json with its path, so that an error about a wrong value names the key.
 
 In: a parsed JSON object. Out: checked integers, numbers and booleans. `null` counts as missing, as in transformers.
 """
@@ -11,7 +11,7 @@ from typing import Any
 from engine.base.errors import ConfigError
 
 _MISSING = object()
-MAX_LAYERS = 4096  # of a decoder or a tower: a mistyped count must not fill the memory
+MAX_LAYERS = 4096  # most layers of a decoder or a tower: a mistyped count must not fill the memory
 LARGEST = 2**31 - 1  # sizes beyond this are mistakes, and products of two still fit int64
 
 
@@ -33,7 +33,7 @@ class Section:
         return Section(value, f"{self.path}: {key}", self)
 
     def renamed(self, keys: Mapping[str, str]) -> Section:
-        """The same object in which these keys, where they have a value, go by other names."""
+        """A copy that also has the values of the old keys under the new names; `keys`: old name -> new name."""
         given = {new: self.values[old] for old, new in keys.items() if self.values.get(old) is not None}
         return Section({**self.values, **given}, self.path, self.outer)
 

@@ -1,8 +1,8 @@
-"""The decoder's section of config.json -> TextConfig, for every family whose keys are Llama's.
+"""Makes a TextConfig from the decoder's section of config.json, for every family that uses Llama's keys.
 
-In: the section that describes the decoder, and what the family takes where its file is silent. Out: a frozen TextConfig
-in which nothing is optional that a model computes with. A family with other words has them translated (Family.keys);
-a family with other rules wraps `read_text` and replaces what differs. Thread: any.
+In: the section that describes the decoder, and the family's defaults for missing keys. Out: a frozen TextConfig with
+every value that a model computes with. Family.keys translates the keys of a family with other names. A family with
+other rules wraps `read_text` and replaces the fields that differ. Thread: any.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from engine.checkpoint.rope import FULL, SLIDING, RopeDefaults, read_rope
 from engine.checkpoint.section import MAX_LAYERS, Section
 from engine.kernels.activation import BY_NAME
 
-# Which layers have a window: none, whatever the file says; all; all if the file names one; those that
-# use_sliding_window switches on; those that layer_types names.
+# Which layers have a window. "none": none, for any values in the file. "always": all. "given": all, if the file names a
+# window. "switch": the layers that use_sliding_window switches on. "layers": the layers that layer_types names.
 Sliding = Literal["none", "always", "given", "switch", "layers"]
 PLAIN_ROPE = RopeDefaults()
 
@@ -38,9 +38,9 @@ def read_text(
 ) -> TextConfig:
     """A decoder; `outer` is the object that holds `body`, or `body` itself.
 
-    pattern, head_dim, rope, tied, activation, eps: where the file is silent (head_dim None: hidden_size / num_heads;
-    pattern: every so many layers one sees all, for sliding="layers"). qkv_bias: always on queries, keys and values and
-    never on the output product; else both are as attention_bias says. family: fields of TextConfig that no file names.
+    pattern, head_dim, rope, tied, activation, eps: defaults for missing keys (head_dim None: hidden_size / num_heads;
+    pattern: for sliding="layers", every pattern-th layer has no window). qkv_bias: queries, keys and values always have
+    biases and the output projection has none; else attention_bias decides both. family: further fields of TextConfig.
     """
     named = body.values.get("hidden_act") or activation
     if named not in (*BY_NAME, activation):
@@ -59,7 +59,7 @@ def read_text(
     attention_bias = body.boolean("attention_bias", False)
     window = _window(body, sliding)
     if sliding in ("always", "given") and window >= body.size("max_position_embeddings"):
-        window = 0  # it hides nothing, as in Phi-3's long releases
+        window = 0  # a window of the whole context hides nothing, as in Phi-3's long-context releases
     kinds = _kinds(body, sliding, window, pattern)
     ropes = {kind: read_rope(body, kind, width, rope) for kind in set(kinds)}
     fields = {
@@ -83,7 +83,7 @@ def read_text(
     )
 
 
-# What a decoder's section inside a model that sees leaves out, because it equals transformers' class: by model_type.
+# model_type -> the defaults of transformers' class, for decoder sections of vision models that leave these keys out.
 UNSAID: dict[str, dict[str, Any]] = {
     "clip_text_model": {
         "vocab_size": 49_408, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12,
@@ -122,18 +122,18 @@ UNSAID: dict[str, dict[str, Any]] = {
 
 
 def complete(section: Section) -> Section:
-    """A decoder's section with what it leaves unsaid."""
+    """A decoder's section, completed with the defaults of UNSAID."""
     unsaid = UNSAID.get(str(section.values.get("model_type")), {})
     return Section({**unsaid, **section.values}, section.path, section.outer)
 
 
 def every_layer(text: TextConfig, **changes: Any) -> TextConfig:
-    """The same decoder with these fields of every LayerConfig changed."""
+    """The same decoder with these fields changed in every LayerConfig."""
     return replace(text, layers=tuple(replace(layer, **changes) for layer in text.layers))
 
 
 def refuse(section: Section, **allowed: Any) -> None:
-    """ConfigError where one of these keys has another value than the one that this version computes with."""
+    """ConfigError if a key of `allowed` has another value than the only supported value, which `allowed` gives."""
     for key, value in allowed.items():
         got = section.values.get(key)
         if got is not None and got != value:
@@ -151,7 +151,7 @@ def _named(section: Section) -> str:
 def _window(body: Section, sliding: Sliding) -> int:
     """Tokens that layers with a window see; 0: no layer has one."""
     if sliding in ("always", "layers"):
-        # A missing key is the 4,096 of the first releases; later ones write null.
+        # A missing key means the 4,096 of the first releases; later releases write null.
         return 4096 if "sliding_window" not in body.values else body.integer("sliding_window", 0)
     if sliding == "given" or (sliding == "switch" and body.boolean("use_sliding_window", False)):
         return body.integer("sliding_window", 0)
@@ -178,7 +178,7 @@ def _kinds(body: Section, sliding: Sliding, window: int, pattern: int) -> list[s
 
 
 def _pattern(body: Section, count: int, default: int) -> list[bool]:
-    """Which layers see all: sliding_window_pattern is a period, or letters of which G stands for such a layer."""
+    """Which layers have no window: sliding_window_pattern is a period, or a string in which G marks such a layer."""
     given = body.values.get("sliding_window_pattern")
     if isinstance(given, str) and given and not set(given) - {"L", "G"}:
         return [given[number % len(given)] == "G" for number in range(count)]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class SideStream:
-    """A second CUDA stream, for copies that run while a forward does: `with` launches on it."""
+    """A second CUDA stream, for copies that run during a forward; work inside `with` is launched on it."""
 
     def __init__(self, device: torch.device) -> None:
         import torch
@@ -36,24 +36,24 @@ class SideStream:
         self._entered.__exit__(None, None, None)
 
     def join(self, event: torch.cuda.Event) -> None:
-        """The compute stream goes on when the event has fired; the host does not wait."""
+        """Makes the compute stream, not the host, wait for the event."""
         import torch
 
         torch.cuda.current_stream(self._device).wait_event(event)
 
 
-SMALL_PINNED = 1 << 16  # bytes; of smaller blocks several are in flight at a time
-SMALL_BYTES, SMALL_TENSORS = 1 << 20, 8  # torch.cuda's kSmallSize; two of them fill a segment
+SMALL_PINNED = 1 << 16  # bytes; more blocks are reserved up to this size, because several are in flight at a time
+SMALL_BYTES, SMALL_TENSORS = 1 << 20, 8  # torch.cuda's kSmallSize; two such tensors fill a segment
 
 
 class Accelerator:
     """A CUDA or HIP device as the engine uses it: a stream, pinned memory, graphs. Owner: the device thread.
 
-    A step's first kernel reads its plan in the host's memory and its last one writes the tokens there, so everything
-    of it runs on `compute` in order.
+    A step's first kernel reads the plan from host memory and its last kernel writes the tokens to host memory, so all
+    of a step's work runs on `compute`, in order.
     """
 
-    has_steady_loop = hasattr(os, "eventfd")  # the GIL-free loop waits for the inbox on one
+    has_steady_loop = hasattr(os, "eventfd")  # the GIL-free loop waits for the inbox on an eventfd
 
     def __init__(self, device: str) -> None:
         """Binds the calling thread to the device and to the compute stream."""
@@ -80,26 +80,25 @@ class Accelerator:
         torch.cuda.set_device(self.device)
 
     def pinned(self, count: int) -> torch.Tensor:
-        """Zeros int32 [count] on the host, in pages that the device copies from directly."""
+        """A zeroed int32 [count] in pinned host memory."""
         import torch
 
         return torch.zeros(count, dtype=torch.int32, pin_memory=True)
 
     def event(self) -> torch.cuda.Event:
-        """Fires when what the current stream held at its `record` has run; waiting for it lets the core go."""
+        """An event that fires when the work before its `record` has run; the thread that waits for it sleeps."""
         import torch
 
         return torch.cuda.Event(blocking=True)
 
     def side_stream(self) -> SideStream:
-        """A stream of its own."""
+        """A new side stream."""
         return SideStream(self.device)
 
     def keep_pinned(self, largest: int) -> None:
-        """Takes pinned blocks of every size up to `largest` bytes from the driver, and leaves them for reuse.
+        """Allocates pinned blocks of every size up to `largest` bytes and frees them into torch's cache for reuse.
 
-        What special steps send later finds its room here, so a running server asks the driver for none.
-        """
+        Later copies of special steps use these blocks: a running server allocates no pinned memory from the driver."""
         import torch
 
         sizes = [1 << bits for bits in range(largest.bit_length())]  # torch rounds up to a power of two
@@ -111,10 +110,10 @@ class Accelerator:
         del held
 
     def keep(self, size: int) -> None:
-        """Takes so many bytes from the driver, and leaves them to what is asked for later, in one piece or in many.
+        """Allocates `size` bytes and frees them into torch's cache, for later allocations of any size.
 
-        And SMALL_TENSORS of the largest size that torch counts as small: small ones come from segments of their own.
-        """
+        Also allocates SMALL_TENSORS of the largest size that torch counts as small, because torch has separate segments
+        for small tensors."""
         import torch
 
         torch.empty(size, dtype=torch.uint8, device=self.device)
@@ -122,11 +121,10 @@ class Accelerator:
         del small
 
     def capture(self, body: Callable[[], None], met: bool = False) -> int:
-        """Runs `body` once as it is (so that nothing in it is met for the first time), then records it as a graph.
+        """Runs `body` once, so that nothing is compiled or loaded during the capture, then records it as a graph.
 
-        `met`: all of it has run before, so recording is enough. Returns the executable graph's handle. All graphs share
-        one memory pool, so they must run one after the other.
-        """
+        `met`: the body has run before, so recording is enough. Returns the executable graph's handle. All graphs share
+        one memory pool, so graphs must run one after the other."""
         import torch
 
         if not met:
@@ -142,16 +140,15 @@ class Accelerator:
         return int(graph.raw_cuda_graph_exec())
 
     def recorded(self, body: Callable[[], None], met: bool = False) -> Callable[[], None]:
-        """`capture` for those who launch from Python: returns what replays the graph on the current stream."""
+        """`capture` for callers in Python: returns a function that replays the graph on the current stream."""
         self.capture(body, met)
         replay: Callable[[], None] = self._graphs[-1].replay
         return replay
 
     def launcher(self, records: torch.Tensor, turn: torch.Tensor, ring: torch.Tensor) -> Launcher:
-        """A step's GIL-free calls: graphs that read a line of `records` and fill one of `ring`, and when it is filled.
+        """A step's GIL-free calls: launches of graphs that read a line of `records` and fill a line of `ring`; waits.
 
-        Both are pinned and have as many lines; `turn`, on the device, is the one that comes next.
-        """
+        Both tensors are pinned and have the same number of lines. `turn`, on the device, is the next line's index."""
         from _fast.launcher import Launcher
         from engine.kernels.target import runtime_calls
 
@@ -177,13 +174,13 @@ class Accelerator:
         return held_bytes(self.device)
 
     def free_unused(self) -> None:
-        """Gives back to the driver what torch keeps for reuse, and waits for the device: never while all goes well."""
+        """Returns torch's cached memory to the driver and waits for the device; only called after a failure."""
         import torch
 
         torch.cuda.empty_cache()
 
     def peak_of(self, work: Callable[[], None]) -> int:
-        """Bytes that `work` holds at its worst, beyond what is held now."""
+        """The peak of the bytes that `work` allocates, beyond the bytes allocated now."""
         import torch
 
         self.compute.synchronize()
@@ -195,7 +192,7 @@ class Accelerator:
         return int(torch.cuda.max_memory_allocated(self.device)) - before
 
     def close(self) -> None:
-        """Waits for what was launched, and gives back what the vendor's library keeps per stream."""
+        """Waits for launched work, and frees the workspaces that the vendor's library holds per stream."""
         import torch
 
         self.compute.synchronize()

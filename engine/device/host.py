@@ -1,7 +1,7 @@
 """The CPU as the engine sees it: a stream that runs launched work in order, events, and the cores that it may use.
 
-Owner: the device thread launches and waits; the stream's own thread runs. `HostStream` stands where an accelerator's
-stream would, so that the step loop is the same for both: launch step N+1, then wait for the event of step N.
+Owner: the device thread launches and waits; the stream's own thread runs the work. `HostStream` takes the place of an
+accelerator's stream, so that the step loop is the same for both: launch step N+1, then wait for the event of step N.
 
     device thread   launch fwd N+1 | wait event N ........ | commit N, launch sample N+1 | wait ...
     stream          ... fwd N, sample N (event N) | fwd N+1 ..................... sample N+1 (event N+1)
@@ -17,7 +17,7 @@ from typing import Any
 
 from engine.base.errors import ConfigError
 
-LEAST_CAPABILITY = (8, 0)  # of NVIDIA's cards
+LEAST_CAPABILITY = (8, 0)  # lowest supported compute capability of NVIDIA cards
 
 
 class HostStream:
@@ -29,11 +29,11 @@ class HostStream:
         self._thread.start()
 
     def launch(self, call: Callable[..., None], *args: Any) -> None:
-        """Queues `call(*args)`; it must not raise (steps keep their own errors)."""
+        """Queues `call(*args)`; the call must not raise (steps store their errors)."""
         self._work.put((call, args))
 
     def close(self, timeout: float = 10.0) -> None:
-        """Runs what was launched, then ends the thread."""
+        """Runs all launched work, then ends the thread."""
         self._work.put(None)
         self._thread.join(timeout)
 
@@ -44,12 +44,12 @@ class HostStream:
             while (item := self._work.get()) is not None:
                 call, args = item
                 call(*args)
-                # Names would keep the last step's tensors alive while this thread waits.
+                # The variables would keep the last step's tensors alive while this thread waits.
                 del item, call, args
 
 
 def choose_device(requested: str) -> str:
-    """ "cpu", or "cuda:0" for the first accelerator (torch calls ROCm's devices cuda too); "auto" prefers that one."""
+    """ "cpu", or "cuda:0" for the first accelerator (torch also calls ROCm devices cuda); "auto" prefers cuda:0."""
     import torch
 
     from engine.kernels.target import HAS_TRITON
@@ -70,7 +70,7 @@ def choose_device(requested: str) -> str:
 
 
 def _check_capability(requested: str, card: str, capability: tuple[int, int]) -> None:
-    """Refuses a card of NVIDIA's without bfloat16 units, in which every kernel multiplies."""
+    """Refuses an NVIDIA card without bfloat16 units, because every kernel multiplies in bfloat16."""
     if capability < LEAST_CAPABILITY:
         raise ConfigError(
             f"--device {requested}: {card} has compute capability {capability[0]}.{capability[1]} and no bfloat16 "

@@ -1,8 +1,8 @@
-"""Host memory as the kernel counts it: what this process may have, has, and can still take.
+"""Host memory as the kernel counts it: this process's limit, its use, and the memory still available.
 
-Owner: none, files of /proc and of cgroups are read at each call (tens of microseconds). A container's limit is that of
-its cgroup or of any group above it, in version 2 or 1 of cgroups; where none is set, the machine's memory is the limit.
-What the page cache holds of files counts as free: the kernel drops it before it ends a process.
+Owner: none; each call reads files of /proc and of cgroups (tens of microseconds). A container's limit is the lowest
+limit of its cgroup and the groups above it, in version 2 or 1 of cgroups; without any, the machine's memory is the
+limit. Page cache counts as free, because the kernel drops it before it ends a process.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 PROC, GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 UNLIMITED = 1 << 60  # version 1 writes a number near 2^63
-# Version 2 and 1: limit, use, and the name in memory.stat of what the page cache holds.
+# For version 2 and version 1: the files of limit and use, and the names of the page cache's sizes in memory.stat.
 FILES = {
     "": ("memory.max", "memory.current", ("inactive_file", "active_file")),
     "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
@@ -21,23 +21,23 @@ FILES = {
 
 
 def memory_limit(proc: Path = PROC, groups: Path = GROUPS) -> int:
-    """Bytes that this process may use before the kernel ends it or another process."""
+    """Bytes that this process may use before the kernel ends a process."""
     return min([machine_memory(proc), *(limit for limit, _ in _limits(proc, groups))])
 
 
 def available_memory(proc: Path = PROC, groups: Path = GROUPS) -> int:
-    """Bytes that can be taken without swapping: MemAvailable, within the cgroups' limits."""
+    """Bytes that can be allocated without swapping: MemAvailable, within the cgroups' limits."""
     free = _lines(proc / "meminfo").get("MemAvailable:", machine_memory(proc) // 2)
     return max(0, min([free, *(limit - used for limit, used in _limits(proc, groups))]))
 
 
 def machine_memory(proc: Path = PROC) -> int:
-    """Bytes of the machine."""
+    """Bytes of memory of the machine."""
     return _lines(proc / "meminfo").get("MemTotal:") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def resident_memory(pids: tuple[int, ...] = (), proc: Path = PROC) -> int:
-    """Bytes of this process, and of others by number, that the kernel cannot drop: all but pages of files."""
+    """Bytes of this process and of processes `pids` that the kernel cannot drop: all pages but pages of files."""
     total = 0
     for name in ("self", *map(str, pids)):
         held = _lines(proc / name / "status")
@@ -49,7 +49,7 @@ def _limits(proc: Path, groups: Path) -> Iterator[tuple[int, int]]:
     """(limit, use without page cache) of each cgroup above this process that has a limit."""
     for controller, group in _groups(proc):
         limit_name, used_name, cached = FILES[controller]
-        # A container may see its own group as the root, by whatever path it is called.
+        # Inside a container the process's own group may be mounted as the root, whatever its path is.
         for folder in (groups / controller, groups / "unified") if not controller else (groups / controller,):
             for place in (group, *group.parents):
                 found = folder / str(place).lstrip("/")
@@ -84,7 +84,7 @@ def _number(path: Path) -> int | None:
 
 
 def _lines(path: Path, unit: int = 1024) -> dict[str, int]:
-    """Numbers by the word before them; of /proc they are in KiB."""
+    """First word of each line -> the number after it, times `unit`; /proc counts in KiB."""
     try:
         words = [line.split() for line in path.read_text().splitlines()]
     except OSError:

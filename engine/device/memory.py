@@ -1,8 +1,7 @@
-"""An accelerator's memory in numbers, and what is said when it is not enough at start.
+"""An accelerator's memory in numbers, and the message for the operator if memory does not suffice at start.
 
-Owner: device thread, at start. In: the driver's and torch's counters. Out: DeviceMemory, plain bytes, so that all that
-is decided from it (engine/cache/sizing) is arithmetic; one line for the operator when an allocation fails.
-"""
+Owner: device thread, at start. In: the driver's and torch's counters. Out: DeviceMemory, plain bytes, so that sizing
+(engine/cache/sizing) is pure arithmetic; one line for the operator when an allocation fails."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ import torch
 from engine.base.errors import ConfigError, is_out_of_memory
 
 GIB = 1 << 30
-# What to change when a phase of the start does not fit.
+# Phase of the start -> what to change if the phase does not fit.
 REMEDIES = {
     "weights": "serve a smaller model, or free the device of other processes",
     "buffers": "lower --max-num-seqs, --max-num-queued-reqs, --max-num-batched-tokens or --max-model-len",
@@ -30,16 +29,16 @@ _ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+ [KMGT]?i?B)")
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """Bytes at one moment."""
+    """The memory counters at one moment, in bytes."""
 
     total: int
-    free: int  # what the driver would still give
+    free: int  # bytes that the driver can still allocate
     allocated: int = 0  # live tensors of this process
-    reserved: int = 0  # what torch took from the driver to hold them; at least `allocated`
+    reserved: int = 0  # bytes that torch allocated from the driver; at least `allocated`
 
     @property
     def used(self) -> int:
-        """Taken by live tensors, the driver and other processes; what torch keeps only for reuse counts as free."""
+        """Bytes of live tensors, the driver and other processes; memory that torch only caches counts as free."""
         return self.total - self.free - (self.reserved - self.allocated)
 
 
@@ -50,9 +49,9 @@ def device_memory(device: str | None = None) -> DeviceMemory:
 
 
 def held_bytes(device: torch.device) -> dict[str, int]:
-    """Entries of the ledger: bytes of device and of pinned host memory that torch holds; when idle, as after warm-up.
+    """Ledger entries: bytes of device memory and pinned host memory that torch holds; when idle, as after warm-up.
 
-    Pinned memory is taken at start and held until the end: records, rings and decoders' buffers. Thread: any.
+    Pinned memory is allocated at start and never freed: records, rings and decoders' buffers. Thread: any.
     """
     return {
         "device_bytes": torch.cuda.memory_allocated(device),
@@ -62,13 +61,13 @@ def held_bytes(device: torch.device) -> dict[str, int]:
 
 
 def gib(count: int) -> str:
-    """Bytes as operators read them."""
+    """A number of bytes as text in GiB."""
     return f"{count / GIB:.2f} GiB"
 
 
 @contextmanager
 def enough_for(phase: str, memory: Callable[[], DeviceMemory]) -> Iterator[None]:
-    """Turns running out of memory in a phase of the start (a key of REMEDIES) into a ConfigError."""
+    """Turns an out-of-memory error in a phase of the start (a key of REMEDIES) into a ConfigError."""
     try:
         yield
     except Exception as error:
@@ -78,7 +77,7 @@ def enough_for(phase: str, memory: Callable[[], DeviceMemory]) -> Iterator[None]
 
 
 def out_of_memory(error: BaseException, phase: str, now: DeviceMemory) -> str:
-    """How much was asked for, how much there is, which flag to lower."""
+    """The message: how much was requested, how much there is, which flag to lower."""
     found = _ASKED.search(str(error))
     asked = f"{found[1]} more were asked for" if found else "an allocation failed"
     others = now.used - now.allocated

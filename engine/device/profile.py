@@ -1,7 +1,7 @@
 """DeviceProfile: an accelerator's kernels and copies between start and stop, as torch's profiler sees them.
 
 Owner: device thread; start and stop run between two steps. Out: Spans for a Trace, on a track for each stream of the
-device. It costs some microseconds per kernel and, at its first start, seconds; so it is asked for apart.
+device. The profiler costs some microseconds per kernel and seconds at its first start, so it has a separate switch.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ class DeviceProfile:
         self._profile.start()
 
     def stop(self) -> list[Span]:
-        """What has run since."""
+        """Stops the profiler; returns the spans of kernels and copies since `start`."""
         torch.cuda.synchronize()
         self._profile.stop()
-        clock_offset = time.time() - time.perf_counter()  # the profiler's clock is the wall's
+        clock_offset = time.time() - time.perf_counter()  # the profiler uses the wall clock
         found: Any = self._profile.profiler
         events = found.kineto_results.events()
         return [span_of(event, clock_offset) for event in events if str(event.device_type()).endswith("CUDA")]
 
 
 def span_of(event: Any, clock_offset: float) -> Span:
-    """A kernel or a copy on the track of its stream."""
+    """The Span of a kernel or a copy, on the track of its stream."""
     begun, ended = event.start_ns() / 1e9 - clock_offset, event.end_ns() / 1e9 - clock_offset
     return Span(STREAMS + event.device_resource_id(), event.name(), begun, ended, {})

@@ -1,14 +1,14 @@
 """The audio tower of MiDashengLM (Dasheng): decibels of mel bins -> rows for the decoder.
 
-Thread: device. Four frames of all bins are a patch; each bin is scaled as in training (a batch norm). Patches of ten
-seconds attend to each other only, and learned positions begin again with each ten seconds. Behind the layers five
-patches side by side pass two products; a rest of fewer than five is dropped.
+Thread: device. A patch is four frames of all bins; a batch norm scales each bin. Patches attend only to patches of the
+same ten seconds, and learned positions restart every ten seconds. After the layers, five neighbouring patches are
+concatenated and pass two linear layers; a remainder of fewer than five is dropped.
 
     mel [4 T] -> norm -> patches [T] -> layers, ten seconds at a time -> norm -> 5 side by side [T / 5] -> two products
 
-A sound whose length is a little less than whole patches has one that reaches beyond the sound. The patch is computed
-where its row is read, attends to the others, and no other attends to it. Names and sums are those of
-modeling_midashenglm.py in https://huggingface.co/mispeech/midashenglm-7b, which is not run, and of
+If the audio does not end at a patch boundary, the last patch ("late") reaches beyond the end. A late patch is computed
+if a row needs it; it attends to the other patches, and no other patch attends to it. Names and formulas follow
+modeling_midashenglm.py in https://huggingface.co/mispeech/midashenglm-7b, which is not executed, and
 https://github.com/vllm-project/vllm/pull/23652.
 """
 
@@ -37,8 +37,8 @@ from engine.layers.norm import LayerNorm
 from engine.weights.table import Row
 
 EPS = 1e-6
-FRAMES = 4  # of a patch; the makers' code knows no other number
-Late = tuple[int, int, int]  # a patch beyond its sound: its row, the first row and the end of those that it attends to
+FRAMES = 4  # frames of a patch; the published code supports only 4
+Late = tuple[int, int, int]  # a late patch: its row, the first row and the end of the rows that it attends to
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +54,13 @@ class DashengConfig:
     num_heads: int
     num_mel_bins: int
     chunk: int  # patches that attend to each other
-    stack: int  # patches that become a row
+    stack: int  # patches per output row
     qkv_bias: bool
     row_width: int
 
 
 def read_audio(section: Section) -> DashengConfig:
-    """The tower's numbers, checked; what a file leaves out is as in the makers' class."""
+    """The tower's configuration, checked; missing keys have the defaults of the published class."""
     hidden, heads, mels = section.size("embed_dim", 768), section.size("num_heads", 12), section.size("n_mels", 64)
     needed = [mels, FRAMES]
     for key in ("patch_size", "patch_stride"):
@@ -124,7 +124,7 @@ class DashengLayer:
         self.down = Linear(inner, size, bias=True)
 
     def __call__(self, x: Tensor, bounds: Tensor, late: Sequence[Late]) -> None:
-        """Adds to x [patches, hidden]; `bounds` of chunks, of which each late patch is one."""
+        """Adds to x [patches, hidden]; `bounds`: where chunks begin; each late patch is a chunk of its own."""
         q, k, v = self.qkv(self.norm1(x)).view(len(x), 3, self.num_heads, self.head_dim).unbind(1)
         attended = dense_attention(q, k, v, bounds, self.head_dim**-0.5)
         for row, first, end in late:
@@ -163,9 +163,10 @@ class DashengTower(LayeredTower):
         return {"input_features": mel, "num_patches": torch.tensor(patches)}
 
     def pieces(self, items: Sequence[Features]) -> Pieces:
-        """Each with `input_features` [bins, frames], float32, and `num_patches`: those that end inside the sound."""
+        """Each item has `input_features` [bins, frames], float32, and `num_patches`, the patches that end inside the
+        audio."""
         stack, chunk = self.config.stack, self.config.chunk
-        counts = [self._count(features) for features in items]  # patches in rows, or before them; and those inside
+        counts = [self._count(features) for features in items]  # (computed patches, patches that end inside the audio)
         x = joined([self._begun(features, count) for features, (count, _) in zip(items, counts)])
         lengths: list[int] = []
         late: list[Late] = []
@@ -184,7 +185,7 @@ class DashengTower(LayeredTower):
         return apart(made, rows)
 
     def _count(self, features: Features) -> tuple[int, int]:
-        """Patches that are computed, and of these those that end inside the sound."""
+        """The number of computed patches, and how many of them end inside the audio."""
         mel, inside = features["input_features"], int(features["num_patches"])
         patches, stack = mel.shape[-1] // FRAMES, self.config.stack
         fits = mel.dim() == 2 and len(mel) == self.config.num_mel_bins and not mel.shape[-1] % FRAMES

@@ -1,10 +1,10 @@
 """The vision tower of GLM-4V (EVA2-CLIP-E): the patches of a square picture -> rows for the decoder.
 
-Thread: device. In: patches row by row, always as many. Out: a row that begins the picture, one per block of 2 x 2
-patches, and a row that ends it, all divided by one number. A class token goes through the layers and makes no row. Each
-layer norms what attention and MLP add, not what they read. Behind the layers a product makes a block's patches one, and
-a gated MLP follows. Names and sums are those of visual.py in https://huggingface.co/THUDM/glm-4v-9b, which is not run.
-It runs eagerly; pictures of several requests run together.
+Thread: device. In: a fixed number of patches, row by row. Out: a begin row, a row per block of 2 x 2 patches, and an
+end row, all divided by scaling_factor. A class token passes the layers and makes no row. Each layer normalises the
+outputs of attention and MLP, not their inputs. After the layers a linear layer merges a block's patches, and a gated
+MLP follows. Names and formulas follow visual.py in https://huggingface.co/THUDM/glm-4v-9b, which is not executed. The
+tower runs eagerly; pictures of several requests run together.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from engine.layers.linear import GatedLinear, Linear
 from engine.layers.norm import LayerNorm
 from engine.weights.table import Row
 
-MERGE = 2  # patches along a side that become one row
+MERGE = 2  # patches along a side of the block that becomes one row
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +49,17 @@ class EvaClipConfig:
     activation: Activation
     eps: float
     row_width: int
-    merger_size: int  # of the MLP behind the layers
+    merger_size: int  # inner size of the MLP after the layers
     scaling_factor: float  # rows are divided by it
 
     @property
     def num_rows(self) -> int:
-        """Of a picture."""
+        """Rows of a picture."""
         return (self.side // MERGE) ** 2 + 2
 
 
 def read_vision(section: Section) -> EvaClipConfig:
-    """The tower's numbers, checked; what follows the layers is as wide as the decoder's."""
+    """The tower's configuration, checked; the parts after the layers have the decoder's width."""
     act = str(section.values.get("hidden_act") or "gelu")
     if act not in BY_NAME:
         raise ConfigError(f"{section.path}: hidden_act={act!r}; supported are {', '.join(BY_NAME)}")
@@ -130,7 +130,7 @@ class EvaClipLayer:
         self.norm2 = LayerNorm(size, config.eps)
 
     def __call__(self, x: Tensor, bounds: Tensor) -> None:
-        """Adds to x [patches and class tokens, hidden]; `bounds` of its pictures."""
+        """Adds to x [patches and class tokens, hidden]; `bounds`: where pictures begin."""
         q, k, v = self.qkv(x).view(len(x), 3, self.num_heads, self.head_dim).unbind(1)
         attended = self.out(dense_attention(q, k, v, bounds, self.head_dim**-0.5))
         x += self.norm1(attended)
@@ -148,7 +148,7 @@ class EvaClipTower(PatchTower):
         kernel = (config.in_channels, config.patch_size, config.patch_size)
         self.patch_embed = Linear(torch.Size(kernel).numel(), size, bias=True, fold=kernel)
         self.class_token = Bare("cls_embedding", 1, size)
-        self.positions = Positions(config.side**2, size, offset=1)  # the first is that of the class token
+        self.positions = Positions(config.side**2, size, offset=1)  # the first position is the class token's
         self.layers = [EvaClipLayer(config) for _ in range(config.num_layers)]
         self.downsample = Linear(size * MERGE**2, width, bias=True, fold=(size, MERGE, MERGE))
         self.merger_in = Linear(width, width)
@@ -159,7 +159,7 @@ class EvaClipTower(PatchTower):
         self.end = Bare("eoi", 1, 1, width)
 
     def pieces(self, items: Sequence[Features]) -> Pieces:
-        """Each with `pixel_values` [patches, numbers]."""
+        """Each item has `pixel_values` [patches, numbers of a patch]."""
         wanted = self.config.side**2, self.patch_embed.in_features
         for features in items:
             if tuple(features["pixel_values"].shape) != wanted:
@@ -172,7 +172,7 @@ class EvaClipTower(PatchTower):
         return apart(rows, [self.config.num_rows] * len(items))
 
     def example(self, modality: Modality, rows: int) -> Features:
-        """A blank picture; all are of one size."""
+        """A blank picture; all pictures have the same size."""
         return {"pixel_values": torch.zeros(self.config.side**2, self.patch_embed.in_features, device=self.device)}
 
     def _rows_of(self, patches: Tensor, count: int) -> Generator[float, None, Tensor]:

@@ -1,7 +1,7 @@
-"""FunAudioChat's tower: the encoder of Qwen2.5-Omni, five of whose rows become one; five rows of the decoder a second.
+"""FunAudioChat's tower: Qwen2.5-Omni's encoder, five rows of which become one; five rows for the decoder per second.
 
-Thread: device. To each row is added what the model makes of five codes of a speech tokenizer. Where the answer is text,
-the published code puts the code for nothing in their places, so one vector is added to all rows.
+Thread: device. The model adds to each row a vector computed from five codes of a speech tokenizer. If the answer is
+text, the published code uses the code for nothing throughout, so the same vector is added to all rows.
 
     mel [T] -> Qwen2.5-Omni's encoder [25 a second] -> five averaged -> product + vector
 """
@@ -29,15 +29,15 @@ from engine.weights.table import Row
 
 @dataclass(frozen=True, slots=True)
 class FunAudioConfig(AudioConfig):
-    """The encoder, and the groups behind it."""
+    """The configuration of the encoder, and of the groups after it."""
 
-    group: int  # rows of the encoder that become one
-    codes: int  # of the speech tokenizer
+    group: int  # encoder rows per output row
+    codes: int  # number of codes of the speech tokenizer
     nothing: int  # the code for nothing
 
 
 def read_audio(section: Section) -> FunAudioConfig:
-    """The tower's numbers, checked."""
+    """The tower's configuration, checked."""
     mode = section.values.get("continuous_features_mode", "add")
     if mode != "add":
         raise ConfigError(f"{section.path}: continuous_features_mode={mode!r}; FunAudioChat is supported with 'add'")
@@ -65,7 +65,8 @@ class FunAudioTower(QwenOmniAudioTower):
         self.of_sound = Linear(size, size)
 
     def pieces(self, items: Sequence[Features]) -> Pieces:
-        """Each input_features [num_mel_bins, frames], num_rows: of the decoder -> [num_rows, output_dim]."""
+        """Each item has input_features [num_mel_bins, frames] and num_rows, its output rows -> [num_rows,
+        output_dim]."""
         counts, group = [int(features["num_rows"]) for features in items], self.config.group
         averaged = []
         encoded = yield from super().pieces(items)
@@ -84,7 +85,7 @@ class FunAudioTower(QwenOmniAudioTower):
 
 
 def rows() -> tuple[Row, ...]:
-    """Weight rows of a tower that hangs at attribute `audio`."""
+    """Weight rows of a tower at the model's attribute `audio`."""
     names = {"embed_tokens": "codes", "output_matching": "of_codes", "continual_output_matching": "of_sound"}
     return (
         *qwen_omni_audio.rows("audio", "continuous_audio_tower"),
@@ -92,5 +93,5 @@ def rows() -> tuple[Row, ...]:
     )
 
 
-# The speech generator's tensors, and unused ones of the encoder.
+# The speech generator's tensors, and unused tensors of the encoder.
 UNREAD = ("audio_invert_tower.*", "continuous_audio_tower.audio_bos_eos_token.*", "*.positional_embedding")

@@ -1,10 +1,10 @@
-"""The vision tower of Gemma 4: patches of a picture, or of a film's frames -> rows for the decoder.
+"""The vision tower of Gemma 4: patches of a picture, or of a video's frames -> rows for the decoder.
 
-Thread: device. In: patches row by row, frame behind frame, and the grid of each. Out: a row for each square of
-pool x pool patches. A patch has a learned position for its column and another one for its row, and its heads turn by
-both; all patches of a picture or frame see each other. Queries, keys and values are normalised, and scores are not
-scaled. In the small models what goes into a product and what comes out is clamped to bounds of the checkpoint. Behind
-the layers a square's patches are averaged. Pictures of several requests run together. It runs eagerly.
+Thread: device. In: patches row by row, frame after frame, and the grid of each item. Out: a row for each square of
+pool x pool patches. A patch has a learned position for its column and another for its row, and heads are rotated by
+both. All patches of a picture or frame see each other. Queries, keys and values are normalised, and scores are not
+scaled. In the small models the inputs and outputs of linear layers are clamped to bounds in the checkpoint. After
+the layers a square's patches are averaged. Pictures of several requests run together. The tower runs eagerly.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class Gemma4VisionConfig:
     head_dim: int
     patch_size: int
     num_positions: int  # along each side
-    pool: int  # patches along a side of the square that becomes a row
+    pool: int  # patches along a side of the square that becomes one row
     activation: str
     eps: float
     theta: float
     clipped: bool
-    standardised: bool  # rows are shifted and scaled by numbers of the checkpoint
+    standardised: bool  # rows are shifted and scaled by std_bias and std_scale of the checkpoint
     row_width: int
 
 
@@ -97,7 +97,7 @@ def read_vision(section: Section) -> Gemma4VisionConfig:
 
 
 def bounded(layer: str, target: str, products: Mapping[str, str]) -> tuple[Row, ...]:
-    """Weight rows of products between bounds; `products`: part -> module."""
+    """Weight rows of linear layers with bounds; `products`: part -> module."""
     return tuple(
         row
         for part, module in products.items()
@@ -129,7 +129,7 @@ ROWS = (
 
 
 class Numbers:
-    """Tensors of one shape that a module of the checkpoint has in addition to its weight."""
+    """Tensors of one shape that a checkpoint's module has in addition to its weight."""
 
     __slots__ = ("kinds", "shape", "values")
 
@@ -152,7 +152,7 @@ class Numbers:
 
 
 class Clipped:
-    """x W^T, between bounds where the checkpoint has some."""
+    """x W^T; inputs and outputs are clamped if the checkpoint has bounds."""
 
     def __init__(self, clipped: bool, in_features: int, out_features: int) -> None:
         self.linear = Linear(in_features, out_features)
@@ -167,7 +167,7 @@ class Clipped:
 
 
 class TurnedNorm(RMSNorm):
-    """The norm of heads whose numbers lie in the order of `by_pairs`."""
+    """The norm of heads whose values are in the order of `by_pairs`."""
 
     def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
         super().fill(pieces, placement)
@@ -175,15 +175,16 @@ class TurnedNorm(RMSNorm):
 
 
 def by_pairs(rows: Tensor, head_dim: int) -> Tensor:
-    """[heads * head_dim, ...] -> the first numbers of all pairs of a head, then the second ones.
+    """[heads * head_dim, ...] -> in each head the first values of all rotated pairs, then the second values.
 
-    Checkpoints have one half of a head turn by the column and the other half by the row, each with its own two halves.
+    In checkpoints one half of a head is rotated by the column and the other half by the row; each half is again split
+    into first and second values.
     """
     return rows.unflatten(0, (-1, 2, 2, head_dim // 4)).transpose(1, 2).flatten(0, 3).contiguous()
 
 
 class Gemma4VisionMLP:
-    """down(act(gate(x)) * up(x)), between numbers that the checkpoint has."""
+    """down(act(gate(x)) * up(x)), with clamped linear layers."""
 
     def __init__(self, config: Gemma4VisionConfig) -> None:
         size, wide = config.hidden_size, config.intermediate_size
@@ -232,7 +233,7 @@ class Gemma4VisionTower(PatchTower):
         size = config.hidden_size
         self.patch_embed = Linear(3 * config.patch_size**2, size)
         self.positions = Bare("position_embedding_table", 2, config.num_positions, size)
-        ones = torch.ones(config.head_dim, device=device)  # of a norm without weights, as the next
+        ones = torch.ones(config.head_dim, device=device)  # weights of a norm without weights, as self.ones
         self.layers = [Gemma4VisionLayer(config, ones) for _ in range(config.num_layers)]
         self.standard = Numbers(("std_bias", "std_scale"), size) if config.standardised else None
         self.ones = torch.ones(size, device=device)
@@ -240,7 +241,7 @@ class Gemma4VisionTower(PatchTower):
         self._turns: Recent[Grid, Turns] = Recent(MAX_TABLE_ROWS)
 
     def pieces(self, items: Sequence[Features]) -> Pieces:
-        """Each with `pixel_values` [patches, numbers] from 0 to 1, channel by channel, and a frame's `grid` [2]."""
+        """Each item has `pixel_values` [patches, numbers] from 0 to 1, channel by channel, and a frame's `grid` [2]."""
         grids = [grid for features in items for grid in self._grids(features)]
         patches = joined([features["pixel_values"].to(self.device) for features in items])
         side, unit = self.config.patch_size, self.config.pool**2
@@ -249,7 +250,7 @@ class Gemma4VisionTower(PatchTower):
         return apart(rows, [len(features["pixel_values"]) // unit for features in items])
 
     def _grids(self, features: Features) -> list[Grid]:
-        """Of each frame; a picture has one."""
+        """The grid of each frame; a picture has one frame."""
         patches, (height, width) = features["pixel_values"], features["grid"].reshape(-1).tolist()
         numbers, pool, most = self.patch_embed.in_features, self.config.pool, self.config.num_positions
         fits = min(height, width) > 0 and max(height, width) <= most and not (height % pool or width % pool)
@@ -261,7 +262,7 @@ class Gemma4VisionTower(PatchTower):
         return [(height, width)] * (len(patches) // (height * width))
 
     def example(self, modality: Modality, rows: int) -> Features:
-        """A blank picture, about as high as wide; where positions end before, frames of a film."""
+        """A blank picture, about as high as wide; if the learned positions do not suffice, frames of a video."""
         pool, most = self.config.pool, self.config.num_positions // self.config.pool
         height = min(math.isqrt(rows), most)
         width = min(rows // height, most)
@@ -281,18 +282,18 @@ class Gemma4VisionTower(PatchTower):
         turns = joined(cos), joined(sin)
         yield from layer_by_layer(self.layers, x, bounds, turns)
         squares = joined([self._squares(part, grid) for part, grid in zip(x.split(lengths), grids)])
-        found = squares.float() * self.config.hidden_size**0.5  # beyond the range of float16
+        found = squares.float() * self.config.hidden_size**0.5  # values beyond the range of float16
         if self.standard is not None:
             found = (found - self.standard.values["std_bias"]) * self.standard.values["std_scale"]
         return self.projection(rms_norm(found.to(self.dtype), self.ones, self.config.eps))
 
     def _squares(self, x: Tensor, grid: Grid) -> Tensor:
-        """x [height * width, hidden] -> the averages of squares."""
+        """x [height * width, hidden] -> the averages of squares, [height * width / pool^2, hidden]."""
         (height, width), pool = grid, self.config.pool
         return x.float().view(height // pool, pool, width // pool, pool, -1).mean((1, 3)).flatten(0, 1).to(x.dtype)
 
     def _turned(self, grid: Grid) -> Turns:
-        """Half of the pairs turn by the column, half by the row."""
+        """cos and sin of a grid: half of the pairs are rotated by the column, half by the row."""
         known = self._turns.get(grid)
         if known is None:
             half = self.config.head_dim // 2

@@ -1,9 +1,9 @@
-"""The audio tower of Gemma 4: mel frames of a sound -> rows for the decoder, 25 a second.
+"""The audio tower of Gemma 4: mel frames -> rows for the decoder, 25 per second.
 
-Thread: device. In: input_features [frames, mels]. Out: a row for each four frames begun. Two convolutions with a stride
-of two make the rows, a causal conformer reads them. A row attends to itself and to the rows before it, `span` in all,
-and each distance has a vector of its own. Inputs and outputs of products are clamped to bounds of the checkpoint.
-Sounds of several requests run together, each filled up to whole spans. It runs eagerly.
+Thread: device. In: input_features [frames, mels]. Out: ceil(frames / 4) rows. Two convolutions with stride 2 make the
+rows, a causal conformer follows. A row attends to itself and to the rows before it, `span` rows in all, and
+each distance has a learned vector. Inputs and outputs of linear layers are clamped to bounds in the checkpoint.
+Items of several requests run together, each padded to whole spans. The tower runs eagerly.
 
     [frames, mels] -> 2 convolutions -> layers (feed, attend, convolve, feed) -> product -> norm -> product
 """
@@ -31,9 +31,9 @@ from engine.layers.linear import Linear
 from engine.layers.norm import LayerNorm, RMSNorm
 from engine.weights.table import Row
 
-EPS = 1e-6  # of the norms for which config.json has no number
-FRAMES = 4  # of a row
-LONGEST = 10_000.0  # of the timescales of distances
+EPS = 1e-6  # epsilon of the norms for which config.json has no value
+FRAMES = 4  # frames per row
+LONGEST = 10_000.0  # longest timescale of the sinusoids of distances
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +46,13 @@ class Gemma4AudioConfig:
     num_layers: int
     hidden_size: int
     num_heads: int
-    channels: tuple[int, int]  # of the convolutions that make rows
-    kernel: int  # rows under the convolution of a layer
-    span: int  # rows that a row sees, itself among them
+    channels: tuple[int, int]  # output channels of the two strided convolutions
+    kernel: int  # rows that a layer's convolution reads
+    span: int  # rows that a row sees, including itself
     softcap: float
     activation: str
-    share: float  # of what a feed makes, that is added
-    most: float  # to which rows are clamped
+    share: float  # factor of a feed-forward's output before it is added
+    most: float  # rows are clamped to +-most
     eps: float
     clipped: bool
     out_size: int
@@ -107,7 +107,7 @@ def read_audio(section: Section) -> Gemma4AudioConfig:
 
 
 class Feed:
-    """x += share * norm(what two products make of norm(x))."""
+    """x += share * norm(down(act(up(norm(x))))), with clamped values."""
 
     def __init__(self, config: Gemma4AudioConfig, most: float) -> None:
         size = config.hidden_size
@@ -123,12 +123,12 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """What the layers of a run share."""
+    """Tables that all layers of a run share."""
 
-    lengths: list[int]  # rows of each sound, whole spans
-    distances: Tensor  # [span, hidden]: distances 0, 1, ... between a row and those it sees
-    of: Tensor  # int64 [span, 2 * span]: the distance from a row of a span to those of the span before and of its own
-    hidden: Tensor  # bool [spans, 1, span, 2 * span]: what a row does not see
+    lengths: list[int]  # padded rows of each item, a multiple of span
+    distances: Tensor  # [span, hidden]: embedding of the distances 0, 1, ... between a row and the rows it sees
+    of: Tensor  # int64 [span, 2 * span]: distances from a span's rows to the rows of the previous span and its own
+    hidden: Tensor  # bool [spans, 1, span, 2 * span]: True where a row does not see the other row
 
 
 class Attention:
@@ -157,12 +157,12 @@ class Attention:
 
 
 def _with_before(parts: Tensor) -> Tensor:
-    """[spans, heads, span, head_dim] -> [spans, heads, 2 * span, head_dim], each behind the span before."""
+    """[spans, heads, span, head_dim] -> [spans, heads, 2 * span, head_dim]: the previous span, then the span itself."""
     return torch.cat([functional.pad(parts[:-1], (0, 0, 0, 0, 0, 0, 1, 0)), parts], 2)
 
 
 class Convolution:
-    """x += product of act(norm(convolution of the gated product of norm(x)))."""
+    """x += end(act(norm(convolution(glu(start(norm(x)))))))."""
 
     def __init__(self, config: Gemma4AudioConfig, most: float) -> None:
         size = config.hidden_size
@@ -179,13 +179,13 @@ class Convolution:
         x.add_(self.end(pointwise(made, self.activation)))
 
     def _convolved(self, rows: Tensor) -> Tensor:
-        """Channel by channel, over a row and those before it."""
+        """A depthwise causal convolution."""
         padded = functional.pad(rows.T, (self.kernel - 1, 0))
         return functional.conv1d(padded[None], self.depth.value, groups=rows.shape[1])[0].T.contiguous()
 
 
 class Gemma4AudioLayer:
-    """Half a feed, attention, convolution, half a feed, norm."""
+    """A conformer layer: feed-forward, attention, convolution, feed-forward, norm."""
 
     def __init__(self, config: Gemma4AudioConfig, most: float) -> None:
         self.most = most
@@ -195,7 +195,7 @@ class Gemma4AudioLayer:
         self.norm, self.behind, self.last = (RMSNorm(config.hidden_size, EPS) for _ in range(3))
 
     def __call__(self, x: Tensor, spans: Spans) -> Tensor:
-        """x [rows, hidden] is changed."""
+        """Changes x [rows, hidden] in place and returns the normed result."""
         self.feed1(x)
         attended = self.attention(self.norm(x.clamp(-self.most, self.most)), spans)
         x += self.behind(attended.clamp_(-self.most, self.most))
@@ -205,7 +205,7 @@ class Gemma4AudioLayer:
 
 
 class Halving:
-    """A convolution of 3 x 3 with a stride of 2, a norm over the channels, and what is above zero of it."""
+    """A 3 x 3 convolution with stride 2, a norm over the channels, and a ReLU."""
 
     def __init__(self, inside: int, outside: int, eps: float) -> None:
         self.conv = Bare("weight", outside, inside, 3, 3)
@@ -230,11 +230,11 @@ class Gemma4AudioTower(LayeredTower):
         most = min(config.most, torch.finfo(dtype).max)
         self.layers = [Gemma4AudioLayer(config, most) for _ in range(config.num_layers)]
         self.last = Linear(config.hidden_size, config.out_size, bias=True)
-        self.ones = torch.ones(config.out_size, device=device)  # of a norm without weights
+        self.ones = torch.ones(config.out_size, device=device)  # weights of a norm without weights
         self.projection = Linear(config.out_size, config.row_width)
         self._distances = distances(config.span, config.hidden_size).to(device, dtype)
         row, seen = torch.arange(config.span, device=device), torch.arange(2 * config.span, device=device)
-        self._away = row[:, None] + config.span - seen  # below zero: behind the row
+        self._away = row[:, None] + config.span - seen  # distance; below zero: the other row is later
 
     def weight(self, features: Shapes) -> int:
         """Rows."""
@@ -245,7 +245,7 @@ class Gemma4AudioTower(LayeredTower):
         return {"input_features": torch.zeros(rows * FRAMES, self.config.mels, device=self.device, dtype=self.dtype)}
 
     def pieces(self, items: Sequence[Features]) -> Pieces:
-        """Each with `input_features` [frames, mels]."""
+        """Each item has `input_features` [frames, mels]."""
         span = self.config.span
         subsampled = [self._subsampled(features["input_features"]) for features in items]
         counts = [len(rows) for rows in subsampled]
@@ -273,7 +273,7 @@ class Gemma4AudioTower(LayeredTower):
 
 
 def distances(count: int, size: int) -> Tensor:
-    """float32 [count, size]: sines and cosines of distances from 0 on."""
+    """float32 [count, size]: sines and cosines of the distances 0 to count - 1."""
     half = size // 2
     steps = torch.exp(torch.arange(half) * (-math.log(LONGEST) / max(half - 1, 1)))
     angles = torch.arange(count)[:, None] * steps

@@ -1,9 +1,9 @@
-"""The vision tower of GLM-4.1V and 4.5V: patches of a picture, or of a film's frames -> rows for the decoder.
+"""The vision tower of GLM-4.1V and 4.5V: patches of a picture, or of a video's frames -> rows for the decoder.
 
 Thread: device. In: patches in blocks of merge x merge, row by row, and their grid. Out: a row per block. Each patch has
-a learned position, interpolated to the picture's shape, and rotations by row and column; all patches of a picture, or
-of a pair of frames, see each other, so items of several requests run together. Behind the layers a block's patches
-become one by a product, and pass an MLP. It runs eagerly.
+a learned position, interpolated to the picture's shape, and rotations by row and column. Patches see only the patches
+of the same picture or pair of frames, so items of several requests run together. After the layers a linear layer
+merges a block's patches into one row, which passes an MLP. The tower runs eagerly.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from engine.weights.table import Row
 
 MAX_TABLE_ROWS = 65_536  # patches whose tables are cached
 Grid = tuple[int, int, int]  # frames, height, width
-Tables = tuple[Tensor, Tensor, Tensor]  # cos, sin [patches, head_dim / 2]; where positions are read, [1, patches, 1, 2]
+Tables = tuple[Tensor, Tensor, Tensor]  # cos, sin [patches, head_dim / 2]; sampling points [1, patches, 1, 2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,9 @@ class GlmVisionConfig:
     patch_size: int
     temporal_patch_size: int
     merge_size: int
-    side: int  # learned positions lie on a square of so many
-    row_width: int  # of the MLP in each layer too
-    merger_size: int  # of the MLP behind the layers
+    side: int  # learned positions form a square of side x side
+    row_width: int  # also the inner size of each layer's MLP
+    merger_size: int  # inner size of the MLP after the layers
     qkv_bias: bool
     eps: float
     rope_theta: float
@@ -152,7 +152,7 @@ class GlmVisionTower(PatchTower):
         self._tables: Recent[tuple[int, int], Tables] = Recent(MAX_TABLE_ROWS)
 
     def pieces(self, items: Sequence[Features]) -> Pieces:
-        """Each with `pixel_values` [patches, numbers] and `grid_thw` [1, 3]."""
+        """Each item has `pixel_values` [patches, numbers] and `grid_thw` [1, 3]."""
         grids = [self._grid(features) for features in items]
         patches = joined([features["pixel_values"].to(self.device, self.dtype) for features in items])
         unit = self.config.merge_size**2
@@ -191,7 +191,7 @@ class GlmVisionTower(PatchTower):
         bounds = bounds_of([height * width for times, height, width in grids for _ in range(times)], x.device)
         yield from layer_by_layer(self.layers, x, bounds, cos, sin)
         merge = self.config.merge_size
-        blocks = self.post_norm(x).view(-1, merge**2, x.shape[1]).transpose(1, 2)  # a channel's patches side by side
+        blocks = self.post_norm(x).view(-1, merge**2, x.shape[1]).transpose(1, 2)  # a channel's patches are adjacent
         rows = self.merger_in(self.downsample(blocks.reshape(-1, self.downsample.in_features)))
         return self.merger_down(self.merger_up(gelu(self.merger_norm(rows))))
 
@@ -203,7 +203,7 @@ class GlmVisionTower(PatchTower):
         return known
 
     def _interpolated(self, places: Tensor) -> Tensor:
-        """Bicubic, as trained: the learned positions at each patch, [patches, hidden]."""
+        """The learned positions at each patch, bicubic as in training: [patches, hidden]."""
         side, table = self.config.side, self.positions.table
         square = table.view(side, side, -1).permute(2, 0, 1)[None].float()
         found = functional.grid_sample(square, places, mode="bicubic", padding_mode="border", align_corners=False)
@@ -211,7 +211,7 @@ class GlmVisionTower(PatchTower):
 
 
 def tables_of(grid: tuple[int, int], config: GlmVisionConfig, device: str) -> Tables:
-    """What patches need of a grid, block by block: half of the pairs turn by the row, half by the column."""
+    """A grid's tables, block by block: half of the pairs are rotated by the row, half by the column."""
     height, width = grid
     merge, quarter = config.merge_size, config.hidden_size // config.num_heads // 4
     row, column = (

@@ -1,9 +1,9 @@
-"""Granite Speech's tower: a conformer over mel frames, and queries that sum up its rows window after window.
+"""Granite Speech's tower: a conformer over mel frames, and learned queries that summarise each window of its rows.
 
-Thread: device. In: input_features [T, 160], two mel frames of 80 bins side by side. Out: 3 rows of the decoder's width
-for each 15 frames begun (window_size and downsample_rate in config.json). Rows of the conformer attend to those of the
-same context_size frames, with a learned vector per distance; in its middle a guess of letters is added to the rows.
-Sounds of several requests share the products; contexts and convolutions are each sound's own.
+Thread: device. In: input_features [T, 160], pairs of concatenated mel frames of 80 bins. Out: 3 rows of the decoder's
+width per 15 frames, rounded up (window_size and downsample_rate in config.json). Conformer rows attend to the rows of
+the same context_size frames, with a learned vector per distance. After the middle layer, predicted letter probabilities
+are projected and added to the rows. Items of several requests share the matrix products, not contexts or convolutions.
 
     [T, 160] -> product -> layers (feed, attend, convolve, feed) -> windows [15] <- queries [3] -> product
 """
@@ -32,12 +32,12 @@ from engine.layers.norm import LayerNorm
 from engine.weights.table import Row, Wanted
 
 EPS = 1e-5
-AT_ONCE = 32  # contexts whose rows attend together: bounds the memory of their scores
+AT_ONCE = 32  # contexts per attention call: bounds the memory of the scores
 
 
 @dataclass(frozen=True, slots=True)
 class GraniteSpeechConfig:
-    """The conformer, and the queries behind it."""
+    """The configuration of the conformer, and of the queries after it."""
 
     modalities: ClassVar[tuple[Modality, ...]] = ("audio",)
     row_parts: ClassVar[int] = 1
@@ -48,12 +48,12 @@ class GraniteSpeechConfig:
     intermediate_size: int
     num_heads: int
     head_dim: int
-    letters: int  # that the middle guesses among
+    letters: int  # number of letters that the middle layer predicts
     context: int  # rows that attend to each other
-    distances: int  # vectors to each side of distance 0
-    channels: int  # of the convolution
+    distances: int  # largest distance with a vector, in each direction
+    channels: int  # channels of the convolution
     kernel: int
-    window: int  # rows that one set of queries sums up
+    window: int  # rows that one set of queries summarises
     queries: QueriesConfig
 
     @property
@@ -61,7 +61,7 @@ class GraniteSpeechConfig:
         return self.queries.output_dim
 
     def num_rows(self, frames: int) -> int:
-        """What the tower makes of so many frames."""
+        """The output rows for `frames` frames."""
         return -(-frames // self.window) * self.queries.count
 
 
@@ -99,7 +99,7 @@ def read_audio(section: Section) -> GraniteSpeechConfig:
 
 
 class BatchNorm:
-    """(x - mean) / std * weight + bias with the mean and std of training: a product and a sum per channel."""
+    """(x - mean) / std * weight + bias with the mean and std of training, computed as x * scale + shift per channel."""
 
     __slots__ = ("scale", "shift", "size")
 
@@ -124,7 +124,7 @@ class BatchNorm:
 
 
 class Feed:
-    """x += half of what two products make of norm(x)."""
+    """x += down(silu(up(norm(x)))) / 2."""
 
     def __init__(self, size: int, width: int) -> None:
         self.norm = LayerNorm(size, EPS)
@@ -136,7 +136,7 @@ class Feed:
 
 
 class ConformerLayer:
-    """Half a feed, attention, convolution, half a feed, norm."""
+    """A conformer layer: half feed-forward, attention, convolution, half feed-forward, norm."""
 
     def __init__(self, config: GraniteSpeechConfig) -> None:
         size, inner = config.hidden_size, config.num_heads * config.head_dim
@@ -144,7 +144,7 @@ class ConformerLayer:
         self.feed1, self.feed2 = (Feed(size, config.intermediate_size) for _ in range(2))
         self.attention_norm = LayerNorm(size, EPS)
         self.qkv = Linear(size, inner, 2 * inner)
-        self.far = Bare("weight", 2 * config.distances + 1, config.head_dim)  # by distance
+        self.far = Bare("weight", 2 * config.distances + 1, config.head_dim)  # a vector per distance
         self.out = Linear(inner, size, bias=True)
         self.conv_norm = LayerNorm(size, EPS)
         self.expand = Linear(size, 2 * config.channels, bias=True, fold=(size, 1))
@@ -154,7 +154,7 @@ class ConformerLayer:
         self.norm = LayerNorm(size, EPS)
 
     def __call__(self, x: Tensor, far: Tensor, lengths: Sequence[int]) -> Tensor:
-        """x [sum of lengths, hidden] is changed; far [context, context] int64: distances as rows of the table."""
+        """Changes x [sum of lengths, hidden]; far [context, context] int64: the table row of each distance."""
         self.feed1(x)
         vectors = self.far.value[far]
         qkv = self.qkv(self.attention_norm(x)).split(lengths)
@@ -175,7 +175,7 @@ class ConformerLayer:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _of_contexts(self, qkv: Tensor, length: int, far: Tensor) -> Tensor:
-        """Rows of whole contexts of `length`; a score is scale * (q . k + q . vector of their distance)."""
+        """Attention in contexts of `length` rows; a score is scale * (q . k + q . vector of the distance)."""
         config = self.config
         heads = qkv.view(-1, length, 3, config.num_heads, config.head_dim).permute(2, 0, 3, 1, 4)
         q, k, v = heads.unbind()  # [contexts, heads, length, head_dim]
@@ -185,7 +185,7 @@ class ConformerLayer:
         return out.transpose(1, 2).reshape(len(qkv), -1)
 
     def _convolved(self, expand: Tensor) -> Tensor:
-        """[T, 2 * channels] -> [T, channels]: gated, convolved channel by channel, normalised."""
+        """[T, 2 * channels] -> [T, channels]: gate, depthwise convolution, batch norm, activation."""
         kernel = self.config.kernel
         rows = functional.pad(functional.glu(expand, -1).T, (kernel // 2, kernel // 2 - (kernel + 1) % 2))
         rows = functional.conv1d(rows[None], self.depth.value, groups=self.config.channels)[0].T
@@ -217,7 +217,7 @@ class GraniteSpeechTower(LayeredTower):
         return len(features["input_features"])
 
     def pieces(self, items: Sequence[Features]) -> Pieces:
-        """Each input_features [frames, input_dim] -> [rows, output_dim]."""
+        """Each item has input_features [frames, input_dim] -> [rows, output_dim]."""
         config, frames = self.config, [self._frames(features["input_features"]) for features in items]
         lengths = [len(own) for own in frames]
         x = self.first(joined(frames))
@@ -243,7 +243,7 @@ class GraniteSpeechTower(LayeredTower):
 
 
 def rows() -> tuple[Row, ...]:
-    """Weight rows of a tower that hangs at attribute `audio`."""
+    """Weight rows of a tower at the model's attribute `audio`."""
     layer, target = "encoder.layers.*.", "audio.layers.*."
     feeds = [
         Row((f"{layer}ff{number}.{name}",), f"{target}feed{number}.{part}")

@@ -1,9 +1,10 @@
 """The vision tower of HunyuanOCR: the patches of pictures of any size -> rows for the decoder.
 
-Thread: device. In: patches row by row, and their grid. Out: for each picture a row that begins it, one per block of
-merge x merge patches, a newline behind every line of blocks, and a row that ends it. Learned positions lie on a square
-and are interpolated to the picture's grid; all patches of a picture see each other, so pictures of several requests run
-together. Behind the layers two products with an activation between them make a block's patches one. It runs eagerly.
+Thread: device. In: patches row by row, and their grid. Out: for each picture a begin row, a row per block of merge x
+merge patches, a newline row after every line of blocks, and an end row. Learned positions form a square and are
+interpolated to the picture's grid. Patches see only the patches of their own picture, so pictures of several requests
+run together. After the layers two linear layers with an activation between them merge a block's patches. The tower
+runs eagerly.
 
     begin | block block block newline | block block block newline | end
 """
@@ -35,7 +36,7 @@ from engine.weights.table import Row
 
 MAX_TABLE_ROWS = 65_536  # patches whose tables are cached
 Grid = tuple[int, int]  # height, width, in patches
-Taps = tuple[Tensor, Tensor]  # the learned positions around each patch, int64 [patches, 4], and their shares
+Taps = tuple[Tensor, Tensor]  # indices of the 4 learned positions around each patch, int64 [patches, 4]; their weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +53,15 @@ class HunYuanVisionConfig:
     in_channels: int
     patch_size: int
     merge_size: int
-    side: int  # learned positions lie on a square of so many
-    max_patches: int  # of a picture
+    side: int  # learned positions form a square of side x side
+    max_patches: int  # most patches of a picture
     activation: Activation
     eps: float
     row_width: int
 
 
 def read_vision(section: Section) -> HunYuanVisionConfig:
-    """The tower's numbers, checked; rows are as wide as the decoder, whatever the section says."""
+    """The tower's configuration, checked; rows have the decoder's width, for any value in the section."""
     words = (("hidden_act", "gelu"), ("interpolate_mode", ""))
     act, mode = (str(section.values.get(key) or usual) for key, usual in words)
     if act not in BY_NAME or mode not in ("", "bilinear"):
@@ -132,7 +133,7 @@ class HunYuanVisionLayer:
         self.down = Linear(inner, size, bias=True)
 
     def __call__(self, x: Tensor, bounds: Tensor) -> None:
-        """Adds to x [patches, hidden]; `bounds` of its pictures."""
+        """Adds to x [patches, hidden]; `bounds`: where pictures begin."""
         heads = self.qkv(self.norm1(x)).view(len(x), 3, self.num_heads, self.head_dim)
         q, k, v = heads.unbind(1)
         self.out.add_to(x, dense_attention(q, k, v, bounds, self.head_dim**-0.5))
@@ -149,7 +150,7 @@ class HunYuanVisionTower(PatchTower):
         size, width, merge = config.hidden_size, config.row_width, config.merge_size
         kernel = (config.in_channels, config.patch_size, config.patch_size)
         self.patch_embed = Linear(torch.Size(kernel).numel(), size, bias=True, fold=kernel)
-        self.positions = Positions(config.side**2, size, offset=1)  # the first is that of a class token
+        self.positions = Positions(config.side**2, size, offset=1)  # the first position is a class token's
         self.layers = [HunYuanVisionLayer(config) for _ in range(config.num_layers)]
         self.before = RMSNorm(size, config.eps)
         self.block_in = Linear(size * merge**2, 2 * size, bias=True, fold=(size, merge, merge))
@@ -162,7 +163,7 @@ class HunYuanVisionTower(PatchTower):
         self._taps: Recent[Grid, Taps] = Recent(MAX_TABLE_ROWS)
 
     def pieces(self, items: Sequence[Features]) -> Pieces:
-        """Each with `pixel_values` [patches, numbers] and its `grid_thw` [1, 3]."""
+        """Each item has `pixel_values` [patches, numbers] and `grid_thw` [1, 3]."""
         grids = [self._grid(features) for features in items]
         patches = joined([features["pixel_values"].to(self.device, self.dtype) for features in items])
         merge = self.config.merge_size
@@ -183,7 +184,7 @@ class HunYuanVisionTower(PatchTower):
         return height, width
 
     def example(self, modality: Modality, rows: int) -> Features:
-        """A blank picture, about as high as wide; the largest that the tower takes has fewer rows than some ask for."""
+        """A blank picture, about as high as wide; it may have fewer than `rows` rows, because max_patches bounds it."""
         merge = self.config.merge_size
         side = math.isqrt(self.config.max_patches) // merge
         rows = min(rows, num_rows(side, side))
@@ -220,7 +221,7 @@ class HunYuanVisionTower(PatchTower):
         return self.after(torch.cat([piece for part in parts for piece in (begin, part, end)]))
 
     def _interpolated(self, grid: Grid) -> Tensor:
-        """The learned positions at each patch, weighted sums of the four around it: [patches, hidden] float32."""
+        """The position of each patch, a weighted sum of four learned positions: [patches, hidden] float32."""
         known = self._taps.get(grid)
         if known is None:
             places, shares = taps_of(grid, self.config.side)
@@ -234,14 +235,14 @@ class HunYuanVisionTower(PatchTower):
 
 
 def num_rows(height: int, width: int) -> int:
-    """Of a picture of so many lines of blocks: newlines, and a row at either end, included."""
+    """Rows of a picture of height x width blocks, including newlines, begin row and end row."""
     return height * (width + 1) + 2
 
 
 def taps_of(grid: Grid, side: int) -> Taps:
-    """Of each patch, row by row: the four places of a square of `side` around it, and their shares.
+    """For each patch, row by row: the four surrounding places in a square of `side`, and their weights.
 
-    Bilinear; the outer edges of the grid are those of the square. Beyond a place at the edge lies that place again.
+    Bilinear; the outer edges of the grid coincide with those of the square, and places are clamped at the edges.
     """
     axes = []
     for size in grid:

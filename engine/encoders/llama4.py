@@ -1,8 +1,9 @@
 """The vision tower of Llama 4: the patches of square tiles -> rows for the decoder.
 
-Thread: device. In: patches row by row, tile behind tile. Out: rows, tile by tile. A tile's patches, and a class token
-behind them, have learned positions and turn by column and row; they see each other. Behind the layers four neighbours
-become one row, which passes two products with an activation behind each, and one more product. It runs eagerly.
+Thread: device. In: patches row by row, tile after tile. Out: rows, tile by tile. A tile's patches, followed by a class
+token, have learned positions, are rotated by column and row, and see each other. After the layers four neighbours
+become one row, which passes two linear layers with an activation after each, and a last linear layer. The tower runs
+eagerly.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from engine.layers.norm import LayerNorm
 from engine.weights.rows import half_split
 from engine.weights.table import Row
 
-EPS = 1e-5  # of the norms, whatever the file says
+EPS = 1e-5  # epsilon of the norms, for any value in the file
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +45,8 @@ class Llama4VisionConfig:
     num_heads: int
     patch_size: int
     side: int  # patches along a side of a tile
-    merge: int  # neighbours along a side that become one row
-    inner_size: int  # of the products behind the layers
+    merge: int  # neighbours along a side of the square that becomes one row
+    inner_size: int  # inner size of the linear layers after the layers
     theta: float
     row_width: int
 
@@ -151,7 +152,7 @@ class Llama4VisionTower(PatchTower):
         self._cos, self._sin = turns(config, device)
 
     def pieces(self, items: Sequence[Features]) -> Pieces:
-        """Each with `pixel_values` [tiles * side^2, numbers]."""
+        """Each item has `pixel_values` [tiles * side^2, numbers]."""
         patches = [self._patches(features) for features in items]
         rows = yield from self._rows_of(joined(patches))
         return apart(rows, [len(each) // self.config.merge**2 for each in patches])
@@ -186,8 +187,8 @@ class Llama4VisionTower(PatchTower):
 
 
 def turns(config: Llama4VisionConfig, device: str) -> tuple[Tensor, Tensor]:
-    """cos, sin [side^2 + 1, head_dim / 2]: half of the pairs turn by the column, half by the row, counted from 1; the
-    class token stays."""
+    """cos, sin [side^2 + 1, head_dim / 2]: half of the pairs are rotated by the column, half by the row, counted from
+    1; the class token is not rotated."""
     half = config.hidden_size // config.num_heads // 2
     inv_freq = 1.0 / config.theta ** (torch.arange(0, half, 2, dtype=torch.float32) / half)
     row, column = torch.meshgrid(*(torch.arange(1, config.side + 1) for _ in range(2)), indexing="ij")

@@ -1,12 +1,13 @@
-"""Phi-4-multimodal's tower of sound: log-mel frames -> a row of the decoder's width for each eight frames begun.
+"""Phi-4-multimodal's audio tower: log-mel frames -> rows of the decoder's width, one per eight frames, rounded up.
 
-Thread: device. Three convolutions over time and pitch halve both; the rows pass conformer layers in segments of 500
-(forty seconds). Rows attend to those of their segment, with a learned number per head and distance. As published, zeros
-behind the last segment of a longer sound are attended to. Segments share the products, whosever they are.
+Thread: device. Three convolutions each halve time and frequency; the rows pass conformer layers in segments of 500
+rows (forty seconds). Rows attend to the rows of their segment, with a learned bias per head and distance. As in the
+published code, rows also attend to the zeros that pad the last segment of a longer audio. Segments of all items share
+the matrix products.
 
     [T, 80] -> (x - mean) / std -> 3 times conv/2 -> product -> layers (feed, attend, convolve, feed) -> two products
 
-The last two products are others where the request shows a picture too, whose adapter it has then.
+A request that also has a picture uses the picture's adapter and a different pair of last linear layers.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from engine.layers.norm import LayerNorm
 from engine.weights.table import Row
 
 SEGMENT = 500  # rows
-SHRINK = 8  # frames that become one row
-# What the released file says, and nothing else is computed here; a file that is silent means the same.
+SHRINK = 8  # frames per row
+# The only supported values, which are the released file's; also the defaults for missing keys.
 ONLY: dict[str, Any] = {
     "input_layer": "nemo_conv", "time_reduction": SHRINK, "chunk_size": -1, "causal": True, "batch_norm": False,
     "activation": "swish", "conv_activation": "swish", "conv_glu_type": "swish", "bias_in_glu": True,
@@ -49,16 +50,16 @@ class Phi4AudioConfig:
     row_parts: ClassVar[int] = 1
 
     num_mels: int
-    channels: int  # of the convolutions over time and pitch
+    channels: int  # channels of the convolutions over time and frequency
     num_layers: int
     hidden_size: int
     intermediate_size: int
     num_heads: int
-    wide: int  # numbers between the products of a layer's convolution
-    multiplier: int  # channels that its convolution makes of one
-    deep: int  # numbers behind that
+    wide: int  # width between the linear layers of a layer's convolution
+    multiplier: int  # output channels per input channel of the depthwise convolution
+    deep: int  # width after the pointwise convolution
     kernel: int
-    farthest: int  # distances beyond count as this one
+    farthest: int  # larger distances are clamped to this distance
     output_dim: int
 
     @property
@@ -66,7 +67,7 @@ class Phi4AudioConfig:
         return self.output_dim
 
 
-RENAMED = {  # in transformers -> as released
+RENAMED = {  # transformers' key -> released key
     "hidden_size": "attention_dim",
     "intermediate_size": "linear_units",
     "num_attention_heads": "attention_heads",
@@ -75,7 +76,7 @@ RENAMED = {  # in transformers -> as released
 
 
 def read_transformers(section: Section) -> Phi4AudioConfig:
-    """Of transformers' audio_config."""
+    """Reads transformers' audio_config."""
     values = dict(section.renamed(RENAMED).values)
     values["nemo_conv_settings"] = {"conv_channels": values.get("nemo_conv_channels")}
     values["relative_attention_bias_args"] = {
@@ -121,11 +122,11 @@ def read_audio(section: Section) -> Phi4AudioConfig:
 
 
 class Feed:
-    """x += half of down(up * silu(gate)), of norm(x)."""
+    """x += down(up * silu(gate)) / 2, with up and gate computed from norm(x)."""
 
     def __init__(self, size: int, width: int) -> None:
         self.norm = LayerNorm(size, EPS)
-        self.up_gate = Linear(size, 2 * width, bias=True)  # unlike in decoders the gate comes second
+        self.up_gate = Linear(size, 2 * width, bias=True)  # the gate comes second, unlike in decoders
         self.down = Linear(width, size, bias=True)
 
     def __call__(self, x: Tensor) -> None:
@@ -134,7 +135,7 @@ class Feed:
 
 
 class Depthwise:
-    """A convolution channel by channel."""
+    """The weights of a depthwise convolution."""
 
     def __init__(self, channels: int, *kernel: int, multiplier: int = 1) -> None:
         self.weight = Bare("weight", channels * multiplier, 1, *kernel)
@@ -143,7 +144,7 @@ class Depthwise:
 
 
 class Phi4AudioLayer:
-    """Half a feed, attention, convolution, half a feed, norm."""
+    """A conformer layer: half feed-forward, attention, convolution, half feed-forward, norm."""
 
     def __init__(self, config: Phi4AudioConfig) -> None:
         size = config.hidden_size
@@ -162,7 +163,7 @@ class Phi4AudioLayer:
         self.norm = LayerNorm(size, EPS)
 
     def __call__(self, x: Tensor, biases: Sequence[Tensor]) -> Tensor:
-        """x, of segments that follow each other, is changed; biases [1, heads, rows, rows] of each segment's scores."""
+        """Changes x, the concatenated segments; biases [1, heads, rows, rows] are added to each segment's scores."""
         lengths = [bias.shape[-1] for bias in biases]
         self.feed_in(x)
         qkv = self.qkv(self.attention_norm(x)).split(lengths)
@@ -179,7 +180,7 @@ class Phi4AudioLayer:
         return out[0].transpose(0, 1).reshape(len(qkv), -1)
 
     def _convolved(self, expand: Tensor) -> Tensor:
-        """[rows, 2 * wide] -> [rows, deep]; a row sees those before it."""
+        """[rows, 2 * wide] -> [rows, deep]; causal."""
         value, gate = expand.chunk(2, dim=-1)
         gated = (value + self.bias1.value[0, :, 0]) * functional.silu(gate + self.bias2.value[0, :, 0])
         padded = functional.pad(gated.T, (self.config.kernel - 1, 0))[None]
@@ -190,13 +191,13 @@ class Phi4AudioLayer:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Rows `first` to `last` of a sound, and zeros up to `length`."""
+    """Rows `first` to `last` of an audio, padded with zeros to `length`."""
 
-    frames: Tensor  # of the whole sound, standardised
+    frames: Tensor  # standardised frames of the whole audio
     first: int
     last: int
     length: int
-    with_picture: bool  # a picture
+    with_picture: bool  # the request also has a picture
 
 
 class Phi4AudioTower(LayeredTower):
@@ -205,7 +206,7 @@ class Phi4AudioTower(LayeredTower):
     config: Phi4AudioConfig
 
     def __init__(self, config: Phi4AudioConfig, dtype: torch.dtype, device: str, pictures: int = 0) -> None:
-        """`pictures`: the number of the adapter that requests with a picture have; 0: there is none."""
+        """`pictures`: the number of the adapter for requests with a picture; 0: there is none."""
         super().__init__(config, dtype, device)
         self.pictures = pictures
         size, channels = config.hidden_size, config.channels
@@ -230,7 +231,8 @@ class Phi4AudioTower(LayeredTower):
         return -(-len(features["input_features"]) // SHRINK)
 
     def pieces(self, items: Sequence[Features]) -> Pieces:
-        """Each input_features [frames, num_mels] -> [rows, output_dim]; as many segments at once as have room."""
+        """Each item has input_features [frames, num_mels] -> [rows, output_dim]; runs as many segments at once as
+        fit."""
         segments, counts = list[Segment](), []
         for features in items:
             own = self._segments(features)
@@ -243,7 +245,7 @@ class Phi4AudioTower(LayeredTower):
         return [torch.cat([next(lines) for _ in range(count)]) for count in counts]
 
     def _segments(self, features: Features) -> list[Segment]:
-        """Of one sound."""
+        """The segments of one audio."""
         frames = features["input_features"]
         with_picture = bool(self.pictures) and ADAPTER in features and int(features[ADAPTER]) == self.pictures
         if frames.dim() != 2 or frames.shape[1] != self.config.num_mels or not len(frames):
@@ -256,7 +258,7 @@ class Phi4AudioTower(LayeredTower):
         return [Segment(frames, first, last, min(total, SEGMENT), with_picture) for first, last in bounds]
 
     def _rows_of(self, segments: Sequence[Segment]) -> Generator[float, None, Sequence[Tensor]]:
-        """The rows of each."""
+        """The rows of each segment."""
         begun = [self._convolved(each.frames, each.first, each.last) for each in segments]
         x = joined([functional.pad(own, (0, 0, 0, each.length - len(own))) for own, each in zip(begun, segments)])
         known = {length: self._bias(length) for length in {each.length for each in segments}}
@@ -271,13 +273,13 @@ class Phi4AudioTower(LayeredTower):
         return [self._projected(own, each.with_picture) for own, each in zip(cut, segments)]
 
     def _projected(self, x: Tensor, with_picture: bool) -> Tensor:
-        """x through the projector; sounds that come with a picture have a projector of their own."""
+        """Applies the projector; audio in a request with a picture has a separate projector."""
         if with_picture and self.projector1 is not None and self.projector2 is not None:
             return self.projector2(gelu(self.projector1(x)))
         return self.proj2(gelu(self.proj1(x)))
 
     def _convolved(self, frames: Tensor, first: int, last: int) -> Tensor:
-        """Rows from `first` to `last`; the row before them is computed too, so that none sees a cut."""
+        """Rows from `first` to `last`; the row before `first` is computed too, so the convolutions see no cut."""
         before = min(first, 1)
         x = frames[SHRINK * (first - before) : SHRINK * last][None, :, :, None]  # [1, frames, mels, 1]
         x = pointwise(self.conv(unroll(x)), Activation.RELU)
@@ -288,14 +290,14 @@ class Phi4AudioTower(LayeredTower):
         return self.conv_out(x[0].transpose(1, 2).flatten(1))[before:]
 
     def _bias(self, rows: int) -> Tensor:
-        """Of scores, [1, heads, rows, rows]."""
+        """The bias of the scores, [1, heads, rows, rows]."""
         most, place = self.config.farthest, torch.arange(rows, device=self.device)
         far = (place - place[:, None]).clamp(-most, most - 1) + most
         return self.distances.value[far].permute(2, 0, 1)[None]
 
 
 def rows() -> tuple[Row, ...]:
-    """Weight rows, in the released layout, of a tower that hangs at attribute `audio`."""
+    """Weight rows, in the released layout, of a tower at the model's attribute `audio`."""
     outside = "embed_tokens_extend.audio_embed."
     encoder = outside + "encoder."
     layer, target = encoder + "encoders.*.", "audio.layers.*."

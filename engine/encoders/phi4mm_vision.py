@@ -1,9 +1,9 @@
-"""Phi-4-multimodal's tower of pictures: tiles of 448 x 448 pixels -> rows of the decoder's width.
+"""Phi-4-multimodal's vision tower: tiles of 448 x 448 pixels -> rows of the decoder's width.
 
-Thread: device. In: the patches of a picture's tiles, the whole picture first, and how many patches of each tile the
-picture covers: the others are padding. Padding is computed too, but no patch attends to it, and positions are fractions
-of the covered side. Of each tile four neighbours are averaged; then the rows of all tiles are set in the order of
-`places`, with a separator behind each line and one before the whole picture, and pass two products.
+Thread: device. In: the patches of a picture's tiles, the whole picture first, and each tile's extent, the patches that
+the picture covers. The other patches are padding: they are computed, but no patch attends to them. Positions are
+fractions of the covered side. In each tile, 2 x 2 neighbours are averaged. Then the rows of all tiles are put into the
+order of `places`, with a separator after each line and one before the whole picture, and pass two linear layers.
 
     [tiles * 1024, 588] -> embed -> layers -> 2 x 2 averages, separators -> up, gelu, down
 """
@@ -29,8 +29,8 @@ from engine.layers.linear import Linear
 from engine.layers.norm import LayerNorm
 from engine.weights.table import Row
 
-POOL = 2  # neighbours along a side that are one row
-# What released files say of pictures, and nothing else is computed here; a file that is silent means the same.
+POOL = 2  # neighbours along a side of the square that becomes one row
+# The only supported values, which are the released files'; also the defaults for missing keys.
 ONLY: dict[str, Any] = {
     "image_token_compression_cls": "avg_pool_2d", "projection_cls": "mlp", "use_hd_transform": True,
     "with_learnable_separator": True, "hd_transform_order": "sub_glb",
@@ -42,13 +42,13 @@ IGNORED = (f"{IMAGE}img_processor.head.*", f"{IMAGE}img_processor.post_layernorm
 
 @dataclass(frozen=True, slots=True)
 class Phi4VisionConfig:
-    """The tower; what files leave out equals the published model's."""
+    """The tower's configuration; missing keys have the published model's values."""
 
     modalities: ClassVar[tuple[Modality, ...]] = ("image",)
     row_parts: ClassVar[int] = 1
 
-    num_layers: int  # that are computed
-    left_out: int  # layers of the checkpoint behind those
+    num_layers: int  # layers that are computed
+    left_out: int  # further layers of the checkpoint, which are not computed
     hidden_size: int
     intermediate_size: int
     num_heads: int
@@ -56,7 +56,7 @@ class Phi4VisionConfig:
     side: int  # patches along a side of a tile
     eps: float
     activation: str
-    separators: tuple[str, str]  # tensors: behind each line, and before the whole picture
+    separators: tuple[str, str]  # names of the tensors after each line, and before the whole picture
     output_dim: int
 
     @property
@@ -65,12 +65,12 @@ class Phi4VisionConfig:
 
 
 def read_vision(section: Section) -> Phi4VisionConfig:
-    """Of transformers' vision_config."""
+    """Reads transformers' vision_config."""
     return _read(section, "sub_img_feature_extensor", "global_img_feature_extensor")
 
 
 def read_released(section: Section) -> Phi4VisionConfig:
-    """Of embd_layer in Microsoft's files, which say nothing of sizes: they are those of the one published tower."""
+    """Reads embd_layer of Microsoft's files, which name no sizes; the sizes are those of the only published tower."""
     assert section.outer is not None, "a tower's section lies in another one"
     body = section.section("image_embd_layer")
     for key, needed in ONLY.items():
@@ -125,7 +125,7 @@ class Phi4VisionLayer:
         self.down = Linear(config.intermediate_size, size, bias=True)
 
     def __call__(self, x: Tensor, bounds: Tensor, visible: Tensor | None) -> None:
-        """Adds to x [tiles * patches, hidden]. Mask bool [tiles, patches]: the visible patches; None: all."""
+        """Adds to x [tiles * patches, hidden]. visible: bool [tiles, patches], False for padding; None: no padding."""
         heads = self.qkv(self.norm1(x)).view(len(x), 3, self.config.num_heads, -1)
         q, k, v = heads.unbind(1)
         if visible is None:
@@ -155,7 +155,7 @@ class Phi4VisionTower(PatchTower):
         self.down = Linear(config.output_dim, config.output_dim, bias=True)
 
     def example(self, modality: Modality, rows: int) -> Features:
-        """Blank tiles, the last of several filled up in part."""
+        """Blank tiles; if there are several, the last tile is partly padding."""
         side = self.config.side
         tiles = max(1, rows // (side // POOL) ** 2)
         patches = torch.zeros(tiles * side**2, self.patch_embed.in_features, device=self.device)
@@ -165,8 +165,8 @@ class Phi4VisionTower(PatchTower):
         return {"pixel_values": patches, "extents": extents, "places": places}
 
     def pieces(self, items: Sequence[Features]) -> Pieces:
-        """Each with `pixel_values` [tiles * side^2, numbers], the `extents` [tiles, 2] (height, width in patches) of
-        what each tile shows, and the `places` [rows] among the tiles' rows, behind which the separators stand."""
+        """Each item has `pixel_values` [tiles * side^2, numbers], `extents` [tiles, 2] (height and width in patches of
+        each tile's covered part), and `places` [rows], indices into the tiles' rows followed by the separators."""
         for features in items:
             self._check(features)
         lengths = [len(features["places"]) for features in items]
@@ -181,8 +181,8 @@ class Phi4VisionTower(PatchTower):
         return apart(self.down(gelu(self.up(joined(placed)))), lengths)
 
     def _rows(self, patches: Tensor, extents: Tensor) -> Generator[float, None, Tensor]:
-        """The rows of each tile, one tile after another: [tiles * (side / 2)^2, hidden]. Full tiles need no mask and
-        run by themselves."""
+        """The rows of each tile, tile after tile: [tiles * (side / 2)^2, hidden]. Full tiles run separately, because
+        they need no mask."""
         side, size = self.config.side, self.config.hidden_size
         patches = patches.view(len(extents), side**2, -1)
         full = (extents == side).all(1)
@@ -218,10 +218,10 @@ class Phi4VisionTower(PatchTower):
 
 
 def positions(extents: Tensor, side: int) -> tuple[Tensor, Tensor]:
-    """Learned positions int64 [tiles, side^2], and which patches show the picture, bool; extents int64 [tiles, 2]."""
+    """Position indices int64 [tiles, side^2], and which patches the picture covers, bool; extents int64 [tiles, 2]."""
     bounds = torch.arange(1 / side, 1.0, 1 / side)
     place = torch.arange(side)
-    steps = 1.0 / extents.clamp(min=1)  # float32, as trained: rounding decides
+    steps = 1.0 / extents.clamp(min=1)  # float32 as in training, because rounding affects the indices
     shares = (place.float() * steps[..., None]).clamp(max=1.0 - 1e-6)  # [tiles, 2, side]
     row, column = torch.bucketize(shares, bounds, right=True).unbind(1)
     visible = (place < extents[..., None]).unbind(1)
@@ -230,7 +230,7 @@ def positions(extents: Tensor, side: int) -> tuple[Tensor, Tensor]:
 
 
 def rows() -> tuple[Row, ...]:
-    """Weight rows, in the released layout, of a tower that hangs at attribute `vision`."""
+    """Weight rows, in the released layout, of a tower at the model's attribute `vision`."""
     tower, target = f"{IMAGE}img_processor.", "vision.layers.*."
     layer = f"{tower}encoder.layers.*."
     attention = f"{layer}self_attn."
@@ -251,6 +251,6 @@ def rows() -> tuple[Row, ...]:
 
 
 def unread(config: Phi4VisionConfig) -> tuple[str, ...]:
-    """Tensors of the tower that checkpoints have and the model does not use: the layers after the last used, a head."""
+    """The checkpoint's tensors that the model does not use: the layers after the last used layer, and a head."""
     behind = range(config.num_layers, config.num_layers + config.left_out)
     return (*IGNORED, *(f"{IMAGE}img_processor.encoder.layers.{number}.*" for number in behind))

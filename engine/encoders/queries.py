@@ -1,7 +1,7 @@
-"""BLIP-2's querying transformer, and a product behind it: learned queries -> rows that sum up a window each.
+"""BLIP-2's querying transformer and an output projection: learned queries become rows that summarise a window.
 
-Thread: device. In: windows [count, length, input_dim]. Out: rows [count * queries, output_dim]. Norms stand behind what
-each part adds (post-norm). Queries attend to those of their window, and in every `every`-th layer to the window.
+Thread: device. In: windows [count, length, input_dim]. Out: rows [count * queries, output_dim]. Norms follow the
+residual additions (post-norm). Queries of a window attend to each other, and in every `every`-th layer to the window.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from engine.weights.table import Row
 class QueriesConfig:
     """The transformer's numbers."""
 
-    count: int  # queries of a window
-    input_dim: int  # of the windows
-    output_dim: int  # of the decoder
+    count: int  # queries per window
+    input_dim: int  # width of the windows
+    output_dim: int  # width of the decoder
     hidden_size: int
     intermediate_size: int
     num_layers: int
@@ -37,7 +37,7 @@ class QueriesConfig:
 
     @classmethod
     def read(cls, section: Section, count: int, text: Section) -> QueriesConfig:
-        """Of a blip_2_qformer; `text`: the decoder's section."""
+        """Reads a blip_2_qformer section; `text`: the decoder's section."""
         act = str(section.values.get("hidden_act") or "gelu")
         kind = section.values.get("model_type", "blip_2_qformer")
         if act not in BY_NAME or kind != "blip_2_qformer" or section.boolean("use_qformer_text_input", False):
@@ -63,7 +63,7 @@ class QueriesConfig:
 
 
 class QueryAttention:
-    """norm(x + attention of x to rows `seen` wide)."""
+    """norm(x + attention from x to rows of width `seen`)."""
 
     def __init__(self, config: QueriesConfig, seen: int) -> None:
         size = config.hidden_size
@@ -83,7 +83,7 @@ class QueryAttention:
 
 
 class QueryLayer:
-    """Attention among queries, to the window in some layers, then an MLP."""
+    """Attention among queries, in some layers attention to the window, then an MLP."""
 
     def __init__(self, config: QueriesConfig, sees: bool) -> None:
         size, width = config.hidden_size, config.intermediate_size
@@ -102,7 +102,7 @@ class QueryLayer:
 
 
 class Queries:
-    """The transformer and the product."""
+    """The transformer and the output projection."""
 
     def __init__(self, config: QueriesConfig) -> None:
         self.queries = Bare("query", 1, config.count, config.hidden_size)
@@ -119,7 +119,7 @@ class Queries:
 
     @staticmethod
     def rows(model: str, module: str) -> tuple[Row, ...]:
-        """Weight rows, of attribute `model` called `module` in checkpoints."""
+        """Weight rows of the model's attribute `model`, called `module` in checkpoints."""
         layer, target = f"{module}.qformer.encoder.layer.*.", f"{model}.layers.*."
         attentions = []
         for name, part in (("attention", "own"), ("crossattention", "window")):

@@ -1,6 +1,6 @@
-"""The audio tower of Qwen2-Audio: Whisper's encoder over the sound's own rows, neighbours averaged, one product.
+"""The audio tower of Qwen2-Audio: Whisper's encoder over the audio's rows, pairs averaged, a projection.
 
-Thread: device. The frames are those of a whole window; rows of the silence behind the sound are left out.
+Thread: device. The frames fill a whole window; rows of the silence after the audio are left out.
 
     mel [3000] -> conv, conv/2 [1500] -> [rows of the sound] -> layers -> pairs averaged -> norm -> projection
 """
@@ -45,7 +45,7 @@ class Qwen2AudioTower(WhisperTower):
         self.proj = Linear(config.hidden_size, config.output_dim, bias=True)
 
     def windows(self, features: Features) -> list[Window]:
-        """num_frames: how many of the frames begin inside the sound."""
+        """num_frames: how many of the frames begin inside the audio."""
         frames = int(features["num_frames"])
         if not 3 <= frames <= 2 * self.config.num_positions:
             raise RequestError(f"num_frames={frames}: a sound has 3 to {2 * self.config.num_positions} frames")

@@ -1,8 +1,8 @@
-"""The audio tower of Qwen3-Omni and Qwen3-ASR: log-mel frames of one sound -> embedding rows, 13 per second.
+"""The audio tower of Qwen3-Omni and Qwen3-ASR: log-mel frames of one audio -> embedding rows, 13 per second.
 
-Thread: device. The frames are cut into chunks of 2 * n_window; each chunk passes three convolutions over time and
-pitch, each of which halves both. Rows attend to those of the same n_window_infer frames, so the cost is linear in time.
-Convolutions are products over unrolled frames, like every other layer here.
+Thread: device. The frames are cut into chunks of 2 * n_window; each chunk passes three convolutions, each of which
+halves time and frequency. Rows attend to the rows of the same n_window_infer frames, so the cost is linear in time.
+Convolutions are computed as matrix products over unrolled frames.
 
     mel [T] -> chunks [100] -> 3 times conv/2 [13] -> product + sinusoids -> layers -> norm -> product, gelu, product
 """
@@ -29,7 +29,7 @@ from engine.layers.norm import LayerNorm
 from engine.weights.table import Row
 
 CONVOLUTIONS = 3
-CHUNKS_AT_ONCE = 16  # unrolled frames take KERNEL**2 / 4 times the space of their source: bounds memory
+CHUNKS_AT_ONCE = 16  # bounds memory: unrolled frames take KERNEL**2 / 4 times the memory of their source
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +44,11 @@ class Qwen3AudioConfig:
     num_heads: int
     hidden_size: int
     intermediate_size: int
-    channels: int  # of the convolutions
+    channels: int  # channels of the convolutions
     chunk: int  # mel frames that the convolutions see together
     window: int  # mel frames whose rows attend to each other
     output_dim: int
-    whole_chunks: bool  # the convolutions see silence behind a sound that is shorter than a chunk
+    whole_chunks: bool  # audio shorter than a chunk is padded with silence to a whole chunk
 
     @property
     def row_width(self) -> int:
@@ -81,7 +81,8 @@ def read_audio(section: Section, whole_chunks: bool = False) -> Qwen3AudioConfig
 
 
 def rows(model: str, module: str, projector: tuple[str, str]) -> tuple[Row, ...]:
-    """Weight rows of a tower at attribute `model`, called `module` in checkpoints; `projector`: its last products."""
+    """Weight rows of the model's attribute `model`, called `module` in checkpoints; `projector`: its last two
+    layers."""
     modules = {"conv1": "conv2d1", "conv2": "conv2d2", "conv3": "conv2d3", "conv_out": "conv_out", "norm": "ln_post"}
     last = zip(projector, ("proj1", "proj2"))
     return (
@@ -91,7 +92,7 @@ def rows(model: str, module: str, projector: tuple[str, str]) -> tuple[Row, ...]
 
 
 def halved(length: int, times: int = CONVOLUTIONS) -> int:
-    """What convolutions leave of a length."""
+    """A length after `times` convolutions with stride 2."""
     for _ in range(times):
         length = (length + 1) // 2
     return length
@@ -100,7 +101,7 @@ def halved(length: int, times: int = CONVOLUTIONS) -> int:
 class Qwen3AudioTower(LayeredTower):
     """Mel frames -> rows of the decoder's width.
 
-    `row_parts`: of the rows of the model's other towers; those of sound are zero behind the first.
+    `row_parts`: parts per row in the model's other towers; audio rows are zero after the first part.
     """
 
     config: Qwen3AudioConfig
@@ -133,7 +134,7 @@ class Qwen3AudioTower(LayeredTower):
         return halved(features["input_features"].shape[1])
 
     def pieces(self, items: Sequence[Features]) -> Pieces:
-        """Each input_features [num_mel_bins, frames] -> [rows, output_dim]."""
+        """Each item has input_features [num_mel_bins, frames] -> [rows, output_dim]."""
         config = self.config
         begun = [self._convolved(features["input_features"]) for features in items]
         per_window = config.window // config.chunk * halved(config.chunk)

@@ -1,8 +1,8 @@
-"""The audio tower of Qwen2.5-Omni: log-mel frames of one sound -> embedding rows, 25 per second.
+"""The audio tower of Qwen2.5-Omni: log-mel frames of one audio -> embedding rows, 25 per second.
 
 Thread: device. The frames are cut into chunks of 2 * n_window; each chunk passes two convolutions (the second halves
-the rate) and attends to itself only, so the cost is linear in time. Then neighbours are averaged (halving once more)
-and projected to the decoder's width. Convolutions are products over unrolled frames, like every other layer here.
+the rate) and attends to itself only, so the cost is linear in time. Then pairs of rows are averaged (halving once more)
+and projected to the decoder's width. Convolutions are computed as matrix products over unrolled frames.
 
     mel [T] -> chunks [200] -> conv, conv/2 [100] + sinusoids -> layers -> pairs averaged [50] -> norm -> projection
 """
@@ -28,7 +28,7 @@ from engine.layers.linear import Linear
 from engine.layers.norm import LayerNorm
 from engine.weights.table import Row
 
-CHUNKS_AT_ONCE = 16  # unrolled frames take KERNEL times the space of their source: bounds memory for long sounds
+CHUNKS_AT_ONCE = 16  # bounds memory for long audio: unrolled frames take KERNEL times the memory of their source
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def read_audio(section: Section) -> AudioConfig:
 
 
 def rows(model: str, module: str) -> tuple[Row, ...]:
-    """Weight rows of a tower that hangs at attribute `model` and is called `module` in checkpoints."""
+    """Weight rows of the model's attribute `model`, called `module` in checkpoints."""
     return sound.rows(model, module, conv1="conv1", conv2="conv2", norm="ln_post", proj="proj")
 
 
@@ -95,14 +95,14 @@ class QwenOmniAudioTower(LayeredTower):
         self.layers = [AudioLayer(size, config.num_heads, config.intermediate_size) for _ in range(config.num_layers)]
         self.norm = LayerNorm(size, EPS)
         self.proj = Linear(size, config.output_dim, bias=True)
-        # As many as one chunk has after the convolutions; every chunk starts at 0.
+        # One position per row that a chunk has after the convolutions; every chunk starts at position 0.
         self.positions = sinusoids(config.n_window, size).to(device, dtype)  # [n_window, hidden]
 
     def weight(self, features: Shapes) -> int:
         return (features["input_features"].shape[1] + 1) // 2
 
     def pieces(self, items: Sequence[Features]) -> Pieces:
-        """Each input_features [num_mel_bins, frames] -> [((frames + 1) // 2) // 2, output_dim]."""
+        """Each item has input_features [num_mel_bins, frames] -> [((frames + 1) // 2) // 2, output_dim]."""
         begun = [self._begun(features["input_features"]) for features in items]
         x = joined([rows for rows, _ in begun])
         lengths = [length for _, lengths in begun for length in lengths]
@@ -110,7 +110,7 @@ class QwenOmniAudioTower(LayeredTower):
         yield from layer_by_layer(self.layers, x, bounds)
         counts = [len(rows) // 2 for rows, _ in begun]
         parts = x.split([len(rows) for rows, _ in begun])
-        # A last odd row has no partner and is dropped.
+        # The last row of an odd number of rows has no partner and is dropped.
         x = joined([part[: 2 * pairs].view(pairs, 2, -1).mean(1) for part, pairs in zip(parts, counts)])
         return apart(self.proj(self.norm(x)), counts)
 
@@ -120,7 +120,8 @@ class QwenOmniAudioTower(LayeredTower):
         return {"input_features": mel}
 
     def _begun(self, mel: Tensor) -> tuple[Tensor, list[int]]:
-        """mel [num_mel_bins, frames] -> the rows before the first layer [rows, hidden], and how many each chunk has."""
+        """mel [num_mel_bins, frames] -> the rows before the first layer [rows, hidden], and the number of rows per
+        chunk."""
         bins, frames = mel.shape
         if bins != self.config.num_mel_bins or frames < 3:
             raise RequestError(
@@ -144,5 +145,5 @@ class QwenOmniAudioTower(LayeredTower):
         """[count, length, bins] -> [count, ceil(length / 2), hidden]; chunks do not see their neighbours."""
         count, length, _ = chunks.shape
         x = gelu(self.conv1(unroll(chunks, 1)))  # [count, length, hidden]
-        x.view(count * length, -1)[frames:] = 0.0  # padding of the last chunk is silence for the second one, too
+        x.view(count * length, -1)[frames:] = 0.0  # the last chunk's padding is silence for conv2, too
         return gelu(self.conv2(unroll(x, 2)))

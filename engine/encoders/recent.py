@@ -1,4 +1,4 @@
-"""Recent: the tables used last, within a bound on their summed size; the oldest go first. Owner: device thread."""
+"""Recent: an LRU cache of tables with a bound on their total size. Owner: device thread."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ V = TypeVar("V")
 
 
 class Recent(Generic[K, V]):
-    """A small cache of the entries used last; an entry larger than the bound is not stored."""
+    """A small LRU cache; an entry larger than the bound is not stored."""
 
     __slots__ = ("_entries", "_limit", "total")
 

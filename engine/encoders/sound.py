@@ -1,7 +1,7 @@
-"""The parts that towers of sound share: a layer of Whisper's encoder, unrolled frames, positions, and weight rows.
+"""The parts that audio towers share: a layer of Whisper's encoder, unrolled frames, positions, and weight rows.
 
-Thread: device. Most towers of sound are Whisper's encoder with other convolutions, positions and projections around
-its layers. `rows` is the one table of what checkpoints call these parts; a tower adds the names of its own modules.
+Thread: device. Most audio towers are Whisper's encoder with other convolutions, positions and projections around
+its layers. `rows` is the table of the checkpoint names of these parts; a tower adds the names of its own modules.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from engine.layers.norm import LayerNorm
 from engine.weights.table import Row
 
 EPS = 1e-5
-KERNEL = 3  # frames under each convolution
+KERNEL = 3  # frames that each convolution reads
 Rotations = tuple[Tensor, Tensor]  # cos, sin, [rows, rotated pairs of a head]
 
 
 @dataclass(frozen=True, slots=True)
 class LayerNames:
-    """Modules of a checkpoint's layer that differ between families, below the layer's own name."""
+    """Names of a layer's modules that differ between families' checkpoints, relative to the layer."""
 
     attention_norm: str = "self_attn_layer_norm"
     out: str = "self_attn.out_proj"
@@ -40,9 +40,9 @@ WHISPER = LayerNames()
 
 
 def rows(model: str, module: str, names: LayerNames = WHISPER, **modules: str) -> tuple[Row, ...]:
-    """Weight rows of a tower that hangs at attribute `model` and is called `module` in checkpoints.
+    """Weight rows of the model's attribute `model`, called `module` in checkpoints.
 
-    `modules`: part of the tower -> the module's name below the tower's.
+    `modules`: part of the tower -> the module's name relative to `module`.
     """
     layer, target = f"{module}.layers.*.", f"{model}.layers.*."
     attention = layer + "self_attn."
@@ -73,7 +73,7 @@ class AudioLayer:
         self.fc2 = Linear(width, size, bias=True)
 
     def __call__(self, x: Tensor, bounds: Tensor, turn: Rotations | None = None) -> None:
-        """Adds to x [rows, hidden], segment after segment; `turn`: by what queries and keys are rotated."""
+        """Adds to x [rows, hidden], segment after segment; `turn`: the rotation of queries and keys."""
         heads = self.qkv(self.attention_norm(x)).view(x.shape[0], 3 * self.num_heads, self.head_dim)
         both, v = heads[:, : 2 * self.num_heads], heads[:, 2 * self.num_heads :]
         if turn is not None:
@@ -84,14 +84,15 @@ class AudioLayer:
 
 
 def unroll(x: Tensor, stride: int) -> Tensor:
-    """[count, length, channels] -> [count, ceil(length / stride), channels * KERNEL], with a zero at either end."""
+    """[count, length, channels] -> [count, ceil(length / stride), channels * KERNEL], with a zero row at either end."""
     padded = functional.pad(x, (0, 0, 1, 1))
     windows = padded.unfold(1, KERNEL, stride)  # [count, out, channels, KERNEL], a view
     return windows.reshape(*windows.shape[:2], -1)
 
 
 def sinusoids(length: int, channels: int) -> Tensor:
-    """Whisper's positions, [length, channels] float32: sines in the first half, cosines in the second."""
+    """Whisper's positions, [length, channels] float32: sines in the first half of the channels, cosines in the
+    second."""
     step = math.log(10_000) / (channels // 2 - 1)
     rates = torch.exp(-step * torch.arange(channels // 2, dtype=torch.float32))
     angles = torch.arange(length)[:, None] * rates

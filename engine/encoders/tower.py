@@ -1,8 +1,8 @@
-"""Tower: what the engine asks of whatever turns media into rows for the decoder.
+"""Tower: the interface of every encoder that turns media into rows for the decoder.
 
-Owner: device thread. In: the features of one media item, as the family's processor (mm/processors) makes them. Out:
-rows [num_tokens, row_width]. A new tower is a class with these members, named in its model's `towers`; the engine
-chooses the sizes of examples, so a tower knows nothing of kernels' variants, of graphs' memory or of the start's order.
+Owner: device thread. In: the features of one media item, made by the family's processor (mm/processors). Out:
+rows [num_tokens, row_width]. A new tower is a class with these members, named in its model's `towers`. The engine
+chooses the sizes of examples, so a tower needs no knowledge of kernel variants, graph memory or the order of the start.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from engine.base.request import Modality
 
 T = TypeVar("T")
 Features = dict[str, Tensor]
-Shapes = Mapping[str, np.ndarray | Tensor]  # features of which only shapes, grids and numbers are read
-TOGETHER = 8192  # patches, or rows of a sound's encoder, that items of one run may add up to
-# A run that may pause after each layer, saying how much work that was, of the items' weights; then the items' rows.
+Shapes = Mapping[str, np.ndarray | Tensor]  # features; only shapes, grids and scalars are read
+TOGETHER = 8192  # largest sum of patches, or rows of an audio encoder, over the items of one run
+# A run that may pause after each layer and yields the work done, in the unit of `weight`; it returns the items' rows.
 Pieces = Generator[float, None, list[Tensor]]
-Record = Callable[[Callable[[], None]], Callable[[], None]]  # runs a body, and returns what replays it
+Record = Callable[[Callable[[], None]], Callable[[], None]]  # runs and records a body; returns its replay function
 
 
 class Tower(Protocol):
@@ -32,26 +32,27 @@ class Tower(Protocol):
 
     @property
     def modalities(self) -> tuple[Modality, ...]:
-        """What the tower encodes; first what takes most memory for as many rows."""
+        """The modalities that the tower encodes; first the one that takes the most memory per row."""
 
     @property
     def row_width(self) -> int:
-        """Numbers in a row."""
+        """Values in a row."""
 
     def encode(self, features: Features) -> Tensor:
-        """One item -> its rows [num_tokens, row_width], new. RequestError where features contradict each other."""
+        """One item -> its rows, a new tensor [num_tokens, row_width]. RequestError if features contradict each
+        other."""
 
     def example(self, modality: Modality, rows: int) -> Features:
-        """Features of a blank item that becomes at most `rows` rows, and about as many."""
+        """Features of a blank item that becomes about `rows` rows, and never more."""
 
     def picture_bytes(self, rows: int) -> int:
-        """Bytes of the largest decoded picture that the tower scales and cuts itself; 0: it wants pictures cut.
+        """Bytes of the largest decoded picture that the tower scales and cuts itself; 0: the tower takes patches only.
 
-        The picture is as large as one of `rows` rows: larger ones are scaled where they were decoded.
+        The picture has the size that makes `rows` rows; the decoding process scales larger pictures.
         """
 
     def record(self, record: Record) -> None:
-        """Records the tower's graphs, if it has any: `record` takes bodies that can be captured."""
+        """Records the tower's graphs, if it has any; `record` captures the bodies that it gets."""
 
 
 @runtime_checkable
@@ -60,25 +61,25 @@ class SharedTower(Tower, Protocol):
 
     @property
     def together(self) -> int:
-        """What the weights of items that run at once may add up to."""
+        """The largest sum of `weight` over the items of one run."""
 
     def weight(self, features: Shapes) -> int:
-        """Of an item, uploaded or not: what it costs, in the tower's own unit (patches)."""
+        """The cost of an item, uploaded or not, in the tower's own unit (patches)."""
 
     def encode_together(self, items: Sequence[Features]) -> list[Tensor]:
-        """As `encode`, for each item; the rows of each are a tensor of their own."""
+        """As `encode`, for several items; each item's rows are a separate tensor."""
 
 
 @runtime_checkable
 class PausingTower(SharedTower, Protocol):
-    """A tower whose run may pause: what it holds meanwhile is not written by others."""
+    """A tower whose run may pause; nothing else writes its tensors while it is paused."""
 
     def pieces(self, items: Sequence[Features]) -> Pieces:
-        """As `encode_together`, the same bits, without a graph."""
+        """As `encode_together`, with bit-identical results, without a graph."""
 
 
 class TowerConfig(Protocol):
-    """What every tower's configuration says."""
+    """The properties of every tower's configuration."""
 
     @property
     def modalities(self) -> tuple[Modality, ...]: ...
@@ -88,7 +89,7 @@ class TowerConfig(Protocol):
 
 
 class EagerTower:
-    """What towers without graphs share, whose media come scaled and cut."""
+    """Base of towers without graphs that take scaled and cut media."""
 
     config: TowerConfig
 
@@ -109,11 +110,11 @@ class EagerTower:
         return 0
 
     def record(self, record: Record) -> None:
-        """No graph: an item is as much work as a large step."""
+        """Records nothing: an item is as much work as a large step, so launches cost little."""
 
 
 class SharingTower(EagerTower, ABC):
-    """What those share whose items run together."""
+    """Base of towers that run several items together."""
 
     together = TOGETHER
 
@@ -122,7 +123,7 @@ class SharingTower(EagerTower, ABC):
 
     @abstractmethod
     def encode_together(self, items: Sequence[Features]) -> list[Tensor]:
-        """As SharedTower has it."""
+        """As SharedTower.encode_together."""
 
 
 class LayeredTower(SharingTower):
@@ -133,18 +134,18 @@ class LayeredTower(SharingTower):
 
     @abstractmethod
     def pieces(self, items: Sequence[Features]) -> Pieces:
-        """As PausingTower has it."""
+        """As PausingTower.pieces."""
 
 
 class PatchTower(LayeredTower):
-    """Those that see: `pixel_values` [patches, numbers] of each item."""
+    """Base of vision towers whose items have `pixel_values` [patches, numbers]."""
 
     def weight(self, features: Shapes) -> int:
         return len(features["pixel_values"])
 
 
 def through(run: Generator[float, None, T]) -> T:
-    """What a run returns that does not pause."""
+    """Runs a generator to its end without pausing; returns its result."""
     try:
         while True:
             next(run)
@@ -154,26 +155,26 @@ def through(run: Generator[float, None, T]) -> T:
 
 
 def layer_by_layer(layers: Sequence[Callable[..., None]], x: Tensor, *read: Any) -> Generator[float, None, None]:
-    """Each layer adds to x [rows, hidden]; behind each the run may pause."""
+    """Each layer adds to x [rows, hidden]; the run may pause after each layer."""
     for layer in layers:
         layer(x, *read)
         yield len(x) / len(layers)
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
-    """Parts one behind the other; a single one is not copied."""
+    """The concatenated parts; a single part is not copied."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def apart(rows: Tensor, lengths: Sequence[int]) -> list[Tensor]:
-    """The rows of each item as a tensor of its own, whose memory is freed independently; a single one is not copied."""
+    """The rows of each item as separate tensors, freed independently; the rows of a single item are not copied."""
     return [rows] if len(lengths) == 1 else [own.clone() for own in rows.split(list(lengths))]
 
 
 def bounds_of(lengths: Sequence[int], device: torch.device) -> Tensor:
-    """Where segments of these lengths begin, and the end of the last: int32 [segments + 1].
+    """The start of each segment, and the end of the last: int32 [segments + 1].
 
-    They are counted on the device, since a copy from the host would wait for all that was launched before.
+    Computed on the device, because a copy from the host would wait for all work launched before.
     """
     total, length = sum(lengths), lengths[0]
     if all(each == length for each in lengths[:-1]) and lengths[-1] <= length:
@@ -189,10 +190,10 @@ def bounds_of(lengths: Sequence[int], device: torch.device) -> Tensor:
 
 
 def by_modality(*towers: Tower | None) -> dict[Modality, Tower]:
-    """The towers that a checkpoint has, by what they encode."""
+    """Modality -> the checkpoint's tower for it."""
     return {modality: tower for tower in towers if tower is not None for modality in tower.modalities}
 
 
 def each(towers: Mapping[Modality, Tower]) -> list[Tower]:
-    """Every tower once."""
+    """The distinct towers."""
     return list({id(tower): tower for tower in towers.values()}.values())

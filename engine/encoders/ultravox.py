@@ -1,8 +1,8 @@
-"""Ultravox's tower: Whisper's encoder over the sound's own frames, eight rows side by side, then a small gated MLP.
+"""Ultravox's tower: Whisper's encoder over the audio's frames, eight rows concatenated, then a small gated MLP.
 
-Thread: device. A window of thirty seconds attends to itself only, without silence behind it; zeros fill its last eight
-rows. (The published code puts silence behind the last of several windows; up to seven eighths of the last row hold
-silence.)
+Thread: device. A window of thirty seconds attends to itself only and is not padded with silence; zeros complete its
+last group of eight rows. (The published code pads the last of several windows with silence, so up to seven eighths of
+its last row hold silence.)
 
     mel [T] -> conv, conv/2 [T / 2] -> layers -> norm -> 8 side by side [T / 16] -> norm, product, gate, norm, product
 """
@@ -29,18 +29,18 @@ from engine.layers.norm import RMSNorm
 from engine.weights.table import Row
 
 EPS = 1e-6
-HALVED = 2  # frames that the convolutions make one row of
-UNSAID = {"d_model": 384, "encoder_layers": 4, "encoder_attention_heads": 6, "encoder_ffn_dim": 1536}  # transformers'
+HALVED = 2  # frames per row after the convolutions
+UNSAID = {"d_model": 384, "encoder_layers": 4, "encoder_attention_heads": 6, "encoder_ffn_dim": 1536}  # defaults
 
 
 @dataclass(frozen=True, slots=True)
 class UltravoxConfig(WhisperAudioConfig):
-    """The encoder, and the projector behind it."""
+    """The configuration of the encoder, and of the projector after it."""
 
-    output_dim: int  # of the decoder
-    stack: int  # rows of the encoder that become one
-    width: int  # of the first product: values, then their gates
-    norm_inside: bool  # the second norm stands before the second product (since 0.5), or behind it
+    output_dim: int  # width of the decoder
+    stack: int  # encoder rows per output row
+    width: int  # output width of the first linear layer: values, then their gates
+    norm_inside: bool  # the second norm comes before the second linear layer (since 0.5), else after it
 
     @property
     def row_width(self) -> int:
@@ -48,7 +48,7 @@ class UltravoxConfig(WhisperAudioConfig):
 
     @property
     def window_rows(self) -> int:
-        """Of a whole window."""
+        """Rows of a whole window."""
         return -(-self.num_positions // self.stack)
 
 
@@ -90,7 +90,7 @@ class UltravoxTower(WhisperTower):
         self.norm_behind = None if config.norm_inside else RMSNorm(config.output_dim, EPS)
 
     def windows(self, features: Features) -> list[Window]:
-        """input_features [windows, mels, frames], num_frames: of all windows together, without what fills the last."""
+        """input_features [windows, mels, frames]; num_frames: total frames of all windows, without padding."""
         mels, left, most = features["input_features"], int(features["num_frames"]), HALVED * self.config.num_positions
         fits = mels.dim() == 3 and mels.shape[1] == self.config.num_mel_bins and mels.shape[2] <= most
         if not fits or not (len(mels) - 1) * mels.shape[2] < left <= len(mels) * mels.shape[2]:
@@ -113,7 +113,7 @@ class UltravoxTower(WhisperTower):
         return x if self.norm_behind is None else self.norm_behind(x)
 
     def example(self, modality: Modality, rows: int) -> Features:
-        """Silence of whole windows, or of one shorter one."""
+        """Silence: whole windows, or one shorter window."""
         config = self.config
         count, frames = max(1, rows // config.window_rows), HALVED * min(config.num_positions, rows * config.stack)
         mel = torch.zeros(count, config.num_mel_bins, frames, device=self.device, dtype=self.dtype)
@@ -121,7 +121,7 @@ class UltravoxTower(WhisperTower):
 
 
 def rows(module: str) -> tuple[Row, ...]:
-    """Weight rows of a tower at attribute `audio`; `module`: what the checkpoint calls the encoder."""
+    """Weight rows of a tower at the model's attribute `audio`; `module`: the encoder's name in checkpoints."""
     names = {"ln_pre": "norm_before", "linear_1": "proj1", "ln_mid": "norm_inside", "linear_2": "proj2"}
     projector = {**names, "ln_post": "norm_behind"}
     return (

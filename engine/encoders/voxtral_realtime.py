@@ -1,8 +1,8 @@
-"""Voxtral Realtime's tower: a causal encoder of log-mel frames, of which eight become one row for 80 ms of sound.
+"""Voxtral Realtime's tower: a causal encoder of log-mel frames; eight frames become one row, for 80 ms of audio.
 
-Thread: device. No row reads a sound behind itself: the convolutions are padded before the sound alone, and attention
-sees a window of rows up to its own. Sounds of several requests run together, each a segment of its own. The numbers are
-those of transformers' voxtral_realtime (VoxtralRealtimeEncoder, VoxtralRealtimeMultiModalProjector).
+Thread: device. No row depends on later audio: the convolutions are padded only at the beginning, and a row attends to
+a window of rows up to itself. Items of several requests run together, each as a separate segment. The computation
+follows transformers' voxtral_realtime (VoxtralRealtimeEncoder, VoxtralRealtimeMultiModalProjector).
 
     mel [8 n] -> conv, conv/2 [4 n] -> layers, rotated -> norm -> 4 side by side [n] -> product, act, product
 """
@@ -33,8 +33,8 @@ from engine.layers.norm import RMSNorm
 from engine.layers.rope import Rope, RopeTable
 from engine.weights.table import Row
 
-CONVOLVED = 2  # frames that become a row of the encoder
-# What files leave unsaid, because it equals transformers' class.
+CONVOLVED = 2  # frames per row of the encoder
+# Defaults of transformers' class, which files may leave out.
 UNSAID = {
     "hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32, "num_attention_heads": 32,
     "num_mel_bins": 128, "sliding_window": 750, "head_dim": 64, "hidden_act": "silu", "rms_norm_eps": 1e-5,
@@ -58,7 +58,7 @@ ROWS = (
 
 @dataclass(frozen=True, slots=True)
 class CausalAudioConfig:
-    """The encoder, and the projector behind it."""
+    """The configuration of the encoder, and of the projector after it."""
 
     modalities: ClassVar[tuple[Modality, ...]] = ("audio",)
     row_parts: ClassVar[int] = 1
@@ -69,12 +69,12 @@ class CausalAudioConfig:
     head_dim: int
     hidden_size: int
     intermediate_size: int
-    window: int  # rows of the encoder that one sees, its own included
+    window: int  # encoder rows that a row sees, including itself
     eps: float
     rope: RopeConfig
-    activation: Activation  # of the MLP
-    stack: int  # rows of the encoder that become one
-    output_dim: int  # of the decoder
+    activation: Activation  # the MLP's activation
+    stack: int  # encoder rows per output row
+    output_dim: int  # width of the decoder
     projector_activation: Activation
 
     @property
@@ -120,7 +120,7 @@ def read_audio(section: Section) -> CausalAudioConfig:
 
 
 class CausalAudioLayer:
-    """Attention to the rows before, and a gated MLP; keys have no bias."""
+    """Causal attention in a window, and a gated MLP; keys have no bias."""
 
     __slots__ = ("attention_norm", "down", "gate_up", "head_dim", "mlp_norm", "num_heads", "out", "qkv", "window")
 
@@ -144,7 +144,7 @@ class CausalAudioLayer:
 
 
 class CausalAudioTower(LayeredTower):
-    """`input_features` [num_mel_bins, frames] of each sound -> a row of the decoder's width for each 80 ms."""
+    """`input_features` [num_mel_bins, frames] of each item -> a row of the decoder's width for each 80 ms."""
 
     config: CausalAudioConfig
 
@@ -173,7 +173,7 @@ class CausalAudioTower(LayeredTower):
         return apart(rows, [length // self.config.stack for length in lengths])
 
     def _begun(self, mel: Tensor) -> Tensor:
-        """A sound before the first layer, [frames / 2, hidden]."""
+        """The rows of an item before the first layer, [frames / 2, hidden]."""
         mels, each = self.config.num_mel_bins, CONVOLVED * self.config.stack
         if mel.dim() != 2 or len(mel) != mels or mel.shape[1] < each or mel.shape[1] % each:
             raise RequestError(f"input_features {list(mel.shape)}: {mels} mel bins and {each} frames a row are needed")
@@ -186,6 +186,6 @@ class CausalAudioTower(LayeredTower):
 
 
 def unroll(x: Tensor, stride: int) -> Tensor:
-    """[length, channels] -> [length / stride, channels * KERNEL]; the zeros are all before the sound."""
+    """[length, channels] -> [length / stride, channels * KERNEL]; all padding zeros come before the audio."""
     windows = functional.pad(x, (0, 0, KERNEL - stride, 0)).unfold(0, KERNEL, stride)
     return windows.reshape(len(windows), -1)

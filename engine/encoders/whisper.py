@@ -1,8 +1,8 @@
-"""Whisper's encoder: the log-mel frames of a window of sound -> one row for each two frames, and some blank rows.
+"""Whisper's encoder: the log-mel frames of an audio window -> one row for each two frames, and some blank rows.
 
-Thread: device. Every window has as many frames, silence behind its sound, and every row attends to all others. Blank
-rows at the end pad their number to a multiple of ALIGNED, so that the decoder's text begins with a block of the KV
-cache (engine/models/media/whisper.py); cross-attention skips them. Windows run together, of one sound or of several.
+Thread: device. Every window has the same number of frames, padded with silence, and every row attends to all rows.
+Blank rows at the end pad the number of rows to a multiple of ALIGNED, so that the decoder's text starts at a new block
+of the KV cache (engine/models/media/whisper.py); cross-attention skips them. Windows of all items run together.
 
     mel [3000] -> conv, conv/2 [1500] + positions -> layers -> norm -> [1504]
 """
@@ -30,7 +30,7 @@ from engine.layers.linear import Linear
 from engine.layers.norm import LayerNorm
 from engine.weights.table import Row
 
-ALIGNED = 32  # rows; a block of the KV cache has 16, or 32
+ALIGNED = 32  # rows; a block of the KV cache has 16 or 32 tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +53,17 @@ class WhisperAudioConfig:
 
     @property
     def num_rows(self) -> int:
-        """Of a window, the blank ones included."""
+        """Rows of a window, including blank rows."""
         return span(self.num_positions)
 
 
 def span(num_positions: int) -> int:
-    """Tokens of a prompt that a window takes."""
+    """Prompt tokens that a window occupies."""
     return -(-num_positions // ALIGNED) * ALIGNED
 
 
 def read_audio(section: Section) -> WhisperAudioConfig:
-    """The encoder's numbers, checked; they lie in the same section as the decoder's."""
+    """The encoder's configuration, checked; it is in the same section as the decoder's."""
     act = section.values.get("activation_function", "gelu")
     if act != "gelu":
         raise ConfigError(f"{section.path}: activation_function={act!r}; Whisper is supported with 'gelu'")
@@ -81,27 +81,27 @@ def read_audio(section: Section) -> WhisperAudioConfig:
 
 
 def rows(model: str, module: str) -> tuple[Row, ...]:
-    """Weight rows of an encoder that hangs at attribute `model` and is called `module` in checkpoints."""
+    """Weight rows of the model's attribute `model`, an encoder called `module` in checkpoints."""
     return sound.rows(model, module, conv1="conv1", conv2="conv2", positions="embed_positions", norm="layer_norm")
 
 
 class Window(NamedTuple):
-    """A window, and what is wanted of it."""
+    """A window, and the numbers of frames to encode and of rows to return."""
 
     mel: Tensor  # [num_mel_bins, frames]
-    num_frames: int  # its first rows, which attend to each other only
-    num_rows: int  # rows that the output or the projector gets, filled up with zeros
+    num_frames: int  # the encoder computes this many leading rows, which attend only to each other
+    num_rows: int  # rows that the output or the projector gets, padded with zeros
 
 
 class WhisperTower(LayeredTower):
     """Windows of mel frames -> rows of the decoder's width.
 
-    Families with Whisper's encoder say which windows a sound has, and what is made of the encoder's rows.
+    Families with Whisper's encoder override the split of an item into windows, and the projection of the rows.
     """
 
     config: WhisperAudioConfig
-    stack = 1  # rows of the encoder that become one
-    averaged = False  # pairs of neighbours become one before the norm
+    stack = 1  # encoder rows per output row
+    averaged = False  # pairs of neighbouring rows are averaged before the norm
 
     def __init__(self, config: WhisperAudioConfig, dtype: torch.dtype, device: str) -> None:
         super().__init__(config, dtype, device)
@@ -109,16 +109,16 @@ class WhisperTower(LayeredTower):
         self.conv1 = Linear(config.num_mel_bins * KERNEL, size, bias=True, fold=(config.num_mel_bins, KERNEL))
         self.conv2 = Linear(size * KERNEL, size, bias=True, fold=(size, KERNEL))
         self.positions: Positions | None = Positions(config.num_positions, size)
-        self.turn: Rotations | None = None  # positions by rotation, in the place of learned ones
+        self.turn: Rotations | None = None  # rotary positions, which replace learned positions
         self.layers = [AudioLayer(size, config.num_heads, config.intermediate_size) for _ in range(config.num_layers)]
         self.norm = LayerNorm(size, EPS)
 
     def windows(self, features: Features) -> list[Window]:
-        """Of one item. RequestError where its features contradict each other."""
+        """The windows of one item. RequestError if its features contradict each other."""
         return [self.window(features["input_features"], self.config.num_positions, self.config.num_rows)]
 
     def projected(self, x: Tensor) -> Tensor:
-        """The rows of all windows, already normed, and averaged where the tower averages -> [rows, row_width]."""
+        """Projects the rows of all windows, already normed, and averaged if the tower averages -> [rows, row_width]."""
         return x
 
     def weight(self, features: Shapes) -> int:
@@ -126,7 +126,7 @@ class WhisperTower(LayeredTower):
         return self.config.num_positions * (shape[0] if len(shape) == 3 else 1)
 
     def pieces(self, items: Sequence[Features]) -> Pieces:
-        """As many windows at once as `together` has room for, whosever they are."""
+        """Runs the windows of all items, as many at once as `together` allows."""
         counts, windows, rows = [], [], list[Tensor]()
         for features in items:
             own = self.windows(features)
@@ -141,12 +141,12 @@ class WhisperTower(LayeredTower):
         return [torch.cat([next(lines) for _ in range(count)]) for count in counts]
 
     def example(self, modality: Modality, rows: int) -> Features:
-        """Silence; every window is as long."""
+        """A window of silence; all windows have the same length."""
         shape = (self.config.num_mel_bins, 2 * self.config.num_positions)
         return {"input_features": torch.zeros(shape, device=self.device, dtype=self.dtype)}
 
     def window(self, mel: Tensor, num_frames: int, num_rows: int) -> Window:
-        """A window of whole length, checked."""
+        """A checked window of full length."""
         config = self.config
         if mel.shape != (config.num_mel_bins, 2 * config.num_positions):
             raise RequestError(
@@ -156,7 +156,7 @@ class WhisperTower(LayeredTower):
         return Window(mel, num_frames, num_rows)
 
     def _rows_of(self, windows: Sequence[Window]) -> Generator[float, None, Sequence[Tensor]]:
-        """The rows of each window; views of one tensor, where there are several."""
+        """The rows of each window; several windows' rows are views of one tensor."""
         x = yield from self._encoded(windows)
         if not self.averaged:
             x = self.norm(x)
@@ -180,7 +180,7 @@ class WhisperTower(LayeredTower):
         return x
 
     def _begun(self, windows: Sequence[Window]) -> list[Tensor]:
-        """The rows of windows of one length as the first layer reads them, [rows, hidden] each."""
+        """The input of the first layer for windows of one length, [rows, hidden] each."""
         frames = joined([window.mel.to(self.device, self.dtype).T[None] for window in windows])
         x = gelu(self.conv2(unroll(gelu(self.conv1(unroll(frames, 1))), 2)))
         rows = [one[: window.num_frames] for one, window in zip(x, windows)]
@@ -190,5 +190,5 @@ class WhisperTower(LayeredTower):
 
 
 def fitted(x: Tensor, count: int) -> Tensor:
-    """The first `count` rows; zeros stand for those that are missing."""
+    """The first `count` rows, padded with zeros."""
     return x[:count] if count <= len(x) else functional.pad(x, (0, 0, 0, count - len(x)))

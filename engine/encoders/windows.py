@@ -1,9 +1,9 @@
-"""Audio towers that split a sound into windows: Voxtral's, GLM-ASR's and Audio Flamingo's.
+"""Audio towers that split audio into windows: Voxtral's, GLM-ASR's and Audio Flamingo's.
 
-Thread: device. Each window attends to itself only. Behind the encoder some neighbouring rows are laid side by
-side and pass two products. Voxtral adds learned positions and keeps the rows of the silence behind the sound; GLM-ASR
-rotates queries and keys and leaves those rows out. In Audio Flamingo's encoder the rows of the silence are not even
-attended to, and neighbours are averaged.
+Thread: device. Each window attends to itself only. After the encoder, neighbouring rows are concatenated and pass two
+linear layers. Voxtral adds learned positions and outputs the rows of the silence after the audio. GLM-ASR rotates
+queries and keys and drops the rows of silence. Audio Flamingo's encoder does not attend to the silence, and averages
+neighbours.
 
     mel [windows, 3000] -> each: conv, conv/2 [1500] -> layers -> norm -> 4 side by side [375] -> product, act, product
 """
@@ -28,13 +28,13 @@ from engine.kernels.activation import BY_NAME, Activation, pointwise
 from engine.layers.linear import Linear
 from engine.weights.table import Row
 
-ENCODER_WORDS = {  # of these families -> Whisper's
+ENCODER_WORDS = {  # these families' keys -> Whisper's keys
     "hidden_size": "d_model",
     "num_hidden_layers": "encoder_layers",
     "num_attention_heads": "encoder_attention_heads",
     "intermediate_size": "encoder_ffn_dim",
 }
-# What their files leave unsaid, because it equals transformers' class.
+# Defaults of transformers' class, which files may leave out.
 UNSAID = {
     "hidden_size": 1280, "num_hidden_layers": 32, "num_attention_heads": 20, "intermediate_size": 5120,
     "num_mel_bins": 128,
@@ -56,10 +56,10 @@ GLM_ASR_ROWS = (
 
 @dataclass(frozen=True, slots=True)
 class WindowsConfig(WhisperAudioConfig):
-    """The encoder, and the projector behind it."""
+    """The configuration of the encoder, and of the projector after it."""
 
-    output_dim: int  # of the decoder
-    stack: int  # rows of the encoder that become one
+    output_dim: int  # width of the decoder
+    stack: int  # encoder rows per output row
     projector_width: int
     projector_bias: bool
     activation: Activation
@@ -72,7 +72,7 @@ class WindowsConfig(WhisperAudioConfig):
 
     @property
     def window_rows(self) -> int:
-        """Of a whole window."""
+        """Rows of a whole window."""
         return self.num_positions // self.stack
 
 
@@ -106,8 +106,8 @@ def read_flamingo(section: Section) -> WindowsConfig:
 
 
 def _read(section: Section, projector_bias: bool, wider: int = 1, averaged: int = 0) -> WindowsConfig:
-    """`wider`: the projector's inner width as a multiple of the decoder's; `averaged`: rows that become one, where
-    they are not laid side by side."""
+    """`wider`: the projector's inner width as a multiple of the decoder's; `averaged`: rows averaged to one row; 0:
+    rows are concatenated."""
     section = Section({**UNSAID, **section.values}, section.path, section.outer)
     encoder = whisper.read_audio(section.renamed(ENCODER_WORDS))
     outer = section.outer
@@ -148,7 +148,7 @@ class WindowsTower(WhisperTower):
         self.proj2 = Linear(config.projector_width, config.output_dim, bias=bias)
 
     def windows(self, features: Features) -> list[Window]:
-        """num_rows: how many rows of all windows are wanted; those of the silence at the end may be left out."""
+        """num_rows: total output rows of all windows; the rows of silence at the end may be left out."""
         config, mels, left = self.config, features["input_features"], int(features["num_rows"])
         each = config.window_rows
         most = len(mels) * each
@@ -169,7 +169,7 @@ class WindowsTower(WhisperTower):
 
 
 class AveragedTower(WindowsTower):
-    """The same of rows of the sound alone, neighbours averaged."""
+    """A WindowsTower that computes rows of the audio only, without silence, and averages neighbours."""
 
     averaged = True
 
@@ -178,7 +178,7 @@ class AveragedTower(WindowsTower):
         self.proj1 = Linear(config.hidden_size, config.projector_width, bias=config.projector_bias)
 
     def windows(self, features: Features) -> list[Window]:
-        """num_frames: how many of all windows' frames begin inside the sound."""
+        """num_frames: how many frames of all windows begin inside the audio."""
         mels, left = features["input_features"], int(features["num_frames"])
         each = 2 * self.config.num_positions
         if mels.dim() != 3 or not (len(mels) - 1) * each + 3 <= left <= len(mels) * each:

@@ -1,1 +1,1 @@
-"""What a configuration makes: a model's parts, their shapes and caches, and the kernels that steps launch."""
+"""Explains the model of a configuration: its parts, their shapes and caches, and the kernels that steps launch."""

@@ -1,8 +1,8 @@
-"""Explained: the model that a configuration makes, as text: every part, its cache, and the kernels that steps launch.
+"""Explained: the model of a configuration as text: every part, its cache, and the kernels that steps launch.
 
-Thread: any; nothing is allocated. In: an EngineConfig whose `model` is a folder with a config.json, and a device that
-need not be here. The model is the one that a start would build; its parts are filled with tensors without memory, and
-its steps run as ever, so what is printed is what runs. Out: lines. Refusals are the start's own ConfigErrors.
+Thread: any; nothing is allocated. In: an EngineConfig whose `model` is a folder with a config.json, and a device, which
+need not be present. The model is built as at start. Its parts are filled with tensors without memory and its real steps
+run, so the printed kernels are the kernels of a server. Out: lines. Raises the ConfigErrors of a start.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ TIMED = (
 
 
 def explain(config: EngineConfig, device: str) -> Iterator[str]:
-    """Raises ConfigError where the start would refuse the configuration; `device`: "cpu", or as torch names it."""
+    """The lines. Raises ConfigError if a start would refuse the configuration; `device`: "cpu" or a name of torch's."""
     model_config = load_model_config(
         config.model, config.hf_overrides, config.without_media, config.model_impl, config.runner, config.pooler
     )
@@ -78,7 +78,8 @@ def explain(config: EngineConfig, device: str) -> Iterator[str]:
 
 
 def of_any_class(config: ModelConfig, run: Callable[[], dict[T, V]]) -> tuple[dict[T, V], str]:
-    """What `run` finds and, of classes of transformers alone, why it finds nothing: they may read numbers."""
+    """The result of `run` and "", or for classes of transformers {} and the reason why `run` failed: such a class may
+    read tensors' values."""
     try:
         return run(), ""
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
@@ -88,7 +89,7 @@ def of_any_class(config: ModelConfig, run: Callable[[], dict[T, V]]) -> tuple[di
 
 
 def head(model: Model, device: str) -> Iterator[str]:
-    """What the model is, and where."""
+    """The lines about the model, its dtype and its device."""
     config, dtype = model.config, str(model.dtype).removeprefix("torch.")
     how = {"native": "a file here", "transformers": "transformers' class", "mixed": "transformers' towers"}
     family = family_of(config.architecture, config.implementation).name
@@ -99,7 +100,7 @@ def head(model: Model, device: str) -> Iterator[str]:
 
 
 class Parts:
-    """A model's parts by path, and the section that each belongs to."""
+    """A model's parts by path, divided into sections."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -109,26 +110,26 @@ class Parts:
         self._lines = {path: line_of(part, modules.get(id(part), ())) for path, part in self._objects.items()}
 
     def is_run(self, part: object) -> bool:
-        """Whether forward runs a part, as far as the model says so of its layers."""
+        """Whether forward runs a part; only parts of layers that forward leaves out are not run."""
         listed, _, rest = self.paths.get(id(part), "").partition(".")
         number = rest.partition(".")[0]
         return listed != "layers" or not number.isdigit() or self._model.is_run(int(number))
 
     def body(self, specs: Sequence[CacheSpec], steps: Steps) -> Section:
-        """All but pooler and towers."""
+        """The section of all parts but pooler and towers."""
         others = (POOLER, *(self.paths[id(tower)] for tower in each(self._model.towers)))
         own = [path for path in self._objects if not any(map(partial(_is_below, path), others))]
         title = "encoder" if self._model.config.is_encoder else "decoder"
         return self._section(title, own, self._of_layers(specs), _without(POOLER, steps))
 
     def pooler(self, steps: Steps) -> Section:
-        """What makes a vector or scores of hidden states."""
+        """The section of the pooler, which makes a vector or scores from hidden states."""
         own = [path for path in self._objects if _is_below(path, POOLER)]
         only = {size: [one for one in run if _is_below(one.owner, POOLER)] for size, run in steps.items()}
         return self._section("pooler", own, {}, only)
 
     def tower(self, tower: Tower, steps: Steps) -> Section:
-        """One tower."""
+        """The section of one tower."""
         root, config = self.paths[id(tower)], getattr(tower, "config", None)
         own = [path for path in self._objects if _is_below(path, root)]
         facts = {root: fields_of(config)} if is_dataclass(config) else {}
@@ -140,7 +141,7 @@ class Parts:
         return Section(title, lines, held, facts, steps)
 
     def _of_layers(self, specs: Sequence[CacheSpec]) -> dict[str, str]:
-        """By the path of each layer its configuration, and what it keeps of a token."""
+        """Path of a layer -> its configuration, and its cache per token."""
         facts = {}
         for number, layer in enumerate(self._model.config.text.layers):
             other, places = layer.kv_shared_with, self._model.caches_of(number)
@@ -160,7 +161,7 @@ def _without(root: str, steps: Steps) -> Steps:
 
 
 def captured_of(spec: CacheSpec) -> str:
-    """What a layer caches, in words."""
+    """A layer's cache in words."""
     if isinstance(spec, StateSpec):
         each = spec.tail_bytes // spec.ring
         return f"caches a state of {spec.state_bytes:,} bytes, and of the last {spec.ring} tokens {each:,} bytes each"

@@ -1,11 +1,11 @@
-"""Launches: the kernels that run inside a `with`, in order, and which of a model's objects asked for each.
+"""Launches: a context that records the kernels launched inside it, in order, and the model's object that launched each.
 
-Thread: the one that enters; Triton's launch and _fast's functions are replaced while it lasts, so one at a time in a
-process. A kernel of ours goes by its file and function ("gemm/split_k.split_kernel"), a function of _fast/cpu by its
-name, an operation of torch, such as the vendor's product "torch.mm", by its.
+Thread: the thread that enters. The context replaces Triton's launch and _fast's functions, so a process can have only
+one at a time. Names: our kernels by file and function ("gemm/split_k.split_kernel"), functions of _fast/cpu by name,
+operations of torch, such as the vendor's matrix product, by name ("torch.mm").
 
     with Launches(owners, "cuda:0", pretend=True) as launches:       tensors without memory; nothing is launched
-    with Launches(owners, "cpu", pretend=False) as launches:         what is computed is launched as ever, and noted
+    with Launches(owners, "cpu", pretend=False) as launches:         kernels are launched as usual, and recorded
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ HERE, LAYERS = "engine.kernels.", "engine.layers."
 class Launch(NamedTuple):
     """One kernel, once."""
 
-    owner: str  # the path of the object in the model that asked; "" for the model itself
+    owner: str  # the path of the model's object that launched the kernel; "": the model itself
     kernel: str
 
 
 class Launches:
-    """What was launched; a context, for one use."""
+    """A context that records launches; it can be entered once."""
 
     def __init__(self, owners: Mapping[int, str], device: str, pretend: bool) -> None:
-        """`owners`: the path of each object that may launch, by id()."""
-        self.launched: list[Launch] | None = None  # None: nothing is noted
+        """`owners`: id() of each object that may launch -> its path."""
+        self.launched: list[Launch] | None = None  # None: launches are not recorded
         self.tensors = Pretence(device, self._note_torch, pretend)
         self._owners, self._pretend = owners, pretend
         self._inside = ExitStack()
@@ -57,7 +57,7 @@ class Launches:
 
     @contextmanager
     def _replaced(self, where: Any, made: Mapping[str, Callable[[Any], Any]]) -> Iterator[None]:
-        """These attributes of a module or a class, each by what is made of it."""
+        """Replaces attributes of a module or a class by the results of the functions in `made`."""
         found = {name: getattr(where, name) for name in made}
         for name, make in made.items():
             setattr(where, name, make(found[name]))
@@ -68,7 +68,7 @@ class Launches:
                 setattr(where, name, value)
 
     def _host(self, function: Any) -> Any:
-        """A function of _fast/cpu."""
+        """Wraps a function of _fast/cpu."""
 
         def run(*args: Any) -> None:
             self._note(f"_fast/cpu.{function.__name__}")
@@ -78,7 +78,7 @@ class Launches:
         return run
 
     def _device(self, launch: Any) -> Any:
-        """Triton's launch of a kernel."""
+        """Wraps Triton's launch of a kernel."""
 
         def run(kernel: Any, *args: Any, **options: Any) -> Any:
             if not options.get("warmup"):
@@ -92,7 +92,7 @@ class Launches:
         self._note(f"torch.{name}")
 
     def of(self, run: Callable[[], object]) -> list[Launch]:
-        """What `run` launches."""
+        """The launches of `run`."""
         self.launched = []
         try:
             run()
@@ -108,9 +108,9 @@ class Launches:
         while frame is not None and owner is None:
             asks = frame.f_locals.get("self")
             owner = self._owners.get(id(asks))
-            if owner is None and not made and type(asks).__module__.startswith(LAYERS):  # an object of one step
+            if owner is None and not made and type(asks).__module__.startswith(LAYERS):  # lives for one step
                 made = f"({type(asks).__name__})"
-                if hasattr(asks, "add_to") and self.launched:  # what a part makes, and the stream adds later
+                if hasattr(asks, "add_to") and self.launched:  # a part's result that the stream adds later
                     owner, made = self.launched[-1].owner, ""
             frame = frame.f_back
         self.launched.append(Launch(".".join(filter(None, (owner, made))), kernel))

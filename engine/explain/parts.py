@@ -1,8 +1,8 @@
-"""Parts: the objects that a model is made of, by their paths, and what each of them says of itself.
+"""Parts: the objects of a model by path, and a description of each.
 
-Thread: any; pure. In: a model of engine/models, whose parts may be empty. Out: path -> object, in the order in which
-the model's constructors made them; and for an object, or a configuration, a line of text. Only what objects know is
-said, so a new kind of part needs no line here.
+Thread: any; pure. In: a model of engine/models, whose parts may be empty. Out: path -> object, in the order of
+construction; and a line of text for an object or a configuration. The text comes from the object's attributes, so
+this module needs no change for a new kind of part.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from engine.weights.table import FLOATS, Table, Wanted, parts_of
 
 ROOMS = ("engine.layers.", "engine.models.", "engine.encoders.", "engine.pooling.")
 FORMS = (Weight, ExpertsWeight)
-MOST = 6  # runs of pieces that are named one by one
+MOST = 6  # runs of equal shapes that are listed separately
 
 
 def objects_of(root: Any) -> dict[str, Any]:
-    """Every object below the root that belongs to its parts; the first path of each."""
+    """Path -> object, for every part below the root; an object with several paths appears under the first."""
     found: dict[str, Any] = {}
     seen = {id(root)}
 
@@ -41,7 +41,7 @@ def objects_of(root: Any) -> dict[str, Any]:
 
 
 def _items(value: Any) -> Iterator[tuple[str, Any]]:
-    """What an object, a list or a mapping holds, by name."""
+    """The (name, value) pairs of an object, a list or a mapping."""
     if isinstance(value, Mapping):
         yield from ((str(name), below) for name, below in value.items())
     elif isinstance(value, list | tuple):
@@ -50,7 +50,7 @@ def _items(value: Any) -> Iterator[tuple[str, Any]]:
         slots = [name for kind in reversed(type(value).__mro__) for name in getattr(kind, "__slots__", ())]
         names = [*slots, *getattr(value, "__dict__", {})]
         held = [(name.strip("_"), getattr(value, name)) for name in names if hasattr(value, name)]
-        yield from sorted(held, key=lambda one: isinstance(one[1], Mapping))  # tables name what has a name already
+        yield from sorted(held, key=lambda one: isinstance(one[1], Mapping))  # mappings last: their values have paths
 
 
 def _is_part(value: Any) -> bool:
@@ -60,12 +60,12 @@ def _is_part(value: Any) -> bool:
 
 
 def modules_of(table: Table, model: Any) -> dict[int, tuple[str, ...]]:
-    """By id() of each part the modules of the checkpoint that it is filled from; * is a layer, # an expert."""
+    """id() of each part -> names of the checkpoint's modules that fill it; * is a layer, # an expert."""
     return {id(part): row.names for row, _, part in parts_of(table, model)}
 
 
 def line_of(part: Any, modules: Sequence[str]) -> str:
-    """What a part is and which tensors it takes of the checkpoint."""
+    """A part's class and the checkpoint tensors that fill it."""
     said = [type(part).__name__]
     expects = part.expects() if hasattr(part, "fill") else {}
     said += [f"{kind} {_shapes(pieces)}" for kind, pieces in expects.items()]
@@ -77,13 +77,13 @@ def line_of(part: Any, modules: Sequence[str]) -> str:
 
 
 def held_of(part: Any) -> str:
-    """In which form a part that is filled holds its matrix; "" where it has none."""
+    """The form in which a filled part holds its matrix; "": the part has none."""
     weight = getattr(part, "weight", None)
     return f"{type(weight).__name__} of {weight.num_bytes:,} bytes" if isinstance(weight, FORMS) else ""
 
 
 def fields_of(config: Any, left_out: Sequence[str] = ()) -> str:
-    """The fields of a configuration in which it differs from what most models have."""
+    """The fields of a configuration that differ from the defaults."""
     return ", ".join(
         f"{field.name}={_value(value)}"
         for field in dataclasses.fields(config)
@@ -104,7 +104,7 @@ def _forms(part: Any) -> str:
 
 
 def _joined(names: Sequence[str]) -> str:
-    """Names, what all of them begin with once: "self_attn.{q_proj, k_proj}"."""
+    """Names with their common prefix factored out: "self_attn.{q_proj, k_proj}"."""
     split = [name.split(".") for name in names]
     alike = list(takewhile(lambda words: len(set(words)) == 1, zip(*(words[:-1] for words in split))))
     if len(names) == 1 or not alike:
@@ -114,9 +114,9 @@ def _joined(names: Sequence[str]) -> str:
 
 
 def _shapes(pieces: Sequence[Wanted | None]) -> str:
-    """The shapes of pieces, the same ones counted."""
+    """The shapes of pieces; equal shapes are counted."""
     runs = [(one, len(list(run))) for one, run in groupby(_shape(piece) for piece in pieces)]
-    if len(runs) > MOST:  # of experts: gate, up, gate, up ...
+    if len(runs) > MOST:  # experts: gate, up, gate, up ...
         kinds = list(dict.fromkeys(one for one, _ in runs))
         runs = [(kind, sum(many for one, many in runs if one == kind)) for kind in kinds]
     return " + ".join(one if many == 1 else f"{many} x {one}" for one, many in runs)

@@ -1,8 +1,8 @@
-"""Pretence: tensors that have a shape, a dtype and a device, and no memory, so that a model of any size runs at once.
+"""Pretence: tensors with a shape, a dtype and a device but no memory, so that a model of any size runs instantly.
 
-Thread: any; one at a time. In: the device that tensors claim to be on, which need not be here. Inside the mode torch's
-operations on such tensors work out shapes alone, on torch's meta device, and tensors made on that accelerator are of
-this kind. Every number of theirs reads as 0. What the host computes with stays a real tensor on a CPU.
+Thread: any; one at a time. In: the device that tensors claim to be on, which need not be present. Inside the mode,
+tensors created on that accelerator have no memory, and torch's operations on them compute only shapes, on torch's
+meta device. Their values read as 0. Tensors that the host computes with stay real tensors on the CPU.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 Note = Callable[[str], None]  # takes the name of an operation that a device would run
 # Operations that launch nothing, by how their names begin.
 QUIET = ("empty", "new_empty", "detach", "lift", "set_", "_local_scalar", "scalar_tensor")
-MAKING = ("empty", "empty_strided", "zeros")  # operations that make tensors of nothing, for what is computed later
-HOSTS = (torch.int32, torch.int64, torch.bool)  # dtypes of what the host computes with: where rows lie, how many
+MAKING = ("empty", "empty_strided", "zeros")  # operations that allocate tensors for later results
+HOSTS = (torch.int32, torch.int64, torch.bool)  # dtypes of the host's tensors: row offsets and counts
 READS = ("_local_scalar_dense", "is_nonzero", "equal")  # operations that bring a number to the host
 
 
 class PretendedTensor(Tensor):
-    """A tensor without memory. Torch has it on the meta device; to Python it says where it would lie."""
+    """A tensor without memory. Torch computes on its twin on the meta device; Python code sees the claimed device."""
 
     twin: Tensor  # on the meta device
     claimed: torch.device
@@ -58,11 +58,11 @@ class PretendedTensor(Tensor):
         return False
 
     def data_ptr(self) -> int:
-        """An address that is aligned to anything."""
+        """Address 0, which has every alignment."""
         return 0
 
     def untyped_storage(self) -> Any:
-        """The twin's, which knows how many bytes there would be."""
+        """The twin's storage, whose size is the number of bytes that a real tensor would take."""
         return self.twin.untyped_storage()
 
     def tolist(self) -> Any:
@@ -72,7 +72,7 @@ class PretendedTensor(Tensor):
         return torch.zeros(self.shape, dtype=self.dtype).numpy()
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        """A number fills its places; on the meta device torch would copy it there."""
+        """Fills with a number directly, because torch would first copy the number to the meta device."""
         if isinstance(value, int | float):
             self[index].fill_(value)
         else:
@@ -83,9 +83,9 @@ class PretendedTensor(Tensor):
 
 
 class Pretence(TorchDispatchMode):
-    """Notes each operation that a device would run; of those on tensors without memory only shapes are computed.
+    """Records each operation that a device would run; for tensors without memory it computes only shapes.
 
-    `pretend`: whether tensors that are made on an accelerator have no memory; else all of them are real.
+    `pretend`: tensors created on the accelerator have no memory; else all tensors are real.
     """
 
     def __init__(self, device: str, note: Note, pretend: bool = True) -> None:
@@ -95,16 +95,16 @@ class Pretence(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Torch imports its compiler, which takes seconds, to keep it away from this mode."""
+        """False, so that torch does not import its compiler only to skip it here; the import takes seconds."""
         return False
 
     def tensor(self, shape: Sequence[int], dtype: torch.dtype) -> PretendedTensor:
-        """A new one."""
+        """A new tensor without memory."""
         return PretendedTensor(torch.empty(tuple(shape), dtype=dtype, device="meta"), self.device)
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if function._can_decompose():  # torch composes it of others, which come here one by one
+        if function._can_decompose():  # torch composes it of other operations, which are dispatched here one by one
             with self:
                 return function.decompose(*args, **kwargs)
         name, goes = function.overloadpacket.__name__, kwargs.get("device")
@@ -121,24 +121,24 @@ class Pretence(TorchDispatchMode):
         if name in READS:
             return name == "equal" or torch.zeros((), dtype=args[0].dtype).item()
         if name == "_to_copy" and goes is not None and type(args[0]) is PretendedTensor:
-            if goes.type == "cpu" != self.device.type:  # for the host
+            if goes.type == "cpu" != self.device.type:  # a copy to the host
                 return torch.zeros(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
-            if kwargs.get("dtype") in (None, args[0].dtype):  # it is there: torch sees the meta device
+            if kwargs.get("dtype") in (None, args[0].dtype):  # no copy needed: it is on the claimed device already
                 return args[0]
         self._noted(function, name)
         if goes is not None or name in MAKING:
             kwargs = {**kwargs, "device": torch.device("meta")}
         try:
             made = function(*_mapped(_twin, args), **{key: _mapped(_twin, value) for key, value in kwargs.items()})
-        except NotImplementedError:  # the result has the sizes that numbers say, and these are 0
+        except NotImplementedError:  # the result's shape depends on values, which are all 0
             made = function(*_mapped(_zeros, args), **{key: _mapped(_zeros, value) for key, value in kwargs.items()})
             return made if self.device.type == "cpu" else _mapped(self._claim, _mapped(_twin, made))
         written = {id(one.twin): one for one in (*args, *kwargs.values()) if type(one) is PretendedTensor}
         return _mapped(lambda one: written[id(one)] if id(one) in written else self._claim(one), made)
 
     def _is_made(self, name: str, goes: torch.device | None, dtype: torch.dtype | None) -> bool:
-        """Whether a tensor without memory comes of nothing: all on an accelerator; on a CPU the host's integers are
-        real."""
+        """Whether a newly created tensor gets no memory: on an accelerator always; on a CPU unless the host computes
+        with its dtype."""
         if not self._pretend or (goes is not None and goes.type != self.device.type):
             return False
         return goes is not None if self.device.type != "cpu" else name in MAKING and dtype not in HOSTS
@@ -153,7 +153,7 @@ class Pretence(TorchDispatchMode):
 
 @contextmanager
 def without_driver() -> Iterator[None]:
-    """Inside, torch does not look for an accelerator's driver before it makes tensors there."""
+    """A context in which torch creates tensors on an accelerator without looking for the driver."""
     found, torch.cuda._lazy_init = torch.cuda._lazy_init, lambda: None
     try:
         yield
@@ -162,7 +162,7 @@ def without_driver() -> Iterator[None]:
 
 
 def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
-    """Arguments or results, each changed."""
+    """Applies `change` to each argument or result, also inside lists and tuples."""
     if type(value) in (tuple, list):
         return type(value)([_mapped(change, one) for one in value])
     return change(value)
@@ -173,7 +173,7 @@ def _any_pretended(values: Iterable[Any]) -> bool:
 
 
 def _any_there(values: Iterable[Any], device: torch.device) -> bool:
-    """Whether one is a tensor of the device's."""
+    """Whether any value is a tensor on the device."""
     return any(
         (isinstance(one, Tensor) and one.device.type == device.type)
         or (type(one) in (tuple, list) and _any_there(one, device))
@@ -182,7 +182,7 @@ def _any_there(values: Iterable[Any], device: torch.device) -> bool:
 
 
 def _twin(value: Any) -> Any:
-    """The twin on the meta device; other tensors of the same call are the host's, and go there too."""
+    """A tensor's twin on the meta device; real tensors of the host are moved to the meta device too."""
     if type(value) is PretendedTensor:
         return value.twin
     return value.to("meta") if isinstance(value, Tensor) and value.device.type != "meta" else value

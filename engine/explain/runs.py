@@ -1,8 +1,8 @@
-"""Runs: what a model computes in steps of 1, 32 and 2,048 tokens, and its towers of one item, with launches noted.
+"""Runs a model in steps of 1, 32 and 2,048 tokens, and its towers on one item, and records the launches.
 
 Thread: any; the model belongs to the caller. In: a model whose parts are filled, with real weights or with tensors
-without memory, and the Launches that are entered. Out: by the size of a step the launches of one forward with its
-head, and by modality those of a tower.
+without memory, and an entered Launches. Out: the launches of one forward with its head, by step size; and the
+launches of a tower, by modality.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from engine.models.base.model import Model
 from engine.weights.table import parts_of
 
 SIZES = (1, 32, 2048)  # tokens
-DECODED = 32  # rows that decode at most
+DECODED = 32  # a step of more tokens is a prompt
 
 
 def fill(model: Model, tensors: Pretence, placement: Placement, is_run: Callable[[object], bool]) -> None:
-    """Fills the parts that `is_run` with tensors without memory, in the dtypes of the checkpoint."""
+    """Fills the parts that pass `is_run` with tensors without memory, in the dtypes of the checkpoint."""
     saved = model.config.torch_dtype
     for _, _, part in parts_of(model.weight_table(), model):
         expected = part.expects() if is_run(part) else {}
-        if expected:  # a part that has nothing of its own reads another's
+        if expected:  # a part without own tensors reads another part's
             made: dict[str, list[Tensor | None]] = {
                 kind: [None if one is None else tensors.tensor(one.shape, one.saved_as(saved)) for one in pieces]
                 for kind, pieces in expected.items()
@@ -44,8 +44,8 @@ def fill(model: Model, tensors: Pretence, placement: Placement, is_run: Callable
 def steps_of(
     model: Model, layout: CacheLayout, device: str, launches: Launches, invariant: bool = False
 ) -> dict[int, list[Launch]]:
-    """By the tokens of a step: up to DECODED rows decode a token each, more are a prompt; texts that are pooled are
-    prompts whatever their length. `invariant`: as --deterministic has it."""
+    """Tokens of a step -> its launches. Up to DECODED tokens are one decoded token per row, more are a prompt; a
+    pooling model's steps are always prompts. `invariant`: as with --deterministic."""
     found = {}
     for tokens in SIZES:
         longest = model.config.max_model_len or model.config.max_position
@@ -57,7 +57,7 @@ def steps_of(
 
 @torch.no_grad()
 def towers_of(model: Model, launches: Launches) -> dict[str, dict[int, list[Launch]]]:
-    """By modality and rows: one item that becomes about as many rows."""
+    """Modality -> rows -> launches for one item of about as many rows."""
     return {
         tower.modalities[0]: {
             rows: launches.of(partial(tower.encode, tower.example(tower.modalities[0], rows))) for rows in SIZES

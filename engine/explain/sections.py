@@ -1,8 +1,8 @@
-"""Section: a stack of parts as text, layers that are alike once, each part with the kernels that it launches.
+"""Section: a group of parts as text, with equal layers merged, and each part with the kernels that it launches.
 
-Thread: any; pure. In: lines of text by path, and the launches of steps by size. Out: lines. Items of a list whose
-lines are equal are one group; of those that ran, the kernels that most of them launch stand with the group, and behind
-it what the others launch in their place.
+Thread: any; pure. In: lines of text by path, and the launches of steps by size. Out: lines. Items of a list with equal
+lines form one group. The group is printed with the kernels that most of its items launch; the different kernels of
+the other items follow.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from engine.explain.launches import Launch
 
-ITEM = re.compile(r"(?P<list>[^\d]+?)\.(?P<number>\d+)(?=\.|$)")  # of the outermost list of a path
+ITEM = re.compile(r"(?P<list>[^\d]+?)\.(?P<number>\d+)(?=\.|$)")  # an item of the outermost list in a path
 Steps = Mapping[int, Sequence[Launch]]  # by tokens
 Kernels = Mapping[int, tuple[str, ...]]  # by tokens, each kernel once
 
@@ -25,7 +25,7 @@ class Section:
 
     title: str
     lines: Mapping[str, str]  # by path
-    held: Mapping[str, str]  # of parts that are filled
+    held: Mapping[str, str]  # path -> form of the matrix, for filled parts
     facts: Mapping[str, str]  # further lines of some paths
     steps: Steps
 
@@ -33,7 +33,7 @@ class Section:
         """The section as lines."""
         yield self.title
         kernels, order = kernels_of(self.steps), Order(self.steps, list(self.lines))
-        units: dict[str, list[str]] = {}  # a path, or the path of a list, -> all that lies below
+        units: dict[str, list[str]] = {}  # a path, or the path of a list -> all paths below it
         for path in (*self.lines, *kernels):
             found = ITEM.match(path)
             below = units.setdefault(path if found is None else found["list"], [])
@@ -51,7 +51,7 @@ class Section:
                 yield from self._group(group, items, kernels)
 
     def _alike(self, items: Mapping[str, Sequence[str]]) -> list[list[str]]:
-        """Items whose parts and facts are equal."""
+        """Groups of items with equal parts and facts."""
         groups: dict[object, list[str]] = {}
         for item, paths in items.items():
             said = frozenset((path[len(item) :], self.lines[path]) for path in paths if path in self.lines)
@@ -89,8 +89,7 @@ class Section:
 
 
 class Order:
-    """Where parts stand: in the order of their first launches; before the part constructed next, where they launch
-    nothing themselves."""
+    """The order of parts: by first launch; a part without launches comes before the part constructed next."""
 
     def __init__(self, steps: Steps, constructed: Sequence[str]) -> None:
         self._first: dict[str, float] = {}
@@ -100,7 +99,7 @@ class Order:
             self._first.setdefault(path, number)
             while path := path.rpartition(".")[0]:
                 self._first.setdefault(path, number)
-        following: dict[str, float] = {}  # by parent: where the part that was constructed next stands
+        following: dict[str, float] = {}  # parent -> place of the part constructed next
         for path in reversed(constructed):
             parent = path.rpartition(".")[0]
             place = self._first.setdefault(path, following.get(parent, self._first.get(parent, float("inf"))))
@@ -111,7 +110,7 @@ class Order:
 
 
 def kernels_of(steps: Steps) -> dict[str, Kernels]:
-    """By path and tokens the kernels of a step, each once."""
+    """Path -> tokens of a step -> the distinct kernels launched."""
     found: dict[str, dict[int, dict[str, None]]] = {}
     for tokens, launches in steps.items():
         for owner, kernel in launches:
@@ -120,7 +119,7 @@ def kernels_of(steps: Steps) -> dict[str, Kernels]:
 
 
 def by_size(kernels: Kernels) -> list[str]:
-    """Lines, one for each choice of kernels: "1, 32: ..."."""
+    """One line for each set of kernels, with the step sizes that launch it: "1, 32: ..."."""
     sizes: dict[tuple[str, ...], list[int]] = {}
     for tokens, names in kernels.items():
         sizes.setdefault(names, []).append(tokens)
@@ -128,7 +127,7 @@ def by_size(kernels: Kernels) -> list[str]:
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """Ascending numbers, "0-3,5"."""
+    """Ascending numbers as text: "0-3,5"."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:
@@ -139,6 +138,6 @@ def ranges(numbers: Sequence[int]) -> str:
 
 
 def _most_common(items: Sequence[str], launched: Mapping[str, Mapping[str, Kernels]]) -> str:
-    """The item whose kernels most others launch too; of equals the last but one."""
+    """The item whose kernels are the most frequent; at a tie the last item but one."""
     alike = Counter(str(launched[item]) for item in items)
     return max([*items[-2:], *items[:-2]], key=lambda item: alike[str(launched[item])])

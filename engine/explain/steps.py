@@ -1,8 +1,8 @@
-"""Batches of a step that a model computes: rows that decode, or prompts. Their tensors say where rows lie, as a
-scheduler's would (engine/step); their tokens are 0.
+"""Makes batches for one step: decoding rows, or prompts. Their metadata is as a scheduler's (engine/step); all token
+ids are 0.
 
-Thread: any. In: the model, its cache layout, the device. Out: a Batch over a cache of its own. On an accelerator the
-numbers of rows and tokens alone decide which kernels are launched, so the work lists are left empty.
+Thread: any. In: the model, its cache layout, the device. Out: a Batch with its own cache. On an accelerator only
+the numbers of rows and tokens decide which kernels are launched, so the work lists stay empty.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from engine.kernels.target import target
 from engine.layers.batch import Batch
 from engine.models.base.model import Model
 
-SEEN = 64  # tokens in the cache of a row that decodes, its own included
+SEEN = 64  # context of a decoding row in tokens, including the row's own token
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows of a step, all alike."""
+    """The rows of a step; all rows are equal."""
 
     count: int
-    tokens: int  # of each
-    context: int  # of each, in the cache when the step is done
+    tokens: int  # tokens per row
+    context: int  # cached tokens per row after the step
 
     @property
     def total(self) -> int:
@@ -38,18 +38,18 @@ class Rows:
 
 
 def decoding(count: int) -> Rows:
-    """One token of each of so many answers."""
+    """`count` rows that decode one token each."""
     return Rows(count, 1, SEEN)
 
 
 def prompts(tokens: int, longest: int) -> Rows:
-    """So many tokens, as one prompt, or as several of the longest length that the model takes."""
+    """`tokens` tokens as one prompt, or as several equal prompts if the model's context is shorter."""
     count = -(-tokens // longest)
     return Rows(count, tokens // count, tokens // count)
 
 
 def batch_of(model: Model, layout: CacheLayout, rows: Rows, device: str, invariant: bool) -> Batch:
-    """The step of these rows; each row's blocks follow each other, from block 1 on."""
+    """The batch of these rows; blocks are assigned consecutively from block 1 on."""
     size = layout.block_size
     blocks, decode_only = -(-rows.context // size), rows.tokens == 1 and device != "cpu" and not invariant
     caches = layout.allocate(1 + rows.count * blocks, poison=False, device=device)
@@ -88,7 +88,7 @@ def batch_of(model: Model, layout: CacheLayout, rows: Rows, device: str, invaria
 
 
 def pools_part(model: Model) -> bool:
-    """Whether the tokens of a prompt before an input may be left out of its pooled row."""
+    """Whether pooling may leave out the tokens of an input's prompt."""
     return model.pooler is not None and not model.pooler.config.pools_prompt
 
 
@@ -97,7 +97,7 @@ def _zeros(count: int, device: str) -> Tensor:
 
 
 def _work(model: Model, spec: object, rows: Rows, block_size: int, device: str) -> WorkList | None:
-    """Room for the lists of this step; engine/step/backend/device/buffers.py has it for any step."""
+    """Empty work lists for this step; engine/step/backend/device/buffers.py allocates them for all steps."""
     if not isinstance(spec, KeyValueSpec):
         return None
     codes, heads = spec.dtype.itemsize == 1, model.config.text.num_heads

@@ -1,1 +1,1 @@
-"""Grammars: what an answer may say, from its text to the bits of allowed tokens for each step."""
+"""Grammars: from a grammar's text to the bit mask of allowed tokens for each step."""

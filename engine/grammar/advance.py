@@ -1,14 +1,14 @@
-"""GrammarRows: the matchers of live choices; they take each step's tokens and say what the next step may choose.
+"""GrammarRows: the matchers of live choices; they consume each step's tokens and mask the tokens of the next step.
 
-Owner: device thread. In: the tokens of the step before, and the slots of the step whose forward runs. Out: which rows
-end, and a line of bits per row with a grammar. All of it happens in the gap that engine/run/loop.py leaves:
+Owner: device thread. In: the tokens of the previous step, and the slots of the step whose forward runs. Out: which rows
+end, and a bit mask per row with a grammar. The work happens while the device runs the forward (engine/run/loop.py):
 
     host    plan N+1, launch forward N+1 | settle N: consume | fill | launch sample N+1
     device  ............ forward N+1 .......................................... | mask, choose
 
-A choice's matcher sees its answer only, so chunked prompts, cached prompts and preemption do not concern it: tokens
-that are computed again are not sampled again. One call fills all lines, with the library's own threads and without the
-GIL.
+A matcher consumes only the tokens of the answer, so chunked prompts, cached prompts and preemption do not affect it:
+recomputed tokens are not sampled again. One call of the library fills all masks, with its own threads and without
+the GIL.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("omniloop.engine")
 
-LEAST_JUMP = 2  # forced tokens: one costs a step either way
-MOST_BYTES = 256  # of forced text at a time
-WATCHED_FIELDS = (  # of SamplingParams: what would have to follow each token
+LEAST_JUMP = 2  # least forced tokens of a jump: a single token costs a step with or without a jump
+MOST_BYTES = 256  # bytes of forced text per jump
+WATCHED_FIELDS = (  # fields of SamplingParams that require work for each token and so exclude jumps
     "presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens", "logit_bias", "allowed_token_ids",
     "not_first_token_ids", "bad_words", "timestamps", "logprobs", "logprob_token_ids",
 )  # fmt: skip
@@ -45,20 +45,21 @@ REFUSED = "the grammar refused a token that its mask had allowed; this is a mist
 
 @dataclass(frozen=True, slots=True)
 class RowEnd:
-    """A row that its grammar ends: complete, or with an error of its own."""
+    """The end of a row by its grammar: the answer is complete, or the row has an error."""
 
-    keeps_token: bool  # of this step
+    keeps_token: bool  # the answer includes this step's token
     error: EngineError | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Consumed:
-    """What a step's tokens did to the rows with grammars, by place among its sampled rows."""
+    """The effect of a step's tokens on the rows with grammars, by place among the step's sampled rows."""
 
-    # How many tokens a row keeps of a run that is cut: where its grammar ends, and how, or where its grammar begins,
-    # since the tokens behind were chosen without it.
+    # Place -> (tokens to keep of the row's run, RowEnd). A run is cut where the grammar ends (RowEnd), or where the
+    # grammar
+    # begins (None), because later tokens of the run were chosen without the grammar.
     cuts: dict[int, tuple[int, RowEnd | None]]
-    turned: list[int]  # rows that wait for a token now and did not before, or the reverse
+    turned: list[int]  # places of rows whose `is_waiting` changed
 
 
 class GrammarRow:
@@ -79,17 +80,17 @@ class GrammarRow:
         self._min_tokens = params.min_tokens
         self._starts, self._opens = frozenset(grammar.spec.starts), frozenset(grammar.spec.opens)
         self._fed, self._blanks = frozenset(grammar.spec.fed), grammar.vocabulary.blanks
-        self.may_open = bool(self._opens)  # with the next token the answer may leave its grammar for a while
+        self.may_open = bool(self._opens)  # the next token may open a part that the grammar does not constrain
         self._asleep = bool(self._starts) and not self._opens  # the grammar has not begun
         self._is_free = grammar.spec.kind == "free"
         self._jumps = jumps and self._encode is not None and chooses_freely(params)
-        self._jumped = False  # since the newest chosen token
-        self._left = grammar.spec.budget  # tokens that may come before the grammar begins; None: any number
-        self.wakes = grammar.spec.starts[:1]  # what is forced when none is left
+        self._jumped = False  # a jump happened after the newest sampled token
+        self._left = grammar.spec.budget  # tokens left before the grammar must begin; None: no limit
+        self.wakes = grammar.spec.starts[:1]  # the token that is forced when no token is left
         self._taken = 0  # tokens of the answer
-        self._verdict: RowEnd | None = None  # of the step in flight, whatever that step chooses
-        self.redoes = False  # the next token was chosen without the grammar, and is chosen again
-        self.over = False  # what steps in flight still choose for this row counts no more
+        self._verdict: RowEnd | None = None  # ends the row with the step in flight, for any token that the step chooses
+        self.redoes = False  # the next token was chosen without the grammar, and must be sampled again
+        self.over = False  # the row has ended; tokens of steps in flight are ignored
 
     def copy(self) -> GrammarRow:
         """A copy in the same state, which advances independently."""
@@ -106,26 +107,26 @@ class GrammarRow:
 
     @property
     def matcher(self) -> llguidance.LLMatcher | None:
-        """None while the answer is free."""
+        """The matcher; None while the grammar does not constrain the answer."""
         return None if self._asleep or self.over or self._is_free else self._matcher
 
     @property
     def must_wake(self) -> bool:
-        """Whether the budget of what comes before the grammar is spent."""
+        """Whether the budget of tokens before the grammar is used up."""
         return self._asleep and self._left is not None and self._left <= 0
 
     @property
     def waits_for(self) -> tuple[int, ...]:
-        """The tokens after which a sleeping grammar begins; (): it is awake, or waits for a budget to be spent."""
+        """The tokens that start a sleeping grammar; (): the grammar has begun, or has a token budget."""
         return tuple(self._starts) if self.is_waiting else ()
 
     @property
     def is_waiting(self) -> bool:
-        """Whether `waits_for` names tokens."""
+        """Whether the grammar has not begun and waits only for a token."""
         return self._asleep and self._left is None
 
     def take(self, token: int) -> RowEnd | None:
-        """Takes the token that a step chose. Returns how the token ends the row, None where the row goes on."""
+        """Consumes the token that a step chose. Returns the row's end, or None if the row continues."""
         if self.over or token < 0 or self.redoes:
             self.redoes = False
             return None
@@ -148,22 +149,22 @@ class GrammarRow:
         if self._is_free:
             return None
         if token in self._ending_ids:
-            self.over = True  # the scheduler knows why
+            self.over = True  # the scheduler ends the row
             return None
         if not self._matcher.consume_token(token):
             self.over = True
-            refused = "doesn't satisfy" in self._matcher.get_error()  # else it met a limit
+            refused = "doesn't satisfy" in self._matcher.get_error()  # else the matcher hit a limit
             return RowEnd(False, GrammarConflictError(REFUSED if refused else CONFLICT))
-        if self._matcher.is_stopped():  # nothing can be added: no end token is waited for
+        if self._matcher.is_stopped():  # no token can follow, so the row ends without an end token
             self.over = True
             return RowEnd(True)
         return None
 
     def jump(self, most: int) -> list[int]:
-        """Takes the tokens that the grammar leaves no choice about, `most` at most; [] where they are too few.
+        """Consumes and returns the tokens that the grammar forces, at most `most`; []: fewer than LEAST_JUMP.
 
-        They are those that the tokenizer cuts the settled part of the forced text into. A token is chosen between two
-        jumps, whichever steps were in flight.
+        The tokens are the tokenization of the settled part of the forced text. Between two jumps at least one token is
+        sampled, whatever steps are in flight.
         """
         if not self._jumps or self._jumped or self.may_open or most < LEAST_JUMP:
             return []
@@ -171,14 +172,14 @@ class GrammarRow:
             return []
         try:
             return self._forced(most)
-        except Exception:  # of a tokenizer or the library: this row alone goes on token by token
+        except Exception:  # an error of the tokenizer or the library: this row continues token by token
             log.exception("the forced text of an answer could not be cut into tokens")
             self._jumps = False
             return []
 
     def _forced(self, most: int) -> list[int]:
-        """As `jump`; a row that raises is as it was."""
-        probe = self._matcher.deep_copy()  # some microseconds; what is too much for it leaves the row as it was
+        """As `jump`; if it raises, the row is unchanged."""
+        probe = self._matcher.deep_copy()  # takes some microseconds; an error in the copy leaves the row unchanged
         forced = probe.compute_ff_bytes()
         if probe.is_error():
             self._jumps = False
@@ -188,7 +189,7 @@ class GrammarRow:
         tokens = self._encode(text[: settled(text)])[:most]
         if (end := next((place for place, token in enumerate(tokens) if token in self._ending_ids), None)) is not None:
             tokens = tokens[:end]
-        for run in (tokens, tokens[:-1]):  # an answer's last token is chosen, and ends the row as any does
+        for run in (tokens, tokens[:-1]):  # the answer's last token must be sampled, so that it ends the row as usual
             probe = self._matcher.deep_copy()
             taken = probe.try_consume_tokens(run) if len(run) >= LEAST_JUMP else 0
             if taken and taken == len(run) and not probe.is_stopped():
@@ -198,10 +199,10 @@ class GrammarRow:
         return []
 
     def finish(self, line: np.ndarray, may_end: bool, allowed: np.ndarray | None) -> None:
-        """Applies the request's other rules to a filled line, uint32 [num_words], that has lost the bit of the end.
+        """Applies the request's other rules to a mask from the matcher, uint32 [num_words], whose end bit was removed.
 
-        `may_end`: whether the line had that bit, as each line of a matcher in error has; `allowed`: the line of the
-        request's own rules, where it has one. A line that leaves nothing ends the row with the step whose line it is.
+        `may_end`: whether the end bit was set (it always is if the matcher is in error); `allowed`: the mask of the
+        request's other rules, or None. If no token is left, the row ends with the step that this mask belongs to.
         """
         if may_end and self._matcher.is_error():
             self._end_now(line, RowEnd(False, GrammarConflictError(CONFLICT)))
@@ -211,14 +212,14 @@ class GrammarRow:
         if allowed is not None:
             line &= allowed
         if may_end and (self._taken >= self._min_tokens or line.any()):
-            self._set(line, self._ending_ids)  # until min_tokens the other rules forbid them
+            self._set(line, self._ending_ids)  # before min_tokens the other rules remove these ids
             if allowed is not None:
                 line &= allowed
         if (may_end or allowed is not None) and not line.any():
             self._end_now(line, RowEnd(False, None if may_end else GrammarConflictError(CONFLICT)))
 
     def wake(self, line: np.ndarray) -> None:
-        """A line that leaves nothing but the token with which the grammar begins."""
+        """Makes the mask allow only the token that starts the grammar."""
         line.fill(0)
         self._set(line, self.wakes)
 
@@ -233,11 +234,11 @@ class GrammarRow:
 
 
 def settled(text: str) -> int:
-    """How many characters of a text belong to the same tokens whatever follows it.
+    """The length of the text's prefix whose tokenization does not depend on the text that follows.
 
-    Tokenizers merge inside pieces: letters, digits or marks with a sign or a space before them, marks with line ends
-    behind them. So the last piece stays open, and a mark that a word at the end may be joined to: a model that would
-    write ` ` and `{"` has never seen ` {` before a quote, and behind it closes the object.
+    Tokenizers merge only inside pieces: letters, digits or punctuation with a preceding sign or space, or punctuation
+    with following line ends. So the last piece stays open, as does a punctuation mark that may join a following word.
+    Example: a model that writes ` ` and `{"` has never seen the token ` {` before a quote, and would close the object.
     """
     kept = len(text)
     for belongs in (str.isalnum, _is_mark, str.isspace):
@@ -255,7 +256,7 @@ def _is_mark(character: str) -> bool:
 
 
 def chooses_freely(params: SamplingParams) -> bool:
-    """Whether only the grammar and the draw choose tokens, and the request asks for no log-probabilities."""
+    """Whether no rule but the grammar restricts tokens, and the request wants no log-probabilities."""
     plain = SamplingParams()
     return all(getattr(params, name) == getattr(plain, name) for name in WATCHED_FIELDS)
 
@@ -265,7 +266,7 @@ class GrammarRows:
     """The rows with grammars, by slot."""
 
     max_slots: int
-    jumps: bool = False  # tokens that a grammar leaves no choice about are not chosen one by one
+    jumps: bool = False  # tokens that a grammar forces are appended without sampling
     rows: dict[int, GrammarRow] = field(default_factory=dict)
     _has: np.ndarray = field(init=False)
     _executor: llguidance.LLExecutor | None = None  # its threads start with the first grammar
@@ -274,7 +275,7 @@ class GrammarRows:
         self._has = np.zeros(self.max_slots, np.bool_)
 
     def admit(self, slot: int, grammar: Grammar, params: SamplingParams) -> None:
-        """Gives a slot's choice its matcher."""
+        """Makes the row of a slot's choice."""
         if self._executor is None:
             import llguidance
 
@@ -300,7 +301,7 @@ class GrammarRows:
         return bool(self._has[slots].any())
 
     def consume(self, slots: np.ndarray, runs: np.ndarray) -> Consumed:
-        """Takes the runs of a step's sampled rows, int [S, width], once per step, in order."""
+        """Consumes the runs of tokens of a step's sampled rows, int [S, width]; called once per step, in order."""
         consumed = Consumed({}, [])
         named, chosen = slots.tolist(), runs.tolist()
         for place in np.flatnonzero(self._has[slots]).tolist():
@@ -330,10 +331,10 @@ class GrammarRows:
         memory: Callable[[int, int], np.ndarray],
         allowed_of: Callable[[int], np.ndarray | None],
     ) -> Lines | None:
-        """What the sampled rows of a step may choose, None where no row has a grammar. slots int [S].
+        """The masks of a step's sampled rows; None: no row has a grammar. slots int [S].
 
-        memory(count, words) is where lines are written, int32; allowed_of(slot) bool [vocab] says which tokens the
-        request's own rules leave, None for all. The tokens of the step before have been consumed.
+        memory(count, words) returns the int32 array for the masks; allowed_of(slot) returns bool [vocab], the tokens
+        that the request's other rules allow, or None for all. The previous step's tokens must have been consumed.
         """
         places = np.flatnonzero(self._has[slots]).tolist() if self.rows else []
         if not places:
@@ -345,10 +346,10 @@ class GrammarRows:
         steered = [(matcher, number) for number, matcher in enumerate(matchers) if matcher is not None]
         if steered:
             assert self._executor is not None
-            steered.sort(key=lambda one: id(rows[one[1]].lane))  # a thread takes neighbours, and a lane has one lock
+            steered.sort(key=lambda one: id(rows[one[1]].lane))  # a thread fills neighbours; lanes have locks
             self._executor.unsafe_compute_mask_ptr(steered, lines.ctypes.data, 4 * lines.shape[1], len(rows))
         words, tails = lines.view(np.uint32), np.zeros(len(rows), np.int32)
-        may_end = take_ends(words, rows[0].end)  # all grammars are of one vocabulary
+        may_end = take_ends(words, rows[0].end)  # all grammars have the same vocabulary
         for number, (row, matcher) in enumerate(zip(rows, matchers)):
             flags = allowed_of(named[number])
             allowed = None if flags is None else packed(flags, lines.shape[1])
@@ -366,7 +367,7 @@ class GrammarRows:
 
 
 def take_ends(words: np.ndarray, end: int) -> list[bool]:
-    """Takes the bit of the end out of lines uint32 [rows, num_words]; which of them had it."""
+    """Clears the end bit in masks uint32 [rows, num_words]; returns for each row whether the bit was set."""
     word, bit = end >> 5, np.uint32(1 << (end & 31))
     had: list[bool] = (words[:, word] & bit != 0).tolist()
     words[:, word] &= ~bit
@@ -374,7 +375,7 @@ def take_ends(words: np.ndarray, end: int) -> list[bool]:
 
 
 def packed(flags: np.ndarray, num_words: int) -> np.ndarray:
-    """A line uint32 [num_words] of flags bool [vocab]; what is beyond either is not set."""
+    """flags bool [vocab] as a mask uint32 [num_words]; excess flags are dropped, excess bits are 0."""
     line = np.zeros(num_words, np.uint32)
     found = np.packbits(flags, bitorder="little")[: 4 * num_words]
     line.view(np.uint8)[: len(found)] = found

@@ -1,23 +1,23 @@
-"""GrammarCompiler: from what a request asked for to a Grammar, in the pool, remembered by content.
+"""GrammarCompiler: compiles the grammars of requests in threads, and caches them by content.
 
-Owner: loop; the work is in the pool and in threads of the compiler's own. In: a key that names the content, and `make`,
-which writes the GrammarSpec. Out: a Grammar, of which each choice takes a matcher. Equal keys compile once, also when
-they ask at the same time; what failed is remembered for a while, so that one bad schema in a loop costs one compile a
-minute.
+Owner: loop; the work runs in the pool and in the compiler's own threads. In: a key that identifies the content, and
+`make`, which writes the GrammarSpec. Out: a Grammar, from which each choice gets a matcher. Equal keys compile once,
+also if requested at the same time. Failures are cached for a while, so that a client that repeats a bad schema costs
+one compile per minute.
 
     loop      | get(key, make) -> known? ... await                      | Grammar -> Request
     pool                          make -> GrammarSpec
     compiler                                          matcher, first mask
 
-The library compiles without the GIL, so compiling threads cost others their cores alone: on Linux these threads step
-back behind the threads that compute. `make` is Python: it holds the GIL; the pool, which does not step back, runs it.
+The library compiles without the GIL, so compiling threads compete with other threads only for cores; on Linux they
+have a lower priority than computing threads. `make` is Python and holds the GIL, so the pool, whose threads have
+normal priority, runs it.
 
-Matchers that were copied from one prototype share the states of its lexer and a lock, so their lines are filled one
-after another. A grammar that many choices follow at one time is compiled again, for up to eight lanes.
+Matchers copied from one prototype share the prototype's lexer states and a lock, so their masks are filled one after
+another. A grammar that many choices use at the same time is compiled again, for up to eight prototypes (lanes).
 
-Clients are served in turn (line.py). The library's own step limits bound a compile (engine/grammar/vocabulary.py). The
-timeout ends the waiting alone. What a grammar may take (--grammar-memory-bytes) bounds its text, its lanes, and the
-states of its lexers.
+Clients are served in turn (line.py). The library's own step limits bound a compile (engine/grammar/vocabulary.py); the
+timeout only ends the waiting. --grammar-memory-bytes bounds a grammar's text, its lanes, and the states of its lexers.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ if TYPE_CHECKING:
 
 FAILURE_S = 60.0  # seconds for which a failure is remembered
 MAX_FAILURES = 1024
-AT_ONE_TIME = 2  # compiles
+AT_ONE_TIME = 2  # concurrent compiles
 MAX_THREADS = 8
-CROWDED, MOST_LANES = 4, MAX_THREADS  # choices of each lane, from which another one is made
-LANE_BYTES = 100 << 20  # to which each may grow: the states of its lexer (engine/grammar/vocabulary)
-NICE = 10  # of the threads that compile: a tenth of the share of a thread that computes
-# Of the threads that compile: the library calls itself for each schema inside a schema, also along $ref, with 4 to 16
-# KiB each. Only what a compile touches is ever memory.
+CROWDED, MOST_LANES = 4, MAX_THREADS  # a further lane is made when every lane has CROWDED choices
+LANE_BYTES = 100 << 20  # size to which a lane's lexer states may grow (engine/grammar/vocabulary)
+NICE = 10  # niceness of the compiling threads: a tenth of a computing thread's share
+# Stack size of the compiling threads: the library recurses for each schema inside a schema, also along $ref, with 4 to
+# 16 KiB per level. Only the touched part of a stack takes memory.
 STACK_BYTES = 256 << 20
 # Measured: a schema's matcher holds about 40 times its text, and its lexer grows as answers meet new states.
 BYTES_PER_CHARACTER, BYTES_AT_LEAST = 64, 1 << 18
 
 
 def lane_bytes(grammar: Grammar) -> int:
-    """What a lane of the grammar is taken to hold."""
+    """The estimated memory of a lane of the grammar."""
     return BYTES_AT_LEAST + BYTES_PER_CHARACTER * len(grammar.spec.text)
 
 
@@ -69,7 +69,7 @@ def held_bytes(grammar: Grammar) -> int:
 
 
 def is_crowded(grammar: Grammar) -> bool:
-    """Whether the lanes have so many rows that another lane is worth its compile."""
+    """Whether the lanes have enough rows to justify the compile of another lane."""
     if len(grammar.lanes) >= min(MOST_LANES, fill_threads()) or grammar.lane().rows < CROWDED:
         return False
     return (len(grammar.lanes) + 1) * (lane_bytes(grammar) + LANE_BYTES) <= grammar.vocabulary.memory_bytes
@@ -80,12 +80,12 @@ class Compiling:
     """A compile that waits for its turn or runs, and how many callers await it."""
 
     task: asyncio.Future[Grammar]
-    begun: asyncio.Future[float]  # when it had its turn
+    begun: asyncio.Future[float]  # the time at which its turn came
     waiters: int = 0
 
 
 class GrammarCompiler:
-    """Compiles and remembers. Owner: loop."""
+    """Compiles grammars and caches them. Owner: loop."""
 
     def __init__(
         self, vocabulary: GrammarVocabulary, pool: Executor, timeout: float, cache_bytes: int, max_bytes: int
@@ -104,11 +104,11 @@ class GrammarCompiler:
 
     @property
     def compiling(self) -> int:
-        """Grammars that are being compiled, or wait for that."""
+        """Number of grammars that are being compiled or wait to be compiled."""
         return len(self.running)
 
     async def get(self, key: bytes, make: Callable[[], GrammarSpec], field: str = "", client: str = "") -> Grammar:
-        """The grammar of this key. Raises GrammarError, GrammarBusyError where too many wait, or what `make` raises,
+        """The grammar of this key. Raises GrammarError, GrammarBusyError if too many wait, or the error of `make`,
         which may name the request's `field`. A compile that has not begun is dropped when no caller awaits it."""
         found = self._known.get(key)
         if found is not None:
@@ -117,7 +117,7 @@ class GrammarCompiler:
                 adding = self.adding[key] = asyncio.ensure_future(self._add_lane(key, found))
                 adding.add_done_callback(_look)
             return found
-        named = key + field.encode()  # a failure belongs to one field: routes call theirs by other names
+        named = key + field.encode()  # failures are cached per field, because error texts name the field
         failed = self._failed.get(named)
         if failed is not None and time.monotonic() - failed[0] < FAILURE_S:
             raise failed[1].with_traceback(None)
@@ -133,12 +133,12 @@ class GrammarCompiler:
         finally:
             compiling.waiters -= 1
             if not compiling.waiters and not compiling.begun.done():
-                self.running.pop(named, None)  # the next caller begins anew
+                self.running.pop(named, None)  # the next caller starts a new compile
                 compiling.task.cancel()
 
     async def _awaited(self, compiling: Compiling) -> Grammar:
-        """Waits for a turn, then for the compile, each up to --grammar-timeout: first the server is busy, then the
-        grammar is at fault."""
+        """Waits for a turn, then for the compile, each up to --grammar-timeout. The first timeout means a busy server,
+        the second a grammar that is too complex."""
         first: set[asyncio.Future[Any]] = {compiling.task, compiling.begun}
         await asyncio.wait(first, timeout=self._timeout, return_when="FIRST_COMPLETED")
         if not compiling.begun.done() and not compiling.task.done():
@@ -192,15 +192,15 @@ class GrammarCompiler:
             del self.adding[key]
 
     def _in_thread(self, spec: GrammarSpec) -> asyncio.Future[Grammar]:
-        """`compile_now` in a thread of the compiler's."""
+        """Runs `compile_now` in a thread of the compiler."""
         before = threading.stack_size(STACK_BYTES)
-        try:  # a thread of the executor starts with the call that needs it
+        try:  # the executor starts a thread inside this call, so the thread gets the stack size
             return asyncio.get_running_loop().run_in_executor(self._threads, compile_now, spec, self._vocabulary)
         finally:
             threading.stack_size(before)
 
     def _written(self, make: Callable[[], GrammarSpec]) -> GrammarSpec:
-        """In the pool."""
+        """The GrammarSpec, checked for size; runs in the pool."""
         spec = make()
         size = len(spec.text.encode())
         if size > self._max_bytes:
@@ -217,7 +217,7 @@ class GrammarCompiler:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _keep(self, key: bytes, grammar: Grammar) -> None:
-        before = self._known.pop(key, None)  # two fields may have asked at the same time
+        before = self._known.pop(key, None)  # two fields may have compiled the same key at the same time
         self._known[key] = grammar
         self.held_bytes += held_bytes(grammar) - (held_bytes(before) if before else 0)
         self._evict()
@@ -229,18 +229,19 @@ class GrammarCompiler:
 
 
 def fill_threads() -> int:
-    """That fill lines at one time (engine/grammar/advance)."""
+    """Number of threads that fill masks (engine/grammar/advance)."""
     return max(1, min(MAX_THREADS, (os.cpu_count() or 1) // 2))
 
 
 def step_back() -> None:
-    """The calling thread leaves the cores to others. On Linux niceness is a thread's, elsewhere a process's."""
+    """Lowers the calling thread's priority, on Linux only: elsewhere niceness applies to the whole process."""
     if sys.platform == "linux":
         os.nice(NICE)
 
 
 def compile_now(spec: GrammarSpec, vocabulary: GrammarVocabulary) -> Grammar:
-    """A grammar with its first mask computed, since some compile that allow nothing. Raises GrammarError."""
+    """Compiles a grammar and computes its first mask, because some grammars that allow nothing compile. Raises
+    GrammarError."""
     prototype = vocabulary.matcher(lark_of(spec))
     _check(prototype, spec)
     first = prototype.deep_copy()
@@ -249,7 +250,7 @@ def compile_now(spec: GrammarSpec, vocabulary: GrammarVocabulary) -> Grammar:
     return Grammar(spec, vocabulary, [Lane(prototype)])
 
 
-# Patterns of the library's error texts, and what the error of a request says: our words, none of the library's.
+# (pattern in the library's error text, error code, our text for the client); the library's text is not passed on.
 _CAUSES: tuple[tuple[str, GrammarReason, str], ...] = (
     ("circular", "grammar_invalid", "a $ref that leads back to itself has keywords beside it; move them"),
     ("maxProperties", "grammar_invalid", "minProperties and maxProperties need each named property to be required"),
@@ -267,7 +268,7 @@ def _check(matcher: llguidance.LLMatcher, spec: GrammarSpec) -> None:
     if not matcher.is_error():
         return
     error = matcher.get_error()
-    place = _PLACE.match(error) if spec.kind == "ebnf" else None  # the first line is ours
+    place = _PLACE.match(error) if spec.kind == "ebnf" else None  # the first line of the text is ours
     where = f"line {int(place[1]) - 1}, column {place[2]}: " if place else ""
     for pattern, code, text in _CAUSES:
         if re.search(pattern, error[:2000], re.IGNORECASE):
@@ -277,6 +278,6 @@ def _check(matcher: llguidance.LLMatcher, spec: GrammarSpec) -> None:
 
 
 def _look(done: asyncio.Future[Any]) -> None:
-    """Retrieves the exception of a compile: where all its waiters gave up, asyncio would log it as never retrieved."""
+    """Retrieves a compile's exception, so that asyncio does not log it as never retrieved if all waiters gave up."""
     if not done.cancelled():
         done.exception()

@@ -1,7 +1,7 @@
-"""From a GrammarSpec to the library's Lark, and which client grammars are refused before the library sees them.
+"""Turns a GrammarSpec into the library's Lark, and refuses some client grammars before the library parses them.
 
-Owner: none, pure functions; called in the pool. A client's grammar reaches ordinary text only: special tokens, options
-of the library, imports and embedded schemas would go around the server's own checks.
+Owner: none, pure functions; called in the pool. A client's grammar may produce ordinary text only: special tokens,
+library options, imports and embedded schemas would bypass the server's checks.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import re
 from engine.base.errors import GrammarError
 from engine.base.grammar import GrammarSpec
 
-# A mask that allows only the usual token for text that must come anyway moves the distribution, so it is off.
+# By default the library's mask allows only the canonical token for forced text, which changes the distribution.
 OPTIONS = '%llguidance {"no_forcing": true}\n'
 
-# Of a client's grammar. The library recurses into nested rules, and its time is quadratic in the number of rules.
+# Most rules of a client's grammar. The library recurses into nested rules and is quadratic in the number of rules.
 MAX_RULES = 512
 
-# One pass over a grammar: strings, expressions and comments first, so that their contents are skipped. Square
-# brackets are not skipped, since they hold optional parts of a rule; an open quote or slash is refused, since the
-# library reads an expression across lines and would see another end of it.
+# One pass over a grammar. Strings, regular expressions and comments match first, so that their contents are skipped.
+# Square brackets are not skipped, because they hold optional parts of a rule. An unclosed quote or slash is refused,
+# because the library reads a regular expression across lines and would find a different end.
 _PIECES = re.compile(
     r'"(?:[^"\\\n]|\\.)*"i?'  # a text
     r"|/(?:[^/\\\n]|\\.)+/[imslux]*"  # an expression
@@ -33,7 +33,7 @@ _PIECES = re.compile(
 
 
 def lark_of(spec: GrammarSpec) -> str:
-    """The grammar as the library reads it. Raises GrammarError."""
+    """The grammar in the library's Lark. Raises GrammarError."""
     if spec.kind == "free":
         answer = 'start: "a"'  # a placeholder, never matched
     elif spec.kind == "schema":
@@ -48,14 +48,14 @@ def lark_of(spec: GrammarSpec) -> str:
 
 def _of_client(text: str) -> str:
     if "::=" in text:
-        _check_rules(text.count("::="))  # the translator, too, needs the square of their number
+        _check_rules(text.count("::="))  # the translator, too, is quadratic in the number of rules
         from llguidance.gbnf_to_lark import gbnf_to_lark
 
         try:
             text = gbnf_to_lark(text).removeprefix("%llguidance {}")
         except RecursionError:
             raise GrammarError("grammar_too_complex", "the grammar nests too deeply") from None
-        except Exception:  # the translator raises all kinds
+        except Exception:  # the translator may raise any exception
             raise GrammarError("grammar_invalid", "the grammar is not well formed GBNF with a rule `root`") from None
     num_rules = 0
     for found in _PIECES.finditer(text):

@@ -1,8 +1,8 @@
-"""CompileLine: compiles that wait for one of a few threads; clients are served in turn.
+"""CompileLine: the queue of compiles that wait for a thread; clients are served in turn.
 
 Owner: loop. In: a client's name with each compile. Out: a turn, in order of arrival within a client and
-round-robin between clients; or GrammarBusyError, where the line is full or a client fills its part of it. A compile
-that no caller awaits any more leaves the line by being cancelled.
+round-robin between clients; or GrammarBusyError if the queue is full or the client has used its share of the queue. A
+compile that no caller awaits any more is cancelled, which removes it from the queue.
 
     alice  a1 a2 a3          runs  a1 b1, then a2, then a3
     bob    b1
@@ -18,26 +18,27 @@ from engine.base.errors import GrammarBusyError
 
 MOST_WAITING = 64
 MOST_RETRY_S = 60
-LIKELY_S = 0.05  # of a compile, before any was measured
+LIKELY_S = 0.05  # assumed seconds of a compile before the first measurement
 
 
 class CompileLine:
-    """Owner: loop."""
+    """The queue. Owner: loop."""
 
     def __init__(self, at_one_time: int) -> None:
         self._free = at_one_time
         self._at_one_time = at_one_time
         self._lines: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # the next client first
         self._waiting = 0
-        self._seconds = LIKELY_S  # of a compile, smoothed
+        self._seconds = LIKELY_S  # seconds of a compile, smoothed
 
     @property
     def retry_after(self) -> int:
-        """Seconds until the line has moved on."""
+        """Estimated seconds until all waiting compiles have run."""
         return max(1, min(MOST_RETRY_S, math.ceil(self._waiting * self._seconds / self._at_one_time)))
 
     async def enter(self, client: str) -> None:
-        """Waits for a turn, which `leave` ends. A client may wait with as many compiles as the line has room left."""
+        """Waits for a turn, which `leave` ends. A client may have at most as many waiting compiles as free places
+        remain."""
         if self._free:
             self._free -= 1
             return
@@ -60,7 +61,7 @@ class CompileLine:
             raise
 
     def leave(self, seconds: float) -> None:
-        """A turn has ended; it took so long."""
+        """Ends a turn that took `seconds`."""
         self._seconds += 0.2 * (seconds - self._seconds)
         self._next()
 
@@ -75,7 +76,7 @@ class CompileLine:
         turn = line.popleft()
         self._waiting -= 1
         if line:
-            self._lines[client] = line  # behind the others
+            self._lines[client] = line  # after the other clients
         turn.set_result(None)
 
     def _drop(self, client: str, turn: asyncio.Future[None]) -> None:

@@ -1,4 +1,4 @@
-"""Pointwise activations: of an MLP's product, and of the two products of a gated MLP.
+"""Pointwise activations: of one tensor, and of gate and up of a gated MLP.
 
 pointwise: y = f(x)                 f by name:
              SILU            x * sigmoid(x)
@@ -10,7 +10,7 @@ pointwise: y = f(x)                 f by name:
 glu:       y = f(gate) * up,  x = [gate | up] along the last axis: SwiGLU (Llama, Qwen) with SILU, GeGLU (Gemma) with
            GELU_TANH; and one more:
              CLAMPED_SWIGLU  g * sigmoid(1.702 g) * (u + 1), g = min(gate, 7), u = up between -7 and 7      gpt-oss
-Users: MLPs of decoders and towers; kernels/gemm, whose gated products end in `activate`; C has the same in activate.h.
+Users: MLPs of decoders and towers; kernels/gemm, whose gated products call `activate`. activate.h has the C version.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ QUICK_GELU_ALPHA = 1.702
 
 
 class Activation(IntEnum):
-    """What a layer makes of its product, or of gate and up; the numbers are the kernels' ACT, and C's."""
+    """Activations; the numbers are the constant ACT of the kernels, and equal the numbers in C."""
 
     SILU = 0
     GELU_TANH = 1

@@ -1,11 +1,11 @@
-"""Gated convolution over a sequence's last tokens, which lie in a paged cache (LFM2).
+"""Gated convolution over a sequence's last tokens, which are in a paged cache (LFM2).
 
     projected  [T, 3 H]: b | c | x of each token
-    stored     b * x, in the token's place of the cache
-    out        c * (bias + sum over j of taps[j] * stored of the token j places before), of tokens before the first: 0
+    stored     b * x, at the token's place in the cache
+    out        c * (bias + sum over j of taps[j] * stored value of the token j places before); 0 before the first token
 
-Products of b and x are rounded to the cache's numbers before anything reads them, so a token's bits are the same
-whether the tokens before it are in this step or in the cache. Sums are float32. Users: engine/layers/convolution.py.
+b * x is rounded to the cache's dtype before any use, so a token's bits do not depend on whether earlier tokens are
+in this step or in the cache. Sums are float32. Users: engine/layers/convolution.py.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from engine.attention.meta import AttentionMeta
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import tl, triton
 
-COLUMNS = 256  # of one program
-TOKENS = 8  # of one program, where a step has many
+COLUMNS = 256  # columns per program
+TOKENS = 8  # tokens per program in steps with many tokens
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -44,12 +44,12 @@ def convolution_kernel(
     COLUMNS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """TOKENS tokens, COLUMNS columns: each token finds its row by bisection of query_start."""
+    """Computes TOKENS tokens and COLUMNS columns; each token finds its row by bisection of query_start."""
     grid_wait(OVERLAP)
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     here, inside = token < tl.load(query_start + num_rows), column < width
-    row = tl.zeros([TOKENS], tl.int32)  # the last one that begins at or before the token
+    row = tl.zeros([TOKENS], tl.int32)  # the last row that begins at or before the token
     for step in tl.static_range(STEPS):
         next_row = row + (1 << (STEPS - 1 - step))
         begin = tl.load(query_start + next_row, mask=here & (next_row < num_rows), other=0x7FFFFFFF)
@@ -94,7 +94,7 @@ def gated_convolution(
 ) -> Tensor:
     """projected [T, 3 H], taps [L, H] and bias [H] float32, cache [num_blocks, block_size, H] (written) -> [T, H], new.
 
-    taps[0] is the token's own. T may exceed the tokens of `meta`: those beyond belong to no row and are not written.
+    taps[0] is the token's own factor. T may exceed the tokens of `meta`: tokens without a row are not written.
     """
     convolve = launch_convolution if projected.is_cuda else gated_convolution_reference
     return convolve(projected, taps, bias, cache, meta)

@@ -1,13 +1,13 @@
-"""float8: codes of a KV cache to numbers and back inside a kernel; any target, whether or not its units know FP8.
+"""float8: conversion of KV-cache codes to numbers and back inside a kernel, on any target, with or without FP8 units.
 
     e4m3   sign, 4 bits of exponent (bias 7), 3 of mantissa; no infinities, 0x7f is not a number; at most 448
     e5m2   sign, 5 bits of exponent (bias 15), 2 of mantissa: the upper half of a float16; at most 57,344
 
-Rounding is to nearest even, in integers, so all targets and the C kernels (_fast/c/cpu/float8.h) make the same codes. A
-number beyond the largest becomes the largest, and what is not finite becomes 0x7f. Every code is exact in float16, and
-a step from there to bfloat16 costs more than all else: attention multiplies codes as float16. e4m3 is widened by units
-that know it (Target.widens_fp8: two codes by one instruction), elsewhere by integers; e5m2 by moving bytes. Users:
-rotate.py, attention/.
+Rounding is to nearest even, in integer arithmetic, so all targets and the C kernels (_fast/c/cpu/float8.h) make the
+same codes. Numbers beyond the largest code saturate, and numbers that are not finite become 0x7f. Every code is exact
+in float16, and a further conversion to bfloat16 would cost more than everything else, so attention multiplies codes as
+float16. e4m3 is widened by hardware if available (Target.widens_fp8: two codes per instruction), else by integer
+arithmetic; e5m2 by moving bytes. Users: rotate.py, attention/.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FLOATS, E4M3, E5M2, E4M3_UNITS, E5M2_BYTES = range(5)  # the constant CODES of k
 
 
 def codes_of(cache: Tensor, device: Target) -> int:
-    """CODES of a cache of this dtype on this target."""
+    """The constant CODES for a cache on this target."""
     if cache.dtype is torch.float8_e5m2:
         return E5M2_BYTES if device.runs_ptx else E5M2
     if cache.dtype is not torch.float8_e4m3fn:
@@ -30,12 +30,12 @@ def codes_of(cache: Tensor, device: Target) -> int:
 
 
 def as_bytes(cache: Tensor) -> Tensor:
-    """What a kernel is given: codes as uint8, which every target can load."""
+    """The cache as a kernel argument: codes as uint8, which every target can load."""
     return cache.view(torch.uint8) if cache.dtype.itemsize == 1 else cache
 
 
 def as_pairs(cache: Tensor) -> Tensor:
-    """Codes as int16, two to a word; other numbers as they are."""
+    """Codes as int16 words of two; other dtypes unchanged."""
     return cache.view(torch.uint8).view(torch.int16) if cache.dtype.itemsize == 1 else cache
 
 
@@ -45,7 +45,7 @@ UNITS = tl.constexpr(
     " cvt.rn.f16x2.e4m3x2 $0, low; cvt.rn.f16x2.e4m3x2 $1, high; }"
 )
 BYTES = tl.constexpr("{ prmt.b32 $0, $2, 0, 0x2404; and.b32 $1, $2, 0xff00ff00; }")
-# Four codes of e5m2 ($2), one behind the other -> float16 of the first two ($0) and of the last two ($1).
+# Four consecutive codes of e5m2 ($2) -> float16 of the first two ($0) and of the last two ($1).
 IN_ORDER = tl.constexpr("{ prmt.b32 $0, $2, 0, 0x1404; prmt.b32 $1, $2, 0, 0x3424; }")
 
 
@@ -68,7 +68,7 @@ def widen8(codes, dtype, CODES: tl.constexpr):
 
 @triton.jit
 def widen_pairs(words, dtype, CODES: tl.constexpr):
-    """int16 words of two codes, any shape -> values in `dtype` of the lower codes and of the upper ones, exact."""
+    """int16 words of two codes, any shape -> exact values in `dtype` of the lower codes and of the upper codes."""
     if CODES >= 3:
         text: tl.constexpr = UNITS if CODES == 3 else BYTES
         low, high = tl.inline_asm_elementwise(text, "=&r,=r,r", [words], (tl.float16, tl.float16), True, 2)
@@ -85,8 +85,8 @@ def narrow8(values, CODES: tl.constexpr):
     mantissa: tl.constexpr = 2 if CODES == 2 or CODES == 4 else 3
     bias: tl.constexpr = 15 if mantissa == 2 else 7
     most: tl.constexpr = 57344.0 if mantissa == 2 else 448.0
-    least: tl.constexpr = 6.103515625e-05 if mantissa == 2 else 0.015625  # of those with an exponent: 2^-14, 2^-6
-    # Added to smaller numbers: its last bit is the step between their codes. 2^7 and 2^14, and their bits.
+    least: tl.constexpr = 6.103515625e-05 if mantissa == 2 else 0.015625  # least normal number: 2^-14, 2^-6
+    # Adding `step` (2^7 or 2^14) to smaller numbers rounds them: its last bit is the distance between their codes.
     step: tl.constexpr = 128.0 if mantissa == 2 else 16384.0
     step_bits: tl.constexpr = 0x43000000 if mantissa == 2 else 0x46800000
     shift: tl.constexpr = 23 - mantissa

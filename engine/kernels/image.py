@@ -1,11 +1,11 @@
-"""Decoded pictures and frames to the patches of Qwen's vision towers: scaled, normalised and cut on the device.
+"""Turns decoded pictures and frames into patches of Qwen's vision towers: scales, normalises and cuts on the device.
 
     [frames, H, W, 3 or 4] uint8 --one axis--> planes uint8 --the other, normalise, cut--> [patches, numbers]
 
-Both passes add whole numbers by the tables of mm/transform (`resize_table`), in the order of Pillow: a scaled picture
-has the same bits as on a CPU, and only the last rounding of value * scale - shift may differ. The last frame stands in
-for those missing in its temporal patch. Users: `engine/encoders/qwen_vl`. Nothing that a table says is believed: what
-would lie outside a picture is read at its border.
+Both passes add integers by the tables of mm/transform (`resize_table`), in Pillow's order, so a scaled picture has the
+same bits as on a CPU; only the last rounding of value * scale - shift may differ. The last frame is repeated to fill
+its temporal patch. Users: `engine/encoders/qwen_vl`. Tables are not trusted: reads outside of a picture are clamped to
+its border.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -25,36 +25,36 @@ BLOCK = 256  # columns of a program
 
 @dataclass(frozen=True, slots=True)
 class PatchLayout:
-    """How a tower wants its patches."""
+    """The format of a tower's patches."""
 
     patch_size: int  # pixels along a side
-    merge_size: int  # neighbours along a side of a block, which lie together
+    merge_size: int  # patches along a side of a block; a block's patches are adjacent
     temporal: int  # frames in a patch
     dtype: torch.dtype
 
     @property
     def numbers(self) -> int:
-        """Of a patch: channels, frames, lines, columns."""
+        """Values of a patch: channels, frames, lines, columns."""
         return 3 * self.temporal * self.patch_size**2
 
 
 @triton.jit
 def resample(
-    source,  # uint8: one channel of one frame, `step` bytes from one pixel to the next
-    table,  # [1 + taps, new_size] int32: the first old place of each new one, then weights of it and of those behind
+    source,  # uint8: one channel of one frame, with a stride of `step` bytes between pixels
+    table,  # [1 + taps, new_size] int32: each new pixel's first source pixel, then the weights of `taps` source pixels
     line,
-    column,  # [BLOCK], of the result
+    column,  # [BLOCK]: columns of the result
     width,  # pixels in an old line
-    size,  # old places along the axis
+    size,  # source pixels along the axis
     new_size,
     taps,
     step,
-    ROWS: tl.constexpr,  # the axis: lines, else columns
+    ROWS: tl.constexpr,  # resample along lines, else along columns
 ):
-    """New bytes, int32 [BLOCK]."""
+    """The resampled bytes, int32 [BLOCK]."""
     place = line if ROWS else column
     first = tl.load(table + place)
-    total = column * 0 + (1 << 21)  # one half: weights have 22 bits behind the point
+    total = column * 0 + (1 << 21)  # one half: weights have 22 fractional bits
     for tap in range(taps):
         weight = tl.load(table + (1 + tap) * new_size + place)
         at = tl.minimum(tl.maximum(first + tap, 0), size - 1)
@@ -63,10 +63,10 @@ def resample(
     return tl.minimum(tl.maximum(total >> 22, 0), 255)
 
 
-# Every picture has its own numbers: none of them may ask for a kernel of its own.
+# These numbers differ between pictures, and must not cause recompilation.
 @triton.jit(do_not_specialize=["height", "width", "new_height", "new_width", "taps"])
 def planes_kernel(
-    planes,  # [frames, 3, new_height, new_width] uint8; one of the two is still the old one
+    planes,  # [frames, 3, new_height, new_width] uint8; one of the two sizes is still the source's
     pixels,  # [frames, height, width, 3] uint8
     table,
     height,
@@ -78,7 +78,7 @@ def planes_kernel(
     BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """BLOCK columns of one new line of one frame, all three channels."""
+    """Computes BLOCK columns of one new line of one frame, all three channels."""
     grid_wait(OVERLAP)
     line, frame = tl.program_id(0) % new_height, (tl.program_id(0) // new_height).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -118,7 +118,7 @@ def patches_kernel(
     BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """BLOCK columns of one new line of one channel of one frame, to where their patches have them."""
+    """Computes BLOCK columns of one new line of one channel of one frame, and stores them to their patches."""
     grid_wait(OVERLAP)
     line, plane = tl.program_id(0) % new_height, tl.program_id(0) // new_height
     frame, channel = plane // 3, plane % 3
@@ -148,8 +148,8 @@ def pixels_to_patches(
 ) -> Tensor:
     """pixels uint8 [frames, H, W, 3] -> [ceil(frames / temporal) * (height / patch) * (width / patch), numbers].
 
-    columns [1 + taps, width] and rows [1 + taps, height], int32: the first old place of each new one, then the weights
-    of that and of those behind it, in parts of 2**22. normal: scale of red, green and blue, then shift.
+    columns [1 + taps, width] and rows [1 + taps, height], int32: each new pixel's first source pixel, then the weights
+    of `taps` source pixels, in units of 2**-22. normal: scales of red, green and blue, then their shifts.
     """
     assert pixels.dtype is torch.uint8 and pixels.dim() == 4 and pixels.shape[3] == 3 and pixels.is_contiguous()
     assert columns.dtype is rows.dtype is torch.int32 and columns.is_contiguous() and rows.is_contiguous()
@@ -185,7 +185,7 @@ def launch_patches(
 
 
 def rows_first(height: int, width: int, new_height: int, new_width: int) -> bool:
-    """Which pass Pillow 13 makes first: the one down the columns only where it takes much more away."""
+    """Whether Pillow 13 resamples along the height first, which it does only if that reduces the picture much more."""
     return new_height < height and height - new_height > 2 * (width - new_width)
 
 

@@ -2,7 +2,7 @@
 
 rms_norm:   y = x / sqrt(mean(x^2) + eps) * (weight + offset)          offset is 1 where checkpoints store weight - 1
 layer_norm: y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias     var is the biased one; x may be a sum of two
-Users: every decoder block (rms_norm), towers (both). Sums are float32 whatever the tensors are.
+Users: every decoder block (rms_norm), towers (both). Sums are float32 for every dtype of the tensors.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -34,7 +34,7 @@ def norm_kernel(
     BLOCK: tl.constexpr,  # power of two >= width
     OVERLAP: tl.constexpr,
 ):
-    """One row per program: the whole row in registers, sums in float32."""
+    """A program normalises one row: it holds the whole row in registers and sums in float32."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < width
@@ -53,7 +53,8 @@ def norm_kernel(
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0, out: Tensor | None = None) -> Tensor:
-    """x [..., H] float32 or bfloat16 and weight [H] of either -> [..., H] of x's dtype: `out` (contiguous) or new."""
+    """Normalise x [..., H]; x and weight [H] are float32 or bfloat16. Return [..., H] in x's dtype: `out` or a new
+    tensor."""
     if not _runs_here(x):
         if x.is_cuda:
             return launch_norm(x, weight, None, eps, offset, centre=False, out=out)
@@ -69,7 +70,8 @@ def layer_norm(
     out: Tensor | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """x [..., H], weight [H], bias [H] or None -> [..., H]: `out` (contiguous) or new; of x + residual where given."""
+    """Normalise x [..., H] (or x + residual) with weight [H], bias [H] or None. Return `out` (contiguous) or a new
+    tensor."""
     if not _runs_here(x):
         if x.is_cuda:
             return launch_norm(x, weight, bias, eps, 0.0, centre=True, out=out, residual=residual)
@@ -87,9 +89,9 @@ def launch_norm(
     out: Tensor | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """The Triton kernel on x [..., H] with contiguous rows -> `out` or a new tensor, contiguous [..., H].
+    """Launch the Triton kernel on x [..., H] with contiguous rows -> `out` or a new tensor, contiguous [..., H].
 
-    `residual`: like x, contiguous; added to it in float32.
+    residual: shaped like x, contiguous; added to x in float32.
     """
     width = x.shape[-1]
     rows = x.view(-1, width) if x.is_contiguous() else x
@@ -157,5 +159,5 @@ def _result(x: Tensor, out: Tensor | None) -> Tensor:
 
 
 def _wide(x: Tensor) -> torch.dtype:
-    """Sums in float64 when the tests hand over float64, otherwise in float32."""
+    """Return the dtype of sums: float64 if x is float64 (tests), otherwise float32."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32

@@ -1,18 +1,18 @@
-"""Programmatic dependent launch: a kernel begins while the kernel before it ends (CUDA from sm_90 on).
+"""Programmatic dependent launch: a kernel starts while the previous kernel ends (CUDA from sm_90 on).
 
-Between two dependent kernels of a graph lie about 1.3 microseconds in which nothing runs. A kernel that was launched
-with `launch_options()` may start as soon as every program of the kernel before it has called `allow_next` or ended. The
-early kernel then waits in `grid_wait` until the kernel before it has written everything:
+Between two dependent kernels of a graph the device is idle for about 1.3 microseconds. A kernel launched with
+`launch_options()` may start as soon as every program of the previous kernel has called `allow_next` or ended. The early
+kernel then waits in `grid_wait` until the previous kernel has written everything:
 
     kernel N    | grid_wait ... work ........ |
     kernel N+1       | its weights -> L2 | wait | work ...
 
-The rule: before `grid_wait` a kernel reads weights only, and nothing that another kernel writes. A kernel that forgets
-to wait is a silent race, so every kernel that is given `launch_options()` calls `grid_wait` first of all. The kernel
-before may be waiting too, so several kernels may have started. But no kernel starts before a kernel that never calls
-`allow_next` has ended, and the first kernel of a forward never calls `allow_next`: so a kernel may also read what the
-step's prep and earlier steps wrote, past the unit's own cache. Decode attention reads its lists so, and the keys of all
-tokens but the step's own.
+The rule: before `grid_wait` a kernel reads only weights, and nothing that another kernel writes. A missing wait is a
+silent race, so every kernel that is launched with `launch_options()` calls `grid_wait` before anything else. The
+previous kernel may be waiting too, so several kernels may have started. But no kernel starts before the end of a kernel
+that never calls `allow_next`, and the first kernel of a forward never calls it. So before `grid_wait` a kernel may also
+read data that the step's prep and earlier steps wrote, with loads that bypass the unit's cache. Decode attention reads
+its lists in this way, and the keys of all tokens except the step's own tokens.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ else:
 
 @functools.cache
 def overlaps() -> bool:
-    """Whether kernels of this device overlap; the OVERLAP constant of each launch."""
+    """Whether kernels of this device overlap: the OVERLAP constant of each launch."""
     return target().begins_early
 
 
 @functools.cache
 def launch_options() -> dict[str, Any]:
-    """What a launch passes on for it."""
+    """Return the launch options for overlapping kernels."""
     return {"OVERLAP": True, "launch_pdl": True} if overlaps() else {"OVERLAP": False}
 
 
 @triton.jit
 def fetch_run(address, size):
-    """Starts to copy size bytes from each address into the second-level cache, where no line is ever stale.
+    """Start a copy of `size` bytes from each address into the L2 cache, whose lines are never stale.
 
-    [lanes] pointers, and int32 multiples of 16, 0 for nothing; only where kernels overlap.
+    address: [lanes] pointers; size: [lanes] int32 multiples of 16, 0 copies nothing. Only if kernels overlap.
     """
     tl.inline_asm_elementwise(
         """{
@@ -65,13 +65,14 @@ def fetch_run(address, size):
 
 @triton.jit
 def wait_in_loop():
-    """`wait_previous` inside a loop, as assembly: Triton moves no load of a later round before a wait that it knows."""
+    """`wait_previous` for loops, as assembly. Triton would move no load of a later iteration before a wait that it
+    knows."""
     tl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit
 def grid_wait(OVERLAP: tl.constexpr):
-    """The next kernel may start; everything before this line is then written by the kernels before."""
+    """Let the next kernel start, then wait until the previous kernels have written everything."""
     if OVERLAP:
         allow_next()
         wait_previous()
@@ -79,7 +80,8 @@ def grid_wait(OVERLAP: tl.constexpr):
 
 @triton.jit
 def wait_then_allow(OVERLAP: tl.constexpr):
-    """As grid_wait, but the next kernel starts when everything before this line is written."""
+    """Like grid_wait, but the next kernel starts only after the wait, when the previous kernels have written
+    everything."""
     if OVERLAP:
         wait_previous()
         allow_next()

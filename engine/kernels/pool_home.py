@@ -1,4 +1,4 @@
-"""Pooled lines on their way home: the kernel that ends a step of a model with a pooler writes into pinned memory.
+"""Copy of pooled lines to the host: the last kernel of a pooling model's step writes them into pinned memory.
 
 out[home, n] = lines[n], n < rows. User: engine/step/parts/pooling.
 """
@@ -25,7 +25,7 @@ def pool_home_kernel(
     BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """BLOCK numbers of one line per program."""
+    """A program copies BLOCK numbers of one line."""
     grid_wait(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     buffer = tl.minimum(tl.maximum(tl.load(home), 0), num_buffers - 1).to(tl.int64)
@@ -36,7 +36,7 @@ def pool_home_kernel(
 
 
 def pool_home(out: Tensor, lines: Tensor, home: Tensor) -> None:
-    """out float32 [num_buffers, max_rows, width]; lines float32 [rows, width], contiguous; home int32 [1], clamped."""
+    """Copy lines float32 [rows, width] (contiguous) to out float32 [num_buffers, max_rows, width] at home int32 [1]."""
     if lines.is_cuda:
         launch_pool_home(out, lines, home)
     else:
@@ -44,7 +44,7 @@ def pool_home(out: Tensor, lines: Tensor, home: Tensor) -> None:
 
 
 def launch_pool_home(out: Tensor, lines: Tensor, home: Tensor) -> None:
-    """The kernel, on a grid that depends on shapes only."""
+    """Launch the kernel on a grid that depends only on shapes."""
     (buffers, most, width), rows = out.shape, len(lines)
     assert out.is_contiguous(), "the host's buffers are contiguous"
     assert lines.is_contiguous(), "lines follow each other"

@@ -1,8 +1,8 @@
 """One row for each input, pooled from the hidden states of its tokens, in float32.
 
 mean           sum(h) / n                        mean_sqrt_len  sum(h) / sqrt(n)
-weighted_mean  sum(i h_i) / sum(i), i from 1     max            the largest of each column
-`counted`: the first token of each input that counts; those before it, a prompt's, keep their i and add nothing.
+weighted_mean  sum(i h_i) / sum(i), i from 1     max            the maximum of each column
+`counted`: the first token of each input that counts. Earlier tokens (a prompt) contribute nothing, but i counts them.
 Users: engine/pooling/heads. Inputs without tokens, which pad a recorded step, get zeros.
 """
 
@@ -26,7 +26,7 @@ def pool_kernel(
     out,  # [rows, width] float32
     hidden,  # [tokens, width]
     starts,  # [rows + 1] int32
-    counted,  # [rows] int32, or anything where SKIPS is False
+    counted,  # [rows] int32; not read if SKIPS is False
     width,
     KIND: tl.constexpr,  # a number of KINDS
     SKIPS: tl.constexpr,
@@ -34,7 +34,7 @@ def pool_kernel(
     BLOCK_W: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """BLOCK_W columns of one input per program."""
+    """A program pools BLOCK_W columns of one input."""
     grid_wait(OVERLAP)
     row = tl.program_id(0)
     first, last = tl.load(starts + row), tl.load(starts + row + 1)
@@ -67,14 +67,16 @@ def pool_kernel(
 
 
 def pool_rows(hidden: Tensor, starts: Tensor, kind: PoolingKind, counted: Tensor | None = None) -> Tensor:
-    """hidden [T, width]; starts int32 [rows + 1], ascending, at most T; counted int32 [rows] or None, all tokens count
-    -> a new float32 [rows, width]."""
+    """Pool hidden [T, width] into a new float32 [rows, width].
+
+    starts: int32 [rows + 1], ascending, at most T. counted: int32 [rows], or None: all tokens count.
+    """
     pool = launch_pool if hidden.is_cuda else pool_rows_reference
     return pool(hidden, starts, kind, counted)
 
 
 def launch_pool(hidden: Tensor, starts: Tensor, kind: PoolingKind, counted: Tensor | None = None) -> Tensor:
-    """The kernel, on a grid that depends on shapes only."""
+    """Launch the kernel on a grid that depends only on shapes."""
     rows, width = len(starts) - 1, hidden.shape[1]
     assert hidden.is_contiguous(), "rows must be contiguous"
     assert starts.is_contiguous(), "their bounds must be contiguous"

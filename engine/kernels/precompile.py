@@ -1,15 +1,15 @@
-"""Kernels compiled before they are launched, several at a time: a walk through a model's steps that computes nothing.
+"""Parallel compilation of kernels before their first launch, by a walk through a model's steps that computes nothing.
 
-Thread: the device's, with a pool of its own while it lasts. Triton compiles a kernel where it is first launched, one
-after the other, for a third of a second each; older versions then have a C compiler build what launches it, for a fifth
-of one. Inside a walk the calling thread launches nothing: each launch only names its kernel, and the pool compiles and
-loads new ones. Most of that time is LLVM's, the assembler's and the C compiler's, which need no GIL, so threads do.
+Thread: the device's, with its own pool during the walk. Triton compiles each kernel at its first launch, one after the
+other, in about 0.3 s each; older versions then need 0.2 s for a C compiler to build the launcher. In a walk the calling
+thread launches nothing: each launch only names its kernel, and the pool compiles and loads new kernels. Most of the
+time is spent in LLVM, the assembler and the C compiler without the GIL, so threads are sufficient.
 
-    walk | launch launch launch ... none of them runs | waits |
+    walk | launch launch launch ... no kernel runs    | waits |
     pool | compiles, loads ....... | compiles, loads ........ |
          | compiles, loads  | compiles, loads ... |
 
-What the kernels would have written stays as it was: nothing in a walk may take an index or a length from there.
+Kernels' outputs stay unwritten during a walk, so code in a walk must not read an index or a length from them.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ from torch import Tensor
 
 from engine.kernels.target import HAS_TRITON, triton
 
-MAX_THREADS = 8  # beyond, they wait for each other's Python: with 16 an H100's 8B took 0.8 s longer
-_walking = threading.Lock()  # launches are Triton's, so engines that start at the same time take turns
+MAX_THREADS = 8  # more threads wait for each other's Python: with 16 an H100's 8B took 0.8 s longer
+_walking = threading.Lock()  # `_noted` replaces Triton's global launch, so only one engine walks at a time
 
 
 def precompile(walk: Callable[[], None], threads: int, bind: Callable[[], None]) -> None:
-    """Calls `walk`; when this returns, every kernel that it would have launched is compiled and loaded.
+    """Call `walk`; on return every kernel that it would have launched is compiled and loaded.
 
-    `bind` gives each of the pool's threads the device. A kernel that cannot be compiled raises what its launch would
-    have raised. Where nothing compiles, on a CPU and in Triton's interpreter, there is no walk either.
+    `bind` sets the device in each thread of the pool. If a kernel cannot be compiled, this raises the exception of its
+    launch. On a CPU and in Triton's interpreter nothing is compiled, so `walk` is not called.
     """
     if not HAS_TRITON or triton.knobs.runtime.interpret:
         return
     with _walking:
-        # A copy: Triton keeps the pool in a context variable, and leaves it there when a kernel failed.
+        # In a copy of the context: Triton stores the pool in a context variable and leaves it there if a kernel fails.
         contextvars.copy_context().run(_compile, walk, min(threads, MAX_THREADS), bind)
 
 
 class _Pool(ThreadPoolExecutor):
-    """What Triton hands its compilations to."""
+    """The executor to which Triton submits compilations."""
 
     def submit(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         return super().submit(_ready, call, *args, **kwargs)
 
 
 def _ready(compile_kernel: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """A compiled kernel, ready to be launched."""
+    """Compile a kernel and make it ready for launch."""
     kernel = compile_kernel(*args, **kwargs)
-    # Asked for, it loads the kernel and makes what launches it; a Triton without it does both at the first launch.
+    # Reading this property loads the kernel and makes its launcher. Tritons without it do both at the first launch.
     if isinstance(getattr(type(kernel), "run", None), property):
         _ = kernel.run
     return kernel
@@ -61,7 +61,7 @@ def _ready(compile_kernel: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
 def _compile(walk: Callable[[], None], threads: int, bind: Callable[[], None]) -> None:
     pool = _Pool(threads, thread_name_prefix="omniloop-compile", initializer=bind)
     try:
-        with triton.AsyncCompileMode(pool), _noted():  # the first one waits on leaving, and raises
+        with triton.AsyncCompileMode(pool), _noted():  # AsyncCompileMode waits on exit, and raises errors
             walk()
     finally:
         pool.shutdown(cancel_futures=True)
@@ -69,14 +69,14 @@ def _compile(walk: Callable[[], None], threads: int, bind: Callable[[], None]) -
 
 @contextmanager
 def _noted() -> Iterator[None]:
-    """Launches on this thread inside are not launched; each new kind is handed to Triton to be compiled."""
+    """Within this context, launches of this thread do not run; each new kind of launch is only compiled by Triton."""
     kernels: Any = triton.JITFunction
     launch, mine, met = kernels.run, threading.get_ident(), set[Hashable]()
 
     def note(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         if threading.get_ident() != mine:
             return launch(kernel, *args, grid=grid, warmup=warmup, **options)
-        # Triton's own answer, whether it knows the kernel, takes ten times as long and is asked for once per kind.
+        # Triton's own lookup of a known kernel takes ten times as long, so it is called once per kind.
         kind = (id(kernel), *map(_kind, args), *options, *map(_kind, options.values()))
         if kind not in met:
             met.add(kind)
@@ -91,10 +91,10 @@ def _noted() -> Iterator[None]:
 
 
 def _kind(value: Any) -> Hashable:
-    """What a kernel is specialised on in an argument: all that Triton looks at, and of numbers the value itself."""
+    """Return what Triton specialises a kernel on for this argument; for numbers this is the value itself."""
     if isinstance(value, Tensor):
         return value.dtype, value.data_ptr() % 16, value.untyped_storage().nbytes() < 1 << 31
-    base = getattr(value, "base", None)  # of a descriptor
+    base = getattr(value, "base", None)  # a descriptor's tensor
     if base is not None:
         return base.dtype, *value.block_shape
     return type(value), value

@@ -1,10 +1,10 @@
-"""Norms of queries and keys before they are cut into heads, or with weights of their own for every head; in place.
+"""In-place norms of queries and keys before they are split into heads, or with separate weights for every head.
 
     rms:     y = x / sqrt(mean(x^2) + eps) * weight                        centred: y = (x - mean) / std * weight
 
-over groups of columns: all queries and all keys of a token (Olmo 2, Olmo 3), or each head (Cohere). Columns behind the
-keys are values and stay; Gemma 4 hands its values alone, without keys. Users: attention layers whose norm
-`qkv_rope_store` does not do, just before it.
+over groups of columns: all queries and all keys of a token (Olmo 2, Olmo 3), or each head (Cohere). Columns after the
+keys are values and stay unchanged; Gemma 4 passes only its values, without keys. Users: attention layers with a norm
+that `qkv_rope_store` does not support; they call this just before it.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def projection_norm_kernel(
     BLOCK: tl.constexpr,  # power of two >= both groups
     OVERLAP: tl.constexpr,
 ):
-    """A group of one row per program: the groups of queries, then those of keys."""
+    """A program normalises one group of one row: first all groups of queries, then the groups of keys."""
     grid_wait(OVERLAP)
     row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     q_groups = q_width // q_group
     is_query = group < q_groups
     width = tl.where(is_query, q_group, k_group)
-    first = tl.where(is_query, group * q_group, (group - q_groups) * k_group)  # among its kind
+    first = tl.where(is_query, group * q_group, (group - q_groups) * k_group)  # first column within queries or keys
     column = tl.arange(0, BLOCK)
     inside = column < width
     weight = (q_weight if is_query else k_weight) + first
@@ -53,9 +53,9 @@ def projection_norm_kernel(
 def normalise_projections(
     qkv: Tensor, q_weight: Tensor, k_weight: Tensor, q_group: int, k_group: int, eps: float, centre: bool
 ) -> None:
-    """qkv [T, (Hq + 2 Hkv) * D], in place: the first len(q_weight) columns and the next len(k_weight), group by group.
+    """Normalise in qkv [T, (Hq + 2 Hkv) * D] the first len(q_weight) columns and the next len(k_weight), in groups.
 
-    Weights are float32; a group divides the number of its columns.
+    Weights are float32; q_group divides len(q_weight), and k_group divides len(k_weight).
     """
     launch = launch_projection_norm if qkv.is_cuda else projection_norm_reference
     launch(qkv, q_weight, k_weight, q_group, k_group, eps, centre)
@@ -64,7 +64,7 @@ def normalise_projections(
 def launch_projection_norm(
     qkv: Tensor, q_weight: Tensor, k_weight: Tensor, q_group: int, k_group: int, eps: float, centre: bool
 ) -> None:
-    """The Triton kernel; arguments as `normalise_projections`."""
+    """Launch the Triton kernel; arguments as `normalise_projections`."""
     q_width, k_width = len(q_weight), len(k_weight)
     assert qkv.stride(1) == 1, "rows must be contiguous"
     assert not q_width % q_group, f"{q_width} columns of queries in groups of {q_group}"

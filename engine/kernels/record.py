@@ -1,16 +1,16 @@
-"""From the record of a step in pinned memory to the device: rows and tokens are copied, changes of slots applied.
+"""Transfer of a step's record from pinned memory to the device: copies rows and tokens, applies changes of slots.
 
-Layout of a record and of a slot's row in `_fast/layout.py`. One launch on a fixed grid:
+`_fast/layout.py` defines the layout of a record and of a slot's row. One launch on a fixed grid:
 
     record_kernel   the first programs: header, rows, tokens and positions -> staged
                     the others: block-table changes and the rows of new slots -> SlotTensors
 
-A word takes a microsecond or two to come over the bus. So each is asked for once, by wide loads where it lies among
-others, and what most steps have is asked for before the header says whether this one has it: the common step waits for
-the bus once. A record is rewritten three steps later, so all loads go past the caches (.cv: what is cached of the
-host's memory is stale). Records take turns, counted on the device (step_inputs), so that a recorded step has no address
-of its own record and need be recorded once. Lengths come from the header and every number is clamped to what it
-indexes. Users: engine/kernels/step_inputs; thread: device.
+A read over the bus takes one or two microseconds. So each word is read once, with wide loads for adjacent words. Words
+that most steps have are read before the header is known, so a typical step waits for the bus only once. A record is
+rewritten three steps later, so all loads bypass the caches (.cv: cached copies of host memory are stale). Records are
+used in rotation by a counter on the device (step_inputs). So a recorded step contains no address of a single record and
+is recorded only once. Lengths come from the header, and every number is clamped to the size of what it indexes.
+Users: engine/kernels/step_inputs; thread: device.
 """
 
 from __future__ import annotations
@@ -34,44 +34,45 @@ UPDATE = tl.constexpr(UPDATE_WORDS)
 SLOT, INDEX, BLOCK_NAME, GROUP = (tl.constexpr(int(one)) for one in UpdateWord)
 PARAMS = tl.constexpr(SLOT_WORDS)
 OWN_NUMBER = tl.constexpr(int(SlotWord.SLOT))
-WORDS = 1024  # of one program and turn
+WORDS = 1024  # per program and iteration
 COPIERS = 4  # programs that copy words, before those that apply changes
-CHANGES = 256  # block-table changes of one program and turn
-SLOTS = 64  # and rows of slots
+CHANGES = 256  # block-table changes per program and iteration
+SLOTS = 64  # rows of slots per program and iteration
 APPLIERS = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Records:
-    """Where the host writes plans, one step after the other in turn, and what the device keeps of the one at work."""
+    """Buffers in which the host writes plans in rotation, and the device's copy of the current plan."""
 
     pinned: Tensor  # [num_records, capacity] int32, on the host
     staged: Tensor  # [capacity] int32: header, rows, tokens and positions between the two kernels
-    turn: Tensor  # [1] int32: the record that is next
+    turn: Tensor  # [1] int32: the next record
 
 
 def records_in(pinned: Tensor, device: str | torch.device) -> Records:
-    """pinned int32 [num_records, capacity], of which the first is next; capacity a multiple of ALIGNED."""
+    """Make Records for pinned int32 [num_records, capacity]. The first record is next; ALIGNED divides capacity."""
     staged = torch.zeros(pinned.shape[1], dtype=torch.int32, device=device)
     return Records(pinned, staged, torch.zeros(1, dtype=torch.int32, device=device))
 
 
 @triton.jit
 def ask_header(record, BLOCK: tl.constexpr):
-    """The header in the first of BLOCK lanes, asked for once: each load of a word goes over the bus by itself."""
+    """Load the header into the first of BLOCK lanes, once, because each load of a word is a separate read over the
+    bus."""
     word = tl.arange(0, BLOCK)
     return tl.load(record + word, mask=word < HEAD, other=0, cache_modifier=".cv")
 
 
 @triton.jit
 def header_word(header, number, most, BLOCK: tl.constexpr):
-    """One of its numbers, 0 to `most`."""
+    """Return one number of the header, clamped to 0 .. `most`."""
     return tl.minimum(tl.maximum(tl.sum(tl.where(tl.arange(0, BLOCK) == number, header, 0), 0), 0), most)
 
 
 @triton.jit
 def copy_words(staged, record, first, end, BLOCK: tl.constexpr):
-    """Words first .. end - 1 of a record, BLOCK at most; multiples of 16, so that loads are wide."""
+    """Copy words first .. end - 1 of a record, at most BLOCK; both are multiples of 16, so that loads are wide."""
     word = first + tl.arange(0, BLOCK)
     tl.store(staged + word, tl.load(record + word, mask=word < end, cache_modifier=".cv"), mask=word < end)
 
@@ -82,7 +83,8 @@ def copy_record(
     AXES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Everything before the tail, and the positions; the first `at_once` words come at the same time as the header."""
+    """Copy everything before the tail, and the positions; the first `at_once` words are loaded together with the
+    header."""
     header = ask_header(record, BLOCK)
     start, stride = place * BLOCK, places * BLOCK
     for first in range(start, at_once, stride):
@@ -99,7 +101,7 @@ def copy_record(
 
 @triton.jit
 def ask_updates(record, tail, first, end, BLOCK: tl.constexpr):
-    """Updates first .. end - 1, BLOCK at most."""
+    """Load updates first .. end - 1, at most BLOCK."""
     number = first + tl.arange(0, BLOCK)[:, None]
     place = tl.arange(0, UPDATE)[None, :]
     return tl.load(record + tail + number * UPDATE + place, mask=number < end, other=-1, cache_modifier=".cv")
@@ -107,7 +109,7 @@ def ask_updates(record, tail, first, end, BLOCK: tl.constexpr):
 
 @triton.jit
 def set_blocks(block_tables, entry, count, num_groups, max_slots, max_blocks, BLOCK: tl.constexpr):
-    """The first `count` of these updates."""
+    """Apply the first `count` of these block-table updates."""
     place = tl.arange(0, UPDATE)[None, :]
     slot = tl.sum(tl.where(place == SLOT, entry, 0), 1)
     index = tl.sum(tl.where(place == INDEX, entry, 0), 1)
@@ -122,7 +124,7 @@ def set_blocks(block_tables, entry, count, num_groups, max_slots, max_blocks, BL
 
 @triton.jit
 def set_words(words, rows, first, count, max_slots, BLOCK: tl.constexpr):
-    """Rows first .. count - 1 of `rows`, BLOCK at most, each to its slot."""
+    """Copy rows first .. count - 1 of `rows`, at most BLOCK, each to its slot."""
     number = first + tl.arange(0, BLOCK)[:, None]
     place = tl.arange(0, PARAMS)[None, :]
     row = tl.load(rows + number * PARAMS + place, mask=number < count, other=-1, cache_modifier=".cv")
@@ -141,19 +143,19 @@ def record_kernel(
     capacity,
     tokens_at,  # where the tokens begin
     max_tokens,
-    at_once,  # words that are copied whatever the header says
+    at_once,  # words that are copied regardless of the header
     tail,  # where the updates begin
     num_groups,
     max_slots,
     max_blocks,
-    AXES: tl.constexpr,  # positions of each token that may follow
+    AXES: tl.constexpr,  # positions per token that may follow the tokens
     COPIERS: tl.constexpr,
     WORDS: tl.constexpr,
     BLOCK: tl.constexpr,
     SLOTS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """The first COPIERS programs copy, the others apply changes: no table entry and no slot is named twice."""
+    """The first COPIERS programs copy; the others apply changes. No table entry and no slot occurs twice."""
     grid_wait(OVERLAP)
     mine = tl.minimum(tl.maximum(tl.load(turn), 0), num_records - 1)
     record = pinned + mine.to(tl.int64) * capacity
@@ -164,7 +166,7 @@ def record_kernel(
         start, stride = (program - COPIERS) * BLOCK, (tl.num_programs(0) - COPIERS) * BLOCK
         header = ask_header(record, BLOCK)
         most = (capacity - tail) // UPDATE
-        if start == 0:  # most steps have no more, and these come at the same time as the header
+        if start == 0:  # most steps have no more; these are loaded together with the header
             entry = ask_updates(record, tail, 0, most, BLOCK)
             count = header_word(header, NUM_UPDATES, most, BLOCK)
             set_blocks(block_tables, entry, count, num_groups, max_slots, max_blocks, BLOCK)
@@ -180,9 +182,9 @@ def record_kernel(
 
 
 def take_record(slots: SlotTensors, records: Records, max_rows: int, max_tokens: int, axes: int) -> None:
-    """Brings `slots` up to date from the next record and copies the rest of it to `records.staged`; the turn stays.
+    """Update `slots` from the next record and copy the rest of the record to `records.staged`; `records.turn` stays.
 
-    `axes`: positions of each token that may follow. Capturable: the record's lengths are read on the device.
+    axes: positions per token that may follow the tokens. Capturable: the record's lengths are read on the device.
     """
     num_groups, lines, max_blocks = slots.block_tables.shape
     count, capacity = records.pinned.shape

@@ -1,10 +1,9 @@
-"""Rotary positions: the table of cosines and sines of a step's tokens; rotate.py turns heads by it.
+"""Rotary positions: the table of cosines and sines of a step's tokens, by which rotate.py rotates heads.
 
-angle[t, j] = position[t] * inv_freq[j]. With several position rows each section of the frequencies reads its own row:
-time, height, width (Qwen2-VL, Qwen2.5-Omni), or place, width, height, picture (HunyuanOCR); or three rows take turns
-(Qwen3-VL). Users: decoders take the table once per
-step and hand it to `qkv_rope_store`; towers make their own and call `apply_rope`. The table is float32 whatever the
-activations are.
+angle[t, j] = position[t] * inv_freq[j]. With several rows of positions each section of the frequencies reads its own
+row: time, height, width (Qwen2-VL, Qwen2.5-Omni), or place, width, height, picture (HunyuanOCR); or the frequencies
+alternate between three rows (Qwen3-VL). Users: decoders compute the table once per step and pass it to
+`qkv_rope_store`; towers compute their own and call `apply_rope`. The table is float32 for every activation dtype.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -28,17 +27,17 @@ def angle_kernel(
     num_tokens,
     half,
     axis_stride,
-    first_end,  # SEVERAL: frequencies below it read row 0, those from second_end on row 2
+    first_end,  # SEVERAL: frequencies below first_end read row 0, frequencies from second_end on read row 2
     second_end,  # INTERLEAVED: 1, 4, 7 ... below first_end read row 1, and 2, 5, 8 ... below second_end row 2
     scaling,
-    third_end,  # frequencies from it on read row 3; None: there are three rows
+    third_end,  # frequencies from third_end on read row 3; None: there are three rows
     SEVERAL: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     TOKENS: tl.constexpr,
     BLOCK: tl.constexpr,  # power of two >= half
     OVERLAP: tl.constexpr,
 ):
-    """TOKENS tokens per program, all their frequencies."""
+    """A program computes all frequencies of TOKENS tokens."""
     grid_wait(OVERLAP)
     token = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS))[:, None]
     pair = tl.arange(0, BLOCK)[None, :]
@@ -65,11 +64,12 @@ def cos_sin(
     scaling: float = 1.0,
     interleaved: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """positions [T] or [axes, T] (any integer or float type), inv_freq [D_rot/2] float32 -> cos, sin [T, D_rot/2].
+    """Return cos, sin [T, D_rot/2]; positions [T] or [axes, T] are integers or floats, inv_freq [D_rot/2] is float32.
 
-    mrope_section: how many frequencies each of three or four rows supplies, in order; they add up to D_rot/2. Without
-    it the rows are taken to be equal. scaling multiplies both (YaRN's attention factor). interleaved: three rows take
-    turns, time, height, width, until height and width have had theirs. The result is float32.
+    mrope_section: the number of frequencies that read each of three or four rows, in order; the sum is D_rot/2. Without
+    it the rows are assumed to be equal. scaling multiplies both results (YaRN's attention factor). interleaved:
+    frequencies alternate between time, height and width until the sections of height and width are used up. The
+    results are float32.
     """
     if positions.is_cuda:
         return launch_cos_sin(positions, inv_freq, mrope_section, scaling, interleaved)
@@ -83,7 +83,7 @@ def launch_cos_sin(
     scaling: float = 1.0,
     interleaved: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The Triton kernel, one launch; positions with contiguous rows, else as `cos_sin`."""
+    """Launch the Triton kernel; positions have contiguous rows; other arguments as `cos_sin`."""
     half, tokens = inv_freq.numel(), positions.shape[-1]
     assert positions.stride(-1) == 1 and inv_freq.is_contiguous()
     several = positions.dim() == 2 and mrope_section is not None
@@ -130,7 +130,7 @@ def cos_sin_reference(
 
 
 def axes_of(sections: Sequence[int], interleaved: bool) -> list[int]:
-    """The row of positions that each frequency reads."""
+    """Return the row of positions that each frequency reads."""
     if not interleaved:
         return [axis for axis, size in enumerate(sections) for _ in range(size)]
     turns = range(sum(sections))

@@ -1,11 +1,11 @@
-"""Rotation of heads; for decoders, from the fused QKV product to rotated queries and a written cache in one pass.
+"""Rotation of heads; for decoders one pass that turns the fused QKV product into rotated queries and a written cache.
 
     (a, b) -> (a cos - b sin, b cos + a sin) with a = x[j], b = x[j + D_rot/2]; half-split, as Llama and Qwen
 
-For each token: split [q | k | v]; RMSNorm each head of q and k where the model has q_norm/k_norm (Qwen3); rotate q
-and k (the first D_rot of D), before the norm where the model norms late (HunYuan); write k and v to their slot of the
-paged caches; return q. Users: every decoder's attention layer, just before `paged_attention`; towers, and texts whose
-tokens see later ones, rotate their heads by `apply_rope`.
+For each token: split [q | k | v]; apply RMSNorm to each head of q and k if the model has q_norm/k_norm (Qwen3); rotate
+the first D_rot of D columns of q and k (before the norm in models with a late norm, HunYuan); write k and v to their
+slots in the paged caches; return q. Users: every decoder's attention layer, just before `paged_attention`. Towers, and
+text models whose tokens attend to later tokens, rotate their heads with `apply_rope`.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -21,7 +21,7 @@ from engine.kernels.pages import FORMS, Scales, addresses, check_pages, encode, 
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import target, tl, triton
 
-VALUES = 2048  # of a program, for any number of tokens: the order in which a head's squares are added follows from it
+VALUES = 2048  # values per program, constant because it determines the order in which a head's squares are added
 
 
 @triton.jit
@@ -29,7 +29,7 @@ def norm_pairs(
     a, b, rest, weight, pair, more, eps, dtype,
     HEAD_DIM: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
-    """The RMSNorm of heads [HEADS, pairs] that lie in three pieces."""
+    """RMSNorm of heads [HEADS, pairs] that are in three pieces."""
     total = tl.sum(a * a + b * b, 1)
     if REST:
         total += tl.sum(rest * rest, 1)
@@ -37,7 +37,7 @@ def norm_pairs(
     scale = (1.0 / tl.sqrt_rn(total / HEAD_DIM + eps))[:, None]
     a = a * scale * tl.load(weight + pair, mask=pair < HALF, other=0.0).to(tl.float32)
     b = b * scale * tl.load(weight + HALF + pair, mask=pair < HALF, other=0.0).to(tl.float32)
-    # Rounded as a norm of its own would round it.
+    # Rounded as a separate norm would round.
     a = a.to(dtype).to(tl.float32)
     b = b.to(dtype).to(tl.float32)
     if REST:
@@ -47,16 +47,16 @@ def norm_pairs(
 
 @triton.jit
 def power_from(x):
-    """The least power of two that is not below x, a normal float32 above 0 or infinity."""
+    """Return the least power of two >= x; x is a normal float32 above 0, or infinity."""
     return ((x.to(tl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def over_scale(a, b, rest, place, mask, MADE: tl.constexpr, REST: tl.constexpr):
-    """Heads [HEADS, pairs] in three pieces over their scales [HEADS, 1].
+    """Divide heads [HEADS, pairs], in three pieces, by their scales [HEADS, 1].
 
-    MADE: the scales are written, the least powers of two that bring the largest number to the largest code or below.
-    Codes lose no digit by a power of two, and attention may multiply numbers by it exactly. Else they are read.
+    MADE: compute and write the scales: the least powers of two that bring the largest number to at most the largest
+    code. Powers of two lose no bits in codes, and attention can multiply by them exactly. Else: read the scales.
     """
     if MADE:
         most = tl.maximum(tl.max(tl.abs(a), 1), tl.max(tl.abs(b), 1))
@@ -76,7 +76,7 @@ def over_scale(a, b, rest, place, mask, MADE: tl.constexpr, REST: tl.constexpr):
 
 @triton.jit
 def as_cached(values, cache, CODES: tl.constexpr):
-    """float32 values as a cache holds them."""
+    """Convert float32 values to the cache's type."""
     return narrow8(values, CODES) if CODES else values.to(cache.dtype.element_ty)
 
 
@@ -91,35 +91,36 @@ def qkv_kernel(
     q_norm,  # [head_dim] when NORM
     k_norm,
     slot_mapping,  # [num_tokens]
-    k_scale,  # of codes: float32 [num_blocks, num_kv_heads, block_size], written, or [num_kv_heads], read; else None
+    k_scale,  # for codes: float32 [num_blocks, num_kv_heads, block_size], written, or [num_kv_heads], read; else None
     v_scale,
     qkv_stride,
     block_stride,
-    scale_stride,  # of k_scale and v_scale, from a block to the next
+    scale_stride,  # stride of k_scale and v_scale between blocks
     num_heads,
     num_kv_heads,
     block_size,
-    num_slots,  # of the caches: num_blocks * block_size
+    num_slots,  # slots of the caches: num_blocks * block_size
     eps,
     HEAD_DIM: tl.constexpr,
     HALF: tl.constexpr,  # rotated pairs; 2 * HALF <= HEAD_DIM
     NORM: tl.constexpr,
     LATE: tl.constexpr,  # the norm comes after the rotation
     STORE: tl.constexpr,  # False: rotate only, no caches
-    CODES: tl.constexpr,  # of float8.py
-    MADE: tl.constexpr,  # each token has scales of its own
-    HEADS: tl.constexpr,  # of one program, power of two
+    CODES: tl.constexpr,  # a constant of float8.py
+    MADE: tl.constexpr,  # each token has its own scales
+    HEADS: tl.constexpr,  # heads per program, power of two
     BLOCK: tl.constexpr,  # power of two >= HALF
-    REST: tl.constexpr,  # power of two >= HEAD_DIM - 2 * HALF; 0 where nothing is left unrotated
+    REST: tl.constexpr,  # power of two >= HEAD_DIM - 2 * HALF; 0 if everything is rotated
     OVERLAP: tl.constexpr,
 ):
-    """HEADS heads of one kind of one token per program, [HEADS, pairs]: q's programs, then k's, then v's."""
+    """A program handles HEADS heads of q, k or v of one token, [HEADS, pairs]: q's programs come first, then k's,
+    v's."""
     grid_wait(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
     q_groups, kv_groups = tl.cdiv(num_heads, HEADS), tl.cdiv(num_kv_heads, HEADS)
     is_query, is_value = group < q_groups, group >= q_groups + kv_groups
-    group = tl.where(is_query, group, (group - q_groups) % kv_groups)  # among its kind
+    group = tl.where(is_query, group, (group - q_groups) % kv_groups)  # group within q, k or v
     count = tl.where(is_query, num_heads, num_kv_heads)
     before = tl.where(is_query, 0, num_heads) + tl.where(is_value, num_kv_heads, 0)
     head = (group * HEADS + tl.arange(0, HEADS))[:, None]
@@ -183,7 +184,7 @@ def qkv_rope_store(
     late: bool = False,
     scales: Scales | None = None,
 ) -> Tensor:
-    """qkv [T, (Hq + 2 Hkv) * D] -> q [T, Hq, D], new; k and v go into k_cache and v_cache, in place.
+    """Turn qkv [T, (Hq + 2 Hkv) * D] into a new q [T, Hq, D]; write k and v into k_cache and v_cache.
 
     cos, sin [T, D_rot/2] float32; q_norm, k_norm [D] or None, applied before rotation or, `late`, after it; caches
     [num_blocks, Hkv, block_size, D] and scales as in kernels/pages.py; slot_mapping [T] int32 or int64 =
@@ -227,7 +228,7 @@ def launch_qkv(
     late: bool = False,
     scales: Scales | None = None,
 ) -> Tensor:
-    """The Triton kernel; without caches (and num_kv_heads 0) it only rotates. Shapes as `qkv_rope_store`."""
+    """Launch the Triton kernel; without caches (and num_kv_heads 0) it only rotates. Shapes as `qkv_rope_store`."""
     tokens, half = qkv.shape[0], cos.shape[-1]
     assert qkv.stride(-1) == 1 and cos.is_contiguous() and sin.is_contiguous() and (q_norm is None) == (k_norm is None)
     q = torch.empty(tokens, num_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
@@ -296,9 +297,9 @@ def qkv_rope_store_reference(
 def apply_rope(
     x: Tensor, cos: Tensor, sin: Tensor, norm: Tensor | None = None, eps: float = 0.0, late: bool = False
 ) -> Tensor:
-    """x [T, heads, D], cos and sin [T, D_rot/2] with D_rot <= D -> a new [T, heads, D]; the rest of D is copied.
+    """Rotate x [T, heads, D] by cos and sin [T, D_rot/2], D_rot <= D: a new [T, heads, D]; the rest of D is copied.
 
-    norm [D]: of every head, before the rotation or, `late`, after it; None: none.
+    norm [D]: weight of an RMSNorm of every head before the rotation (`late`: after it); None: no norm.
     """
     tokens, heads, dim = x.shape
     if x.is_cuda:

@@ -1,16 +1,15 @@
-"""From the record of a step to the fixed inputs of its graphs: on the device, what backend/host/buffers does on a CPU.
+"""Conversion of a step's record to the fixed inputs of its graphs, on the device (on a CPU: backend/host/buffers).
 
-In: the next record in pinned memory of the host (layout in `_fast/layout.py`) and the rows of the slots. Out: the
-slots' rows brought up to date, then every entry of StepInputs, the padding too, so nothing of an earlier step can be
-read.
+In: the next record in pinned host memory (layout: `_fast/layout.py`) and the slots' rows. Out: updated rows of slots,
+and every entry of StepInputs, including padding, so that no value of an earlier step can be read.
 Two launches on fixed grids:
 
-    record_kernel  (engine/kernels/record) the record from the host; the slots' changes
-    inputs_kernel  program 0: rows and which of them are sampled; the others: token ids, positions, cache slots
+    record_kernel  (engine/kernels/record) reads the record from the host; applies the slots' changes
+    inputs_kernel  program 0: rows and sampled rows; other programs: token ids, positions, cache slots
 
-Lengths come from the header and every number is clamped to what it indexes. A token id that was outside of the
-embedding marks its slot until the slot has another row of words: sampling/home replaces what it samples. Users: the
-prep graph of the device executor; thread: device.
+Lengths come from the header, and every number is clamped to the size of what it indexes. A token id outside of the
+embedding marks its slot until the slot gets a new row of words; sampling/home replaces the sampled tokens of a marked
+slot. Users: the prep graph of the device executor; thread: device.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -39,7 +38,7 @@ POSITION_DELTA = tl.constexpr(int(SlotWord.POSITION_DELTA))
 LAST_TOKEN = tl.constexpr(int(SlotWord.LAST_TOKEN))
 OUTSIDE = tl.constexpr(int(SlotWord.OUTSIDE))
 ADAPTER = tl.constexpr(int(SlotWord.ADAPTER))
-TOKENS = 128  # of one program
+TOKENS = 128  # per program
 
 
 @triton.jit
@@ -48,7 +47,7 @@ def fill_rows(
     home, words, staged, max_rows, max_tokens, max_slots, longest,
     ROWS: tl.constexpr,  # power of two > max_rows
 ):  # fmt: skip
-    """All rows side by side; a running count says where a sampled row goes."""
+    """Fill all rows in parallel; a cumulative count gives the place of each sampled row."""
     rows = tl.minimum(tl.maximum(tl.load(staged + NUM_ROWS), 0), max_rows)
     tokens = tl.minimum(tl.maximum(tl.load(staged + NUM_TOKENS), 0), max_tokens)
     row = tl.arange(0, ROWS)
@@ -95,14 +94,14 @@ def fill_tokens(
     STEPS: tl.constexpr,  # 2 ** STEPS > max_rows
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK tokens: each finds its row by bisection of row_start, then its place in the sequence."""
+    """Fill BLOCK tokens: each finds its row by bisection of row_start, then its place in the sequence."""
     rows = tl.minimum(tl.maximum(tl.load(staged + NUM_ROWS), 0), max_rows)
     tokens = tl.minimum(tl.maximum(tl.load(staged + NUM_TOKENS), 0), max_tokens) * (rows > 0).to(tl.int32)
     token = first + tl.arange(0, BLOCK)
     room, here = token < max_tokens, token < tokens
     record, column = staged + HEAD, max_rows + 1
     starts = record + START * column
-    row = tl.zeros([BLOCK], tl.int32)  # the last one that begins at or before the token
+    row = tl.zeros([BLOCK], tl.int32)  # the last row that begins at or before the token
     for step in tl.static_range(STEPS):
         next_row = row + (1 << (STEPS - 1 - step))
         begin = tl.load(starts + next_row, mask=here & (next_row < rows), other=0x7FFFFFFF)
@@ -153,8 +152,8 @@ def fill_tokens(
 def inputs_kernel(
     token_ids, positions, slot_mapping, query_start, context_len, row_slot,
     sample_index, sample_row, sample_slot, sample_place, num_rows, num_sampled, home, last_keys,
-    adapters,  # these are StepInputs
-    words, block_tables,  # of SlotTensors
+    adapters,  # up to here: StepInputs
+    words, block_tables,  # fields of SlotTensors
     staged,  # [capacity]
     turn,  # [1]
     num_records, capacity, max_rows, max_tokens, max_slots, max_blocks, block_size, num_embeddings,
@@ -165,7 +164,7 @@ def inputs_kernel(
     BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Program 0 writes what is by row, and whose turn is next; each other program BLOCK tokens."""
+    """Program 0 writes per-row data and the number of the next record; each other program writes BLOCK tokens."""
     grid_wait(OVERLAP)
     program = tl.program_id(0)
     if program == 0:
@@ -192,10 +191,10 @@ def step_inputs(
     block_size: int,
     num_embeddings: int,
 ) -> None:
-    """Brings `slots` up to date and rewrites all of `out` from the next record, whose turn is over then.
+    """Update `slots` and rewrite all of `out` from the next record, then advance to the record after it.
 
-    max_rows and max_tokens are those of the plan whose record it is, and of `out`; num_embeddings are the rows that
-    token ids name. Capturable: the record's lengths are read on the device.
+    max_rows and max_tokens are the limits of the record's plan and of `out`; num_embeddings is the number of valid
+    token ids. Capturable: the record's lengths are read on the device.
     """
     pinned, least = records.pinned, tail_at(max_rows, max_tokens)
     assert pinned.dtype is torch.int32 and pinned.dim() == 2 and pinned.is_contiguous()
@@ -219,7 +218,7 @@ def launch_inputs(
     block_size: int,
     num_embeddings: int,
 ) -> None:
-    """The two Triton kernels; arguments as `step_inputs`."""
+    """Launch the two Triton kernels; arguments as `step_inputs`."""
     num_groups, lines, max_blocks = slots.block_tables.shape
     count, capacity = records.pinned.shape
     axes = out.axes
@@ -298,7 +297,7 @@ def step_inputs_reference(
 
 
 def _last_keys(record: Tensor, index: Tensor, longest: int) -> Tensor:
-    """What the record says of a step's tokens; where it says nothing, each sees up to itself."""
+    """Return the record's last key of each token; without such data each token attends up to itself."""
     at, tokens = int(record[Header.POSITIONS_AT]), len(index)
     given = 0 < at <= record.numel() - tokens
     return record[at : at + tokens].clamp(-longest, longest - 1) if given else index.clamp(min=0)

@@ -1,8 +1,8 @@
-"""The fixed tensors of steps on an accelerator, and how a kernel names a number of a slot.
+"""Fixed tensors of steps on an accelerator, and access to a slot's numbers in kernels.
 
-Owner: device thread, at start; then the stream, in step order. SlotTensors is what the device keeps of live requests,
-StepInputs one step as forward and sampler read it. `layout.SlotWord` says what a slot's row holds. A kernel is given
-`words` and reads a number by `word` and `real`:
+Owner: device thread, at start; then the stream, in step order. SlotTensors holds the device's state of live requests;
+StepInputs is one step as forward and sampler read it. `layout.SlotWord` defines the contents of a slot's row. A kernel
+gets `words` and reads a number with `word` and `real`:
 
     TOP_K = tl.constexpr(int(SlotWord.TOP_K))                  in the kernel's module
     k = tl.load(word(words, slot, TOP_K))                      in the kernel
@@ -25,22 +25,22 @@ SEED_HIGH = tl.constexpr(int(SlotWord.SEED_HIGH))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlotTensors:
-    """What the device keeps for each live request, by slot; row max_slots belongs to padded rows."""
+    """The device's state of each live request, by slot; row max_slots is used by padding rows."""
 
     block_tables: Tensor  # [num_groups, max_slots + 1, max_blocks] int32
     words: Tensor  # [max_slots + 1, SLOT_WORDS] int32, floats as their bits
 
     def word(self, number: SlotWord) -> Tensor:
-        """[max_slots + 1] int32: this number of each slot, a view."""
+        """Return this number of every slot, int32 [max_slots + 1], a view."""
         return self.words[:, number]
 
     def real(self, number: SlotWord) -> Tensor:
-        """[max_slots + 1] float32: this number of each slot, a view."""
+        """Return this number of every slot, float32 [max_slots + 1], a view."""
         return self.words.view(torch.float32)[:, number]
 
     @property
     def seed(self) -> Tensor:
-        """[max_slots + 1] int64, a view."""
+        """Seeds of all slots, int64 [max_slots + 1], a view."""
         return self.words.view(torch.int64)[:, SlotWord.SEED_LOW // 2]
 
 
@@ -51,7 +51,7 @@ class StepInputs:
     token_ids: Tensor  # [N] int64, rows of the embedding; 0 beyond the step's tokens
     positions: Tensor  # [N] int64, or [axes, N] for M-RoPE; 0 beyond
     slot_mapping: Tensor  # [num_groups, N] int64, block * block_size + offset; -1 beyond
-    query_start: Tensor  # [R + 1] int32; the number of tokens beyond the step's rows
+    query_start: Tensor  # [R + 1] int32; beyond the step's rows: the number of tokens
     context_len: Tensor  # [R] int32; 0 beyond
     row_slot: Tensor  # [R] int32; max_slots beyond
     sample_index: Tensor  # [R] int64, the last token of each sampled row, rows ascending; 0 beyond
@@ -60,18 +60,18 @@ class StepInputs:
     sample_place: Tensor  # [R] int32, the number of the token in the answer; 0 beyond
     num_rows: Tensor  # [1] int32
     num_sampled: Tensor  # [1] int32
-    home: Tensor  # [1] int32: the number of the buffer on the host that the tokens go to
-    last_keys: Tensor | None  # [N] int32, of models whose tokens see later ones (AttentionMeta); 0 beyond
-    adapters: Tensor | None  # [N] int32, of models with adapters: the number of each token's; 0 beyond
+    home: Tensor  # [1] int32: number of the host buffer that receives the tokens
+    last_keys: Tensor | None  # [N] int32, for models whose tokens attend to later tokens (AttentionMeta); 0 beyond
+    adapters: Tensor | None  # [N] int32, for models with adapters: each token's adapter; 0 beyond
 
     @property
     def axes(self) -> int:
-        """Rows of positions that a token has."""
+        """Number of positions per token."""
         return len(self.positions) if self.positions.dim() == 2 else 1
 
 
 def empty_slots(max_slots: int, max_blocks: int, num_groups: int, device: str | torch.device) -> SlotTensors:
-    """All rows zero."""
+    """Allocate rows of zeros."""
     shapes = (num_groups, max_slots + 1, max_blocks), (max_slots + 1, SLOT_WORDS)
     return SlotTensors(*(torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes))
 
@@ -85,9 +85,9 @@ def empty_inputs(
     bidirectional: bool = False,
     adapted: bool = False,
 ) -> StepInputs:
-    """A step without rows, but for the slots of padded rows, which are 0 until the first `step_inputs`.
+    """Allocate the inputs of a step without rows. Slots of padding rows are 0 until the first `step_inputs`.
 
-    `axes`: rows of positions that a token has.
+    axes: number of positions per token.
     """
     positions = torch.zeros((axes, max_tokens) if axes > 1 else max_tokens, dtype=torch.int64, device=device)
 
@@ -115,18 +115,18 @@ def empty_inputs(
 
 @triton.jit
 def word(words, slot, NUMBER: tl.constexpr):
-    """Where number NUMBER of each slot lies."""
+    """Return the address of number NUMBER of a slot."""
     return words + slot * ROW + NUMBER
 
 
 @triton.jit
 def real(words, slot, NUMBER: tl.constexpr):
-    """A slot's float32."""
+    """Load a slot's number NUMBER as float32."""
     return tl.load(words + slot * ROW + NUMBER).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def seed_of(words, slot):
-    """A slot's int64 seed."""
+    """Load a slot's int64 seed."""
     low = tl.load(words + slot * ROW + SEED_LOW).to(tl.int64) & 0xFFFFFFFF
     return low | (tl.load(words + slot * ROW + SEED_HIGH).to(tl.int64) << 32)

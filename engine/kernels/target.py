@@ -1,8 +1,8 @@
-"""Facts of the device this process computes on, and `triton`/`tl` for the kernel files.
+"""Properties of this process's device, and `triton`/`tl` for the kernel files.
 
-Thread: any; everything is computed once and never changes. Where there is neither CUDA nor ROCm, `triton` and `tl` are
-stand-ins: a kernel file still imports, `@triton.jit` hands its function back unchanged, and `tl.constexpr` is a mere
-name. Calling such a function is a bug of the launcher that did so.
+Thread: any; everything is computed once and never changes. Without CUDA and ROCm, `triton` and `tl` are stand-ins:
+kernel files can still be imported, `@triton.jit` returns its function unchanged, and `tl.constexpr` is only a name. A
+launcher that calls such a function has a bug.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What kernels and their launchers need to know about the device."""
+    """Properties of the device that kernels and their launchers need."""
 
     kind: Literal["cpu", "cuda", "hip"]
     arch: str  # "sm_90", "gfx942", or the CPU's vector extension ("avx512", "avx2", "default")
@@ -31,33 +31,34 @@ class Target:
 
     @property
     def begins_early(self) -> bool:
-        """Whether a kernel may begin while the one before it ends, and load blocks by descriptors."""
+        """Whether a kernel may start while the previous kernel ends, and load blocks through descriptors."""
         return self.kind == "cuda" and int(self.arch.removeprefix("sm_")) >= 90
 
     @property
     def multiplies_float8(self) -> bool:
-        """Whether the matrix units take e4m3 as files have it; gfx942 takes another, with half the scale."""
+        """Whether the matrix units support the e4m3 of checkpoints; gfx942's variant has values half as large."""
         if self.kind == "hip":
             return self.arch == "gfx950"
         return self.kind == "cuda" and int(self.arch.removeprefix("sm_")) >= 89
 
     @property
     def loads_past_registers(self) -> bool:
-        """Whether a pipelined load goes straight into shared memory: further stages cost no registers."""
+        """Whether pipelined loads go directly to shared memory, so that more stages cost no registers."""
         return self.kind == "cuda"
 
     @property
     def runs_ptx(self) -> bool:
-        """Whether kernels may hold instructions of NVIDIA's assembler as text."""
+        """Whether kernels may contain inline PTX."""
         return self.kind == "cuda"
 
     @property
     def widens_fp8(self) -> bool:
-        """Whether units turn the e4m3 of checkpoints into wider numbers and back: AMD's before gfx950 know another."""
+        """Whether instructions convert the checkpoints' e4m3 to wider numbers and back; AMD before gfx950 has another
+        e4m3."""
         return self.kind == "cuda" and int(self.arch.removeprefix("sm_")) >= 89
 
 
-# Cards that a process may pretend to have, by architecture: the largest of each.
+# Cards that a process may pretend to have, by architecture: the largest card of each.
 CARDS = {
     "sm_80": Target("cuda", "sm_80", 108, 32, 163 << 10),
     "sm_90": Target("cuda", "sm_90", 132, 32, 227 << 10),
@@ -70,9 +71,9 @@ pretended: list[Target] = []
 
 
 def pretend(card: Target) -> None:
-    """From now on `target` names this card, which need not be here: of a process that launches nothing.
+    """Make `target` return this card, even if the machine lacks it; for processes that launch nothing.
 
-    Before kernel files are imported and asked: they remember what follows from a card.
+    Must be called before kernel files are imported and used, because they cache facts that depend on the card.
     """
     assert HAS_TRITON, "import triton first: a kernel file without it has no kernels"
     pretended[:] = [card]
@@ -81,7 +82,7 @@ def pretend(card: Target) -> None:
 
 @functools.cache
 def target() -> Target:
-    """The first accelerator where torch sees one, else the CPU."""
+    """Return the first accelerator that torch sees, else the CPU."""
     if pretended:
         return pretended[0]
     if not torch.cuda.is_available():
@@ -99,18 +100,18 @@ CALLS = (
     "GraphLaunch", "MemcpyAsync", "EventCreateWithFlags", "EventDestroy", "EventRecord", "EventQuery",
     "EventSynchronize", "EventElapsedTime", "GetErrorString",
 )  # fmt: skip
-RUNTIMES = {"libcudart.so": "cuda", "libamdhip64.so": "hip"}  # how the file's name begins, and its functions' names
-# What every step calls, where the runtime hands a call on to the driver as it came: a core that has slept since the
-# last one finds neither's code in its caches. The two share handles and numbers of errors.
+RUNTIMES = {"libcudart.so": "cuda", "libamdhip64.so": "hip"}  # prefix of the file's name -> of its functions' names
+# Functions that every step calls and that the runtime only forwards to the driver. They are called in the driver,
+# because after a pause the code of both is no longer in the core's caches. Both share handles and error numbers.
 DRIVER, DIRECT = "libcuda.so", ("GraphLaunch", "EventRecord", "EventSynchronize")
-PRODUCTS = "libcublasLt.so"  # its products can be had by an algorithm of one's choice (gemm/cublaslt)
+PRODUCTS = "libcublasLt.so"  # gemm/cublaslt selects the algorithms of its products
 
 
 def runtime_calls() -> dict[str, int]:
-    """Addresses of the functions that a step calls, in the runtime library that torch has loaded; names without prefix.
+    """Return addresses of the functions that a step calls, in the runtime library that torch loaded; without prefix.
 
-    Streams, events and graphs are torch's own, so it must be the very library that made them: nothing is loaded here.
-    Those of DIRECT are the driver's where it has been loaded.
+    torch's streams, events and graphs belong to the library that made them, so no library is loaded here. The functions
+    of DIRECT come from the driver if it has been loaded.
     """
     loaded = _loaded()
     for path in loaded:
@@ -129,31 +130,32 @@ def runtime_calls() -> dict[str, int]:
 
 
 def products_library() -> str | None:
-    """The path of the vendor's library of products, as torch has loaded it; None: gemm/cublaslt does not know it."""
+    """Return the path of the vendor's matrix-product library that torch loaded; None: gemm/cublaslt does not support
+    it."""
     if target().kind != "cuda":
         return None
     return next((path for path in _loaded() if os.path.basename(path).startswith(PRODUCTS)), None)
 
 
 def kernel_cache(key: str) -> Any:
-    """A place of one's own in Triton's cache of compiled kernels, by a hexadecimal key: its `get_file` and `put`."""
+    """Return the manager of an entry in Triton's kernel cache (`get_file`, `put`); key is hexadecimal."""
     return importlib.import_module("triton.runtime.cache").get_cache_manager(key)
 
 
 def _loaded() -> list[str]:
-    """Paths of what this process has mapped."""
+    """Return the paths of all files that this process has mapped."""
     with open("/proc/self/maps") as lines:
         return sorted({line.split(maxsplit=5)[5].rstrip("\n") for line in lines if "/" in line})
 
 
 def _addresses(path: str, prefix: str, names: tuple[str, ...]) -> dict[str, int]:
-    """Of functions of a library that is loaded."""
+    """Return the addresses of functions of a library that is already loaded."""
     library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
     return {name: ctypes.cast(getattr(library, prefix + name), ctypes.c_void_p).value or 0 for name in names}
 
 
 class _NoTriton:
-    """Stands where `triton` or `triton.language` would: decorators return their function, other names are objects."""
+    """Stand-in for `triton` and `triton.language`: decorators return their function, other names are objects."""
 
     def jit(self, function: Any = None, **_options: Any) -> Any:
         return function if function is not None else lambda inner: inner
@@ -176,8 +178,8 @@ class _NoTriton:
         return object()
 
 
-# Triton takes a third of a second to import, so a CPU build of torch does without even where it is installed, unless
-# it is imported already: the tests do so, to run the kernels in its interpreter and to cross-compile them.
+# The import of Triton takes 0.3 s, so with a CPU build of torch it is not imported even if installed. The exception:
+# tests import it first, to run the kernels in its interpreter and to cross-compile them.
 HAS_TRITON = "triton" in sys.modules or (
     bool(torch.version.cuda or torch.version.hip) and importlib.util.find_spec("triton") is not None
 )

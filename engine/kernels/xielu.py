@@ -25,7 +25,7 @@ def xielu_kernel(
     BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """BLOCK values per program, in float32."""
+    """A program computes BLOCK values in float32."""
     grid_wait(OVERLAP)
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < num_values
@@ -33,19 +33,19 @@ def xielu_kernel(
     beta, eps = tl.load(slopes + 2), tl.load(slopes + 3)
     value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
     low = tl.minimum(value, eps)
-    # exp(x) - 1 keeps its digits near 0, where the first terms of its series say more than float32's exp.
+    # Near 0 the first terms of the series give exp(x) - 1 more precisely than float32's exp.
     grown = tl.where(low > -0.01, low * (1.0 + low * (0.5 + low * (1.0 / 6 + low * (1.0 / 24)))), tl.exp(low) - 1.0)
     y = tl.where(value > 0, positive * value * value, negative * (grown - value)) + beta * value
     tl.store(out + place, y.to(out.dtype.element_ty), mask=inside)
 
 
 def xielu(x: Tensor, slopes: Tensor) -> Tensor:
-    """x of any shape, slopes [4] float32 (p, n, beta, eps) -> a new tensor of x's shape."""
+    """Apply xIELU with slopes [4] float32 (p, n, beta, eps): a new tensor of x's shape."""
     return launch_xielu(x, slopes) if x.is_cuda else xielu_reference(x, slopes)
 
 
 def launch_xielu(x: Tensor, slopes: Tensor) -> Tensor:
-    """The Triton kernel; x contiguous."""
+    """Launch the Triton kernel; x is contiguous."""
     assert x.is_contiguous(), "x must be contiguous"
     out = torch.empty_like(x)
     if x.numel():

@@ -1,11 +1,11 @@
-"""Adapters that a checkpoint is made of (LoRA), each for the requests that show its kind of media, or have its task.
+"""LoRA adapters that are part of a checkpoint; each applies to requests with its modality, or with its task.
 
-    y = W x + B (s(adapter of x) * A x)      A, B: the halves of all adapters of a layer, s: by column its scale or 0
-    row = E[id] + B (s(adapter of id) * A[id])      of a table of embeddings
+    y = W x + B (s(adapter of x) * A x)      A, B: matrices of all adapters of a layer; s: each column's scale, or 0
+    row = E[id] + B (s(adapter of id) * A[id])      for an embedding table
 
-Owner: the model. In: the number of each token's adapter, data of the step like its position, so that graphs are the
-same for all rows. Out: the Weight of a layer. A row without an adapter gets zeros added, and has the bits of W x; where
-no token of a step has one, as the host knows on a CPU, nothing more than W x is computed.
+Owner: the model. In: the number of each token's adapter, which is step data like the token's position, so that graphs
+are the same for all rows. Out: the Weight of a layer. For a row without an adapter zeros are added, so the result has
+the bits of W x. On a CPU the host knows whether any token of a step has an adapter; if none has, only W x is computed.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from engine.weights.table import Wanted
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """One adapter, and what the checkpoint calls its tensors below the name of a linear layer."""
+    """One adapter, and the names of its tensors below a linear layer's name."""
 
-    name: str  # the media that requests show, or the task that they have, which are computed with the adapter
-    modules: Collection[str]  # last components of the names of the matrices that it changes
+    name: str  # the modality or the task whose requests use the adapter
+    modules: Collection[str]  # last components of the names of the matrices that the adapter changes
     rank: int
     scale: float
     halves: tuple[str, str] = ("lora_A.weight", "lora_B.weight")
-    table_halves: tuple[str, str] = ("lora_embedding_A", "lora_embedding_B")  # below the name of a table
+    table_halves: tuple[str, str] = ("lora_embedding_A", "lora_embedding_B")  # names below an embedding table's name
 
 
 class Chosen:
-    """The adapter of each token of the forward at work. Owner: the thread that launches forwards."""
+    """The adapter of each token of the current forward. Owner: the thread that launches forwards."""
 
     __slots__ = ("_numbers", "_shares", "_tables", "scales")
 
@@ -48,18 +48,17 @@ class Chosen:
         self._shares: dict[tuple[int, ...], Tensor] = {}
 
     def begin(self, numbers: Tensor | None) -> None:
-        """A forward begins; numbers int32 [T], 0 for none, or None where no token has an adapter."""
+        """Begins a forward; numbers int32 [T]: each token's adapter, 0: none. numbers None: no token has an adapter."""
         self._numbers = numbers
         self._shares.clear()
 
     def keep(self, index: Tensor) -> None:
-        """The rest of the forward computes only the tokens of `index`, int64 [S]."""
+        """Restricts the rest of the forward to the tokens of `index`, int64 [S]."""
         if self._numbers is not None:
             self.begin(self._numbers.index_select(0, index))
 
     def prepare(self, widths: tuple[int, ...], dtype: torch.dtype, device: str) -> None:
-        """Makes the table of scales that layers with adapters of these widths read: by adapter, per column. Before
-        forwards."""
+        """Makes the scale table [adapter, column] for layers with adapters of these widths; called before forwards."""
         if widths not in self._tables:
             table = torch.zeros(len(widths) + 1, sum(widths))
             first = 0
@@ -69,7 +68,7 @@ class Chosen:
             self._tables[widths] = table.to(device, dtype)
 
     def shares(self, widths: tuple[int, ...]) -> Tensor | None:
-        """[T, sum of widths]: what multiplies the columns of each token; None: zeros."""
+        """[T, sum of widths]: the factors of each token's columns; None: all zero."""
         if self._numbers is None:
             return None
         if widths not in self._shares:
@@ -78,7 +77,7 @@ class Chosen:
 
 
 class Site:
-    """The halves of all adapters of one layer; a part of its own, with the layer's names in the checkpoint."""
+    """The A and B matrices of all adapters of one layer; a separate part with the layer's names in the checkpoint."""
 
     __slots__ = ("adapters", "chosen", "down", "linear", "ranks", "up", "widths")
 
@@ -122,12 +121,12 @@ class Site:
         self.chosen.prepare(self.widths, placement.dtype, placement.device)
 
     def around(self, base: Weight) -> Weight:
-        """The layer's weight."""
+        """The layer's weight with adapters."""
         return AdaptedWeight(base, self)
 
 
 class TableSite:
-    """The halves of all adapters of an embedding table; a part of its own, with the table's name in the checkpoint."""
+    """The A and B matrices of all adapters of an embedding table; a separate part with the table's name."""
 
     __slots__ = ("changing", "chosen", "down", "num_rows", "up", "width", "widths")
 
@@ -141,7 +140,7 @@ class TableSite:
         self.widths = tuple(each.rank if name in each.modules else 0 for each in adapters)
 
     def add_to(self, x: Tensor, ids: Tensor) -> None:
-        """Adds to the rows x [T, width] of the table, in place, what their adapters change; ids [T] int64."""
+        """Adds the adapters' terms to the table's rows x [T, width], in place; ids [T] int64."""
         shares = self.chosen.shares(self.widths)
         if shares is not None:
             self.up.linear(functional.embedding(ids, self.down).to(x.dtype).mul_(shares), x, x)
@@ -167,7 +166,7 @@ class TableSite:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AdaptedWeight(Weight):
-    """A matrix of any form, and the site of its adapters."""
+    """A weight of any form with adapters."""
 
     base: Weight
     site: Site
@@ -177,7 +176,7 @@ class AdaptedWeight(Weight):
         return self.base.num_bytes + self.site.down.num_bytes + self.site.up.num_bytes
 
     def dense(self) -> Tensor:
-        """W alone."""
+        """W, without adapters."""
         return self.base.dense()
 
     def dense_bias(self) -> Tensor | None:

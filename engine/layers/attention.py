@@ -1,9 +1,9 @@
-"""PagedSelfAttention: fused q|k|v product, rotation and cache write, attention over the paged cache.
+"""PagedSelfAttention: fused q|k|v projection, rotation and cache write, attention over the paged cache.
 
 Thread: device. In: the residual stream [T, hidden] through the norm before the layer, the step's cos/sin and
-AttentionMeta, this layer's caches (written). Out: attended values [T, num_heads * head_dim]; the output product is the
-layer's. Three kernel calls, and one for a norm that no product does (engine/layers/norm.py). DenseSelfAttention is for
-layers whose tokens see later ones: one step computes a whole input, and nothing is cached.
+AttentionMeta, this layer's caches (written). Out: attended values [T, num_heads * head_dim]; the layer has the output
+projection. Three kernel calls, and one more if the norm is not fused into a projection (engine/layers/norm.py).
+DenseSelfAttention is for bidirectional layers: one step computes a whole input, and nothing is cached.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from engine.weights.table import Wanted
 
 
 class Sinks:
-    """A learned logit per query head that joins the softmax's sum and has no value."""
+    """Attention sinks: a learned logit per query head that is added to the softmax's denominator and has no value."""
 
     __slots__ = ("num_heads", "weight")
 
@@ -49,7 +49,7 @@ class Sinks:
 
 
 class HeadNorms:
-    """The weights of the LayerNorms of heads, each head with its own, and without biases.
+    """The weights of LayerNorms with separate weights for each head, and without biases.
 
     A checkpoint has one tensor for all heads, or one module per head (text.split_head_norms).
     """
@@ -104,7 +104,7 @@ class PagedSelfAttention:
         self.scale = layer.scale
         self.softcap = layer.softcap
         self.window = layer.window
-        self.span = -layer.window if layer.chunked else layer.window  # as the kernels say it
+        self.span = -layer.window if layer.chunked else layer.window  # the kernels' convention: negative for chunks
         self.qkv = qkv_product(text, layer)
         self.qk_norm = text.qk_norm
         self.clip = text.qkv_clip
@@ -121,16 +121,16 @@ class PagedSelfAttention:
         self.sinks = Sinks(text.num_heads) if layer.sinks else None
 
     def cache_spec(self, dtype: torch.dtype) -> CacheSpec:
-        """What a layer of a model in `dtype` keeps."""
+        """The cache of a layer of a model in `dtype`."""
         if self.window:
             return SlidingSpec(self.num_kv_heads, self.head_dim, dtype, self.window)
         return FullSpec(self.num_kv_heads, self.head_dim, dtype)
 
     def __call__(self, x: Normed, rope: Rope, meta: AttentionMeta, cache: LayerCache) -> Tensor:
-        """Stores the tokens' keys and values; returns what each token attended, [T, num_heads * head_dim]."""
+        """Stores the tokens' keys and values; returns the attention output of each token, [T, num_heads * head_dim]."""
         sinks = None if self.sinks is None else self.sinks.weight
         keys, values, scales = pages_of(cache)
-        # Queries are not named here: they are given back before anything else is allocated.
+        # Queries have no variable here, so their memory is freed before anything else is allocated.
         return paged_attention(
             self.store(x, rope, meta, cache), keys, values, meta, self.scale, self.span, self.softcap, sinks, scales
         )
@@ -168,7 +168,7 @@ class PagedSelfAttention:
         return qkv
 
     def _head_norms(self) -> tuple[Tensor | None, Tensor | None, float]:
-        """What qkv_rope_store normalises by: weights of queries and of keys, eps."""
+        """Arguments of the norm in qkv_rope_store: weights of queries, weights of keys, eps."""
         q_norm, k_norm = self.q_norm, self.k_norm
         if q_norm is None or k_norm is None or not self.qk_norm.startswith("head") or isinstance(q_norm, HeadNorms):
             return None, None, 0.0
@@ -185,7 +185,7 @@ class DenseSelfAttention(PagedSelfAttention):
         return NothingSpec()
 
     def __call__(self, x: Normed, rope: Rope, meta: AttentionMeta, cache: LayerCache) -> Tensor:
-        """What each token attended, [T, num_heads * head_dim]; the rows of `meta` cover all tokens."""
+        """The attention output of each token, [T, num_heads * head_dim]; the rows of `meta` cover all tokens."""
         heads = self._projected(x).unflatten(1, (-1, self.head_dim))
         values = heads[:, self.num_heads + self.num_kv_heads :]
         queries, keys = self._rotated(heads, rope)
@@ -195,7 +195,7 @@ class DenseSelfAttention(PagedSelfAttention):
         return dense_attention(queries, keys, values, bounds, self.scale, mixed_lengths=True, window=self.window)
 
     def _rotated(self, heads: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
-        """Queries and keys; heads [T, num_heads + 2 * num_kv_heads, head_dim]."""
+        """Rotated queries and keys; heads [T, num_heads + 2 * num_kv_heads, head_dim]."""
         q_norm, k_norm, eps = self._head_norms()
         split = [self.num_heads, self.num_kv_heads]
         both = heads[:, : sum(split)]
@@ -219,7 +219,7 @@ def self_attention(text: TextConfig, layer: LayerConfig) -> PagedSelfAttention:
 
 
 def qkv_product(text: TextConfig, layer: LayerConfig) -> Linear:
-    """The product that makes queries, keys and values, its rows in the order of the kernels."""
+    """The projection of queries, keys and values, with rows in the kernels' order."""
     q_size, kv_size = text.num_heads * text.head_dim, text.num_kv_heads * text.head_dim
     sizes = (q_size, kv_size, kv_size) if text.qkv_layout == "apart" else (q_size + 2 * kv_size,)
     product = Linear(text.hidden_size, *sizes, bias=text.qkv_bias)
@@ -230,7 +230,7 @@ def qkv_product(text: TextConfig, layer: LayerConfig) -> Linear:
         turned = (q_size, kv_size, 0) if text.qkv_layout == "apart" else (q_size + kv_size,)  # rows of each piece
 
         def arrange(number: int, rows: Tensor) -> Tensor:
-            """Queries and keys are rearranged, values are not."""
+            """Reorders the rows of queries and keys, not of values."""
             both, rest = rows[: turned[number]], rows[turned[number] :]
             split = half_split(both, text.head_dim, layer.rope.rotary_dim) if len(both) else both
             return torch.cat([split, rest]) if len(rest) else split

@@ -12,7 +12,7 @@ from engine.weights.table import Wanted
 
 
 class Bare:
-    """`kind` is the last component of its name in the checkpoint."""
+    """A bare tensor; `kind`: the last component of its name in the checkpoint."""
 
     __slots__ = ("kind", "shape", "value")
 

@@ -1,8 +1,8 @@
-"""GatedConvolution: a short convolution along the sequence, in the place of attention (LFM2).
+"""GatedConvolution: a short convolution along the sequence, which replaces attention (LFM2).
 
 Thread: device. In: the residual stream [T, hidden] through the norm before the layer, the step's AttentionMeta, this
-layer's cache (written). Out: [T, hidden]; the output product is the layer's. The cache is a window of the last tokens:
-blocks, prefixes and preemption are those of attention with a window.
+layer's cache (written). Out: [T, hidden]; the layer has the output projection. The cache is a window of the last
+tokens, so blocks, prefixes and preemption work as for sliding-window attention.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from engine.weights.table import Wanted
 
 
 class Taps:
-    """What each column multiplies a token by, and the tokens before it."""
+    """The weights of the convolution: each column's factors for a token and the tokens before it."""
 
     __slots__ = ("bias", "count", "has_bias", "weight", "width")
 
-    weight: Tensor  # [count, width] float32, the token's own first
+    weight: Tensor  # [count, width] float32; index 0 is the token's own factor
     bias: Tensor | None  # [width] float32
 
     def __init__(self, width: int, config: ConvolutionConfig) -> None:
@@ -45,7 +45,7 @@ class Taps:
 
 
 class GatedConvolution:
-    """`product` makes two gates and what passes them: b, c and x. `o` is the layer's output product."""
+    """The convolution; `product` makes b, c and x (two gates and the input), `o` is the layer's output projection."""
 
     __slots__ = ("o", "product", "taps", "width")
 
@@ -56,14 +56,14 @@ class GatedConvolution:
         self.o = Linear(width, width, bias=config.bias)
 
     def cache_spec(self, dtype: torch.dtype) -> CacheSpec:
-        """What a layer of a model in `dtype` keeps."""
+        """The cache of a layer of a model in `dtype`."""
         return TapsSpec(self.width, dtype, self.taps.count)
 
     def __call__(self, x: Normed, rope: Rope, meta: AttentionMeta, cache: LayerCache) -> Tensor:
-        """[T, width]; what later tokens read is stored."""
+        """Returns [T, width], and stores the values that later tokens read."""
         (pages,) = cache
         return gated_convolution(self.product.of_normed(x), self.taps.weight, self.taps.bias, pages, meta)
 
     def store(self, x: Normed, rope: Rope, meta: AttentionMeta, cache: LayerCache) -> Tensor:
-        """The whole convolution: next to the product it costs little."""
+        """Runs the whole convolution, because it costs little compared to the projection."""
         return self(x, rope, meta, cache)

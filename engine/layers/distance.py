@@ -1,6 +1,6 @@
-"""Distances: what attention adds to the score of a key by how far it stands before or behind the query.
+"""Distance biases: values that attention adds to a score, depending on the signed distance of key and query.
 
-Thread: device. In: a checkpoint's numbers, or none. Out: float32 [heads, 2 * reach + 1],
+Thread: device. In: learned values of a checkpoint, or none. Out: float32 [heads, 2 * reach + 1],
 the `bias` of kernels/attention/dense.
 """
 
@@ -15,11 +15,11 @@ from engine.kernels.gemm.pack import Placement
 from engine.weights.table import Wanted
 
 BUCKETS = 32
-REACH = 128  # keys that are farther away share a bucket
+REACH = 128  # keys at larger distances share a bucket
 
 
 class Buckets:
-    """A learned number for each head and each bucket of distances (https://arxiv.org/abs/1910.10683, section 2.1)."""
+    """A learned bias per head and bucket of distances (https://arxiv.org/abs/1910.10683, section 2.1)."""
 
     bias: Tensor
 
@@ -37,9 +37,9 @@ class Buckets:
 
 
 def bucket_of(away: Tensor) -> Tensor:
-    """The bucket of a key `away` tokens behind the query: near ones have their own, farther ones share logarithmically.
+    """The bucket of a key `away` tokens after the query: near distances have separate buckets, far ones logarithmic.
 
-    float32, as transformers computes: a bucket's edge must not move.
+    Computed in float32 as in transformers, so that bucket edges are equal.
     """
     half = BUCKETS // 2
     near = half // 2
@@ -49,8 +49,8 @@ def bucket_of(away: Tensor) -> Tensor:
 
 
 def log_buckets(away: Tensor, count: int, longest: int) -> Tensor:
-    """Distances in DeBERTa's buckets, -count to count and beyond: near ones are their own, farther ones share
-    logarithmically, and `longest` - 1 is in bucket count - 1. float32, as transformers computes."""
+    """Distances -> DeBERTa's buckets: near distances are their own buckets, far distances share logarithmic buckets,
+    and `longest` - 1 is in bucket count - 1. Computed in float32 as in transformers."""
     near = count // 2
     far = away.abs().clamp(min=near).float() / near
     shared = torch.ceil(torch.log(far) / torch.log(torch.tensor((longest - 1) / near)) * (near - 1)) + near
@@ -58,19 +58,19 @@ def log_buckets(away: Tensor, count: int, longest: int) -> Tensor:
 
 
 class Slopes:
-    """ALiBi: a score sinks by a fixed slope of each head for every token between query and key, on both sides.
+    """ALiBi: scores decrease linearly with the distance of query and key, on both sides, with a fixed slope per head.
 
     https://arxiv.org/abs/2108.12409
     """
 
     def __init__(self, num_heads: int, longest: int, device: str) -> None:
-        """`longest`: tokens of an input, at least 2."""
+        """`longest`: tokens of the longest input, at least 2."""
         away = torch.arange(1 - longest, longest).abs().float()
         self.bias: Tensor = (torch.tensor(slopes_of(num_heads))[:, None] * -away).to(device)
 
 
 def slopes_of(num_heads: int) -> list[float]:
-    """2^(-8/n), 2^(-16/n), ... for a power of two n; other numbers of heads take every second of twice as many."""
+    """2^(-8/n), 2^(-16/n), ... for a power of two n; other numbers of heads add every second slope of 2n heads."""
     power = 1 << num_heads.bit_length() - 1
     slopes = [2.0 ** (-8.0 * (head + 1) / power) for head in range(power)]
     return slopes if power == num_heads else slopes + slopes_of(2 * power)[::2][: num_heads - power]

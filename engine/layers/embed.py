@@ -1,7 +1,7 @@
 """Embedding, Positions and Head: token ids -> rows of the residual stream, and hidden states -> logits.
 
-Owner: the model; read only after loading. Where the checkpoint ties them, the embedding fills the head from its own
-table: on an accelerator both read it, on a CPU it is packed once more, since the two are read in different orders.
+Owner: the model; read only after loading. If the checkpoint ties them, the embedding fills the head from its table.
+On an accelerator both share the table; on a CPU the head packs a second copy, because it reads in a different order.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ class Head(Linear):
         self.tied = tied
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """hidden [n, hidden_size] -> [n, vocab_size], on a CPU in float32: products of bfloat16 are not rounded again.
+        """hidden [n, hidden_size] -> [n, vocab_size], on a CPU in float32, so that the logits are not rounded to
+        bfloat16.
 
-        On an accelerator in hidden's dtype: the samplers there read it as it is, and half the bytes.
+        On an accelerator in hidden's dtype, which the samplers read, with half the bytes.
         """
         return super().__call__(hidden.to(torch.float32) if hidden.is_cpu else hidden)
 
@@ -37,14 +38,14 @@ class Head(Linear):
 
 
 class Positions:
-    """Learned rows for positions, that are added to the embeddings."""
+    """Learned rows for positions, which are added to the embeddings."""
 
     __slots__ = ("hidden_size", "num_positions", "offset", "table")
 
     table: Tensor  # [offset + num_positions, hidden_size]
 
     def __init__(self, num_positions: int, hidden_size: int, offset: int = 0) -> None:
-        """`offset`: rows of the table before that of the first position."""
+        """`offset`: rows of the table before the first position's row."""
         self.num_positions = num_positions
         self.hidden_size = hidden_size
         self.offset = offset
@@ -67,7 +68,7 @@ class Embedding:
 
     __slots__ = ("dtype", "head", "hidden_size", "table", "vocab_size")
 
-    table: Tensor  # [vocab_size, hidden_size], dtype of the checkpoint where that is exact
+    table: Tensor  # [vocab_size, hidden_size], in the dtype of weight_dtype
 
     def __init__(self, vocab_size: int, hidden_size: int, head: Head | None) -> None:
         self.vocab_size = vocab_size
@@ -86,7 +87,7 @@ class Embedding:
         piece = pieces["weight"][0]
         assert piece is not None
         self.dtype = placement.dtype
-        # On a CPU the piece is a view of the file; on an accelerator it is the loader's and from now on the model's.
+        # On a CPU the piece is a view of the file and is copied; on an accelerator the model takes over the piece.
         self.table = piece.to(placement.device, weight_dtype(piece.dtype, placement), copy=piece.is_cpu)
         if self.head is not None and self.head.tied:
             self.head.fill({"weight": [self.table]}, placement)

@@ -1,8 +1,8 @@
 """Linear: one Weight made of one or more checkpoint matrices stacked by rows (q|k|v, gate|up).
 
 Owner: the model; read only after loading. In: [..., in_features]. Out: [..., sum of out_features], same dtype.
-Convolutions whose stride equals their kernel, or whose input is unrolled first, are linear layers too: `fold` names
-the trailing dimensions that the checkpoint keeps apart.
+Convolutions whose stride equals their kernel, or whose input is unrolled first, are linear layers too: `fold` is the
+shape of the trailing dimensions in the checkpoint, which are flattened.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from engine.weights.table import Shape, Wanted
 
 
 class Around(Protocol):
-    """Adapters that the checkpoint holds for a layer's matrix (engine/layers/adapted.py)."""
+    """The adapters of a layer's matrix (engine/layers/adapted.py)."""
 
     def around(self, base: Weight) -> Weight:
-        """The layer's weight, made of its matrix's."""
+        """The layer's weight with adapters, made from the matrix's weight."""
 
 
 class Linear:
@@ -55,25 +55,25 @@ class Linear:
         return self.weight.linear(x)
 
     def add_to(self, residual: Tensor, x: Tensor) -> None:
-        """residual += x W^T + b, in place, in the same pass."""
+        """residual += x W^T + b, in place, fused."""
         self.weight.linear(x, residual, residual)
 
     def normed_sum(self, norm: LayerNorm, residual: Tensor, x: Tensor) -> Tensor:
-        """norm(residual + x W^T + b), in as few passes as the weight's form has; residual may be overwritten."""
+        """norm(residual + x W^T + b), fused as far as the weight's form allows; residual may be overwritten."""
         if self.weight.sums_in_two:
             return norm(self.weight.linear(x), residual=residual)
         self.add_to(residual, x)
         return norm(residual)
 
     def of_normed(self, normed: Normed) -> Tensor:
-        """The same of norm(residual)."""
+        """norm(residual) W^T + b."""
         norm = normed.norm
         if not isinstance(norm, RMSNorm):
             return self.weight.linear(normed.rows())
         return self.weight.of_normed(normed.residual, norm.weight, norm.eps, normed.prescaled, None)
 
     def add_then(self, norm: RMSNorm, residual: Tensor, x: Tensor) -> Normed:
-        """`add_to`, where the stream's next reader is a product of norm(residual)."""
+        """`add_to`, if the next reader of the stream is a linear layer of norm(residual)."""
         return Normed(norm, residual, self.weight.add_then_norm(residual, x, norm.weight, norm.eps))
 
     def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
@@ -107,9 +107,9 @@ class Linear:
 
 
 class GatedLinear(Linear):
-    """activate(x G^T + g, x U^T + u): gate and up of a gated MLP, in one pass where the weight's form has one.
+    """activate(x G^T + g, x U^T + u): gate and up of a gated MLP, fused if the weight's form allows.
 
-    `joined`: the checkpoint has both in one matrix, gate's rows first.
+    `joined`: the checkpoint has gate and up in one matrix, gate's rows first.
     """
 
     __slots__ = ("activation",)
@@ -128,7 +128,7 @@ class GatedLinear(Linear):
         return self.weight.of_normed(normed.residual, norm.weight, norm.eps, normed.prescaled, self.activation)
 
     def halves_of_normed(self, normed: Normed) -> Tensor:
-        """gate, then up, [T, 2 * width], before the activation; of forms that take halves."""
+        """gate, then up, [T, 2 * width], before the activation; for weights with `takes_halves`."""
         return super().of_normed(normed)
 
     def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:

@@ -1,11 +1,11 @@
-"""GatedMLP and PlainMLP: what a decoder's layer computes of each token by itself.
+"""GatedMLP and PlainMLP: the MLPs of decoder layers.
 
     gated:  down(activate(gate(n), up(n))), gate and up as one product        plain:  down(activate(up(n)))
 
-Where both products quantise what they read, the activation is in the kernel that makes codes for down.
+If both products quantise their inputs, the kernel that quantises down's input also applies the activation.
 
-Thread: device. In: n, the residual stream [T, hidden] through the norm before the MLP. Out: what the MLP adds to the
-stream, whose last product is computed when it is added (engine/layers/stream.py).
+Thread: device. In: n, the residual stream [T, hidden] through the norm before the MLP. Out: an Addend, whose last
+product is computed when the stream adds it (engine/layers/stream.py).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class HalvesProduct:
 
 
 class GatedMLP:
-    """SwiGLU, GeGLU and their like; `joined`: the checkpoint has gate and up in one matrix."""
+    """A gated MLP (SwiGLU, GeGLU); `joined`: the checkpoint has gate and up in one matrix."""
 
     __slots__ = ("down", "gate_up")
 
@@ -59,12 +59,12 @@ class GatedMLP:
         return Product(self.down, self.gate_up.of_normed(x))
 
     def of_rows(self, rows: Tensor) -> Tensor:
-        """rows [T, hidden], normed before -> a new [T, hidden]."""
+        """Normed rows [T, hidden] -> a new [T, hidden]."""
         return self.down(self.gate_up(rows))
 
 
 class PlainMLP:
-    """Two products with an activation between them."""
+    """An MLP without a gate: two linear layers with an activation between them."""
 
     __slots__ = ("activate", "down", "up")
 

@@ -1,11 +1,11 @@
-"""SparseMLP: a router, experts of which each token has a few, and perhaps a shared MLP; stands where GatedMLP stands.
+"""SparseMLP: a router, experts, a few of which each token uses, and optionally a shared MLP; replaces GatedMLP.
 
     chosen, weights = route(n)          n: the residual stream [T, hidden] through the norm before the MLP
     x += sum over k of weights[k] * expert[chosen[k]](n) (+ shared(n), or shared(n) * sigmoid(n . gate))
-         or of expert[chosen[k]](weights[k] * n), where the routing weighs the input
+         or sum over k of expert[chosen[k]](weights[k] * n), if the routing weighs the input
 
-Thread: device. In: n. Out: what the layer adds to the stream, summed when it is added (engine/layers/stream.py). The
-router's logits, its correction and the scores are float32 whatever the checkpoint's dtype.
+Thread: device. In: n. Out: an Addend, whose sum is computed when the stream adds it (engine/layers/stream.py).
+The router's logits, its correction and the scores are float32 for every checkpoint dtype.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from engine.weights.table import Wanted
 
 
 class Router:
-    """The router's matrix [E, hidden]: floats, also where the files have codes."""
+    """The router's matrix [E, hidden], in floats, also if the files have codes."""
 
     __slots__ = ("biased", "hidden_size", "num_experts", "scheme", "weight")
 
@@ -73,7 +73,7 @@ class Router:
 
 
 class RouterNorm(RMSNorm):
-    """x / rms(x) * scale / sqrt(size), as the router of Gemma 4 reads the stream."""
+    """x / rms(x) * scale / sqrt(size): the norm before Gemma 4's router."""
 
     __slots__ = ()
 
@@ -93,7 +93,7 @@ class PerExpert:
     weight: Tensor  # [E] float32
 
     def __init__(self, kind: str, *shape: int) -> None:
-        self.kind = kind  # how the checkpoint calls it within its module
+        self.kind = kind  # the tensor's name within its module in the checkpoint
         self.shape = shape
 
     def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
@@ -106,13 +106,13 @@ class PerExpert:
 
 
 class Experts:
-    """One product of every expert: a matrix, or gate and up, of each."""
+    """The gate_up matrices or the down matrices of all experts."""
 
     __slots__ = ("in_features", "layout", "making", "num_experts", "pieces", "scheme", "stacked", "weight")
 
-    scheme: Scheme  # of experts that lie apart; the other layouts have none
-    stacked: Stacked | None  # of codes that lie as the family's floats do
-    making: Stored | None  # makes codes of floats that lie in one tensor
+    scheme: Scheme  # only for the layout "apart"
+    stacked: Stacked | None  # set if files hold codes of all experts in one tensor
+    making: Stored | None  # set if floats of all experts in one tensor are quantised at load
     weight: ExpertsWeight
 
     def __init__(self, config: ExpertsConfig, in_features: int, *pieces: int) -> None:
@@ -125,7 +125,7 @@ class Experts:
             self.scheme = UNQUANTISED
 
     def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
-        """Of the first expert gate and up, then of the second; or one tensor of all."""
+        """Gate and up of the first expert, then of the second; or one tensor of all experts."""
         count, rows, columns, kind = self.num_experts, sum(self.pieces), self.in_features, self._kind
         if self.layout == "apart":
             return self.scheme.expects(self.pieces * count, (columns,))
@@ -176,48 +176,48 @@ class Experts:
 
     @property
     def stacked_codes(self) -> int:
-        """How many matrices lie as codes in one tensor of all experts."""
+        """The number of matrices that are codes in one tensor of all experts."""
         return self.num_experts * len(self.pieces) if self.layout == "codes by turns" or self.stacked_as else 0
 
     @property
     def stacked_as(self) -> Stored | None:
-        """How those are stored, where the layout alone does not say so."""
+        """The storage of these codes; None: the layout defines it."""
         return self.making if self.stacked is None else self.stacked.stored
 
     @property
     def product(self) -> str:
-        """How the tensors of all experts begin, in layouts whose codes may lie as the floats do; else ""."""
+        """The prefix of the tensors of all experts, in layouts that may have stacked codes; else ""."""
         return self._kind if self.layout in ("upright", "turned", "by turns") else ""
 
     @property
     def is_turned(self) -> bool:
-        """Whether files have each of these matrices transposed."""
+        """Whether the files have each matrix transposed."""
         return self.layout != "upright"
 
     @property
     def _kind(self) -> str:
-        """How the tensors of all experts begin, in layouts that are no module's."""
+        """The prefix of the tensors of all experts, in layouts with bare tensors."""
         return "gate_up_proj" if len(self.pieces) > 1 else "down_proj"
 
     @property
     def _below(self) -> tuple[str, ...]:
-        """The matrices in which experts lie one below the other."""
+        """Names of the matrices in which experts are stacked along the rows."""
         return ("w1", "v1") if len(self.pieces) > 1 else ("w2",)
 
     def _in_one(self, rows: int, columns: int) -> dict[str, tuple[Wanted | None, ...]]:
-        """One tensor of all experts' matrices, or of their codes."""
+        """The expectation of one tensor with all experts' matrices, or of their stacked codes."""
         if self.stacked is not None:
             return self.stacked.expects(rows, columns)
         sizes = (columns, rows) if self.is_turned else (rows, columns)
         return {self._kind: (self._floats(self.num_experts, *sizes),)}
 
     def _floats(self, *shape: int) -> Wanted:
-        """One tensor of floats, which may become codes."""
+        """The expectation of a float tensor, which may be quantised at load."""
         wanted = Wanted(shape)
         return wanted if self.making is None else wanted._replace(in_memory=self.making.wants(1, 1)["weight"].in_memory)
 
     def _codes(self, matrices: Sequence[Codes]) -> Sequence[Codes]:
-        """Rows of gate before those of up."""
+        """The matrices with gate's rows before up's rows."""
         turns = len(self.pieces)
         if self.layout != "by turns" or turns == 1:
             return matrices
@@ -225,20 +225,20 @@ class Experts:
         return [matrix.rows(index.to(matrix.values.device)) for matrix in matrices]
 
     def _turns(self, upright: Tensor) -> list[Tensor]:
-        """[E, rows, ...], rows of the pieces interleaved -> for each expert, for each piece, its rows."""
+        """[E, rows, ...] with interleaved pieces -> the rows of each piece of each expert."""
         turns = len(self.pieces)
         return [expert[turn::turns] for expert in upright for turn in range(turns)]
 
 
 def _whole(pieces: dict[str, list[Tensor | None]], kind: str) -> Tensor:
-    """The one tensor of a kind."""
+    """The single tensor of a kind."""
     (found,) = pieces[kind]
     assert found is not None
     return found
 
 
 class SparseMLP:
-    """Stands where GatedMLP stands."""
+    """A sparse MLP; replaces GatedMLP."""
 
     __slots__ = (
         "activation", "correction", "down", "expert_scale", "gate_up", "lasting", "newest", "number", "router",
@@ -249,9 +249,9 @@ class SparseMLP:
         hidden, routing = text.hidden_size, config.routing
         self.activation = Activation.CLAMPED_SWIGLU if config.clamped else BY_NAME[text.activation]
         self.routing = routing
-        self.number = 0  # among the model's layers with experts
-        # For engine/step/parts/expert_load: where an accelerator's step leaves the experts that its rows chose, int32
-        # [tokens * top_k]; and on a CPU those of the newest step, [rows, top_k].
+        self.number = 0  # index among the model's layers with experts
+        # For engine/step/parts/expert_load: the experts that the newest step's rows chose; `lasting`: a buffer on an
+        # accelerator, int32 [tokens * top_k]; `newest`: on a CPU, [rows, top_k].
         self.lasting: Tensor | None = None
         self.newest: Tensor | None = None
         self.router = Router(hidden, routing.num_experts, config.router_bias)
@@ -272,7 +272,7 @@ class SparseMLP:
     def __call__(self, x: Normed, count: Tensor | None = None, capture: Capture | None = None) -> Mixture:
         """count: int32 [1] on the device; rows from here on are padding, choose no expert and read no weight.
 
-        capture: where the rows' experts are captured, for all layers.
+        capture: the buffer for the rows' experts of all layers.
         """
         correction = None if self.correction is None else self.correction.weight
         scales = None if self.expert_scale is None else self.expert_scale.weight
@@ -296,10 +296,10 @@ class SparseMLP:
 
 @dataclass(slots=True, eq=False)
 class Mixture:
-    """What a token's experts made, not summed yet: an Addend."""
+    """The experts' results of each token, not summed yet: an Addend."""
 
     made: Tensor  # [T, top_k, hidden]
-    weights: Tensor | None  # [T, top_k] float32; None: they have multiplied the experts' inputs
+    weights: Tensor | None  # [T, top_k] float32; None: the weights already multiplied the experts' inputs
     shared: Tensor | None  # [T, hidden]
     gate: Tensor | None  # [T, 1]
     count: Tensor | None  # [1] int32: rows from here on are padding

@@ -1,7 +1,7 @@
 """RMSNorm and LayerNorm: a weight (and a bias), stored in float32, which is exact for every checkpoint dtype.
 
-Owner: the model; read only after loading. Towers call the objects. Decoder blocks hand on `Normed`, the residual stream
-with the norm through which the next product reads it: of few rows, products do most of that norm (gemm/split_k).
+Owner: the model; read only after loading. Towers call the objects. Decoder layers pass `Normed`, the residual stream
+with the norm that the next linear layer applies: with few rows, linear kernels fuse most of the norm (gemm/split_k).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from engine.weights.table import Wanted
 
 
 class RMSNorm:
-    """x / rms(x) * weight; families that keep weight - 1 in their files give an offset of 1."""
+    """x / rms(x) * weight; offset: 1 for families whose files store weight - 1."""
 
     __slots__ = ("eps", "offset", "size", "weight")
 
@@ -43,12 +43,12 @@ class RMSNorm:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Normed:
-    """norm(residual), not computed yet; good until the residual stream changes again."""
+    """norm(residual), not computed yet; valid until the residual stream changes."""
 
     norm: Norm | None  # None: the residual stream itself
     residual: Tensor  # [T, hidden]
     prescaled: Unscaled | None = (
-        None  # its rows times the gain, not yet divided by the RMS, if the last product left them
+        None  # rows times the gain, not yet divided by the RMS, if the previous linear kernel wrote them
     )
 
     def rows(self, out: Tensor | None = None) -> Tensor:
@@ -58,7 +58,7 @@ class Normed:
 
 
 class LayerNorm:
-    """(x - mean) / std * weight (+ bias); families that keep weight - 1 in their files give an offset of 1."""
+    """(x - mean) / std * weight (+ bias); offset: 1 for families whose files store weight - 1."""
 
     __slots__ = ("bias", "eps", "has_bias", "offset", "size", "weight")
 
@@ -72,7 +72,7 @@ class LayerNorm:
         self.offset = offset
 
     def __call__(self, x: Tensor, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
-        """Of x, or of x + residual."""
+        """The norm of x, or of x + residual."""
         return layer_norm(x, self.weight, self.bias, self.eps, out, residual)
 
     def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
@@ -89,9 +89,9 @@ Norm = RMSNorm | LayerNorm
 
 
 def stream_norm(text: TextConfig) -> Norm:
-    """A norm of a decoder's residual stream, which the decoder keeps divided by its residual_scale.
+    """A norm of a decoder's residual stream, which the decoder stores divided by its residual_scale.
 
-    norm(s * x) with eps is norm(x) with eps / s^2, so nothing else needs to know the scale.
+    norm(s * x) with eps equals norm(x) with eps / s^2, so only the norm needs the scale.
     """
     eps = text.norm_eps / text.residual_scale**2
     if text.layer_norm:
@@ -100,6 +100,6 @@ def stream_norm(text: TextConfig) -> Norm:
 
 
 def _own(piece: Tensor | None, device: str) -> Tensor:
-    """A float32 copy that does not hold on to the mapped file."""
+    """A float32 copy that does not reference the mapped file."""
     assert piece is not None
     return piece.to(device, torch.float32, copy=True)

@@ -1,10 +1,10 @@
-"""Products whose inner width suits the vendor's library: PaddedLinear, after PaddedGated or a kernel that leaves room.
+"""Linear layers with a padded inner width for the vendor's library: PaddedLinear, after PaddedGated or a kernel.
 
-Owner: the model; read only after loading. On an accelerator lines of a matrix that do not begin at multiples of 16
-bytes keep the library's fast kernels away, so a width gets further units, up to the next multiple of UNIT. All of them
-are zero but the first: that one is always one, and its column in the second matrix is the second bias, which would cost
-a pass over the result of its own (also where the width was a multiple before). On a CPU nothing is added, nor where the
-checkpoint quantises either of the two.
+Owner: the model; read only after loading. On an accelerator the library's fast kernels need matrix rows that begin at
+multiples of 16 bytes, so the inner width is padded to the next larger multiple of UNIT. The first padding unit is
+always 1, and its column in the second matrix is the second bias, which saves a separate pass for the bias; therefore
+a width that is a multiple already is padded too. The other padding units are 0. There is no padding on a CPU, or if the
+checkpoint quantises either matrix.
 
     hidden  | 0 .. width-1 | 1 | 0 0 .. |      x @ second.T  ->  as before, bias included
 """
@@ -21,17 +21,17 @@ from engine.layers.linear import GatedLinear, Linear
 from engine.quant.base import UNQUANTISED
 
 UNIT = 64
-GATE_OF_ONE = 32.0  # silu(32) is 32 in float32, and its product with 1/32 exactly 1 in every dtype
+GATE_OF_ONE = 32.0  # silu(32) is 32 in float32, and 32 * 1/32 is exactly 1 in every dtype
 
 
 class PaddedLinear(Linear):
-    """h W^T + b, where PaddedGated made h, or it lies in `room`."""
+    """h W^T + b, with a padded h from PaddedGated or from `room`."""
 
     __slots__ = ("first", "padded_width")
 
     def __init__(self, width: int, out_features: int) -> None:
         super().__init__(width, out_features, bias=True)
-        self.padded_width = width  # of the matrix in memory
+        self.padded_width = width  # columns of the matrix in memory
         self.first: PaddedGated | None = None
 
     def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
@@ -47,9 +47,9 @@ class PaddedLinear(Linear):
         self.padded_width = self.in_features + more
 
     def room(self, like: Tensor) -> Tensor:
-        """New [len(like), (padded) width]: others write the first `in_features` columns, those behind stay as they are.
+        """A new buffer [len(like), padded width] for h: callers write only the first `in_features` columns.
 
-        One room serves layers of the same width in turn.
+        One buffer can serve several layers of the same width in turn.
         """
         room = like.new_zeros(len(like), self.padded_width)
         room[:, self.in_features : self.in_features + 1] = 1
@@ -57,12 +57,12 @@ class PaddedLinear(Linear):
 
 
 class PaddedGated(GatedLinear):
-    """silu(x G^T + g) * (x U^T + u), with biases; [..., width] on a CPU, else [..., padded width]."""
+    """silu(x G^T + g) * (x U^T + u); [..., width] on a CPU, else [..., padded width]."""
 
     __slots__ = ("second",)
 
     def __init__(self, in_features: int, width: int, second: PaddedLinear | None = None) -> None:
-        """`second` reads what this makes."""
+        """`second`: the layer that reads the result."""
         super().__init__(in_features, width, bias=True, activation=Activation.SILU)
         self.second = second
         if second is not None:
@@ -80,12 +80,12 @@ class PaddedGated(GatedLinear):
 
 
 def is_plain(*layers: Linear | None) -> bool:
-    """Whether the checkpoint holds floats of all these."""
+    """Whether none of the layers is quantised in the checkpoint."""
     return all(layer is None or layer.scheme is UNQUANTISED for layer in layers)
 
 
 def spare(width: int, device: str) -> int:
-    """Units to add, on an accelerator at least one."""
+    """The number of padding units: 0 on a CPU, else at least 1."""
     return 0 if device == "cpu" else UNIT - width % UNIT
 
 

@@ -1,10 +1,10 @@
-"""PlainMoE: a router and experts of two matrices each, without a gate; stands where an encoder's MLP stands.
+"""PlainMoE: a router and experts of two matrices each, without a gate; replaces an encoder's MLP.
 
     chosen, weights = route(x)          x [T, hidden]
     y = sum over k of weights[k] * down[chosen[k]](activate(up[chosen[k]](x))) + bias, which is added once
 
-Thread: device. In: what the attention's norm leaves. Out: what the MLP's norm adds to it. The checkpoint holds all
-matrices of a kind in one, an expert below the other, those of down transposed, as megablocks does
+Thread: device. In: the output of attention's norm. Out: the term that the MLP's norm adds to it. The checkpoint stacks
+all experts' matrices of a kind along the rows, with down transposed, as megablocks does
 (https://github.com/databricks/megablocks). An encoder's steps have no padding rows.
 """
 
@@ -24,7 +24,7 @@ from engine.weights.table import Wanted
 
 
 class PlainExperts:
-    """w1 and w2 [E * width, hidden]: up of each expert, and down's transposed."""
+    """w1 and w2 [E * width, hidden]: up of all experts, and down of all experts, transposed."""
 
     __slots__ = ("down", "num_experts", "shape", "up")
 
@@ -48,7 +48,7 @@ class PlainExperts:
 
 
 class PlainMoE:
-    """Stands where an MLP of two products stands."""
+    """A mixture of experts; replaces an MLP of two linear layers."""
 
     __slots__ = ("activation", "bias", "matrices", "router", "routing")
 
@@ -56,10 +56,10 @@ class PlainMoE:
         self.routing, self.activation = config.routing, activation
         self.router = Router(hidden, config.routing.num_experts, biased=False)
         self.matrices = PlainExperts(config.routing.num_experts, config.width, hidden)
-        self.bias = PerExpert("bias", hidden)  # of all experts together
+        self.bias = PerExpert("bias", hidden)  # a single bias, added to the experts' sum
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x [T, hidden] -> as much."""
+        """x [T, hidden] -> [T, hidden]."""
         chosen, weights = route(x, self.router.weight, None, self.routing)
         pairs = self.matrices.up.pairs(chosen)
         inner = pointwise(self.matrices.up.of_tokens(x, pairs, None), self.activation)

@@ -1,7 +1,7 @@
 """RopeTable: frequencies of one RopeConfig, and the cos/sin of a step's positions (once per step, not per layer).
 
-In: positions [T] or [axes, T]. Out: a Rope, for qkv_rope_store. The formulas of the scaled kinds are those of
-transformers (modeling_rope_utils), so that a checkpoint means the same here.
+In: positions [T] or [axes, T]. Out: a Rope, for qkv_rope_store. The formulas of the scaled kinds equal transformers'
+(modeling_rope_utils).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from engine.kernels.rope import cos_sin
 
 
 class Rope(NamedTuple):
-    """What one kind of layer does with the positions of a step."""
+    """The rotation of a step's positions for one kind of layer."""
 
     cos: Tensor  # [T, rotary_dim / 2] float32
     sin: Tensor
-    query_scale: Tensor | None = None  # [T, 1, 1] float32: queries are multiplied by it
+    query_scale: Tensor | None = None  # [T, 1, 1] float32: factor of the queries
 
 
 class RopeTable:
@@ -30,7 +30,7 @@ class RopeTable:
     __slots__ = ("config", "inv_freq", "sections")
 
     def __init__(self, config: RopeConfig, device: str, context: int) -> None:
-        """`context`: the longest that is served, in tokens."""
+        """`context`: the longest served context in tokens."""
         self.config = config
         self.inv_freq = frequencies(config, context).to(device)  # [rotary_dim / 2] float32
         self.sections = config.mrope_section or None
@@ -52,9 +52,9 @@ class RopeTable:
 def frequencies(config: RopeConfig, context: int) -> Tensor:
     """Radians per position of each rotated pair, [rotary_dim / 2] float32.
 
-    "dynamic" changes its base only beyond the context that the checkpoint names, which is never served: up to there
-    it equals "default". "longrope" has frequencies for contexts up to the original one, and others for longer contexts.
-    Keys in the cache, which requests share, can have one of them only: those of the longest context that is served.
+    "dynamic" changes its base only beyond the checkpoint's context, which is never served; up to that length it equals
+    "default". "longrope" has different frequencies for contexts up to the original length and for longer contexts.
+    Cached keys are shared between requests, so all requests use the frequencies of the longest served context.
     """
     if config.kind == "none":
         return torch.zeros(config.rotary_dim // 2)  # an angle of 0 changes no bit of a head
@@ -76,7 +76,7 @@ def frequencies(config: RopeConfig, context: int) -> Tensor:
 
 
 def _llama3(config: RopeConfig, inv_freq: Tensor) -> Tensor:
-    """Long wavelengths are stretched by `factor`, short ones stay, those between are blended."""
+    """Long wavelengths are stretched by `factor`, short wavelengths are unchanged, wavelengths between are blended."""
     turns = config.original_max_position * inv_freq / (2 * math.pi)  # rotations within the original context
     width = config.high_freq_factor - config.low_freq_factor
     blend = (turns - config.low_freq_factor) / (width or 1e-9)  # Llama 4 has both equal: a step, no ramp
@@ -85,10 +85,10 @@ def _llama3(config: RopeConfig, inv_freq: Tensor) -> Tensor:
 
 
 def _yarn(config: RopeConfig, inv_freq: Tensor) -> Tensor:
-    """Dimensions that turn often keep their frequency, those that turn seldom are stretched, a ramp between."""
+    """High frequencies are unchanged, low frequencies are divided by `factor`, with a linear ramp between."""
 
     def dimension(rotations: float) -> float:
-        """The (fractional) pair times two that makes so many turns within the original context."""
+        """The (fractional) dimension that makes `rotations` turns within the original context."""
         waves = config.original_max_position / (rotations * 2 * math.pi)
         return config.rotary_dim * math.log(waves) / (2 * math.log(config.theta))
 

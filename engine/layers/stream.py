@@ -1,13 +1,13 @@
-"""Stream: the residual stream of one forward, to which the parts of a layer add; so a layer reads as its paper.
+"""Stream: the residual stream of one forward, to which the parts of a layer add their results.
 
-Thread: device. In: the embeddings [T, hidden], changed in place from then on. Out: the stream as a norm reads it.
+Thread: device. In: the embeddings [T, hidden], which are then changed in place. Out: the stream, through a norm.
 
     x.add(Product(self.o, self.attention(x.normed(self.attention_norm), ...)))     x += o(attention(norm(x)))
     x.add(self.mlp(x.normed(self.mlp_norm)))                                       x += down(swiglu(norm(x)))
 
-Neither line computes its last product. `add` keeps the product until `normed` names the norm that reads the stream
-next, because one kernel adds the product and does most of that norm (Linear.add_then). So at most one addend waits, and
-nothing is allocated between its `add` and its product.
+Neither line computes its last product. `add` defers the product until `normed` names the next norm, because one kernel
+can add the product and compute most of that norm (Linear.add_then). At most one addend waits, and no memory is
+allocated between its `add` and its product.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from engine.layers.norm import Norm, Normed, RMSNorm
 
 
 class Addend(Protocol):
-    """What a part of a layer adds to the stream; computed by the method that is called, once."""
+    """A deferred addition to the stream; exactly one of the methods is called, and computes it."""
 
     def value(self) -> Tensor:
-        """[T, hidden], new."""
+        """The value as a new tensor [T, hidden]."""
 
     def add_to(self, residual: Tensor) -> None:
         """Adds to residual [T, hidden], in place."""
 
     def add_then(self, residual: Tensor, norm: RMSNorm) -> Normed:
-        """`add_to`, where a product of norm(residual) reads the stream next."""
+        """`add_to`, if the next reader of the stream is a linear layer of norm(residual)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -55,7 +55,7 @@ class Product:
 
 @dataclass(slots=True, eq=False)
 class Made:
-    """Rows that have been computed, an Addend."""
+    """Rows that are already computed, as an Addend."""
 
     made: Tensor  # [T, hidden]
 
@@ -71,7 +71,7 @@ class Made:
 
 
 class Stream:
-    """The rows of all tokens of a step or, after `keep`, of the sampled tokens."""
+    """The rows of all tokens of a step; after `keep`, only of the sampled tokens."""
 
     __slots__ = ("_chosen", "_residual", "_sampled", "_waiting", "capture", "count", "per_layer_inputs")
 
@@ -86,10 +86,10 @@ class Stream:
     ) -> None:
         self._residual = residual
         self._chosen = chosen  # the tokens' adapters; None: the model has none
-        self.per_layer_inputs = per_layer_inputs  # [T, layers, n], of each token; None: the model has none
-        self.count = count  # int32 [1], on the device: rows from here on are padding; None: there is none
-        self.capture = capture  # where the experts of the rows are captured; None: nowhere
-        self._sampled = sampled  # `count` of the sampled rows, once the stream goes on with these alone
+        self.per_layer_inputs = per_layer_inputs  # [T, layers, n]; None: the model has none
+        self.count = count  # int32 [1], on the device: rows from here on are padding; None: no padding
+        self.capture = capture  # the buffer for the rows' experts; None: no capture
+        self._sampled = sampled  # `count` after the stream is restricted to the sampled rows
         self._waiting: Addend | None = None
 
     def add(self, addend: Addend, through: Norm | None = None) -> None:
@@ -101,21 +101,22 @@ class Stream:
             residual += through(addend.value())
 
     def rows(self) -> Tensor:
-        """The stream itself, [T, hidden], everything added."""
+        """The stream itself, [T, hidden], with the waiting addend added."""
         if self._waiting is not None:
             self._waiting.add_to(self._residual)
             self._waiting = None
         return self._residual
 
     def normed(self, norm: Norm | None) -> Normed:
-        """norm(x), without a norm x, for the product that reads the stream next; good until the stream changes."""
+        """norm(x), or x if norm is None, for the next linear layer; valid until the stream changes."""
         if self._waiting is None or not isinstance(norm, RMSNorm):
             return Normed(norm, self.rows())
         waiting, self._waiting = self._waiting, None
         return waiting.add_then(self._residual, norm)
 
     def keep(self, index: Tensor | None, other: Tensor) -> Tensor:
-        """Goes on with the tokens of `index`, int64 [S], and returns their rows of `other` [T, n]; None: all tokens.
+        """Restricts the stream to the tokens of `index`, int64 [S], and returns their rows of `other` [T, n]; None: all
+        tokens.
 
         The memory of all tokens' rows is freed, unless other code holds a reference to it.
         """

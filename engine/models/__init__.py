@@ -1,1 +1,1 @@
-"""Models: one file per family, each with its FAMILY, in a room by its kind; lookup.py finds the file by its name."""
+"""Models: one file per family, each with a FAMILY, in a package by kind; lookup.py finds the file by its name."""

@@ -1,7 +1,7 @@
-"""Which file of ours, or which class of transformers, serves a checkpoint.
+"""Chooses the native file or the class of transformers that serves a checkpoint.
 
-Owner: whoever loads; nothing is held. In: config.json and --model-impl. Out: the architecture, what its class makes and
-how it is served: native, through transformers, or mixed; ConfigError says why a checkpoint is not served.
+Thread: any; no state. In: config.json and --model-impl. Out: the architecture, the kind of its class's result, and the
+implementation: native, transformers, or mixed. ConfigError says why a checkpoint is not served.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BACKEND = "pip install 'transformers>=5.10' greenlet"
 
 
 def implementation_of(root: Section, text_only: bool, implementation: str) -> tuple[str, Form, str]:
-    """The architecture, what its class makes and how it is served: by a file of ours, or else through transformers."""
+    """(architecture, kind of result, implementation); a native file is preferred to transformers."""
     named = [str(name) for name in root.items("architectures", ())]
     for name in named if implementation != "transformers" else ():
         if (found := _own(name)) is not None:
@@ -57,12 +57,12 @@ def implementation_of(root: Section, text_only: bool, implementation: str) -> tu
 
 
 def _has_backend() -> bool:
-    """Whether what models through transformers need is installed."""
+    """Whether the packages for models through transformers are installed."""
     return all(map(importlib.util.find_spec, ("transformers", "greenlet")))
 
 
 def _decoder_inside(root: Section, implementation: str, through: bool) -> tuple[str, str] | None:
-    """The decoder of a model that has no name here, and how it is served where nothing but text is wanted."""
+    """(architecture, implementation) of the decoder inside an unknown model, for serving text only."""
     section = root.values.get("text_config")
     kind = section.get("model_type") if isinstance(section, dict) else None
     if kind and implementation != "transformers" and (family := inner_decoder(kind)) is not None:
@@ -75,7 +75,7 @@ def _decoder_inside(root: Section, implementation: str, through: bool) -> tuple[
 
 
 def _unsupported(root: Section, named: list[str], has_decoder: bool) -> str:
-    """Why a checkpoint is not served, and what can be done."""
+    """The error text: why a checkpoint is not served, and what to do."""
     if not named:
         return (
             f"config.json names no architecture (model_type {root.values.get('model_type')!r}); if its class is among "
@@ -95,7 +95,7 @@ def _unsupported(root: Section, named: list[str], has_decoder: bool) -> str:
 
 
 def _own(name: str) -> tuple[str, Form] | None:
-    """The class, as its family spells it, of an architecture for which we have a file, and what the class makes."""
+    """(class in the family's spelling, kind of result) of an architecture with a native file; None: there is none."""
     causal, form = class_of_body(name)
     if (found := served(name)) is not None:
         spelled, family = found

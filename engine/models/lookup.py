@@ -1,8 +1,8 @@
-"""Which file serves an architecture: the one that has its name, or the one that ALIASES names.
+"""Finds the file that serves an architecture: the file with its name, or the file that ALIASES names.
 
-A file of text/, media/ or pooling/ is named as the `model_type` of its checkpoints, and its FAMILY lists the classes of
-config.json that it serves. Names are compared without case and underscores, whole and without the ending that says what
-a class is for. A file is imported when a checkpoint names it; only the list of all families imports all. Thread: any.
+A file of text/, media/ or pooling/ has the `model_type` of its checkpoints as name, and its FAMILY lists the classes of
+config.json that it serves. Names are compared without case and underscores, first whole, then without the ending that
+names the class's task. A file is imported when a checkpoint needs it; only `families` imports all files. Thread: any.
 
     Qwen3VLMoeForConditionalGeneration -> qwen3vlmoe -> engine/models/media/qwen3_vl_moe.py -> FAMILY
 """
@@ -17,7 +17,7 @@ from functools import cache
 from engine.models.base.family import Family
 
 ROOMS = ("text", "media", "pooling")
-ALIASES = {  # a class, or the beginning of some classes, whose file has another name
+ALIASES = {  # class, or beginning of class names -> file, where the file has a different name
     "Camembert": "roberta",
     "Gemma3ForCausalLM": "gemma3_text",
     "Gemma4ForCausalLM": "gemma4_text",
@@ -32,13 +32,13 @@ ALIASES = {  # a class, or the beginning of some classes, whose file has another
     "XLMRobertaLoRA": "xlm_roberta",
 }
 ENDING = re.compile(r"(Thinker)?(For[A-Z]\w*|LMHeadModel|EncoderModel|Model)$", re.IGNORECASE)
-THROUGH = "engine.models.transformers_backend.model"  # serves the others that transformers has
-SEEING = "engine.models.transformers_backend.seeing"  # and of these the ones that see
-MIXED = "engine.models.transformers_backend.mixed"  # or their towers alone, before a decoder of ours
+THROUGH = "engine.models.transformers_backend.model"  # serves other text models of transformers
+SEEING = "engine.models.transformers_backend.seeing"  # serves other vision models of transformers
+MIXED = "engine.models.transformers_backend.mixed"  # serves transformers' towers with a native decoder
 
 
 def family_of(architecture: str, implementation: str = "native") -> Family:
-    """The family of an architecture that is served in this way."""
+    """The family of an architecture with this implementation."""
     if implementation == "native":
         found = served(architecture)
         assert found is not None, architecture
@@ -49,19 +49,19 @@ def family_of(architecture: str, implementation: str = "native") -> Family:
 
 
 def served(architecture: str) -> tuple[str, Family] | None:
-    """A class as its family spells it, and the family; None where no file serves it."""
+    """(class in the family's spelling, family); None: no file serves the class."""
     module = file_of(architecture)
     family = None if module is None else _family_in(module)
     if family is None:
         return None
     if architecture in family.architectures:
         return architecture, family
-    wanted = architecture.lower()  # the first files say LLaMAForCausalLM
+    wanted = architecture.lower()  # early files say LLaMAForCausalLM
     return next(((name, family) for name in family.architectures if name.lower() == wanted), None)
 
 
 def file_of(architecture: str) -> str | None:
-    """The module that has the name of an architecture, whether it serves the class or not."""
+    """The module with the name of an architecture, whether or not it serves the class."""
     named, aliases = files(), {_plain(name): _plain(file) for name, file in ALIASES.items()}
     whole, family = _plain(architecture), _plain(ENDING.sub("", architecture))
     file = aliases.get(whole) or aliases.get(family)
@@ -69,27 +69,27 @@ def file_of(architecture: str) -> str | None:
 
 
 def inner_decoder(model_type: str) -> Family | None:
-    """The decoder that a section of this model_type describes, where models with towers have it inside."""
+    """The family of a decoder section with this model_type inside a model with towers; None: unknown."""
     module = files().get(_plain(model_type), "")
     family = _family_in(module) if module == f"engine.models.text.{model_type}" else None
     return family if family is not None and family.inside else None
 
 
 def inner_decoders() -> list[str]:
-    """Every model_type for which there is an inner decoder, for an error; imports all decoders."""
+    """Every model_type with an inner decoder, for an error text; imports all decoders."""
     kinds = [module.rpartition(".")[2] for module in files().values() if module.startswith("engine.models.text.")]
     return [kind for kind in kinds if inner_decoder(kind) is not None]
 
 
 @cache
 def families() -> dict[str, Family]:
-    """Every architecture that a file of ours serves, and its family; imports all."""
+    """Architecture -> family, for all native files; imports all files."""
     found = [family for module in files().values() if (family := _family_in(module)) is not None]
     return {name: family for family in found for name in family.architectures}
 
 
 def files() -> dict[str, str]:
-    """The modules of all rooms by their names without underscores."""
+    """Name without underscores -> module, for all three packages."""
     found = {}
     for room in ROOMS:
         package = importlib.import_module(f"engine.models.{room}")
@@ -99,7 +99,7 @@ def files() -> dict[str, str]:
 
 
 def _family_in(module: str) -> Family | None:
-    """None for a file that has parts for families and is none itself."""
+    """The module's FAMILY; None: the file only holds parts for families."""
     return getattr(importlib.import_module(module), "FAMILY", None)
 
 

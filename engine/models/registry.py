@@ -1,8 +1,8 @@
-"""A checkpoint's configuration, and the model that it describes.
+"""Reads a checkpoint's configuration, and builds the model that it describes.
 
 In: a folder in Hugging Face or Mistral format. Out: a ModelConfig, and a Model without weights (engine/weights/load
-fills it). The family of its architecture is found by engine/models/lookup.py. Thread: any. Code named by `auto_map` is
-never imported: it is logged and ignored.
+fills it). engine/models/lookup.py finds the architecture's family. Thread: any. Code named by `auto_map` is never
+imported; it is logged and ignored.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ def load_model_config(
     runner: str = "auto",
     pooler: Mapping[str, Any] | None = None,
 ) -> ModelConfig:
-    """Reads and checks the configuration of a checkpoint; ConfigError in one line when it cannot be served.
+    """Reads and checks the configuration of a checkpoint; ConfigError in one line if it cannot be served.
 
-    `overrides`: values over those of config.json. `without`: media that no prompt will hold. `implementation`: native,
-    transformers, or auto: native where there is a file. `runner`: auto, generate or pooling; `pooler`: what
-    --pooler-config says.
+    `overrides`: override values of config.json. `without`: modalities that no prompt will hold. `implementation`:
+    native, transformers, or auto: native if there is a native file. `runner`: auto, generate or pooling. `pooler`: the
+    value of --pooler-config.
     """
     folder = Path(folder)
     text_only = set(MODALITIES) <= set(without)
@@ -106,7 +106,7 @@ def load_model_config(
 def _under(
     family: Family, folder: Path, root: Section, body: Section, form: Form, hidden_size: int, pooler: Mapping[str, Any]
 ) -> Body:
-    """What pooling must know of the model below it."""
+    """Properties of the model below the pooling layers."""
     form = "lexical" if family.head and is_lexical(folder) else form
     head = family.head(body, form) if family.head else ()
     own = family.pooling and family.pooling(folder, body, root, pooler)
@@ -115,7 +115,8 @@ def _under(
 
 @contextmanager
 def _named(architecture: str) -> Iterator[None]:
-    """What a field asks for may be served with another architecture: a refusal says which one this is."""
+    """Prefixes a ConfigError with the architecture's name, because another architecture may support the refused
+    value."""
     try:
         yield
     except ConfigError as error:
@@ -125,7 +126,7 @@ def _named(architecture: str) -> Iterator[None]:
 def build_model(
     config: ModelConfig, dtype: torch.dtype, device: str = "cpu", shards: Sequence[Shard] | None = None
 ) -> Model:
-    """The model of a checkpoint, its parts sized and empty; `shards`: its files, None where weights are random."""
+    """The model of a checkpoint, with sized but empty parts; `shards`: its files, None: random weights."""
     if _turns_experts(config, shards):
         config = replace(config, text=one_by_one(config.text))
     model = family_of(config.architecture, config.implementation).model(config, dtype, device)
@@ -133,11 +134,11 @@ def build_model(
     return model
 
 
-IN_ONE = ("joined", "upright", "turned")  # layouts of families whose experts quantisers take apart
+IN_ONE = ("joined", "upright", "turned")  # layouts with one tensor for all experts, which quantisers split
 
 
 def _turns_experts(config: ModelConfig, shards: Sequence[Shard] | None) -> bool:
-    """Whether quantised files hold the experts one by one that the family's releases keep in a tensor for all."""
+    """Whether quantised files hold each expert separately, although the family's releases have one tensor for all."""
     method = (config.raw.get("quantization_config") or {}).get("quant_method")
     if method is None or not any(layer.experts and layer.experts.layout in IN_ONE for layer in config.text.layers):
         return False
@@ -147,5 +148,5 @@ def _turns_experts(config: ModelConfig, shards: Sequence[Shard] | None) -> bool:
 
 
 def longest_of(body: Section, text: TextConfig) -> int:
-    """The positions that every layer can rotate."""
+    """The largest number of positions over all layers."""
     return max(max_position(body, layer.rope) for layer in text.layers)

@@ -1,1 +1,1 @@
-"""Pooling: hidden states of an input -> one array. Thread: device."""
+"""Pooling: turns the hidden states of an input into one array. Thread: device."""

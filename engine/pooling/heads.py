@@ -1,14 +1,14 @@
-"""Pooler: what a model that makes vectors or scores computes behind its body; HeadLayers are its parts.
+"""Pooler: the computation after the body of a model that makes vectors or scores; its parts are HeadLayers.
 
-Thread: device. In: a Batch and the body's forward. Out: float32 [rows, width], a line for each input whose last token
-is in the step, in the order of the plan; the server normalises and squashes (server/pooling). Weights are stored and
+Thread: device. In: a Batch and the body's forward. Out: float32 [rows, width], a row for each input whose last token
+is in the step, in the order of the plan; the server applies activations (server/pooling). Weights are stored and
 multiplied in float32.
 
-    last, cls      forward of these tokens alone -> layers
-    mean and such  forward of all tokens -> one row for each input (kernels/pool_rows) -> layers
-    SPLADE         forward of all tokens -> layers, whose last makes a logit of every token of the vocabulary -> the
-                   largest of each, or 0, LOGITS_OF tokens at a time (the log(1 + ...) of it is the server's: the order
-                   of both does not matter)
+    last, cls      forward of only these tokens -> layers
+    mean etc.      forward of all tokens -> one row for each input (kernels/pool_rows) -> layers
+    SPLADE         forward of all tokens -> layers, the last of which makes a logit for every vocabulary token -> the
+                   maximum per vocabulary token, or 0, LOGITS_OF tokens at a time (the server applies log(1 + ...),
+                   which commutes with the maximum)
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from engine.weights.dummy import draw
 from engine.weights.files import Shard, open_checkpoint, read_header
 from engine.weights.table import Row, Table, Wanted
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {  # by their names in config.json, or in torch.nn
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {  # keys: names in config.json or in torch.nn
     "identity": lambda x: x,
     "tanh": torch.tanh,
     "relu": torch.relu,
@@ -43,11 +43,11 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {  # by their names in conf
     "silu": functional.silu,
     "sigmoid": torch.sigmoid,
 }
-LOGITS_OF = 256  # tokens whose logits of the vocabulary are in memory at a time; a full step's would take gigabytes
+LOGITS_OF = 256  # tokens whose vocabulary logits are computed at a time: a full step's would take gigabytes
 
 
 class PooledLinear:
-    """One HeadLayer: norm(activation(W x + b)) of float32 rows."""
+    """One HeadLayer: norm(activation(W x + b)) on float32 rows."""
 
     bias: Tensor | None
 
@@ -81,7 +81,7 @@ class PooledLinear:
 
 
 class TiedLogits(PooledLinear):
-    """A logit of every token of the vocabulary: embeddings times x, and a bias."""
+    """Logits of all vocabulary tokens: embeddings times x, plus a bias."""
 
     def __init__(self, layer: HeadLayer, embedding: Embedding) -> None:
         super().__init__(layer)
@@ -102,7 +102,7 @@ class TiedLogits(PooledLinear):
 
 
 class TokenLogits(PooledLinear):
-    """Logits of tokens, or how much larger one's is than another's: rows of the language model's head."""
+    """Logits of given tokens, or the difference of two logits, from rows of the language model's head."""
 
     def __init__(self, layer: HeadLayer, embedding: Embedding, vocab_size: int, tied: bool) -> None:
         super().__init__(layer)
@@ -131,7 +131,8 @@ class TokenLogits(PooledLinear):
 
 
 class Pooler:
-    """Made with its model; `table` adds its parts to the model's, `read_folders` fills those in other folders."""
+    """Made with its model; `table` adds its parts to the weight table, `read_folders` fills parts from other
+    folders."""
 
     def __init__(self, config: PoolingConfig, embedding: Embedding, vocab_size: int, tied: bool) -> None:
         self.config = config
@@ -146,11 +147,11 @@ class Pooler:
         self.token_heads = [[PooledLinear(layer) for layer in head.layers] for head in config.token_heads]
 
     def width(self, hidden_size: int) -> int:
-        """Numbers of a result."""
+        """Width of a result."""
         return self.config.layers[-1].out_features if self.config.layers else hidden_size
 
     def table(self, table: Table) -> Table:
-        """The rules of a model with this head, and without a language model's."""
+        """The weight table of a model with this head instead of a language model's head."""
         own = [(k, layer) for k, layer in enumerate(self.config.layers) if not layer.folder]
         rows = [Row((layer.module,), f"pooler.layers.{k}") for k, layer in own]
         norms = [Row((layer.norm,), f"pooler.layers.{k}.norm") for k, layer in own if layer.norm]
@@ -158,7 +159,7 @@ class Pooler:
         return replace(table, rows=(*table.rows, *rows, *norms), ignore=ignore)
 
     def read_folders(self, folder: str, load_format: str, placement: Placement, seed: int) -> None:
-        """Fills the layers that lie in folders of their own. Raises ConfigError naming what is wrong."""
+        """Fills the layers with separate folders. Raises ConfigError."""
         for layer in itertools.chain(self.layers, *self.token_heads):
             if not layer.layer.folder:
                 continue
@@ -171,13 +172,13 @@ class Pooler:
             layer.fill({name.rpartition(".")[2]: [tensor] for name, tensor in found.items()}, placement)
 
     def lines(self, batch: Batch, rows: int, forward: Callable[[Batch], Tensor]) -> Tensor:
-        """float32 [rows, width] of the step's first `rows` inputs that end in the step.
+        """float32 [rows, width]: the results of the step's first `rows` inputs that end in the step.
 
-        Where an input is computed as a whole every row of the step ends in it.
+        If inputs are computed in one step, every row's input ends in the step.
         """
         kind, starts = self.config.kind, batch.attention[0].query_start
         if kind == "cls":
-            last = len(batch.token_ids) - 1  # rows that the step has not begin behind its tokens
+            last = len(batch.token_ids) - 1  # rows that pad the step begin after its tokens
             batch.sample_index = starts[:rows].long().clamp(max=last)
         elif kind != "last":
             batch.sample_index = None
@@ -187,7 +188,8 @@ class Pooler:
         return self.project(hidden)
 
     def lines_of(self, hidden: Tensor, batch: Batch, ends: Tensor) -> Tensor:
-        """The same of all tokens' hidden states [T, hidden_size]; ends int64 [rows]: the last token of each input."""
+        """As `lines`, from the hidden states of all tokens [T, hidden_size]; ends int64 [rows]: the last token of each
+        input."""
         starts = batch.attention[0].query_start[: len(ends) + 1]
         kind = self.config.kind
         if kind == "last":
@@ -197,14 +199,14 @@ class Pooler:
         return self._pooled(hidden, starts, batch)
 
     def _pooled(self, hidden: Tensor, starts: Tensor, batch: Batch) -> Tensor:
-        """Of all tokens' hidden states a line for each input; they begin and end at `starts`."""
+        """A result row for each input from the hidden states of all tokens; `starts`: where inputs begin and end."""
         if self.config.layers_first:
             return self._highest(hidden, starts)
         kind, counted = self.config.kind, None if batch.pool_start is None else batch.pool_start[: len(starts) - 1]
         return self.project(pool_rows(hidden, starts, kind, counted))
 
     def _highest(self, hidden: Tensor, starts: Tensor) -> Tensor:
-        """float32 [rows, width]: of each number of the layers' the largest among an input's tokens, or 0."""
+        """float32 [rows, width]: for each output of the layers the maximum over an input's tokens, at least 0."""
         found = torch.zeros(len(starts) - 1, self.layers[-1].layer.out_features, device=hidden.device)
         for first in range(0, len(hidden), LOGITS_OF):
             logits = self.project(hidden[first : first + LOGITS_OF])
@@ -217,7 +219,7 @@ class Pooler:
         return _through(self.layers, hidden.float())
 
     def project_tokens(self, hidden: Tensor) -> Tensor:
-        """hidden [T, hidden_size] -> float32 [T, width]: the numbers of every head of tokens, side by side."""
+        """hidden [T, hidden_size] -> float32 [T, width]: the concatenated outputs of all token heads."""
         if not self.token_heads:
             return self.project(hidden)
         return torch.cat([_through(head, hidden.float()) for head in self.token_heads], 1)

@@ -1,1 +1,1 @@
-"""How checkpoints store weights (schemes), and which configuration names which of them. Thread: the builder's."""
+"""Quantisation schemes of checkpoints, and how the configuration selects them. Thread: the model's builder."""

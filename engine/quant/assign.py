@@ -1,8 +1,8 @@
 """assign: gives each linear layer of a model its scheme, before the layer says which tensors it expects.
 
 Owner: the thread that builds the model. In: a model whose parts are empty, its configuration, the headers of its files.
-Out: the parts' `scheme`, changed in place. The files decide what is quantised; the configuration adds what no header
-says, and decides alone where weights are random.
+Out: the parts' `scheme`, changed in place. The headers decide which modules are quantised; the configuration adds what
+headers do not say. With random weights the configuration alone decides.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("omniloop.engine")
 
-NAMED_FAULTS = 5  # faults in a refusal
-FLOATS: Headers = {"weight": TensorInfo((), "BF16", 0, 0)}  # of a module that holds all experts of a layer
+NAMED_FAULTS = 5  # most faults listed in an error
+FLOATS: Headers = {"weight": TensorInfo((), "BF16", 0, 0)}  # headers of unquantised experts in one module
 CODES = {
     "weight_packed",
     "qweight",
@@ -42,15 +42,15 @@ CODES = {
 
 
 def assign(model: Weighted, table: Table, config: ModelConfig, shards: Sequence[Shard] | None) -> None:
-    """Gives each linear layer of the model the scheme of its modules; `shards`: None where weights are random."""
+    """Gives each linear layer of the model the scheme of its modules; `shards`: None with random weights."""
     settings = config.raw.get("quantization_config")
     if settings is None:
         return
     dialect = DIALECTS[settings["quant_method"]](Section(settings, "config.json: quantization_config"))
     found = None if shards is None else modules_of(table, shards)
-    part: Any  # with a scheme: a layer of engine/layers/linear.py, or Experts
+    part: Any  # a part with a scheme is a layer of engine/layers/linear.py, or Experts
     any_quantised, listed = False, []
-    wrong: dict[str, list[str]] = {}  # what is wrong -> of which modules
+    wrong: dict[str, list[str]] = {}  # error text -> modules
     for row, names, part in parts_of(table, model):
         if hasattr(part, "stacked"):
             if found is not None:
@@ -59,12 +59,12 @@ def assign(model: Weighted, table: Table, config: ModelConfig, shards: Sequence[
                 part.making = dialect.stored(names[0], part.in_features, FLOATS)
             any_quantised |= part.stacked_codes > 0
         if not hasattr(part, "scheme"):
-            if "weight" in part.expects():  # else the codes are another part's, to which this one belongs
+            if "weight" in part.expects():  # else the codes belong to another part
                 _refuse_codes(names, found)
             continue
         if not part.expects() or (getattr(part, "in_floats", False) and not _with_codes(names, found)):
             continue
-        if stored := getattr(part, "stored", ()):  # which module each of its pieces is made of
+        if stored := getattr(part, "stored", ()):  # the index of the module for each piece
             names = [names[number] for number in stored]
         pieces = tuple(_stored(dialect, name, part.in_features, found, wrong) for name in names)
         if any(piece is not None for piece in pieces):
@@ -104,12 +104,13 @@ def _stored(
 
 
 def _is_listed(dialect: Dialect, name: str, part: Any) -> bool:
-    """Whether the configuration names this module among those that it leaves out."""
+    """Whether the configuration lists this module as not quantised."""
     return name not in USUAL and dialect.stored(name, part.in_features, None) is None
 
 
 def _refuse_unlike(names: Sequence[str], expected: Expected, found: Mapping[str, Headers] | None) -> None:
-    """Experts of a layer are one weight: in the files each has the same tensors. Those without any are missing."""
+    """Refuses a layer whose experts have different tensors, because all experts form one weight. Experts without any
+    tensor count as missing."""
     alike: dict[frozenset[tuple[str, Wanted]], list[str]] = {}
     for number, name in enumerate(names):
         if found is not None and name not in found:
@@ -129,7 +130,7 @@ def _listed(form: Iterable[tuple[str, Wanted]]) -> str:
 
 
 def _refuse_codes(names: Sequence[str], found: Mapping[str, Headers] | None) -> None:
-    """Embeddings and norms are read as floats."""
+    """Refuses quantised embeddings and norms, which are read as floats."""
     if quantised := _with_codes(names, found):
         raise ConfigError(
             f"{compact(quantised)}: these weights are quantised; codes are read in linear layers, experts and routers "
@@ -138,7 +139,7 @@ def _refuse_codes(names: Sequence[str], found: Mapping[str, Headers] | None) -> 
 
 
 def _with_codes(names: Sequence[str], found: Mapping[str, Headers] | None) -> list[str]:
-    """Those of the modules that are codes in the files; none with random weights."""
+    """The modules whose tensors are codes in the files; none with random weights."""
     return [name for name in names if found is not None and CODES & found.get(name, {}).keys()]
 
 
@@ -153,7 +154,7 @@ def modules_of(table: Table, shards: Sequence[Shard]) -> dict[str, Headers]:
 
 
 def split(name: str) -> tuple[str, str]:
-    """A tensor's name -> its module and its kind; what lies below a weight is of the weight's module."""
+    """A tensor's name -> module and kind; tensors below a weight belong to the weight's module."""
     module, found, below = name.partition(".weight.")
     if found:
         return module, f"weight.{below}"

@@ -1,6 +1,6 @@
-"""auto-round: checkpoints of AutoRound, packed as GPTQ's, AWQ's, FP8's or compressed-tensors', with GPTQ's settings.
+"""auto-round: AutoRound's checkpoints, packed as GPTQ, AWQ, FP8 or compressed-tensors, with GPTQ's settings.
 
-In: the settings in config.json; `packing_format` names the format of the tensors, `extra_config` has settings of
+In: the settings in config.json; `packing_format` names the tensors' format, `extra_config` has settings of
 single modules. Out: the dialect of that format.
 """
 
@@ -20,11 +20,11 @@ from engine.quant.rotations import refuse_rotations
 from engine.quant.stored import extras
 
 USUAL = "auto_round:auto_gptq"
-LIKE_GPTQ = {"gptq", "auto_gptq", "exllama", "exllamav2", "triton", "tritonv2"}  # whose words lie as GPTQ's do
-WHOLE = (["auto_round"], ["gptqmodel"])  # likewise, zero points as they are
+LIKE_GPTQ = {"gptq", "auto_gptq", "exllama", "exllamav2", "triton", "tritonv2"}  # formats with GPTQ's packing
+WHOLE = (["auto_round"], ["gptqmodel"])  # formats with GPTQ's packing that store zero points unchanged
 READ = "auto_round:auto_gptq, auto_round:auto_awq, auto_round:gptqmodel, auto_round:fp8, auto_round:llm_compressor"
 FLOATS = 16  # `bits` of modules that stay floats
-WILD = frozenset("*+?^$()[]{}|\\")  # in a name that is a regular expression
+WILD = frozenset("*+?^$()[]{}|\\")  # characters that mark a name as a regular expression
 FORMATS = {("mx_fp", 4): "mxfp4-pack-quantized", ("mx_fp", 8): "mxfp8-quantized", ("nv_fp", 4): "nvfp4-pack-quantized"}
 
 
@@ -33,7 +33,7 @@ class AutoRound:
 
     def __init__(self, settings: Section) -> None:
         refuse_rotations(settings)
-        given = settings.values.get("backend")  # which files had before packing_format; later it names kernels
+        given = settings.values.get("backend")  # older files: the format; newer files: kernels
         older = "backend" if isinstance(given, str) and ":" in given else ""
         key = older if older and not settings.values.get("packing_format") else "packing_format"
         packing = str(settings.values.get(key) or USUAL)
@@ -47,7 +47,7 @@ class AutoRound:
             raise ConfigError(
                 f"{settings.path}: {key}={packing!r}; read are {READ}: export the checkpoint again in one of them"
             )
-        counted_down = parts == ["auto_gptq"] or (parts[0] == "gptq" and len(parts) > 1)  # zero points less 1
+        counted_down = parts == ["auto_gptq"] or (parts[0] == "gptq" and len(parts) > 1)  # stored minus 1
         self._gptq.older = parts not in WHOLE
         if not self._awq and not self._gptq.symmetric and not counted_down and parts not in WHOLE:
             raise ConfigError(
@@ -65,7 +65,7 @@ class AutoRound:
 
 
 class Extra:
-    """extra_config: modules by name, or by a regular expression, whose settings are others than those of the rest."""
+    """extra_config: settings of single modules, selected by name or by a regular expression."""
 
     def __init__(self, settings: Section) -> None:
         table = settings.section("extra_config") if settings.values.get("extra_config") else Section({}, settings.path)
@@ -84,7 +84,7 @@ class Extra:
                     raise ConfigError(f"{table.path}: {name!r} is no regular expression: {error}") from None
 
     def of(self, module: str) -> Section | None:
-        """What is said of the module alone; None: it stays floats."""
+        """The module's own settings, possibly empty; None: the module stays floats."""
         own = entry_of(module, self._own) or next((own for rule, own in self._rules if _meets(rule, module)), None)
         return None if own is not None and own.integer("bits", 4) >= FLOATS else own or Section({}, "")
 
@@ -99,7 +99,7 @@ def _meets(rule: re.Pattern[str], module: str) -> bool:
 
 
 def _of_floats(settings: Section, parts: list[str]) -> Dialect | None:
-    """The dialect of codes of FP8 and FP4, which AutoRound writes with the tensors of another; None: of integers."""
+    """The dialect of AutoRound's FP8 and FP4 codes, which use another quantiser's tensors; None: codes are integers."""
     in_memory = Extra(settings).floats() if {"llm_compressor", "fp8", "fp8_static"} & set(parts) else []
     if parts[-1] in ("fp8", "fp8_static"):
         static = parts[-1] == "fp8_static" or settings.values.get("act_dynamic") is False

@@ -1,6 +1,6 @@
-"""awq (gemm): integers of 4 bits, columns first, eight outputs in a word: w = (q - z) * s.
+"""awq (gemm): 4-bit integers, column-major, eight outputs in a word: w = (q - z) * s.
 
-qweight [K, N / 8] int32: field i of word c is output 8 c + [0, 2, 4, 6, 1, 3, 5, 7][i]; qzeros [K / g, N / 8] alike
+qweight [K, N / 8] int32: field i of word c is output 8 c + [0, 2, 4, 6, 1, 3, 5, 7][i]; qzeros [K / g, N / 8] likewise
 scales [K / g, N]
 """
 
@@ -36,10 +36,10 @@ PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # output 8 c + j is field PLACES[j] of word c
 
 @dataclass(frozen=True, slots=True)
 class PackedAwq:
-    """One module."""
+    """The storage of one module."""
 
     group: int
-    extra: tuple[tuple[str, Wanted], ...] = ()  # a bias, where the file has it
+    extra: tuple[tuple[str, Wanted], ...] = ()  # a bias, if the file has one
 
     @property
     def form(self) -> str:

@@ -1,7 +1,7 @@
-"""Scheme: how the weight of a linear layer is stored, and which Weight it becomes.
+"""Scheme: how a checkpoint stores the weight of a linear layer, and the Weight that is made of it.
 
 Owner: the thread that builds the model. In: the tensors of a checkpoint, piece by piece. Out: a Weight. Layers, models
-and steps know a Weight only. A dialect (a file of this folder) says how each module is Stored.
+and steps use only the Weight. A dialect (a file of this folder) says how each module is Stored.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from engine.kernels.gemm.weight import Weight
 from engine.weights.files import TensorInfo
 from engine.weights.table import Shape, Wanted
 
-Tensors = dict[str, list[Tensor | None]]  # tensor kind -> of each joined piece, in order
-Expected = dict[str, tuple[Wanted | None, ...]]  # likewise
+Tensors = dict[str, list[Tensor | None]]  # tensor kind -> one entry per joined piece, in order
+Expected = dict[str, tuple[Wanted | None, ...]]  # tensor kind -> one entry per joined piece, in order
 Arrange = Callable[[int, Tensor], Tensor]  # (number of a piece, its rows) -> the rows in the kernels' order
 
 
@@ -30,12 +30,13 @@ class Scheme(Protocol):
     """One way to store the matrices of a layer."""
 
     def expects(self, out_features: Shape, fold: Shape) -> Expected:
-        """What the pieces [rows, *fold] are stored as, rows in `out_features`; "bias" is the layer's own."""
+        """The tensors that store pieces [rows, *fold], rows from `out_features`; without the layer's "bias"."""
 
     def weight(
         self, tensors: Tensors, bias: Tensor | None, placement: Placement, gated: bool, arrange: Arrange | None
     ) -> Weight:
-        """The pieces, one below the other, with their bias [rows] float32; `gated`: the pieces are gate and up."""
+        """The Weight of the pieces, stacked along rows, with their bias [rows] float32; `gated`: pieces are gate and
+        up."""
 
 
 class Unquantised:
@@ -61,14 +62,15 @@ UNQUANTISED = Unquantised()
 
 
 def _arranged(rows: Tensor, piece: Tensor) -> Tensor:
-    """On CUDA rows move in place: pieces are contiguous, so joining copies nothing. CPU pieces are read-only."""
+    """Permutes rows in place on CUDA, where pieces are contiguous and joining copies nothing. CPU pieces are
+    read-only."""
     return piece.copy_(rows) if piece.is_cuda else rows
 
 
 def weight_dtype(saved: torch.dtype, placement: Placement) -> torch.dtype:
-    """The dtype of a matrix in memory: on an accelerator the activations', as its libraries multiply like by like.
+    """The dtype of a matrix in memory. On an accelerator: the activations' dtype, as matrix libraries require.
 
-    On a CPU bfloat16 stays bfloat16 (kernels widen it exactly) and others take the activations' dtype.
+    On a CPU bfloat16 stays bfloat16 (kernels widen it exactly); other dtypes become the activations' dtype.
     """
     return saved if saved == torch.bfloat16 and placement.device == "cpu" else placement.dtype
 
@@ -77,29 +79,29 @@ class Stored(Protocol):
     """How one quantised module is stored."""
 
     def wants(self, rows: int, columns: int) -> dict[str, Wanted]:
-        """Tensor kind -> what is read; shapes that cannot be are a ConfigError."""
+        """Tensor kind -> the wanted tensor; impossible shapes raise ConfigError."""
 
     def read(self, tensors: Mapping[str, Tensor]) -> Codes | Tensor:
-        """The canonical form; floats [rows, columns] of a matrix that has none."""
+        """The matrix as canonical Codes, or as floats [rows, columns] if it has no canonical form."""
 
     @property
     def form(self) -> str:
-        """What it is in memory, for people."""
+        """The form in memory, as text for the operator."""
 
 
-Headers = Mapping[str, TensorInfo]  # tensor kind -> what the file says, of one module
+Headers = Mapping[str, TensorInfo]  # tensor kind -> header entry, for one module
 
 
 class Dialect(Protocol):
-    """What a configuration's quantisation says of modules."""
+    """A quantisation method, which defines how each module is stored."""
 
     def stored(self, module: str, columns: int, headers: Headers | None) -> Stored | None:
-        """None: the module is not quantised. `headers`: of the module's tensors; None: random weights."""
+        """The module's storage; None: not quantised. `headers`: of the module's tensors; None: random weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quantised:
-    """The scheme of a layer with a quantised piece at least."""
+    """The scheme of a layer with at least one quantised piece."""
 
     pieces: tuple[Stored | None, ...]
     modules: tuple[str, ...]
@@ -125,7 +127,7 @@ class Quantised:
         return pack_pieces(matrices, bias, placement, gated)
 
     def matrices(self, tensors: Tensors, placement: Placement) -> list[Codes | Tensor]:
-        """Each piece in the canonical form, or in floats."""
+        """Each piece as canonical Codes, or as floats."""
         matrices: list[Codes | Tensor] = []
         for number, (stored, module) in enumerate(zip(self.pieces, self.modules)):
             given = {kind: piece for kind, pieces in tensors.items() if (piece := pieces[number]) is not None}
@@ -137,7 +139,7 @@ class Quantised:
 
 @contextmanager
 def named(module: str) -> Iterator[None]:
-    """A refusal says of which module it speaks."""
+    """Prefixes a ConfigError with the module's name."""
     try:
         yield
     except ConfigError as error:

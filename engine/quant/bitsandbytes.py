@@ -1,11 +1,12 @@
-"""bitsandbytes: NF4 and FP4, four bits by 64 columns, and integers of LLM.int8().
+"""bitsandbytes: NF4 and FP4 (4-bit codes in blocks of 64 columns), and the integers of LLM.int8().
 
-    weight [N K / 2, 1] uint8: two codes in a byte, the lower column in the high bits; blocks lie along the rows
+    weight [N K / 2, 1] uint8: two codes in a byte, the lower column in the high bits; blocks run along the rows
     weight.absmax [blocks] float32: the scale of a block
     weight.quant_state.bitsandbytes__nf4 or __fp4: bytes of a JSON object; weight.quant_map [16]: the codes' values
 
-With double quantisation weight.absmax is uint8: nested_quant_map[absmax] * nested_absmax[block // 256] + nested_offset
-of the JSON object. LLM.int8(): weight [N, K] int8, SCB [N] float32, w = q * SCB / 127; inputs stay in floats.
+With double quantisation weight.absmax is uint8 and the scale is nested_quant_map[absmax] * nested_absmax[block // 256]
++ nested_offset, which is in the JSON object. LLM.int8(): weight [N, K] int8, SCB [N] float32, w = q * SCB / 127; inputs
+stay floats.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from engine.quant.stored import check_whole, extras, scale_of
 from engine.quant.table_floats import AGAIN, FLOAT32, STATE, TABLES, TableFloats4
 from engine.weights.table import Wanted
 
-SIZES = (64, 32, 128, 256, 512, 1024, 2048, 4096)  # of blocks
+SIZES = (64, 32, 128, 256, 512, 1024, 2048, 4096)  # supported block sizes
 
 
 @dataclass(frozen=True, slots=True)
 class Integers8:
-    """LLM.int8(): columns that it would multiply in floats are codes as all others."""
+    """LLM.int8(); its outlier columns, which it multiplies in floats, are multiplied as codes here."""
 
     extra: tuple[tuple[str, Wanted], ...] = ()
 
@@ -53,7 +54,7 @@ class Integers8:
 
 
 def _block(codes: int, scales: int) -> int:
-    """How many codes share a scale; the last block may be shorter."""
+    """The number of codes per scale; the last block may be shorter."""
     found = next((size for size in SIZES if -(-codes // size) == scales), 0)
     if not found:
         sizes = ", ".join(map(str, SIZES))
@@ -62,7 +63,7 @@ def _block(codes: int, scales: int) -> int:
 
 
 class BitsAndBytes:
-    """The dialect. The files decide what is quantised; a checkpoint of floats that asks for codes keeps its floats."""
+    """The dialect. The files decide which modules are quantised; float checkpoints are not quantised at load."""
 
     def __init__(self, settings: Section) -> None:
         self._four = settings.boolean("load_in_4bit", settings.boolean("_load_in_4bit", False))

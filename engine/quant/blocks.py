@@ -1,4 +1,4 @@
-"""Codes of four bits in blocks of 32 columns, as checkpoints hold those of a layer's experts. Thread: any.
+"""MXFP4: 4-bit codes in blocks of 32 columns, for a layer's experts. Thread: any.
 
 blocks U8 [E, N, K / 32, 16], two E2M1 codes in a byte, the lower column low    scales U8 [E, N, K / 32]: 2^(byte - 127)
 """
@@ -16,7 +16,7 @@ GROUP = 32  # columns that share a scale
 
 
 def holds_experts(config: Section) -> bool:
-    """Whether a checkpoint stores its experts as MXFP4 blocks; other methods quantise only other layers."""
+    """Whether a checkpoint stores its experts as MXFP4 blocks."""
     return bool((config.values.get("quantization_config") or {}).get("quant_method") == "mxfp4")
 
 

@@ -1,4 +1,4 @@
-"""compressed-tensors: integers of 4 or 8 bits packed, integers of 8, FP8, NVFP4, MXFP4 and MXFP8, by group of modules.
+"""compressed-tensors: packed 4-bit and 8-bit integers, int8, FP8, NVFP4, MXFP4 and MXFP8, by group of modules.
 
 pack-quantized    weight_packed [N, ceil(K b / 32)] int32: field i of word c is column 8 c + i (b = 4), 2^(b-1) added
                   weight_scale [N, K / g] or [N, 1], weight_zero_point [ceil(N b / 32), K / g] packed along rows
@@ -26,7 +26,7 @@ from engine.quant.rotations import refuse_transforms
 from engine.quant.stored import POWERS, SCALES, Floats4, check_whole, extras
 
 NVFP4 = "nvfp4-pack-quantized"
-Settings = dict[str, Any]  # of a group's weights, or of their inputs
+Settings = dict[str, Any]  # settings of a group's weights or inputs
 
 
 class Compressed:
@@ -72,7 +72,7 @@ class Compressed:
         return Integers8(met, tuple(extras(headers, ("input_scale",)).items()), headers["weight_scale"].shape)
 
     def _group_of(self, module: str) -> Settings:
-        """What counts for this module, which is a Linear."""
+        """The settings of the group that applies to this Linear module."""
         of_all = (group for group in self._groups if "Linear" in (group.get("targets") or ()))
         named = (group for group, names in zip(self._groups, self._targets) if module in names)
         return next(named, next(of_all, {}))
@@ -97,7 +97,7 @@ class Compressed:
 
 
 def _inputs(settings: Settings) -> str:
-    """How Floats8 treats the inputs of a group of modules."""
+    """The value of Floats8.inputs for a group of modules."""
     if settings.get("type") != "float" or settings.get("num_bits", 8) != 8:
         return "floats"
     return "token" if settings.get("dynamic") else "given"

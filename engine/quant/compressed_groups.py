@@ -1,6 +1,6 @@
-"""config_groups of compressed-tensors: the groups of modules, checked before anything is read by them.
+"""Reads and checks config_groups of compressed-tensors, the groups of modules.
 
-In: the section of config.json. Out: the groups as they stand there, of the types that engine/quant/compressed needs.
+In: the section of config.json. Out: the unchanged groups, with checked types for engine/quant/compressed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Integers of compressed-tensors: packed into words, or a byte each.
+"""Integers of compressed-tensors: packed into words, or one byte each.
 
-Owner: the thread that builds the model. In: tensors as the file has them. Out: codes in the canonical form
+Owner: the thread that builds the model. In: the file's tensors. Out: codes in the canonical form
 (kernels/gemm/codes.py).
 """
 
@@ -34,7 +34,7 @@ class PackedIntegers:
 
     bits: int
     group: int
-    packed_zeros: bool | None = None  # along rows into words; False: a byte each; None: symmetric
+    packed_zeros: bool | None = None  # zero points: True: packed along rows; False: a byte each; None: symmetric
     extra: tuple[tuple[str, Wanted], ...] = ()
 
     @property
@@ -85,7 +85,7 @@ class Integers8:
 
     quantised_inputs: bool
     extra: tuple[tuple[str, Wanted], ...] = ()
-    shape: Shape | None = None  # of the scale in the file
+    shape: Shape | None = None  # the scale's shape in the file
 
     @property
     def form(self) -> str:

@@ -1,7 +1,7 @@
-"""weight_packed of compressed-tensors: words of integers, or bytes of two E2M1 codes, by what the headers say.
+"""weight_packed of compressed-tensors: words of integers, or bytes of two E2M1 codes, decided by the headers.
 
-Owner: the thread that builds the model. In: a module's headers and what config_groups says of its weights. Out: how the
-module is stored.
+Owner: the thread that builds the model. In: a module's headers and the settings of its weights in config_groups. Out:
+the module's storage.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def packed(headers: Headers, columns: int, weights: dict[str, Any]) -> Stored:
 
 
 def _floats4(headers: Headers) -> Floats4:
-    """Scales of E4M3 belong to NVFP4, powers of two to MXFP4."""
+    """The storage of 4-bit floats: E4M3 scales mean NVFP4, powers of two mean MXFP4."""
     check_whole(headers, "weight_packed", "weight_scale")
     extra = tuple(extras(headers, ("input_global_scale",)).items())
     if headers["weight_scale"].dtype != "F8_E4M3":

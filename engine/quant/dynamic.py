@@ -1,4 +1,4 @@
-"""`dynamic` in GPTQ's settings: regular expressions of modules that have their own format, or are not quantised.
+"""`dynamic` in GPTQ's settings: regular expressions for modules with their own format or without quantisation.
 
 In: the settings in config.json. Out: the settings of one module that override the checkpoint's: bits, group_size,
 sym, desc_act. An expression after "-:" names modules that are not quantised; "+:" has no effect. The first expression

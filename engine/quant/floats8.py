@@ -1,7 +1,7 @@
-"""Matrices of FP8 (e4m3) with a scale each, per row, per block or per group of a row; and how their inputs are made.
+"""FP8 (e4m3) matrices with a scale per matrix, row, block or group of a row; and the quantisation of their inputs.
 
-Owner: the thread that builds the model. In: tensors as the file has them. Out: codes in the canonical form
-(kernels/gemm/codes.py). Devices without units for FP8 keep the inputs as they are.
+Owner: the thread that builds the model. In: the file's tensors. Out: codes in the canonical form
+(kernels/gemm/codes.py). Devices without FP8 units do not quantise inputs.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from engine.quant.base import Headers
 from engine.quant.stored import POWERS, SCALES, dtype_of, extras, scale_of
 from engine.weights.table import Shape, Wanted
 
-INPUT_SCALES = ("input_scale", "activation_scale", "qscale_act")  # one number for all inputs of a matrix
+INPUT_SCALES = ("input_scale", "activation_scale", "qscale_act")  # names of the static scale of a matrix's inputs
 
 
 @dataclass(frozen=True, slots=True)
 class Floats8:
-    """E4M3 codes and a scale for the matrix, each row, each block of rows and columns, or each group of a row."""
+    """E4M3 codes, with a scale per matrix, row, block of rows and columns, or group of a row."""
 
-    scale: str  # the tensor's kind
+    scale: str  # tensor kind of the scale
     scales: tuple[torch.dtype, ...]
     per: str  # "tensor", "row", "block" or "group"
     block: tuple[int, int] = (1, 1)
-    shape: Shape | None = None  # of the scale in the file, where it is spelled in another way
+    shape: Shape | None = None  # the scale's shape in the file, if it differs from the usual shape
     extra: tuple[tuple[str, Wanted], ...] = ()
-    inputs: str = "floats"  # or "token": quantised as they come; "given": by a scale that files must have
-    powers: bool = False  # their scales are powers of two
+    inputs: str = "floats"  # "token": quantised per token; "given": by a static scale of the files; "floats": not
+    powers: bool = False  # the inputs' scales are powers of two
 
     @property
     def form(self) -> str:
@@ -41,7 +41,7 @@ class Floats8:
 
     @property
     def quantises_inputs(self) -> bool:
-        """Whether inputs become FP8 where the device's units take it."""
+        """Whether inputs are quantised to FP8 on devices with FP8 units."""
         return self.inputs != "floats" and self.per != "group"
 
     def wants(self, rows: int, columns: int) -> dict[str, Wanted]:
@@ -83,13 +83,13 @@ class Floats8:
         if given is None:
             return Inputs(kind=Kind.E4M3)
         most = given.float().amax()
-        return Inputs(torch.where(most > 0, most, 1.0), Kind.E4M3)  # 0: the inputs that were seen were all zero
+        return Inputs(torch.where(most > 0, most, 1.0), Kind.E4M3)  # 0: all calibration inputs were zero
 
 
 def floats8(
     scale: str, headers: Headers, block: tuple[int, int], inputs: str = "floats", powers: bool = False
 ) -> Floats8:
-    """What the shape and the dtype of the scale in the file say."""
+    """The storage, derived from the shape and dtype of the scale in the file."""
     info, sizes = headers[scale], headers["weight"].shape
     if len(sizes) != 2:
         raise ConfigError(f"weight has shape {list(sizes)}; a matrix is needed: fetch the files again")
@@ -111,7 +111,7 @@ def floats8(
 
 
 def _check_given(headers: Headers, per: str) -> None:
-    """Whether inputs can be quantised by a scale of the files."""
+    """Raises ConfigError if static input scales are not supported with these weights or are missing."""
     if per == "block":
         raise ConfigError(
             "static inputs of a weight with a scale per block; dynamic ones are read: quantise the checkpoint again "

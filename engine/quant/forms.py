@@ -1,8 +1,8 @@
-"""forms: what a model's matrices are in memory, in a line for the operator.
+"""forms: a line for the operator about the forms of a model's matrices in memory.
 
-Thread: the one that builds the model, or of `check`. In: a model whose parts have their schemes (assign.py). Out: a
-text: which forms, how many of each, what their codes take and what the same matrices would take in bfloat16, and what
-products compute in.
+Thread: the thread that builds the model or runs `check`. In: a model whose parts have their schemes (assign.py). Out: a
+text: the forms, the number of matrices in each, the bytes of their codes and of the same matrices in bfloat16, and the
+dtype of the products.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from engine.weights.table import Wanted, Weighted, parts_of
 if TYPE_CHECKING:
     from engine.kernels.target import Target
 
-FLOAT_BYTES = 2  # of bfloat16
+FLOAT_BYTES = 2  # bytes of a bfloat16
 
 
 def form_line(model: Weighted, device: Target | None) -> str | None:
-    """None where nothing is quantised. device: the accelerator; None: a CPU."""
+    """The line; None: nothing is quantised. device: the accelerator; None: a CPU."""
     float8_units = device is not None and device.multiplies_float8
     settings = model.config.raw.get("quantization_config")
     if settings is None:
@@ -38,7 +38,7 @@ def form_line(model: Weighted, device: Target | None) -> str | None:
             floats += FLOAT_BYTES * part.num_experts * sum(part.pieces) * part.in_features
             coded += sum(_bytes(pieces) for kind, pieces in part.expects().items() if not kind.endswith("bias"))
             continue
-        if hasattr(part, "stacked") and not hasattr(part, "scheme"):  # floats of all experts in one tensor
+        if hasattr(part, "stacked") and not hasattr(part, "scheme"):  # unquantised experts in one tensor
             in_memory += part.num_experts * len(part.pieces)
             continue
         scheme = getattr(part, "scheme", None)

@@ -1,10 +1,10 @@
-"""fp8: weights as float8_e4m3fn, in Hugging Face's names and in Mistral's; w = code * scale, "inv" or not.
+"""fp8: float8_e4m3fn weights, with Hugging Face's or Mistral's names; w = code * scale, also for names with "inv".
 
-weight [N, K]    weight_scale_inv [ceil(N / 128), ceil(K / 128)], or a number: weight_scale(_inv), scale, qscale_weight
+weight [N, K]    weight_scale_inv [ceil(N / 128), ceil(K / 128)], or a scalar: weight_scale(_inv), scale, qscale_weight
 mxfp8 (MiniMax-M3, SGLang) has weight_scale_inv [N, K / 32] uint8, powers of two
-fbgemm_fp8 (Llama 3.1 405B) has weight_scale [N, 1]; `activation_scale_ub`, its bound on inputs' scales, is ignored: it
-would clip the largest inputs.
-Inputs are quantised per token, with blocks per 128 columns of it (`ue8m0`: by powers of two), or by input_scale.
+fbgemm_fp8 (Llama 3.1 405B) has weight_scale [N, 1]; `activation_scale_ub`, an upper bound of the inputs' scales, is
+ignored, because it would clip the largest inputs. Inputs are quantised per token, with block scales per 128 columns of
+a token (`ue8m0`: powers of two), or by input_scale.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from engine.quant.floats8 import Floats8, floats8
 from engine.quant.names import left_out
 from engine.quant.stored import POWERS, SCALES
 
-SMALL = (1, 32)  # a block of mxfp8
+SMALL = (1, 32)  # block of mxfp8: rows, columns
 SCALE_NAMES = ("weight_scale_inv", "weight_scale", "scale", "qscale_weight")
 
 
@@ -33,7 +33,7 @@ class Fp8:
             raise ConfigError(f"{settings.path}: weight_block_size={found} must be two sizes, as [128, 128]")
         self._block: tuple[int, int] | None = (found[0], found[1]) if found else None
         method = settings.values.get("quant_method")
-        self._per = "row" if method == "fbgemm_fp8" else "tensor"  # without blocks
+        self._per = "row" if method == "fbgemm_fp8" else "tensor"  # scales if there are no blocks
         self._small = method == "mxfp8" or self._block == SMALL
         self._powers = settings.values.get("scale_fmt") == "ue8m0"
         names = settings.items("modules_to_not_convert", settings.items("ignored_layers", ()))

@@ -1,4 +1,4 @@
-"""gguf: blocks of a GGUF file, under the name of their kind (weights/ggml_blocks), in the shards of weights/gguf."""
+"""gguf: the quantised blocks of a GGUF file, whose tensor kind names the block type (weights/ggml_blocks)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from engine.quant.names import USUAL
 from engine.weights.ggml_blocks import BLOCKS, bytes_in_memory, codes_of, line_bytes
 from engine.weights.table import Wanted
 
-DRAWN = "q8_0"  # of random weights
+DRAWN = "q8_0"  # block type of random weights
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """One module."""
+    """The storage of one module."""
 
     kind: str
 
@@ -42,7 +42,7 @@ class Gguf:
     """The dialect."""
 
     def __init__(self, settings: Section) -> None:
-        """The file says of each tensor what it is."""
+        """Reads no settings: the file names the type of each tensor."""
 
     def stored(self, module: str, columns: int, headers: Headers | None) -> Blocks | None:
         if headers is None:

@@ -1,9 +1,10 @@
-"""gptq: integers of 4 or 8 bits, columns first.
+"""gptq: 4-bit or 8-bit integers, column-major.
 
     qweight [K b / 32, N] int32: field i of word r is column 8 r + i (b = 4)     scales [K / g, N]
     qzeros [K / g, N b / 32], g_idx [K]: w[n, k] = (q - z) * s[g_idx[k], n]
 
-Version 1 stores z - 1, in each field by itself; version 2 stores z. With `sym` z is the middle, and qzeros is not read.
+Version 1 stores z - 1, separately in each field; version 2 stores z. With `sym` z is the middle of the range, and
+qzeros is not read.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ from engine.weights.table import Wanted
 
 @dataclass(frozen=True, slots=True)
 class PackedGptq:
-    """One module."""
+    """The storage of one module."""
 
     bits: int
     group: int
     symmetric: bool
     older: bool  # version 1
-    extra: tuple[tuple[str, Wanted], ...] = ()  # g_idx and a bias, where the file has them
+    extra: tuple[tuple[str, Wanted], ...] = ()  # g_idx and a bias, if the file has them
 
     @property
     def form(self) -> str:
@@ -90,7 +91,7 @@ class Gptq:
         self.symmetric = settings.boolean("sym", True)
         self._ordered = settings.boolean("desc_act", False)
         key, form = packing_of(settings, "checkpoint_format", "format") or ("checkpoint_format", "gptq")
-        if settings.values.get("is_marlin_format"):  # AutoGPTQ's older way to say so
+        if settings.values.get("is_marlin_format"):  # AutoGPTQ's older key for the Marlin format
             key, form = "is_marlin_format", True
         if form not in ("gptq", "gptq_v2"):
             raise ConfigError(
@@ -113,7 +114,7 @@ class Gptq:
         if "qweight" not in headers:
             return None
         if (words := headers["qweight"].shape) and words[0] * 32 in (columns * 4, columns * 8):
-            bits = words[0] * 32 // columns  # `dynamic` gives modules others
+            bits = words[0] * 32 // columns  # `dynamic` may change the bits of a module
         group = group_of(headers, columns, group)
         if ordered and "g_idx" not in headers and 0 < group < columns:
             raise ConfigError("desc_act without g_idx; the checkpoint is not whole: fetch the files again")

@@ -1,9 +1,9 @@
-"""kv: in which numbers layers keep keys and values: the operator's word, the checkpoint's scheme, scales in its files.
+"""kv: the dtype of cached keys and values, from the operator's flags, the checkpoint's scheme and its scales.
 
-Owner: the thread that builds the model. In: the specs that the model declares, the words of --kv-cache-dtype and
---kv-cache-dtype-skip-layers, the headers of the files. Out: the same specs with other numbers. Codes of e4m3 take the
-checkpoint's scales, one per layer or per KV head; where a layer has none in the files, each token gets one per head
-when it is stored. Codes of e5m2 are a plain cast. Attention widens codes to what queries are: no product is of codes.
+Owner: the thread that builds the model. In: the specs that the model declares, the values of --kv-cache-dtype and
+--kv-cache-dtype-skip-layers, the headers of the files. Out: the specs with their final dtypes. e4m3 codes use the
+checkpoint's scales, one per layer or per KV head. In a layer without scales in the files, each token gets a scale per
+head when it is stored. e5m2 codes are a plain cast. Attention widens codes to the queries' dtype before it multiplies.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from engine.weights.table import Weighted
 log = logging.getLogger("omniloop.engine")
 
 FLAG, SKIP = "--kv-cache-dtype", "--kv-cache-dtype-skip-layers"
-PER_TOKEN = "fp8_per_token_head"  # whatever the files say
+PER_TOKEN = "fp8_per_token_head"  # ignores scales in the files
 WORDS = {
     "bfloat16": torch.bfloat16,
     "fp8": torch.float8_e4m3fn,
@@ -37,7 +37,7 @@ WORDS = {
     "fp8_e5m2": torch.float8_e5m2,
 }
 CODES = (torch.float8_e4m3fn, torch.float8_e5m2)
-# compressed-tensors and ModelOpt, ModelOpt's projections (old and new), vLLM's old name, Mistral.
+# Names of scales: compressed-tensors and ModelOpt, ModelOpt's projections (old and new), vLLM's old name, Mistral.
 SCALE = re.compile(
     r"layers\.(?P<layer>\d+)\.(?:self_attn|attention)\.(?:"
     r"(?P<own>k|v|kv)_scale|(?P<proj>k|v)_proj\.(?:(?P=proj)_scale|output_scale)|(?P<fake>k|v)_fake_quantizer\.qscale_act)"
@@ -45,13 +45,13 @@ SCALE = re.compile(
 
 
 class Caching(Weighted, Protocol):
-    """What is asked of a model here."""
+    """The part of a model that this module uses."""
 
     def cache_specs(self) -> list[CacheSpec]:
-        """What decoder layers keep, in layer order."""
+        """The caches of the decoder layers, in layer order."""
 
     def caches_of(self, number: int) -> Sequence[int]:
-        """The places among cache_specs of what decoder layer `number` reads."""
+        """The indices in cache_specs of the caches that decoder layer `number` reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,8 @@ class Found:
 def stored_specs(
     model: Caching, word: str, skipped: Sequence[str], shards: Sequence[Shard] | None, read: bool = True
 ) -> list[CacheSpec]:
-    """The model's specs as they are stored. `read`: False where only headers are at hand, and scales do not matter."""
+    """The model's specs with their final dtypes. `read`: False if only headers are available and scales do not
+    matter."""
     specs, dtype = model.cache_specs(), WORDS.get(word)
     if word == "auto":
         dtype = torch.float8_e4m3fn if _scheme_is_fp8(model) else None
@@ -92,7 +93,7 @@ def stored_specs(
 
 
 def numbers_line(specs: Sequence[CacheSpec], activations: torch.dtype) -> str:
-    """What layers keep, in a few words; "" where all keep the activations' dtype."""
+    """A short text about the caches' dtypes; "": all caches have the activations' dtype."""
     kinds: Counter[str] = Counter()
     for spec in specs:
         if isinstance(spec, KeyValueSpec):
@@ -114,7 +115,7 @@ def _kind(spec: KeyValueSpec) -> str:
 
 
 def _scheme_is_fp8(model: Caching) -> bool:
-    """Whether the checkpoint was made for a cache of FP8 that can be served here."""
+    """Whether the checkpoint was made for an FP8 cache that this version supports."""
     settings = model.config.raw.get("quantization_config") or {}
     scheme, algorithm = settings.get("kv_cache_scheme"), settings.get("kv_cache_quant_algo")
     if not scheme and not algorithm:
@@ -131,7 +132,7 @@ def _scheme_is_fp8(model: Caching) -> bool:
 
 
 def _check_architecture(model: Caching, specs: Sequence[CacheSpec], word: str) -> None:
-    """Refuses models whose attention does not read what is asked for."""
+    """Refuses models whose attention does not support the requested dtype."""
     name = model.config.architecture
     if model.config.implementation == "transformers":
         raise ConfigError(
@@ -143,14 +144,14 @@ def _check_architecture(model: Caching, specs: Sequence[CacheSpec], word: str) -
 
 
 def _layers_of(model: Caching, specs: Sequence[CacheSpec]) -> dict[int, int]:
-    """Place among specs -> layer, of keys and values: the layer that writes them, the first of those that read them."""
+    """Index in specs -> layer that writes these keys and values, which is the first layer that reads them."""
     numbers = reversed(range(len(model.config.text.layers)))
     found = {place: number for number in numbers for place in model.caches_of(number)}
     return {place: found[place] for place, spec in enumerate(specs) if isinstance(spec, KeyValueSpec)}
 
 
 def _skipped(layers: Mapping[int, int], specs: Sequence[CacheSpec], words: Sequence[str]) -> set[int]:
-    """Places among specs of keys and values that have the activations' dtype; `layers`: as by _layers_of."""
+    """Indices in specs of the keys and values that stay in the activations' dtype; `layers`: from _layers_of."""
     place_of = {layer: place for place, layer in layers.items()}
     in_memory: set[int] = set()
     for word in words:
@@ -165,7 +166,7 @@ def _skipped(layers: Mapping[int, int], specs: Sequence[CacheSpec], words: Seque
 
 
 def _scales_of(model: Caching, shards: Sequence[Shard]) -> dict[int, dict[str, Found]]:
-    """Layer -> "k" and "v" -> where its scale lies; a layer with one of the two is refused."""
+    """Layer -> "k" and "v" -> the scale's place; a layer with only one of the two is refused."""
     found: dict[int, dict[str, Found]] = {}
     canonical = model.weight_table().canonical
     for shard in shards:
@@ -184,7 +185,7 @@ def _scales_of(model: Caching, shards: Sequence[Shard]) -> dict[int, dict[str, F
 
 
 def _given(found: dict[str, Found], spec: KeyValueSpec, read: bool) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """The scales of each head, of keys and of values."""
+    """The scales of keys and of values, one per head."""
     keys, values = (_numbers(found[kind], spec.num_kv_heads, read) for kind in "kv")
     return keys, values
 
@@ -212,8 +213,8 @@ def _numbers(found: Found, num_heads: int, read: bool) -> tuple[float, ...]:
 
 
 def _warn_of_biases(model: Caching, dtype: torch.dtype) -> None:
-    """Keys with a few large numbers lose in codes of 8 bits, whatever their scale. In models with an encoder prefix
-    (Whisper) keys have no bias, though queries have one."""
+    """Warns about models with biases of keys: keys with a few large values lose precision in 8-bit codes, whatever the
+    scale. In models with an encoder prefix (Whisper) keys have no bias, although queries have one."""
     text = model.config.text
     if dtype in CODES and text.qkv_bias and text.qk_norm == "none" and not model.config.encoder_prefix:
         log.warning(

@@ -1,12 +1,12 @@
-"""modelopt (NVIDIA): FP8 by matrix, row or block, MXFP8, NVFP4 and MXFP4; the scale for the matrix multiplies.
+"""modelopt (NVIDIA): FP8 by matrix, row or block, MXFP8, NVFP4 and MXFP4; the matrix's scale is a multiplier.
 
     FP8     weight [N, K] e4m3   weight_scale [], [N] or [N / 128, 1, K / 128, 1]   input_scale []
     MXFP8   weight [N, K] e4m3   weight_scale [N, K / 32] uint8, powers of two
     NVFP4   weight [N, K / 2]    weight_scale [N, K / 16] e4m3                      weight_scale_2 []
     MXFP4   weight [N, K / 2]    weight_scale [N, K / 32] uint8, powers of two
 
-Inputs of 4-bit codes and of FP8_PB_WO stay in floats, whatever the algorithm does with them; other inputs are
-quantised per token or by input_scale. W4A8_NVFP4_FP8 has a scale for 32 columns where NVFP4 has two.
+Inputs of 4-bit weights and of FP8_PB_WO stay floats for every algorithm; other inputs are quantised per token
+or by input_scale. W4A8_NVFP4_FP8 has a scale per 32 columns, NVFP4 a scale per 16 columns.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FP8 = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "FP8_PB", "MXFP8")
 FP4 = ("NVFP4", "W4A16_NVFP4", "NVFP4_W4A16", "W4A8_NVFP4_FP8", "NVFP4_AWQ", "MXFP4", "W4A16_MXFP4", "W4A8_MXFP4_FP8")
 BLOCK = (128, 128)
 PER = {"FP8": "tensor", "FP8_PER_CHANNEL_PER_TOKEN": "row", "FP8_PB_WO": "block", "FP8_PB": "block"}
-NATIVE = "weight_scale_inv"  # of layers that a mixed checkpoint took from an original in block FP8 (FP8_PB)
+NATIVE = "weight_scale_inv"  # marks layers that a mixed checkpoint copied from an original in block FP8 (FP8_PB)
 
 
 class ModelOpt:

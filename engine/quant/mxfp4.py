@@ -1,4 +1,4 @@
-"""mxfp4: gpt-oss. Experts alone are quantised, in tensors of their own names, which their layer reads (blocks.py)."""
+"""mxfp4: gpt-oss. Only experts are quantised; their tensors have special names, which their layer reads (blocks.py)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Mxfp4:
     """The dialect."""
 
     def __init__(self, settings: Section) -> None:
-        """The configuration names what is not quantised; the files say the same."""
+        """Reads no settings: the files already show which modules are quantised."""
 
     def stored(self, module: str, columns: int, headers: Headers | None) -> Stored | None:
         """None: a module with one matrix is stored in floats."""

@@ -1,8 +1,9 @@
-"""Names of modules that configurations list: those left out of quantisation, and those that a group of settings is for.
+"""Lists of module names in quantisation settings: modules left out, or modules that a group of settings applies to.
 
-The lists name the quantiser's modules, not the files'. With files the headers decide; the list of what is left out is
-asked where weights are random, and for a warning. A mixture has tens of thousands of modules and releases list
-hundreds of names, so a list is made ready once, and a module costs what its own name is long. Thread: any.
+The lists use the quantiser's module names, not the files'. With files the headers decide which modules are quantised;
+the list of modules left out is used with random weights, and for a warning. A mixture of experts has tens of thousands
+of modules and releases list hundreds of names, so a list is prepared once, and a lookup costs only the length of the
+module's name. Thread: any.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from typing import Any
 
 from engine.base.errors import ConfigError
 
-USUAL = ("lm_head",)  # left out where nothing is said
+USUAL = ("lm_head",)  # left out by default
 PREFIXES = ("", "model.", "model.language_model.", "language_model.model.", "language_model.", "thinker.model.")
 WILD = frozenset("*?[")
 
 
 class Names:
-    """A list of names, beginnings (whole components), shell patterns and `re:` patterns; `path`: where it stands.
+    """A list of names, prefixes of whole components, shell patterns and `re:` patterns; `path`: for error texts.
 
-    `inside`: a name may be of any components in a row, as transformers and AutoAWQ match (`self_attn`, `mlp.gate`).
+    `inside`: a name may match any consecutive components, as in transformers and AutoAWQ (`self_attn`, `mlp.gate`).
     """
 
     __slots__ = ("_expressions", "_inside", "_names")
@@ -41,7 +42,7 @@ class Names:
                     raise ConfigError(f"{path}: {entry!r} is no regular expression: {error}") from None
 
     def __contains__(self, module: str) -> bool:
-        """Whether the list has the module, in front of which files and quantisers may write a prefix."""
+        """Whether the list matches the module, with any of the prefixes that files and quantisers use."""
         if self._inside and any(run in self._names for end in _ends(module) for run in _beginnings(end)):
             return True
         return any(self._has(f"{prefix}{module}") for prefix in PREFIXES)
@@ -52,17 +53,17 @@ class Names:
 
 
 def left_out(patterns: Iterable[object], path: str, inside: bool = False) -> Names:
-    """What a configuration leaves out of quantisation."""
+    """The names that a configuration leaves out of quantisation."""
     return Names((*USUAL, *map(str, patterns)), path, inside)
 
 
 def entry_of(module: str, entries: Mapping[str, Any]) -> Any:
-    """What a table by names of modules says of this one; None: nothing."""
+    """The entry of a module in a table by module names; None: no entry."""
     return next((entries[name] for prefix in PREFIXES if (name := f"{prefix}{module}") in entries), None)
 
 
 def entry_around(module: str, entries: Mapping[str, Any]) -> Any:
-    """What a table by names of modules says of this one, or of the nearest module around it; None: nothing."""
+    """The entry of a module, or of the nearest module around it, in a table by module names; None: no entry."""
     around = (name for prefix in PREFIXES for name in _beginnings(f"{prefix}{module}") if name in entries)
     found = max(around, key=lambda name: name.count("."), default=None)
     return None if found is None else entries[found]

@@ -1,9 +1,9 @@
-"""--quantization: FP8 made of a checkpoint's floats while they are read, and names of methods that checkpoints have.
+"""--quantization: quantises a float checkpoint to FP8 while it is read, and checks names of checkpoints' methods.
 
-Owner: the thread that builds the model. In: the operator's word, the configuration. Out: the configuration that the
-model is built from. Online, each row of a decoder layer's matrix gets a scale of its own, its largest magnitude / 448,
-also of experts that lie in one tensor; embeddings, the head, norms, routers and towers stay. A part is quantised when
-its pieces are complete, so no second copy of the model is held. Inputs are quantised per token where units take FP8.
+Owner: the thread that builds the model. In: the flag's value, the configuration. Out: the configuration that the
+model is built from. Each row of a decoder layer's matrix gets its own scale, its largest magnitude / 448, also for
+experts in one tensor. Embeddings, the head, norms, routers and towers stay floats. A part is quantised when its pieces
+are complete, so there is no second copy of the model. Inputs are quantised per token on devices with FP8 units.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from engine.weights.table import FLOATS, Wanted
 if TYPE_CHECKING:
     from engine.base.model_config import ModelConfig
 
-AT_ONCE = 1 << 23  # numbers that become codes at a time
-ONLINE = "fp8 online"  # in the place of quant_method; no checkpoint says so
-# Names that vLLM and SGLang have for kernels of a method, and spellings; some are for several methods.
+AT_ONCE = 1 << 23  # values quantised at a time
+ONLINE = "fp8 online"  # our quant_method for online quantisation; no checkpoint has this value
+# vLLM's and SGLang's names for kernels of a method, and other spellings -> methods.
 ALIASES = {
     "auto_gptq": ("gptq",),
     "gptq_marlin": ("gptq",),
@@ -50,12 +50,12 @@ ALIASES = {
     "gpt_oss_mxfp4": ("mxfp4",),
     "bnb": ("bitsandbytes",),
 }
-# What vLLM and SGLang call codes of FP8 that are made of floats: a scale per row, inputs quantised per token.
+# vLLM's and SGLang's names for online FP8: a scale per row, inputs quantised per token.
 OF_FLOATS = ("fp8", "fp8_per_channel", "ptpc_fp8", "w8a8_fp8")
 
 
 def requested(config: ModelConfig, word: str) -> ModelConfig:
-    """The configuration with what `--quantization` asks for; "": as the checkpoint is."""
+    """The configuration for the value `word` of `--quantization`; "": as in the checkpoint."""
     if not word:
         return config
     own = (config.raw.get("quantization_config") or {}).get("quant_method")
@@ -75,7 +75,7 @@ def requested(config: ModelConfig, word: str) -> ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class Floats:
-    """A matrix of floats that becomes codes."""
+    """The storage of a float matrix that is quantised while it is read."""
 
     quantises_inputs: ClassVar[bool] = True
     form: ClassVar[str] = "FP8 by rows"
@@ -84,7 +84,8 @@ class Floats:
         return {"weight": Wanted((rows, columns), FLOATS, in_memory=torch.float8_e4m3fn)}
 
     def read(self, tensors: Mapping[str, Tensor]) -> Codes:
-        """Rows of zeros have scale 1. Some rows at a time: float32 of all is twice what the file has."""
+        """Quantises some rows at a time, because float32 copies of all rows take twice the file's bytes. Rows of zeros
+        get scale 1."""
         weight = tensors["weight"]
         values = weight.new_empty(weight.shape, dtype=torch.float8_e4m3fn)
         scale = weight.new_empty(len(weight), 1, dtype=torch.float32)
@@ -102,7 +103,7 @@ class Online:
     """The dialect."""
 
     def __init__(self, settings: Section) -> None:
-        """Nothing is set."""
+        """Reads no settings."""
 
     def stored(self, module: str, columns: int, headers: Headers | None) -> Floats | None:
         in_layer = module.startswith(("layers.", "blocks.")) and not module.endswith(("gate", "router"))

@@ -1,7 +1,7 @@
-"""Rotations: quantisers multiply weights by orthogonal matrices, and some of these meet activations as the model runs.
+"""Rotations: some quantisers multiply weights by orthogonal matrices, and some rotations also apply to activations.
 
-In: the settings in config.json. Out: a refusal where a rotation would have to be computed; what is part of the codes is
-served. Without the refusal a model whose inputs are not rotated answers nonsense.
+In: the settings in config.json. Out: ConfigError if activations must be rotated at run time. Rotations that are only
+part of the codes are served. Without this check, a model with unrotated inputs would answer nonsense.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 from engine.base.errors import ConfigError
 from engine.checkpoint.section import Section
 
-IN_WEIGHTS = ("weight_input", "weight_output")  # where a rotation is part of the codes
-# Of AutoRound, newest name first (https://github.com/intel/auto-round/pull/1797), and of GPTQModel
+IN_WEIGHTS = ("weight_input", "weight_output")  # locations whose rotation is part of the codes
+# Keys of AutoRound, newest name first (https://github.com/intel/auto-round/pull/1797), and of GPTQModel
 # (https://github.com/ModelCloud/GPTQModel/pull/2980), which rotates the inputs of down_proj.
 KEYS = ("rotation_config", "spinquant_config", "hadamard_config", "transform_config", "rotation")
-RUNNING = ("r3", "r4", "online_r1_rotation")  # of AutoRound's SpinQuant; r1 and r2 are part of the codes
+RUNNING = ("r3", "r4", "online_r1_rotation")  # AutoRound's SpinQuant rotations at run time; r1 and r2 are in the codes
 
 
 def refuse_rotations(settings: Section) -> None:
-    """ConfigError where AutoRound or GPTQModel rotated what meets the weights."""
+    """ConfigError if AutoRound or GPTQModel requires rotated activations."""
     for key in KEYS:
         found = settings.values.get(key)
         in_codes = isinstance(found, dict) and "r1" in found and not any(found.get(name) for name in RUNNING)
@@ -29,7 +29,7 @@ def refuse_rotations(settings: Section) -> None:
 
 
 def refuse_transforms(settings: Section) -> None:
-    """ConfigError where inputs, outputs, queries or keys are rotated while the model runs (QuIP, SpinQuant)."""
+    """ConfigError if inputs, outputs, queries or keys must be rotated at run time (QuIP, SpinQuant)."""
     if not settings.values.get("transform_config"):
         return
     found = settings.section("transform_config")

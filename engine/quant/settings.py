@@ -1,7 +1,7 @@
-"""How a checkpoint says that its weights are quantised: one `quantization_config`, wherever the tools wrote theirs.
+"""Collects a checkpoint's quantisation settings in `quantization_config`, wherever the quantiser wrote them.
 
-In: config.json as a Section, and the folder, whose further files older tools write. Out: the same Section with
-`quantization_config` and its `quant_method` as engine/quant/dialects.py spells it, or a refusal by name. Thread: any.
+In: config.json as a Section, and the folder, where older tools write further files. Out: the same Section with
+`quantization_config`, whose `quant_method` is spelled as in engine/quant/dialects.py, or ConfigError. Thread: any.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from engine.checkpoint.files import read_json
 from engine.checkpoint.section import Section
 from engine.quant.dialects import DIALECTS
 
-READ = tuple(name for name in DIALECTS if " " not in name)  # methods that checkpoints name
-UNKNOWN = "unknown"  # where settings name no method
+READ = tuple(name for name in DIALECTS if " " not in name)  # methods that checkpoints may name
+UNKNOWN = "unknown"  # method of settings that name none
 SETTINGS = ("quantization_config", "compression_config")
-# quant_method as some files spell it -> as DIALECTS does.
+# quant_method in some files -> key of DIALECTS.
 SPELLED = {
     "intel/auto-round": "auto-round",
     "compressed_tensors": "compressed-tensors",
@@ -26,7 +26,7 @@ SPELLED = {
     "modelopt_mixed": "modelopt",
     "modelopt_mxfp8": "modelopt",
 }
-# Where models with towers may say how their decoder is quantised (InternVL's AWQ releases do), when the root does not.
+# Objects in which models with towers may have the settings, if the root has none (for example InternVL's AWQ releases).
 DECODERS = (
     ("text_config",),
     ("llm_config",),
@@ -37,11 +37,11 @@ DECODERS = (
 
 
 def refuse_quantized(root: Section) -> None:
-    """ConfigError where the weights are quantised in a way that no dialect of engine/quant reads."""
+    """ConfigError if no dialect of engine/quant reads the checkpoint's quantisation."""
     given = root.values.get("quantization_config") is not None
     settings = root.section("quantization_config") if given else Section({}, root.path)
     method = settings.values.get("quant_method", UNKNOWN)
-    if root.values.get("quantization") is not None and method == UNKNOWN:  # of newer files also quantization_config
+    if root.values.get("quantization") is not None and method == UNKNOWN:  # newer files also have quantization_config
         raise ConfigError(
             "config.json: the weights are quantized by MLX; this version does not read its format, so use the "
             "checkpoint that it was made from"
@@ -56,10 +56,10 @@ def refuse_quantized(root: Section) -> None:
 
 
 def with_quantisation(root: Section, folder: Path) -> Section:
-    """The configuration with `quantization_config`, wherever the checkpoint says how its weights are quantised.
+    """The configuration with `quantization_config`, taken from wherever the checkpoint has it.
 
-    The decoder's object comes last: it may hold the settings from before the checkpoint was quantised again (NVIDIA's
-    Kimi-K2.5 in NVFP4 has the INT4 release's settings there, and its own in a file next to config.json).
+    The decoder's object has the lowest priority, because it may hold outdated settings: NVIDIA's Kimi-K2.5 in NVFP4 has
+    the INT4 release's settings there, and its own settings in a file next to config.json.
     """
     places = [_below(root.values, path) for path in ((), *DECODERS)]
     own, *inside = [next((found for key in SETTINGS if (found := place.get(key))), None) for place in places]
@@ -78,7 +78,7 @@ def with_quantisation(root: Section, folder: Path) -> Section:
 
 
 def _below(values: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
-    """The object at this path, or none."""
+    """The object at this path, or {}."""
     for key in path:
         values = values.get(key) or {}
         if not isinstance(values, dict):
@@ -106,5 +106,5 @@ def _awq(path: Path) -> dict[str, Any] | None:
     return {"quant_method": "awq", **named}
 
 
-# Files next to config.json that older releases of the quantisers write.
+# Settings files next to config.json, written by older releases of the quantisers -> reader.
 BESIDE = {"hf_quant_config.json": _modelopt, "quantize_config.json": _gptq, "quant_config.json": _awq}

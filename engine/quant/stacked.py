@@ -1,13 +1,13 @@
-"""Codes of all experts of a layer in one tensor: what a dialect says of one expert's matrix, E times.
+"""Quantised experts of a layer in one tensor: the storage of one expert's matrix, stacked E times.
 
     gate_up_proj [E, K / 2, N]    gate_up_proj_weight_scale [E, K / 16, N]    gate_up_proj_weight_scale_2 []
     gate_up_proj_packed [E, N, K / 8]    gate_up_proj_scale [E, N, K / 32]
     gate_up_proj [E, K, N]    gate_up_proj_scale_inv [E, K / 128, N / 128]
 
-As ModelOpt writes Llama 4 and gpt-oss (NVFP4, FP8), compressed-tensors Gemma 4, and Qwen its Qwen3-VL in FP8: matrices
-are transposed where the floats of the family are, and a number for a matrix may be one for all experts. Owner: the
-thread that builds the model. In: headers and tensors by their names below the layer's module. Out: one matrix of Codes
-an expert.
+ModelOpt writes Llama 4 and gpt-oss (NVFP4, FP8) in this way, compressed-tensors Gemma 4, and Qwen its Qwen3-VL in FP8.
+Matrices are transposed if the family's float matrices are, and a matrix's scale may be shared by all experts. Owner:
+the thread that builds the model. In: headers and tensors by their names below the layer's module. Out: one matrix of
+Codes per expert.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from engine.quant.base import Dialect, Headers, Stored, named
 from engine.weights.files import DTYPES, TensorInfo
 from engine.weights.table import FLOATS, Shape, Wanted
 
-SHAPE = "weight_shape"  # what files of all experts do not say again
-SHORT = ("packed", "scale", "scale_inv", "zero_point", "global_scale")  # kinds that are weight_packed ... elsewhere
+SHAPE = "weight_shape"  # a kind that stacked files lack
+SHORT = ("packed", "scale", "scale_inv", "zero_point", "global_scale")  # kinds that lack the prefix "weight_"
 
 
 @dataclass(frozen=True, slots=True)
 class Stacked:
-    """One product of all experts of a layer."""
+    """One matrix, gate_up or down, of all experts of a layer."""
 
-    stored: Stored  # of one expert's matrix
-    module: str  # with the product's name
-    count: int  # of experts
+    stored: Stored  # the storage of one expert's matrix
+    module: str  # the layer's module with the matrix's name
+    count: int  # number of experts
     turned: bool  # each matrix is transposed
-    names: Mapping[str, str]  # tensor kind -> its name below the layer's module
-    shared: frozenset[str]  # tensor kinds that all experts have in common
+    names: Mapping[str, str]  # tensor kind -> name below the layer's module
+    shared: frozenset[str]  # tensor kinds that all experts share
 
     def expects(self, rows: int, columns: int) -> dict[str, tuple[Wanted | None, ...]]:
         """The tensors of the layer's module."""
@@ -55,7 +55,7 @@ class Stacked:
         }
 
     def matrices(self, pieces: Mapping[str, list[Tensor | None]], placement: Placement) -> list[Codes]:
-        """That of each expert, in the file's order of its rows."""
+        """Each expert's matrix, in the file's order of rows."""
         found = {kind: pieces[name][0] for kind, name in self.names.items() if name in pieces}
         whole = {kind: tensor.to(placement.device) for kind, tensor in found.items() if tensor is not None}
         return [self._read(number, whole) for number in range(self.count)]
@@ -74,14 +74,14 @@ class Stacked:
 
 
 class Experts(Protocol):
-    """What is asked of a layer's product of all experts."""
+    """The part of a layer's experts that this module uses."""
 
     in_features: int
     num_experts: int
 
     @property
     def product(self) -> str:
-        """How its tensors' names begin; "": its codes cannot lie so."""
+        """The prefix of the tensors' names; "": this part cannot be stacked codes."""
 
     @property
     def is_turned(self) -> bool:
@@ -89,7 +89,7 @@ class Experts(Protocol):
 
 
 def stacked(part: Experts, dialect: Dialect, module: str, headers: Headers) -> Stacked | None:
-    """What the headers of a layer's experts say of this product; None: floats."""
+    """The stacked storage that the headers of a layer's experts show; None: floats."""
     product, names, of_one, shared = part.product, {}, {}, set()
     if not product or (product in headers and DTYPES.get(headers[product].dtype) in FLOATS):
         return None
@@ -119,7 +119,8 @@ def stacked(part: Experts, dialect: Dialect, module: str, headers: Headers) -> S
 
 
 def _kind(product: str, name: str) -> str | None:
-    """gate_up_proj is its "weight", gate_up_proj_weight_scale its "weight_scale"; None: of another product."""
+    """gate_up_proj -> "weight", gate_up_proj_weight_scale -> "weight_scale"; None: the name belongs to another
+    matrix."""
     if name == product:
         return "weight"
     kind = name.removeprefix(f"{product}_")

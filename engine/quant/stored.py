@@ -1,8 +1,8 @@
-"""What dialects have in common: fields of packed words, scales of any dtype, matrices of FP4.
+"""Helpers that dialects share: fields of packed words, scales of any dtype, FP4 matrices.
 
-Owner: the thread that builds the model. In: tensors as the file has them. Out: codes and scales in the canonical form
-(kernels/gemm/codes.py). Scales keep their digits: bfloat16 stays, float16 becomes float32, FP8 and powers of two become
-bfloat16.
+Owner: the thread that builds the model. In: the file's tensors. Out: codes and scales in the canonical form
+(kernels/gemm/codes.py). Scales are converted without loss: bfloat16 stays, float16 becomes float32, FP8 and powers of
+two become bfloat16.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ UNREAD = ("input_scale", "activation_scale", "input_global_scale", "qscale_act",
 
 
 def extras(headers: Headers | None, names: tuple[str, ...] = UNREAD) -> dict[str, Wanted]:
-    """The optional tensors of a module with codes, as its file has them."""
+    """The optional tensors of a quantised module that the file has."""
     return {name: _wanted(name, headers[name]) for name in names if headers is not None and name in headers}
 
 
 def _wanted(name: str, info: TensorInfo) -> Wanted:
-    """As the file has it, where that can be what its name says."""
+    """A Wanted that accepts the file's shape and dtype if they are possible for this name."""
     dtype = dtype_of(name, info)
     if name == "weight_shape":
         return Wanted((2,), INDICES, in_memory=dtype)
@@ -43,12 +43,12 @@ def _wanted(name: str, info: TensorInfo) -> Wanted:
 
 
 def number_shape(shape: Shape) -> Shape:
-    """The shape of one number, as a file has it."""
+    """The file's shape of a single number; () if the shape has several numbers."""
     return shape if torch.Size(shape).numel() == 1 else ()
 
 
 def check_whole(headers: Headers, codes: str, *needed: str) -> None:
-    """ConfigError where a tensor is missing that these codes need."""
+    """ConfigError if a tensor that these codes need is missing."""
     if absent := [kind for kind in needed if kind not in headers]:
         raise ConfigError(f"{codes} without {absent[0]}; the checkpoint is not whole: fetch the files again")
 
@@ -66,14 +66,14 @@ def fields(words: Tensor, bits: int) -> Tensor:
 
 
 def integers(found: Tensor, bits: int) -> tuple[Kind, Tensor]:
-    """Unsigned fields whose middle stands for zero -> the canonical kind and its codes."""
+    """Unsigned fields whose middle value means zero -> the canonical kind and its codes."""
     if bits == 4:
         return Kind.INT4, found
     return Kind.INT8, (found.to(torch.int16) - 128).to(torch.int8)
 
 
 def offsets(found: Tensor, bits: int) -> Tensor:
-    """Unsigned zero points -> the values that stand for zero, int8."""
+    """Unsigned zero points -> signed zero points, int8."""
     return (found.to(torch.int16) - (1 << bits - 1)).to(torch.int8)
 
 
@@ -84,7 +84,7 @@ def scale_of(kind: str, tensor: Tensor) -> Tensor:
     if tensor.dtype in POWERS:
         powers = tensor.view(torch.uint8).to(torch.int32)
         broken = powers == 255
-        bits = torch.where(powers > 0, powers << 7, 1 << 6)  # of bfloat16: the least power lies below its exponents
+        bits = torch.where(powers > 0, powers << 7, 1 << 6)  # bits of a bfloat16; the least power is a subnormal
         scale = bits.to(torch.int16).view(torch.bfloat16)
     else:
         scale = tensor.float() if tensor.dtype == torch.float16 else tensor
@@ -110,8 +110,8 @@ def checked_group(columns: int, group: int) -> int:
 
 
 def group_of(headers: Headers, columns: int, said: int) -> int:
-    """How many columns share a scale: from the number of lines of `scales` if that divides the columns, else as the
-    settings have it. -1: all columns."""
+    """Columns per scale: from the number of rows of `scales` if it divides the columns, else `said`, the settings'
+    value. -1: all columns."""
     lines = headers["scales"].shape[0] if "scales" in headers and headers["scales"].shape else 0
     if lines < 1 or columns % lines:
         return said
@@ -119,23 +119,23 @@ def group_of(headers: Headers, columns: int, said: int) -> int:
 
 
 def packing_of(settings: Section, *keys: str) -> tuple[str, Any] | None:
-    """How words are packed, by the first of the keys that says so (AutoAWQ and AutoGPTQ have one, GPTQModel others)."""
+    """(key, value) of the first key that names the packing; AutoAWQ, AutoGPTQ and GPTQModel use different keys."""
     return next(((key, form) for key in keys if (form := settings.values.get(key))), None)
 
 
 def form_of(bits: int, group: int, has_zeros: bool) -> str:
-    """Integers, in a few words."""
+    """The form of integers as text."""
     return f"INT{bits} by {'rows' if group < 1 else group}{' with zero points' if has_zeros else ''}"
 
 
 def check_order(wanted: Mapping[str, Wanted], kind: str, columns: int) -> None:
-    """Whether what the headers say of the columns' groups has a number for each column."""
+    """ConfigError if the tensor with the columns' groups has not one entry per column."""
     if kind in wanted and wanted[kind].shape != (columns,):
         raise ConfigError(f"{kind} has shape {list(wanted[kind].shape)}; [{columns}] is needed: fetch the files again")
 
 
 def column_order(groups: Tensor, columns: int, group: int) -> Tensor | None:
-    """The group of each column -> the columns in the order of groups; None where they lie so."""
+    """The group of each column -> the columns sorted by group; None: already sorted."""
     expected = torch.arange(columns, device=groups.device) // group
     if torch.equal(groups.long(), expected):
         return None
@@ -147,14 +147,14 @@ def column_order(groups: Tensor, columns: int, group: int) -> Tensor | None:
 
 @dataclass(frozen=True, slots=True)
 class Floats4:
-    """E2M1 codes, two in a byte, a scale per group of a row, and perhaps a scale for the matrix."""
+    """E2M1 codes, two in a byte, a scale per group of a row, and optionally a scale for the matrix."""
 
-    weight: str  # tensor kinds
+    weight: str  # tensor kind of the codes
     scales: tuple[torch.dtype, ...]
     group: int
     whole: str | None = None
-    divides: bool = False  # the scale for the matrix is a divisor
-    shape: Shape = ()  # of the scale for the matrix
+    divides: bool = False  # the matrix's scale is a divisor
+    shape: Shape = ()  # shape of the matrix's scale
     extra: tuple[tuple[str, Wanted], ...] = ()
 
     @property

@@ -1,8 +1,9 @@
-"""NF4 and FP4 of bitsandbytes: one module's tensors, which engine/quant/bitsandbytes.py describes.
+"""NF4 and FP4 of bitsandbytes: the storage of one module (engine/quant/bitsandbytes.py describes the tensors).
 
-Owner: the thread that builds the model. In: tensors as the file has them. Out: codes in the canonical form
-(kernels/gemm/codes.py). Twelve times a value of FP4 is a value of E4M3, so codes of FP4 take a byte in memory. Blocks
-lie along the flat matrix: where rows do not end with a block (towers: 3420 and 4304 columns) the matrix becomes floats.
+Owner: the thread that builds the model. In: the file's tensors. Out: codes in the canonical form
+(kernels/gemm/codes.py). Twelve times an FP4 value is an E4M3 value, so FP4 codes take a byte in memory. Blocks run
+along the flattened matrix; if rows do not end at a block boundary (towers: 3420 and 4304 columns), the matrix becomes
+floats.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from engine.weights.table import Wanted
 
 STATE = "weight.quant_state.bitsandbytes__"
 BLOCK = 64
-NESTED = 256  # scales that share a scale
+NESTED = 256  # scales per nested scale
 FLOAT32, BYTES = (torch.float32,), (torch.uint8,)
 TWELVE = 12.0
-# What codes of FP4 stand for, times twelve: https://github.com/bitsandbytes-foundation/bitsandbytes, get_4bit_type in
+# The values of FP4 codes, times twelve: https://github.com/bitsandbytes-foundation/bitsandbytes, get_4bit_type in
 # bitsandbytes/functional.py.
 FP4 = (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0, -0.0, -0.0625, -8.0, -12.0, -4.0, -6.0, -2.0, -3.0)
 TABLES = {"nf4": NORMAL, "fp4": tuple(value / TWELVE for value in FP4)}
@@ -34,9 +35,9 @@ AGAIN = "quantise the checkpoint again with bnb_4bit_quant_type=nf4 or fp4"
 
 @dataclass(frozen=True, slots=True)
 class TableFloats4:
-    """One module."""
+    """The storage of one module."""
 
-    table: str  # of TABLES
+    table: str  # a key of TABLES
     columns: int
     block: int = BLOCK
     nested: bool = False
@@ -48,12 +49,12 @@ class TableFloats4:
 
     @property
     def widens(self) -> bool:
-        """Whether the matrix is floats in memory."""
+        """Whether the matrix becomes floats in memory."""
         return self.columns % self.block != 0
 
     def wants(self, rows: int, columns: int) -> dict[str, Wanted]:
         blocks = -(-rows * columns // self.block)
-        in_memory = torch.int32 if self.widens else torch.int16 if self.table == "fp4" else None  # what a byte becomes
+        in_memory = torch.int32 if self.widens else torch.int16 if self.table == "fp4" else None  # per byte
         wanted = {
             "weight": Wanted((rows * columns // 2, 1), BYTES, in_memory=in_memory),
             "weight.quant_map": Wanted((16,), FLOAT32),
@@ -74,7 +75,7 @@ class TableFloats4:
             whole = scale_of("weight.nested_absmax", tensors["weight.nested_absmax"])
             offset = float(state.get("nested_offset", 0.0))
             table, of_blocks = tensors["weight.nested_quant_map"], whole.repeat_interleave(NESTED)[: len(scales)]
-            scales = table[scales.long()] * of_blocks + offset  # those of blocks near zero may be a little below it
+            scales = table[scales.long()] * of_blocks + offset  # near zero a scale may be slightly negative
         else:
             scales = scale_of("weight.absmax", scales)
         both = tensors["weight"]

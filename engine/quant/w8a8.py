@@ -1,6 +1,6 @@
-"""w8a8_int8 and w8a8_fp8: SGLang's names of what compressed-tensors writes with a scale per row, in its tensors.
+"""w8a8_int8 and w8a8_fp8: SGLang's names for compressed-tensors checkpoints with a scale per row.
 
-In: settings that name what is left out. Out: the dialect of compressed-tensors, with inputs quantised per token.
+In: settings that name the modules left out. Out: the dialect of compressed-tensors, with inputs quantised per token.
 """
 
 from __future__ import annotations

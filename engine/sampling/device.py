@@ -1,15 +1,14 @@
-"""DeviceSampler: the sampler of an accelerator. What a request asks for is data by slot; few things take Python.
+"""DeviceSampler: the sampler of an accelerator. Sampling parameters are data per slot; few features need Python.
 
-Owner: device thread. Every step's tokens are chosen by the same launches, which can be captured; whoever shares a step,
-a row's token comes from the same kernels on the same data:
+Owner: device thread. The same launches, which can be captured, choose every step's tokens. A row's token comes from the
+same kernels on the same data, whatever other rows share the step:
 
     logits -> groups (with the rules of slots that have some) -> pick -> cut (counts tokens) -> top log-probabilities
 
-A slot is special where that is not enough, and each of its steps waits for the one before it: grammars and bad words
-of several tokens, which move with the answer, and log-probabilities of more than MOST tokens, of tokens by name, or of
-what was drawn from (processed modes). Nothing here waits for the device: what the host knows goes up from pinned
-memory, what it wants to know comes into a buffer of the step or is a Pending. Semantics are sampler.py's, which tests
-hold it to.
+A slot is special if it needs more, and each of its steps waits for the previous step. Special are: grammars and bad
+words of several tokens, whose masks change with the answer; log-probabilities of more than MOST tokens, of named
+tokens, or of processed logits. Nothing here waits for the device: inputs are copied from pinned memory, results go to
+a buffer of the step or a Pending. The semantics equal sampler.py's, which tests check.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ if TYPE_CHECKING:
 
 __all__ = ["DeviceSampler", "Pending", "prompt_logprobs"]
 
-SPECIAL = np.uint8(1)  # each step of the slot waits for the one before it
-MOVES = np.uint8(2)  # the host writes the slot's line for each step
-APART = np.uint8(4)  # launches of its own choose for the slot's steps
+SPECIAL = np.uint8(1)  # each step of the slot waits for the previous step
+MOVES = np.uint8(2)  # the host writes the slot's mask for each step
+APART = np.uint8(4)  # the slot's steps need separate launches
 
 
 class DeviceSampler:
-    """Per-slot rules, workspaces on the device, and the choice of a step's tokens."""
+    """Rules per slot, workspaces on the device, and the sampling of a step's tokens."""
 
     def __init__(
         self,
@@ -67,12 +66,12 @@ class DeviceSampler:
         self._tops = torch.zeros_like(self._room.chosen)
         self.lines = RuleLines(max_rows, vocab, self._device)
         self.logprob_words = logprob_words
-        self.asked = np.zeros(max_slots, np.uint8)  # by slot: 1 + how many of the most likely are reported; 0: none
-        self._how = np.zeros(max_slots, np.uint8)  # by slot: bits of what its choice takes
+        self.asked = np.zeros(max_slots, np.uint8)  # by slot: 1 + top log-probabilities to report; 0: no report
+        self._how = np.zeros(max_slots, np.uint8)  # by slot: bits SPECIAL, MOVES, APART
         self._rules: dict[int, RowRules] = {}
-        self._words: dict[int, np.ndarray] = {}  # of slots with rules
-        self._unlined: set[int] = set()  # slots with rules and without a line
-        self._logprobs: dict[int, SamplingParams] = {}  # of slots that are special for their log-probabilities
+        self._words: dict[int, np.ndarray] = {}  # words of slots with rules
+        self._unlined: set[int] = set()  # slots with rules but without a line
+        self._logprobs: dict[int, SamplingParams] = {}  # slots that are special because of log-probabilities
 
     def admit(
         self,
@@ -111,9 +110,9 @@ class DeviceSampler:
         self._how[slot] = how
 
     def reset(self, slot: int, poison: bool = False) -> None:
-        """Forgets a freed slot; with `poison` what its line counted becomes numbers that would show at once.
+        """Forgets a freed slot; with `poison` its counts are overwritten by values that would be noticed at once.
 
-        Its words on the device are written anew with the first step that has the slot's next request.
+        The slot's words on the device are rewritten with the first step of the slot's next request.
         """
         self._how[slot] = 0
         self.asked[slot] = 0
@@ -128,13 +127,14 @@ class DeviceSampler:
         return not (self._how[slot_ids] & SPECIAL).any()
 
     def takes_part(self, slot: int) -> bool:
-        """The slot has rules, or log-probabilities, that take work of the host by step."""
+        """Whether the slot has rules or log-probabilities that need the host in each step."""
         return slot in self._rules or slot in self._logprobs
 
     def take_lines(self, slots: np.ndarray) -> tuple[list[np.ndarray], list[int]]:
-        """Before a step with rows of these slots: the new words of those that have a line now, and parked slots.
+        """Assigns lines before a step of these slots; returns the new words of slots that got a line, and the parked
+        slots.
 
-        A parked slot has lost its line: it takes one again, by this, with its next step.
+        A parked slot has lost its line; it gets a line again by this call before its next step.
         """
         if not self._unlined:
             return [], []
@@ -149,26 +149,27 @@ class DeviceSampler:
 
     @property
     def allowed_table(self) -> Tensor:
-        """Which tokens slots may choose, int32 [lines, ceil(vocab / 32)]; `line` says whose is which."""
+        """The masks of allowed tokens, int32 [lines, ceil(vocab / 32)]; `line` gives a slot's line."""
         return self.lines.tables.allowed
 
     def may_sleep(self, slot: int) -> bool:
-        """Whether steps of a slot whose grammar sleeps are plain ones, and a token chosen too early leaves no trace."""
+        """Whether steps of a slot with a sleeping grammar can be plain, because a token sampled too early has no
+        effect."""
         rules = self._rules[slot]
         reports = self.asked[slot] or slot in self._logprobs
         return not (rules.moves or rules.kinds & (SEEN | COUNTED) or rules.params.min_tokens or reports)
 
     def set_asleep(self, slot: int, asleep: bool) -> None:
-        """Says whether a slot's grammar sleeps; steps of a slot that may sleep are plain then."""
+        """Sets whether a slot's grammar sleeps; if the slot may sleep, its steps are plain meanwhile."""
         waits = not (asleep and self.may_sleep(slot))
         self._how[slot] = self._how[slot] & ~SPECIAL | SPECIAL * waits
 
     def line(self, slot: int) -> int:
-        """A slot's line of the table; it has one from the launch of its step on."""
+        """A slot's line in the tables; valid from the launch of its step on."""
         return self.lines[slot]
 
     def allowed_of(self, slot: int) -> np.ndarray | None:
-        """bool [vocab]: the tokens that a slot's own rules leave, without its grammar; None for all."""
+        """bool [vocab]: the tokens that a slot's rules allow, without its grammar; None: all."""
         return self._rules[slot].bits()
 
     def launch_plain(
@@ -179,10 +180,10 @@ class DeviceSampler:
         thresholds: bool = False,
         drawn: Tensor | None = None,
     ) -> None:
-        """Tokens for logits [S, vocab] of the step's first S sampled rows, into tokens_out int32 [max_rows].
+        """Samples tokens for logits [S, vocab] of the step's first S sampled rows, into tokens_out int32 [max_rows].
 
-        tokens_out is by plan row. Can be captured: fixed grids and addresses, rows beyond num_sampled write nothing.
-        `drawn`: the logits that tokens are chosen from; None: `logits`. Log-probabilities are those of `logits`.
+        tokens_out is indexed by plan row. Can be captured: grids and addresses are fixed, and rows beyond num_sampled
+        write nothing. `drawn`: logits to sample from; None: `logits`. Log-probabilities always come from `logits`.
         """
         rows = inputs.sample_row, inputs.sample_slot
         choose(
@@ -208,9 +209,9 @@ class DeviceSampler:
             )
 
     def warm_up(self, inputs: StepInputs, logits: Tensor, tokens_out: Tensor) -> None:
-        """Runs every kernel of a special row once, on logits [1, vocab]: none is compiled while requests wait.
+        """Runs every kernel of a special row once, on logits [1, vocab], so that none is compiled while requests wait.
 
-        At start, before slot 0 has a request; `inputs` as `empty_inputs` made them.
+        Called at start, before slot 0 has a request; `inputs`: from `empty_inputs`.
         """
         rules = SamplingParams(
             logit_bias=((0, 1.0),), allowed_token_ids=(0, 1), presence_penalty=1.0, repetition_penalty=1.1,
@@ -222,28 +223,28 @@ class DeviceSampler:
         self.reset(0)
 
     def record(self, slots: np.ndarray, tokens: np.ndarray) -> None:
-        """Committed tokens of a step's sampled rows (-1: none), before the next launch_special."""
+        """Records the committed tokens of a step's sampled rows (-1: none); called before the next launch_special."""
         for row in np.flatnonzero(self._how[slots] & SPECIAL).tolist():
             rules = self._rules.get(int(slots[row]))
             if rules is not None and tokens[row] >= 0:
                 rules.record(int(tokens[row]))
 
     def is_by_lines(self, slots: np.ndarray) -> bool:
-        """Whether `launch_plain` chooses for all of these slots once their lines lie in the table."""
+        """Whether `launch_plain` can sample for all of these slots once their masks are in the table."""
         return not (self._how[slots] & APART).any()
 
     def send_moved(self, slots: np.ndarray) -> None:
-        """Writes the lines of the slots whose bits move with their answers, and are not a grammar's, into the table."""
+        """Writes the masks of slots whose rules, other than grammars, change with the answer into the table."""
         moving = [(self.lines[slot], self._rules[slot]) for slot in slots[(self._how[slots] & MOVES) > 0].tolist()]
         self.lines.set_bits(self.lines.tables.allowed, allowed_bits(moving))
 
     def launch_special(
         self, inputs: StepInputs, logits: Tensor, tokens_out: Tensor, slots: np.ndarray
     ) -> Pending | None:
-        """As launch_plain for a step with special rows; slots int [S]: each row's slot.
+        """As launch_plain, for a step with special rows; slots int [S]: each row's slot.
 
-        Committed tokens of these slots must have been recorded. Returns log-probabilities by sampled row, if a special
-        row wants them. Not for capture.
+        The slots' committed tokens must have been recorded. Returns log-probabilities by sampled row, if a special row
+        wants them. Cannot be captured.
         """
         special = np.flatnonzero(self._how[slots] & SPECIAL).tolist()
         self.send_moved(slots)
@@ -253,7 +254,7 @@ class DeviceSampler:
         return self._write_logprob_lines(inputs, logits, tokens_out, asked, slots) if asked else None
 
     def _weighed(self, logits: Tensor, slots: np.ndarray, special: list[int]) -> Tensor | None:
-        """The logits that are chosen from where rows write times; None where no row does."""
+        """The logits to sample from if some row writes timestamps; None: no row does."""
         rules = {row: found for row in special if (found := self._rules.get(int(slots[row]))) and found.times}
         if not rules:
             return None
@@ -264,7 +265,8 @@ class DeviceSampler:
         return weighed(logits, places[:, 0].contiguous(), flags, times.rules.first)
 
     def read(self, buffer: int, rows: np.ndarray, slots: np.ndarray) -> dict[int, TokenLogprob]:
-        """Log-probabilities that the kernel wrote, by place among sampled rows; rows int [S] by plan, slots int [S]."""
+        """Log-probabilities that the kernel wrote, by place among sampled rows; rows int [S]: plan rows; slots int
+        [S]."""
         asked = self.asked[slots]
         found = {}
         for place in np.flatnonzero(asked).tolist():
@@ -303,8 +305,8 @@ class DeviceSampler:
         return pending
 
     def _processed(self, logits: Tensor, rows: Tensor, slots: Tensor) -> Tensor:
-        """What the tokens of sampled rows were drawn from, -inf where none can fall; greedy rows are neither scaled nor
-        cut. logits float32 [n, vocab]; rows, slots int64 [n]."""
+        """The logits from which the tokens of sampled rows were drawn, -inf for impossible tokens; greedy rows are
+        neither scaled nor cut. logits float32 [n, vocab]; rows, slots int64 [n]."""
         has_rules = self._slots.word(SlotWord.RULE_LINE).index_select(0, slots)[:, None] > 0
         logits = torch.where(has_rules, self._room.work.index_select(0, rows), logits)
         heat = self._slots.real(SlotWord.TEMPERATURE).index_select(0, slots)

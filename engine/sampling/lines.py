@@ -1,9 +1,9 @@
-"""RuleLines: which slot has which line of the device's RuleTables, and what is written there.
+"""RuleLines: assigns lines of the device's RuleTables to slots, and writes them.
 
-Owner: device thread. There are as many lines as rows in a step, made at start. A slot takes a line with the first step
-that names it and keeps the line until it is reset, or until others need lines that it does not use: a slot that waits
-(preempted) is parked then. What its line counted goes to the host's memory and comes back with another line. All is
-copied on the stream that all steps use, in order with them, so nothing of an earlier owner can be seen.
+Owner: device thread. The tables have as many lines as a step has rows, and are made at start. A slot takes a line with
+its first step and holds it until the slot is reset. If another slot needs a line, a waiting (preempted) slot is parked:
+its counts go to host memory and come back with its next line. All copies run on the steps' stream, in order with the
+steps, so a slot never sees data of a line's earlier owner.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from engine.kernels.sampling.rules import COUNTED, SEEN, rule_tables
 from engine.sampling.pending import home, send
 from engine.sampling.rules import RowRules
 
-TOGETHER = 64  # lines that are written with one copy, a mebibyte of a large vocabulary
+TOGETHER = 64  # lines per copy: a mebibyte with a large vocabulary
 
 
 class RuleLines:
-    """The tables and who holds what of them."""
+    """The tables, and which slot holds which line."""
 
     def __init__(self, num_lines: int, vocab: int, device: torch.device) -> None:
         self.tables = rule_tables(num_lines, vocab, device)
         self._vocab = vocab
         self._free = list(range(num_lines))
         self._line_of: dict[int, int] = {}  # by slot
-        self._parked: dict[int, tuple[Tensor, Tensor]] = {}  # by slot: its counts and seen tokens, on the host
+        self._parked: dict[int, tuple[Tensor, Tensor]] = {}  # by slot: counts and seen tokens, on the host
 
     def __len__(self) -> int:
         """Lines in use."""
@@ -41,9 +41,10 @@ class RuleLines:
         return slot in self._line_of
 
     def take(self, rules: dict[int, RowRules], named: set[int]) -> list[int]:
-        """Gives each slot of `rules` a line and writes the line; `named`: the slots of the step. Returns parked slots.
+        """Gives each slot of `rules` a line and writes the line; `named`: the step's slots. Returns the parked slots.
 
-        None of `rules` has a line yet, and all are named; a step names no more slots than there are lines.
+        The slots of `rules` have no lines yet and are all in `named`; a step has at most as many slots as there are
+        lines.
         """
         parked = []
         for slot in rules:
@@ -64,7 +65,7 @@ class RuleLines:
         return parked
 
     def release(self, slot: int, poison: bool = False) -> None:
-        """Gives a slot's line back; fine for a slot without one."""
+        """Frees a slot's line, if the slot has one."""
         self._parked.pop(slot, None)
         line = self._line_of.pop(slot, None)
         if line is not None:
@@ -76,7 +77,7 @@ class RuleLines:
             self._free.append(line)
 
     def set_bits(self, table: Tensor, named: list[tuple[int, np.ndarray]]) -> None:
-        """Writes lines of a table of bits; by line bool [vocab] or [1]."""
+        """Writes lines of a bit table; `named`: (line, bool [vocab] or [1])."""
         if not named:
             return
         words = np.zeros((len(named), 1 + table.shape[1]), np.int32)  # line and bits
@@ -90,13 +91,14 @@ class RuleLines:
         table.index_copy_(0, sent[:, 0].long(), sent[:, 1:])
 
     def _park(self, slot: int) -> None:
-        """Copies what the slot's line counted to the host, behind the steps that count there."""
+        """Copies the counts of the slot's line to the host, after the steps that count there."""
         line = self._line_of.pop(slot)
         self._parked[slot] = home(self.tables.counts[line]), home(self.tables.seen[line])
         self._free.append(line)
 
     def _write(self, fresh: list[tuple[int, RowRules]]) -> None:
-        """Lines and whose they become. Each copy takes pinned memory of its own, so there is one of each kind."""
+        """Writes (line, rules) pairs. Each copy needs separate pinned memory, so there is only one copy of each
+        kind."""
         self._set_edits(fresh)
         self.set_bits(self.tables.allowed, allowed_bits(fresh))
         seen = []
@@ -111,7 +113,7 @@ class RuleLines:
             self.tables.counts.index_fill_(0, send(np.array(counted, np.int64), self.tables.counts.device), 0)
 
     def _set_edits(self, named: list[tuple[int, RowRules]]) -> None:
-        """Writes lists of edits: one scatter of all their words."""
+        """Writes the lists of edits with one scatter of all their words."""
         edits = [(line, np.array(of.edits, np.float64)) for line, of in named if of.edits]
         if not edits:
             return
@@ -129,7 +131,7 @@ class RuleLines:
 
 
 def allowed_bits(rules: list[tuple[int, RowRules]]) -> list[tuple[int, np.ndarray]]:
-    """By line which tokens may be chosen, of those rules that say so."""
+    """(line, allowed tokens) for the rules that restrict tokens."""
     found = ((line, of.bits(), of.has_grammar) for line, of in rules)
-    free = np.ones(1, np.bool_)  # a grammar that sleeps has said nothing yet
+    free = np.ones(1, np.bool_)  # a sleeping grammar allows all tokens
     return [(line, free if flags is None else flags) for line, flags, held in found if held or flags is not None]

@@ -1,4 +1,4 @@
-"""Log-probabilities as clients ask for them: of sampled tokens, and how those of many rows are computed in chunks.
+"""Log-probabilities of sampled tokens, and the division of many rows into batches.
 
 Runs on the stream. Out: TokenLogprob objects in plain Python numbers, ready to cross to the loop.
 """
@@ -14,16 +14,16 @@ from engine.base.request import SamplingParams, TokenLogprob
 from engine.kernels.sampling.logprobs import log_sum, logprobs
 from engine.kernels.sampling.top_k_top_p import top_k_top_p
 
-CHUNK = 64  # prompt positions whose [chunk, vocab] logits exist at a time
-TOP_MAX = 256  # most likely tokens; rows that ask for more are computed apart from the others
+CHUNK = 64  # prompt positions whose logits [chunk, vocab] exist at a time
+TOP_MAX = 256  # most top tokens of a normal row; rows that want more are computed separately
 
 
 def answer_logprobs(
     logits: dict[int, torch.Tensor], tokens: np.ndarray, wanted: dict[int, SamplingParams], as_logits: bool = False
 ) -> dict[int, TokenLogprob]:
-    """By row: the sampled token's log-probability (or logit), its rank, the k most likely, the ids asked for.
+    """Row -> the sampled token's log-probability (or logit) and rank, the k most likely tokens, and the requested ids.
 
-    logits float32 [vocab] by row: raw or processed, as the operator chose.
+    logits: row -> float32 [vocab], raw or processed as configured.
     """
     found = {}
     for row, params in wanted.items():
@@ -39,7 +39,7 @@ def answer_logprobs(
 
 
 def processed(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> torch.Tensor:
-    """What one token is drawn from, as logits float32 [vocab]; -inf where it cannot fall. Greedy rows are not scaled.
+    """The logits float32 [vocab] from which a token is drawn, -inf for impossible tokens. Greedy rows are not scaled.
 
     logits float32 [vocab], after the row's rules.
     """
@@ -52,10 +52,10 @@ def processed(logits: torch.Tensor, temperature: float, top_k: int, top_p: float
 
 
 def together(wanted: np.ndarray, vocab: int) -> Iterator[tuple[np.ndarray, int]]:
-    """Batches of rows, ascending, and how many of the most likely each row of a batch is given.
+    """Batches of ascending rows, with the number of top tokens that each row of the batch gets.
 
-    wanted int [n], by row. Rows with k > TOP_MAX are batched apart, so that the lines of others stay narrow; with
-    k = vocab equal values may be ordered differently, so such rows are batched apart too.
+    wanted int [n], by row. Rows with k > TOP_MAX are batched separately, so that the lines of other rows stay narrow.
+    Rows with k = vocab are batched separately too, because equal values may be ordered differently.
     """
     apart = np.where((wanted > TOP_MAX) | (wanted == vocab), wanted, -1)
     for kind in np.unique(apart):

@@ -1,9 +1,9 @@
-"""Log-probabilities on their way from the device: made without waiting, read when the step's event has fired.
+"""Log-probabilities in transfer from the device: sent without waiting, read after the step's event has fired.
 
-Owner: device thread. Everything about a row is packed into one line of int32 words on the device and copied into pinned
-memory on the stream that computed it; `collect` turns the words into TokenLogprob objects.
+Owner: device thread. The device packs all values of a row into one line of int32 words, which the computing stream
+copies into pinned memory; `collect` turns the words into TokenLogprob objects.
 
-    line: token | logprob | rank | k ids | k values | values of the ids asked for        (floats as their bits)
+    line: token | logprob | rank | k ids | k values | values of the requested ids        (floats as their bits)
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from engine.base.request import TokenLogprob
 from engine.kernels.sampling.logprobs import log_sum, logprobs
 from engine.sampling.logprobs import CHUNK, together
 
-ONE_COPY = 1 << 20  # bytes of lines that go home together
+ONE_COPY = 1 << 20  # bytes of lines per copy
 
 
 class Pending:
-    """Lines in flight; each belongs to a number that its maker chose (a sampled row, a prompt position)."""
+    """Lines in flight; each has a number chosen by its maker (a sampled row, a prompt position)."""
 
     __slots__ = ("_parts",)
 
@@ -30,12 +30,12 @@ class Pending:
         self._parts: list[tuple[Tensor, int, list[int], list[tuple[int, Sequence[int]]]]] = []
 
     def add(self, lines: Tensor, width: int, numbers: list[int], wanted: list[tuple[int, Sequence[int]]]) -> None:
-        """Sends lines int32 [n, 3 + 2 * width + extra] home; by line its number, how many of the `width` most likely
-        it gets, and the ids asked for by name."""
+        """Sends lines int32 [n, 3 + 2 * width + extra] to the host; `numbers`: each line's number; `wanted`: how many
+        of the `width` top tokens each line gets, and its requested ids."""
         self._parts.append((home(lines), width, numbers, wanted))
 
     def collect(self) -> dict[int, TokenLogprob]:
-        """By number; lines of rows without a token (-1) are left out. Call it after the event of the step."""
+        """Number -> log-probabilities, without rows that have no token (-1). Call it after the step's event."""
         found = {}
         for lines, width, numbers, wanted in self._parts:
             words = lines.numpy()
@@ -53,7 +53,7 @@ class Pending:
 def logprob_lines(logits: Tensor, tokens: Tensor, k: int, as_logits: bool, asked: Tensor | None = None) -> Tensor:
     """Lines int32 [n, 3 + 2 * k + m] on the logits' device.
 
-    logits float32 [n, vocab], at most CHUNK rows for the sake of memory; tokens int64 [n], -1 for none; asked int64
+    logits float32 [n, vocab], at most CHUNK rows to bound memory; tokens int64 [n], -1 for none; asked int64
     [n, m].
     """
     own, rank, ids, values = logprobs(logits, tokens.clamp(min=0), k, as_logits)
@@ -67,16 +67,16 @@ def logprob_lines(logits: Tensor, tokens: Tensor, k: int, as_logits: bool, asked
 def prompt_logprobs(
     project: Callable[[Tensor], Tensor], hidden: Tensor, asked: np.ndarray, vocab: int, as_logits: bool = False
 ) -> Pending:
-    """Of prompt positions, of any requests: one line for each of `asked`, numbered by its place there; without waiting.
+    """Log-probabilities of prompt positions, without waiting: one line per column of `asked`, numbered by column.
 
-    hidden [tokens, hidden_size]; asked int64 [3, n]: row of hidden, the token that follows it, how many of the most
-    likely. `project` makes float32 logits [rows, vocab]; only CHUNK rows of them exist at a time. No token was drawn:
-    the numbers are raw in every mode.
+    hidden [tokens, hidden_size]; asked int64 [3, n]: row of hidden, the following token, number of top tokens.
+    `project` makes float32 logits [rows, vocab], of which only CHUNK rows exist at a time. The values are raw in every
+    mode, because no token was drawn.
     """
     pending = Pending()
     for alike, width in together(asked[2], vocab):
         rows, following = send(asked[:2, alike], hidden.device)  # [n] each
-        held: list[Tensor] = []  # of those from `begin` on, not sent home yet: a copy takes pinned memory of its own
+        held: list[Tensor] = []  # lines from `begin` on, collected to save copies: each copy needs pinned memory
         begin = 0
         for start in range(0, len(alike), CHUNK):
             end = min(start + CHUNK, len(alike))
@@ -91,17 +91,17 @@ def prompt_logprobs(
 
 
 def send(values: np.ndarray, device: torch.device) -> Tensor:
-    """A copy of values on the device, through pinned memory of its own: nothing waits, nothing is written twice."""
+    """A copy of values on the device, through new pinned memory, so the host does not wait and overwrites nothing."""
     if device.type == "cpu":
         return torch.from_numpy(values.copy())
     pinned = torch.empty(values.shape, dtype=torch.from_numpy(values).dtype, pin_memory=True)
     pinned.numpy()[...] = values
-    # torch keeps the pinned block until the copy has run, also when this name is gone.
+    # torch holds the pinned block until the copy has run, even after this variable is gone.
     return pinned.to(device, non_blocking=True)
 
 
 def home(values: Tensor) -> Tensor:
-    """A copy in host memory, pinned where there is a device; to be read after the stream has got that far."""
+    """A copy in host memory, pinned if there is a device; readable once the stream has run the copy."""
     pinned = torch.empty(values.shape, dtype=values.dtype, pin_memory=values.is_cuda)
     return pinned.copy_(values, non_blocking=True)
 

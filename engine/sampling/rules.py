@@ -1,13 +1,13 @@
-"""The rules of one request that change its logits before drawing: bias, allowed ids, bad words, min_tokens, penalties.
+"""The rules of one request that change logits before sampling: bias, allowed ids, bad words, min_tokens, penalties.
 
-Owner: the device thread makes them at admission. What they say is data, which the CPU's sampler applies in torch and
-the accelerator's sends to the device:
+Owner: the device thread makes them at admission. Rules are data: the CPU's sampler applies them in torch, the
+accelerator's sampler sends them to the device:
 
-    edits   (token, value, until): value is added to the token's logit, -inf before the answer's token number `until`
-    bits()  which tokens may be chosen: of the allowed ids those that complete no bad word; None: all of them
-    kinds   which tables count: seen tokens (repetition), counts (presence, frequency), bits
+    edits   (token, value, until): value is added to the token's logit; -inf before the answer's token number `until`
+    bits()  the tokens that may be chosen: allowed ids that complete no bad word; None: all tokens
+    kinds   the tables that are used: seen tokens (repetition), counts (presence, frequency), bits
 
-Only bad words of several tokens and timestamps change the bits during the answer; `record` takes each token for both.
+Only bad words of several tokens and timestamps change the bits during the answer; `record` passes each token to both.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from engine.sampling.timestamps import Timestamps
 
 
 def needs_rules(params: SamplingParams) -> bool:
-    """True when a row's logits are changed before the draw."""
+    """Whether a row's logits are changed before sampling."""
     return bool(
         params.logit_bias
         or params.allowed_token_ids is not None
@@ -33,7 +33,7 @@ def needs_rules(params: SamplingParams) -> bool:
 
 
 def has_penalties(params: SamplingParams) -> bool:
-    """True when any of the three penalties is on."""
+    """Whether any of the three penalties is on."""
     return bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0)
 
 
@@ -43,7 +43,7 @@ class RowRules:
     __slots__ = ("_allowed", "_keep", "_tail", "_words", "edits", "has_grammar", "kinds", "params", "prompt", "times")
 
     def __init__(self, params: SamplingParams, prompt: np.ndarray, vocab: int, has_grammar: bool = False) -> None:
-        """prompt int32 [prompt_len]; the bits of a row with a grammar are written by it (engine/grammar)."""
+        """prompt int32 [prompt_len]; if the row has a grammar, engine/grammar writes the bits."""
         self.params = params
         values = dict.fromkeys(sorted(params.edited_token_ids), 0.0)
         for token, value in params.logit_bias:
@@ -55,7 +55,7 @@ class RowRules:
         self.kinds = SEEN * (params.repetition_penalty != 1.0)
         self.kinds |= COUNTED * bool(params.presence_penalty or params.frequency_penalty)
         self.prompt = prompt[(prompt >= 0) & (prompt < vocab)] if self.kinds & SEEN else prompt[:0]
-        self._allowed = None  # bool [vocab], without the words that depend on the answer
+        self._allowed = None  # bool [vocab], without bad words of several tokens
         self.times = None if params.timestamps is None else Timestamps(params.timestamps)
         if params.allowed_token_ids is not None or params.bad_words or self.times is not None:
             self.kinds |= ALLOWED
@@ -66,12 +66,12 @@ class RowRules:
         self.kinds |= ALLOWED * has_grammar
         self._words = [word for word in params.bad_words if len(word) > 1]
         self._keep = max((len(word) - 1 for word in self._words), default=0)
-        # The newest tokens of prompt and answer, as many as the longest bad word needs.
+        # The last tokens of prompt and answer, as many as the longest bad word needs.
         self._tail: list[int] = prompt[-self._keep :].tolist() if self._keep else []
 
     @property
     def moves(self) -> bool:
-        """True when the bits change with the answer."""
+        """Whether the bits change during the answer."""
         return bool(self._words) or self.times is not None
 
     def bits(self) -> np.ndarray | None:
@@ -88,7 +88,7 @@ class RowRules:
         return found
 
     def record(self, token: int) -> None:
-        """A token was chosen."""
+        """Records a chosen token."""
         if self.times is not None:
             self.times.record(token)
         if self._keep:

@@ -1,7 +1,7 @@
-"""logits -> token ids, in the order every model shares: rules, then the draw (or the largest), then log-probabilities.
+"""logits -> token ids on a CPU, in fixed order: rules, then the draw (or the argmax), then log-probabilities.
 
-Owner: rows are staged by the device thread at admission; the stream samples, in step order. A row's token depends on
-its own logits, rules, seed and place in the answer, never on its neighbours.
+Owner: the device thread stages rows at admission; the stream samples, in step order. A row's token depends only on
+its own logits, rules, seed and place in the answer, not on other rows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from engine.sampling.timestamps import weigh
 
 
 class RuledRow:
-    """The rules of one slot's request as tensors, and what they count; a preempted row keeps it."""
+    """The rules of one slot's request as tensors, and their counts, which survive preemption."""
 
     __slots__ = ("_banned", "_counts", "_in_prompt", "_rules", "_tokens", "_until", "_values")
 
@@ -39,7 +39,7 @@ class RuledRow:
             self._in_prompt[torch.from_numpy(rules.prompt.astype(np.int64))] = True
 
     def allowed(self) -> np.ndarray | None:
-        """bool [vocab]: the tokens that may be chosen next, None for all."""
+        """bool [vocab]: the tokens that may be chosen next; None: all."""
         return self._rules.bits()
 
     def _ban(self) -> None:
@@ -49,7 +49,7 @@ class RuledRow:
     def apply(self, logits: torch.Tensor, index: int, line: np.ndarray | None) -> None:
         """Changes logits float32 [vocab] in place for the answer's token number `index` (0 is the first).
 
-        line bool [vocab]: what the row's grammar allows.
+        line bool [vocab]: the tokens that the row's grammar allows.
         """
         if len(self._tokens):
             logits.index_add_(0, self._tokens, torch.where(index < self._until, float("-inf"), self._values))
@@ -74,7 +74,7 @@ class RuledRow:
 
 
 class Sampler:
-    """Per-slot sampling parameters as arrays, and the step that uses them."""
+    """Sampling parameters as arrays by slot, and the sampling of a step."""
 
     def __init__(self, max_slots: int, vocab: int, logprobs_mode: LogprobsMode = "raw_logprobs") -> None:
         self._vocab = vocab
@@ -98,8 +98,8 @@ class Sampler:
         words: np.ndarray | None = None,
         masked: bool = False,
     ) -> None:
-        """Stages a request; prompt int32 [prompt_len]; seed any integer, taken modulo 2^64; `masked`: each step brings
-        a line of what the row may choose. `words` are those of an accelerator's slots, which a host has none of.
+        """Stages a request; prompt int32 [prompt_len]; seed any integer, taken modulo 2^64; `masked`: each step passes
+        a mask of allowed tokens. `words` is for accelerators and unused here.
         """
         self._temperature[slot] = params.temperature
         self._top_k[slot] = params.top_k
@@ -113,7 +113,7 @@ class Sampler:
         self._special[slot] = slot in self._rules or slot in self._logprobs
 
     def reset(self, slot: int, poison: bool = False) -> None:
-        """Forgets a freed slot; with `poison` its numbers become ones that would show at once."""
+        """Forgets a freed slot; with `poison` its values are overwritten by values that would be noticed at once."""
         bad = np.float32(np.nan) if poison else np.float32(0)
         self._temperature[slot] = self._top_p[slot] = self._min_p[slot] = bad
         self._top_k[slot] = 0
@@ -123,27 +123,27 @@ class Sampler:
         self._logprobs.pop(slot, None)
 
     def is_plain(self, slots: np.ndarray) -> bool:
-        """True: every choice on a host waits for the step before, and finds what its rows may choose."""
+        """True: on a host every step waits for the previous step, so it has all masks."""
         return True
 
     def may_sleep(self, slot: int) -> bool:
-        """True: no choice is made too early here."""
+        """True: on a host no token is sampled too early."""
         return True
 
     def set_asleep(self, slot: int, asleep: bool) -> None:
-        """Does nothing: a choice on the host reads the lines of every step."""
+        """Does nothing: on a host every step reads its masks."""
 
     def allowed_of(self, slot: int) -> np.ndarray | None:
-        """bool [vocab]: the tokens that a slot's own rules leave, without its grammar; None for all."""
+        """bool [vocab]: the tokens that a slot's rules allow, without its grammar; None: all."""
         return self._rules[slot].allowed()
 
     def sample(
         self, logits: torch.Tensor, slots: np.ndarray, index: np.ndarray, lines: Lines | None = None
     ) -> tuple[np.ndarray, dict[int, TokenLogprob]]:
-        """Tokens int64 [rows] (-1 where a row's logits are not finite) and log-probabilities by row, where asked for.
+        """Tokens int64 [rows] (-1 if a row's logits are not finite), and log-probabilities of rows that want them.
 
         logits float32 [rows, vocab], may be changed; slots, index int [rows]: the row's slot and its token's number
-        in the answer; lines: of the rows with grammars.
+        in the answer; lines: masks of the rows with grammars.
         """
         finite = torch.isfinite(logits.sum(dim=-1)).numpy()
         special = np.flatnonzero(self._special[slots]).tolist()
@@ -162,7 +162,7 @@ class Sampler:
         special: list[int],
         lines: Lines | None,
     ) -> tuple[np.ndarray, dict[int, TokenLogprob]]:
-        """The same where the rows of `special` have rules or ask for log-probabilities; finite bool [rows]."""
+        """As `sample`, if the rows of `special` have rules or want log-probabilities; finite bool [rows]."""
         allowed = {place: number for number, place in enumerate(lines.places)} if lines is not None else {}
         asked = [row for row in special if int(slots[row]) in self._logprobs]
         values = {row: logits[row].clone() for row in asked} if self._raw else {}
@@ -183,7 +183,7 @@ class Sampler:
         return tokens, answer_logprobs(values, tokens, wanted, self._as_logits) if wanted else {}
 
     def _processed(self, logits: torch.Tensor, slot: int) -> torch.Tensor:
-        """What the row's token is drawn from."""
+        """The logits from which the row's token is drawn."""
         return processed(
             logits,
             float(self._temperature[slot]),

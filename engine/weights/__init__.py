@@ -1,1 +1,1 @@
-"""From checkpoint to packed weights: files (safetensors), table (the rules), load (stream, check), dummy (random)."""
+"""Loads checkpoints into packed weights: files (safetensors), table (name rules), load (reading), dummy (random)."""

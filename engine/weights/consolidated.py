@@ -1,8 +1,8 @@
 """Mistral's own weight files (consolidated*.safetensors), mapped to the names and the row order of transformers.
 
-In: shards with names such as `layers.0.attention.wq.weight`. Out: the same shards, in which a tensor goes by the name
-that the weight tables know. Rotary pairs lie side by side in these files (rows 2i and 2i + 1 of a head); the kernels
-want the first half of a head's rows, then the second, so query and key rows are put in that order when they are read:
+In: shards with names such as `layers.0.attention.wq.weight`. Out: the same shards with the names of the weight tables.
+In these files the rows of a rotary pair are adjacent (rows 2i and 2i + 1 of a head). The kernels expect the first rows
+of all pairs, then the second rows, so query and key rows are reordered when they are read:
 
     file:   a0 b0 a1 b1 a2 b2 ...   ->   a0 a1 a2 ... b0 b1 b2 ...      within each head
 """
@@ -33,10 +33,10 @@ NAMES = {
     "feed_forward.w2": "mlp.down_proj",
     "feed_forward.w3": "mlp.up_proj",
 }
-# Of a Mixtral: as mistral_inference/transformer_layers.py names it, and with the block called as in transformers.
+# Mixtral's names: those of mistral_inference/transformer_layers.py, and with transformers' name of the block.
 _EXPERT = re.compile(r"(?:feed_forward|block_sparse_moe)\.(gate|experts\.\d+\.w[123])")
 TOWER = "vision_encoder."
-SEEING = {  # the tower's modules, the part of a layer behind the layer's number
+SEEING = {  # names of the tower's modules; a layer's modules without the layer's prefix
     "vision_encoder.patch_conv": "vision_tower.patch_conv",
     "vision_encoder.ln_pre": "vision_tower.ln_pre",
     "pre_mm_projector_norm": "multi_modal_projector.norm",
@@ -54,7 +54,7 @@ SEEING = {  # the tower's modules, the part of a layer behind the layer's number
     "feed_forward.w3": "feed_forward.up_proj",
 }
 _TOWER_LAYER = re.compile(r"vision_encoder\.(transformer\.layers\.\d+\.)")
-# Tensors that compressed-tensors writes in addition to a weight or in its place: with a line for each row, and others.
+# Tensors that compressed-tensors writes with or instead of a weight: those with an entry per row, and the others.
 BY_ROWS, WHOLE = (
     "weight_packed|weight_scale|weight_zero_point",
     "weight_global_scale|weight_shape|input_(?:global_)?scale",
@@ -64,7 +64,7 @@ _ROTATED = re.compile(rf"attention\.w[qk]\.(weight|bias|qscale_weight|{BY_ROWS})
 
 
 def canonical(name: str) -> str:
-    """The name in transformers' words; a name unknown here stays, to be reported as left over."""
+    """transformers' name of a tensor; an unknown name stays unchanged and is reported as left over."""
     module, _, kind = name.rpartition(".")
     if tower := _TOWER_LAYER.match(name):
         inner = SEEING.get(module[tower.end() :])
@@ -87,12 +87,12 @@ def is_tower(name: str) -> bool:
 
 
 def is_rotated(name: str) -> bool:
-    """Whether rows of this tensor of the file meet the rotary embedding."""
+    """Whether the rotary embedding applies to this tensor's rows."""
     return _ROTATED.search(name) is not None
 
 
 def check_lines(name: str, shapes: Mapping[str, Shape]) -> None:
-    """ConfigError where a matrix's rows are reordered and its scales or zero points have no line for each row."""
+    """ConfigError if a matrix's rows are reordered, but its scales or zero points have no entry per row."""
     module, _, kind = name.rpartition(".")
     codes = next((shapes[each] for end in ("weight", "weight_packed") if (each := f"{module}.{end}") in shapes), ())
     lines = shapes[name]
@@ -104,7 +104,7 @@ def check_lines(name: str, shapes: Mapping[str, Shape]) -> None:
 
 
 def half_split(tensor: Tensor, head_dim: int) -> Tensor:
-    """A copy with each head's even rows before its odd ones; a scale of a whole matrix has no rows."""
+    """A copy with each head's even rows before its odd rows; a scalar scale is returned unchanged."""
     if tensor.numel() == 1:
         return tensor
     if len(tensor) % head_dim or head_dim % 2:

@@ -1,9 +1,9 @@
 """Random weights of the right shapes (--load-format dummy): only config.json is needed.
 
-Each tensor has its own generator, seeded by its name and the given seed, so the values depend neither on the order of
-loading nor on other tensors. They are drawn on the device, where they will stay; another kind of device draws others.
-Norm weights lie around 1, so that activations keep their size through the layers. Codes have both signs: where all are
-positive the rows of a batch grow alike, and choose the same experts.
+Each tensor has its own generator, seeded by its name and the given seed, so values depend neither on the order of
+loading nor on other tensors. Values are drawn on the target device; different kinds of devices draw different values.
+Norm weights are around 1, so that activations do not grow or shrink through the layers. Codes have both signs: with
+only positive codes, all rows of a batch would become similar and choose the same experts.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from torch import Tensor
 
 STD = 0.02
 SCALE = 2.0**-9
-LARGEST = ("absmax", "SCB")  # scales by other names
-BITS, SIGN = 0x20, 0x80  # of e4m3: from 1/8 to 2 in 32 steps, and its sign
-POWERS = 118, 122  # of two, 127 added
+LARGEST = ("absmax", "SCB")  # further names of scales
+BITS, SIGN = 0x20, 0x80  # e4m3 codes: 32 codes from 1/8 to 2, and the sign bit
+POWERS = 118, 122  # range of exponents of powers of two, biased by 127
 
 
 def draw(name: str, tensor: Tensor, seed: int) -> Tensor:
-    """Fills `tensor`: normal, standard deviation 0.02, around 1 where the name says it is a norm's weight."""
+    """Fills `tensor` with a normal distribution of standard deviation 0.02 around 0, or around 1 for a norm's
+    weight."""
     digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=7).digest()
     generator = torch.Generator(device=tensor.device)
     generator.manual_seed(int.from_bytes(digest, "little"))
@@ -46,6 +47,6 @@ def draw(name: str, tensor: Tensor, seed: int) -> Tensor:
 
 
 def is_norm(module: str) -> bool:
-    """Whether a module of that name normalises: by the last component, as the checkpoints at hand name them."""
+    """Whether a module is a norm, judged by the last component of its name."""
     last = module.rpartition(".")[2].lower()
     return "norm" in last or last.startswith("ln_")

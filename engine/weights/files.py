@@ -1,9 +1,9 @@
-"""The safetensors files of a checkpoint: which there are, and what each one holds, checked before a byte is used.
+"""The safetensors files of a checkpoint: finds the files and checks their headers before any weight is used.
 
 In: a folder. Out: Shards, each with the names, shapes and dtypes of its tensors; tensors are views of a private memory
-map. Pickled weights are never opened. A shard index is honoured: a tensor counts only in the file the index names.
-Mistral's consolidated files are read where there are no others; their tensors go by transformers' names, as those of
-a GGUF file (weights/gguf) do.
+map. Pickled weights are never opened. With a shard index, a tensor counts only in the file that the index names.
+Mistral's consolidated files are read if there are no other files. Their tensors, and those of a GGUF file
+(weights/gguf), get transformers' names.
 Thread: any; used by one thread at a time.
 """
 
@@ -31,15 +31,15 @@ from engine.weights.names import compact
 from engine.weights.table import Shape
 
 MAX_HEADER_BYTES = 104_857_600
-MAX_DIMENSIONS, MAX_SIZE = 16, 2**40  # of a tensor: with a dimension of 0 no byte of the file bounds the others
+MAX_DIMENSIONS, MAX_SIZE = 16, 2**40  # limits of a tensor, because the file's size bounds nothing if a dimension is 0
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 ADAPTER = "adapter_model.safetensors"
-OF_ADAPTERS = re.compile(r"\.lora_(embedding_)?[AB]\b")  # in the names of their tensors
+OF_ADAPTERS = re.compile(r"\.lora_(embedding_)?[AB]\b")  # matches names of adapters' tensors
 CONSOLIDATED = "consolidated*.safetensors"
 CONSOLIDATED_INDEX = "consolidated.safetensors.index.json"
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")  # suffixes
-# Bytes per value, by the names of the format.
+# Dtype name of the format -> bytes per value.
 DTYPE_BYTES = {
     "F64": 8,
     "F32": 4,
@@ -58,7 +58,7 @@ DTYPE_BYTES = {
     "F8_E5M2": 1,
     "F8_E8M0": 1,
 }
-# Those that weights, codes and scales are read in.
+# The supported dtypes of weights, codes and scales.
 DTYPES = {
     "F32": torch.float32,
     "F16": torch.float16,
@@ -82,7 +82,7 @@ class TensorInfo:
     begin: int  # where its bytes start in the file
 
 
-Header = Callable[[str], dict[str, TensorInfo]]  # the tensors of a file of that name, in file order
+Header = Callable[[str], dict[str, TensorInfo]]  # file name -> the file's tensors, in file order
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +91,12 @@ class Shard:
 
     path: Path
     tensors: dict[str, TensorInfo]
-    names: dict[str, str] | None = None  # of a consolidated file: name in `tensors` -> name in the file
-    rotated: dict[str, int] = field(default_factory=dict)  # of a consolidated file: its query and key rows, head_dim
-    gguf: Gguf | None = None  # of a GGUF file
+    names: dict[str, str] | None = None  # consolidated files: name in `tensors` -> name in the file
+    rotated: dict[str, int] = field(default_factory=dict)  # consolidated files: query and key tensors -> head_dim
+    gguf: Gguf | None = None  # set for a GGUF file
 
     def arranged(self, name: str, tensor: Tensor) -> Tensor:
-        """A tensor as the file holds it, with its rows where the kernels want them; a copy if they change places."""
+        """A tensor of the file with its rows in the kernels' order; a copy if rows are reordered."""
         head = self.rotated.get(name)
         return tensor if head is None else consolidated.half_split(tensor, head)
 
@@ -126,14 +126,14 @@ class Reader:
         self._shard = shard
 
     def tensor(self, name: str) -> Tensor:
-        """A view of the mapped file; a copy where rows must change places."""
+        """A view of the mapped file; a copy if rows are reordered."""
         names = self._shard.names
         tensor = self._file.get_tensor(name if names is None else names[name])  # type: ignore[attr-defined]
         return self._shard.arranged(name, tensor)
 
 
 def open_checkpoint(folder: str | Path) -> list[Shard]:
-    """The shards of a folder, headers read and checked; ConfigError when there are none or one is damaged."""
+    """The shards of a folder, with checked headers; ConfigError if there are none or a shard is damaged."""
     folder = Path(folder)
     present = {path.name for path in folder.iterdir() if path.is_file()}
     present |= {path.relative_to(folder).as_posix() for path in folder.glob(f"*/{ADAPTER}")}
@@ -141,9 +141,9 @@ def open_checkpoint(folder: str | Path) -> list[Shard]:
 
 
 def shards_of(folder: Path, present: Collection[str], header: Header) -> list[Shard]:
-    """The shards of a checkpoint whose files may lie elsewhere: `present` are all their names, `header` reads one.
+    """The shards of a checkpoint whose files may be elsewhere: `present`: all file names; `header`: reads a header.
 
-    Indexes and configurations are read in `folder`.
+    Indexes and configurations are read from `folder`.
     """
     found_adapters = adapter_files(folder, present).items()
     adapters = [_adapter(Shard(folder / file, header(file)), name) for file, name in found_adapters]
@@ -164,9 +164,10 @@ def shards_of(folder: Path, present: Collection[str], header: Header) -> list[Sh
 
 
 def adapter_files(folder: Path, present: Collection[str]) -> dict[str, str]:
-    """{file: adapter's name} of the adapters that belong to the model; other adapters are not read.
+    """File -> adapter's name, for the adapters that belong to the model; other adapters are not read.
 
-    A single adapter without a name lies next to the weights ("has_lora_adapter"), or each has a folder and a name.
+    Either a single unnamed adapter is next to the weights ("has_lora_adapter"), or each adapter has a folder and a
+    name.
     """
     config = read_json(folder / CONFIG, required=False)
     files = {ADAPTER: ""} if config.get("has_lora_adapter") is True else {}
@@ -178,9 +179,9 @@ def adapter_files(folder: Path, present: Collection[str]) -> dict[str, str]:
 
 
 def _adapter(shard: Shard, name: str) -> Shard:
-    """The tensors of a named adapter with the name in theirs: lora_A.weight is lora_A.NAME.weight.
+    """The shard with the adapter's name inserted into its tensors' names: lora_A.weight -> lora_A.NAME.weight.
 
-    Those of a table are lora_embedding_A.NAME.
+    An embedding table's tensors become lora_embedding_A.NAME.
     """
     if not name:
         return shard
@@ -192,7 +193,7 @@ def _adapter(shard: Shard, name: str) -> Shard:
 
 
 def _instead(folder: Path) -> str:
-    """What a folder without safetensors holds, and how it becomes safetensors."""
+    """The hint for a folder without safetensors: which files it has and how to convert them."""
     pickled = sorted(path.name for path in folder.glob("*") if path.suffix in PICKLED)
     if not pickled:
         return "; name a GGUF file itself: --model FOLDER/NAME.gguf" if any(folder.glob("*.gguf")) else ""
@@ -234,7 +235,8 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
 
 
 def checked(path: Path, header: dict[str, Any], data_start: int, file_bytes: int) -> dict[str, TensorInfo]:
-    """The entries of a header, in file order; each tensor begins where the tensor in front ends."""
+    """The entries of a header, in file order, checked to be contiguous: each tensor begins where the previous one
+    ends."""
     found, end = {}, data_start
     for name, entry in sorted(header.items(), key=lambda item: _offsets(path, *item)):
         found[name] = info = _entry(path, name, entry, data_start, file_bytes)
@@ -291,7 +293,7 @@ def _of_gguf(path: Path) -> Shard:
 
 
 def _renamed(shards: list[Shard], folder: Path) -> list[Shard]:
-    """Consolidated shards in transformers' names."""
+    """Consolidated shards with transformers' names."""
     shapes = {name: info.shape for shard in shards for name, info in shard.tensors.items()}
     for name in filter(consolidated.is_rotated, shapes):
         consolidated.check_lines(name, shapes)

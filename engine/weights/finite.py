@@ -1,8 +1,8 @@
-"""Sums of the weights that were read: not a number anywhere in what is summed makes a sum that is not finite.
+"""Detects NaN and infinity in loaded weights by their sums, which are then not finite.
 
 Owner: the thread that builds the model. In: each tensor as it arrives. Out: a ConfigError that names the tensors whose
-sum is not finite. An accelerator sums whole tensors, which costs nothing next to the copies; a CPU sums RUNS runs of
-RUN values, evenly spaced, of those that are larger. Sums stay where the tensors are until the last has come.
+sum is not finite. An accelerator sums whole tensors, whose cost is small compared to the copies. A CPU sums RUNS evenly
+spaced runs of RUN values of larger tensors. Sums stay on the tensors' device until the last tensor has arrived.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ RUNS, RUN = 256, 1024
 
 
 class FiniteSums:
-    """One sum per tensor of floats."""
+    """The sums, one per float tensor."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor | float] = {}
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """A tensor as it was saved."""
+        """Adds a tensor, in its saved dtype."""
         if tensor.is_floating_point() and tensor.numel():
             total = _sampled(tensor).sum(dtype=torch.float32)
-            # On a CPU a number: a small tensor behind each freed copy keeps the copy's room from being found again.
+            # A Python number on a CPU: a small tensor after each freed copy would fragment the heap.
             self._sums[name] = total if total.is_cuda else total.item()
 
     def check(self, folder: str) -> None:
@@ -46,7 +46,7 @@ class FiniteSums:
 
 def _sampled(tensor: Tensor) -> Tensor:
     flat = tensor.reshape(-1)
-    if tensor.itemsize == 1:  # FP8 has no sums of its own
+    if tensor.itemsize == 1:  # torch cannot sum FP8
         return flat[:: max(1, flat.numel() // (RUNS * RUN))].float()
     if tensor.device.type == "cpu" and flat.numel() > 2 * RUNS * RUN:
         return flat.unfold(0, RUN, flat.numel() // RUNS)

@@ -1,20 +1,20 @@
-"""Blocks of GGUF's quantised matrices to codes: bytes [N, blocks * size] -> Codes, nothing requantised.
+"""Converts GGUF's quantised blocks to codes without requantisation: bytes [N, blocks * size] -> Codes.
 
     q4_0   32 columns: float16 d, 16 bytes, low nibbles first                       w = d (q - 8)
-    q4_1   the same behind float16 d and m                                          w = d q + m
+    q4_1   the same, after float16 d and m                                          w = d q + m
     q5_0   32 columns: float16 d, 32 high bits, 16 bytes                            w = d (q - 16)
-    q5_1   the same behind float16 d and m                                          w = d q + m
+    q5_1   the same, after float16 d and m                                          w = d q + m
     q8_0   32 columns: float16 d, 32 int8                                           w = d q
     q4_k   256 columns: float16 d and dmin, 12 bytes of 8 six-bit scales and mins, 128 bytes; groups of 32
                                                                                     w = d scale q - dmin min
-    q5_k   the same, and 32 bytes of high bits before the low ones
+    q5_k   the same, with 32 bytes of high bits before the low bits
     q6_k   256 columns: 128 low nibbles, 64 bytes of high pairs, 16 int8 scales, float16 d; groups of 16
                                                                                     w = d scale (q - 32)
     iq4_nl 32 columns: float16 d, 16 bytes of places in a table                     w = d table[q]
     iq4_xs 256 columns: float16 d, 2 bytes of high pairs, 4 of low nibbles of 8 scales, 128 bytes of places
                                                                                     w = d (scale - 32) table[q]
-Codes of five bits and values of the table take a byte in memory. A group's offset becomes a float32 zero, in q4_k
-(dmin min) / (d scale); where the scale is 0, the codes say nothing, and others give the offset. Thread: any.
+5-bit codes and table values take a byte in memory. A group's offset becomes a float32 zero point, in q4_k
+(dmin min) / (d scale). If the scale is 0, the codes are replaced so that they give the offset. Thread: any.
 Users: engine/quant/gguf, the embeddings of weights/gguf.
 """
 
@@ -33,13 +33,13 @@ PLACES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 1
 
 
 def codes_of(kind: str, lines: Tensor) -> Codes:
-    """A matrix: its rows' bytes, uint8 [N, blocks * size]."""
+    """The Codes of a matrix; lines: the bytes of its rows, uint8 [N, blocks * size]."""
     size, _, read = BLOCKS[kind][1:]
     return read(lines.unflatten(1, (-1, size)))
 
 
 def line_bytes(kind: str, columns: int) -> int:
-    """Bytes of a row of so many columns."""
+    """Bytes of a row of `columns` columns in the file."""
     block, size, _, _ = BLOCKS[kind]
     if columns % block:
         raise ConfigError(f"a matrix of {columns} columns in {kind}, whose blocks have {block}: the file is damaged")
@@ -47,7 +47,7 @@ def line_bytes(kind: str, columns: int) -> int:
 
 
 def bytes_in_memory(kind: str, columns: int) -> int:
-    """Bytes of a row in memory: codes of four bits or eight, float32 scales and zeros."""
+    """Bytes of a row in memory: 4-bit or 8-bit codes, float32 scales and zero points."""
     return columns // BLOCKS[kind][0] * BLOCKS[kind][2]
 
 
@@ -60,13 +60,13 @@ def _half(raw: Tensor) -> Tensor:
 
 
 def _halves(both: Tensor) -> Tensor:
-    """Bytes [..., n] -> their low nibbles, then their high ones."""
+    """Bytes [..., n] -> the low nibbles, then the high nibbles."""
     return torch.cat([both & 15, both >> 4], dim=-1)
 
 
 def _less(kind: Kind, values: Tensor, scale: Tensor, offset: Tensor) -> Codes:
     """w = scale * values - offset, groups of 32."""
-    middle = 8 if kind is Kind.INT4 else 0  # what stands for zero among the codes
+    middle = 8 if kind is Kind.INT4 else 0  # the code that means zero
     constant = scale == 0
     values = torch.where(constant.repeat_interleave(32, 1), 0, values)
     zero = torch.where(constant, 1.0, offset / torch.where(constant, 1.0, scale)) - middle
@@ -104,7 +104,7 @@ def _q8_0(blocks: Tensor) -> Codes:
 
 
 def _of_groups(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Scales and offsets of a block's 8 groups, [N, groups]; of q4_k and q5_k."""
+    """Scales and offsets of the 8 groups of a q4_k or q5_k block, [N, groups]."""
     packed = blocks[:, :, 4:16]
     low, middle, high = packed[:, :, :4], packed[:, :, 4:8], packed[:, :, 8:]
     six = torch.cat([low & 63, high & 15 | low >> 6 << 4], dim=2).float()
@@ -135,7 +135,7 @@ def _q6_k(blocks: Tensor) -> Codes:
 
 
 def _at_places(both: Tensor) -> Tensor:
-    """Nibbles [..., 16] -> values of the table, int8."""
+    """Nibbles [..., 16] -> table values, int8."""
     return torch.tensor(PLACES, dtype=torch.int8, device=both.device)[_halves(both).long()].flatten(1)
 
 
@@ -151,7 +151,7 @@ def _iq4_xs(blocks: Tensor) -> Codes:
     return Codes(Kind.INT8, _at_places(blocks[:, :, 8:].unflatten(2, (8, 16))), scale.flatten(1), 32)
 
 
-# Kind -> columns of a block, its bytes in the file and in memory, its reader.
+# Block type -> columns per block, bytes per block in the file, bytes per block in memory, reader.
 BLOCKS: dict[str, tuple[int, int, int, Callable[[Tensor], Codes]]] = {
     "q4_0": (32, 18, 20, _q4_0),
     "q4_1": (32, 20, 24, _q4_1),

@@ -1,9 +1,9 @@
-"""A GGUF file: its facts (metadata) and its tensors, under transformers' names, checked before a byte is used.
+"""A GGUF file: its metadata ("facts") and its tensors, under transformers' names, with a checked header.
 
-In: a path. Out: facts by name, and tensors as weights/files hands them on: matrices of codes as bytes [N, line] under
-the name of their kind (weights/ggml_blocks), all else as "weight" and "bias". Embeddings are widened to float32 while
-they are read; where they are the head too, the head has the codes. llama.cpp keeps the rotary pairs of Llama's queries
-and keys side by side, so their rows change places, as in Mistral's own files (weights/consolidated).
+In: a path. Out: facts by name, and tensors in the form of weights/files: quantised matrices as bytes [N, line] with
+the block type as tensor kind (weights/ggml_blocks), other tensors as "weight" and "bias". Embeddings are widened to
+float32 while they are read; a tied head uses the codes. In llama.cpp's files the rows of a rotary pair of Llama's
+queries and keys are adjacent, so these rows are reordered, as in Mistral's own files (weights/consolidated).
 Thread: any; used by one thread at a time.
 """
 
@@ -26,11 +26,11 @@ from engine.weights.ggml_blocks import BLOCKS, codes_of, line_bytes
 
 GGUF = "model.gguf"
 MAX_HEADER_BYTES = 256 << 20
-MAX_COUNT = 1 << 22  # of an array; vocabularies have fewer tokens
+MAX_COUNT = 1 << 22  # most items of an array; vocabularies have fewer tokens
 MAX_TENSORS = 1 << 16
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
-# Facts by the ends of their names: what they are, and whether they are lists of it.
+# Suffix of a fact's name -> (types, whether the fact is a list).
 KINDS: dict[str, tuple[tuple[type, ...], bool]] = {
     "general.architecture": ((str,), False),
     "tokenizer.ggml.model": ((str,), False),
@@ -41,7 +41,7 @@ KINDS: dict[str, tuple[tuple[type, ...], bool]] = {
     "tokenizer.ggml.token_type": ((int,), True),
     "tokenizer.ggml.scores": ((float, int), True),
 }
-# Numbers of ggml_type; those that are read, and names of others for the complaint.
+# ggml_type -> name: supported types, and other types for the error text.
 FLOATS = {0: ("F32", torch.float32), 1: ("F16", torch.float16), 30: ("BF16", torch.bfloat16)}
 CODES = {
     2: "q4_0", 3: "q4_1", 6: "q5_0", 7: "q5_1", 8: "q8_0", 12: "q4_k", 13: "q5_k", 14: "q6_k",
@@ -58,10 +58,10 @@ LAYER = {
     "attn_k_norm": "self_attn.k_norm", "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
 }  # fmt: skip
-FREQUENCIES = "rope_freqs.weight"  # of Llama 3: the configuration has them (weights/gguf_config)
+FREQUENCIES = "rope_freqs.weight"  # in Llama 3's files; weights/gguf_config reads it
 EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
 ROTATED = re.compile(r"self_attn\.[qk]_proj\.")
-LINES = 4096  # of an embedding that are widened at a time
+LINES = 4096  # rows of an embedding that are widened at a time
 
 
 class Stored(NamedTuple):
@@ -74,17 +74,17 @@ class Stored(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A tensor as weights/files hands it on."""
+    """A tensor in the form of weights/files."""
 
     stored: Stored
     shape: tuple[int, ...]
     dtype: str
-    num_bytes: int  # of the file
+    num_bytes: int  # bytes in the file
 
 
 @dataclass(frozen=True, slots=True)
 class Gguf:
-    """What the header says."""
+    """The header of a GGUF file."""
 
     path: Path
     facts: dict[str, Any]
@@ -95,7 +95,7 @@ class Gguf:
         return str(self.facts.get("general.architecture"))
 
     def fact(self, name: str, default: Any = None) -> Any:
-        """A fact of the architecture, or the default; without either a ConfigError."""
+        """A fact of the architecture, or the default; ConfigError if both are missing."""
         found = self.facts.get(f"{self.architecture}.{name}", default)
         if found is None:
             raise ConfigError(f"{self.path}: {self.architecture}.{name} is missing; convert the model again")
@@ -114,7 +114,7 @@ class Gguf:
         return self.count("attention.key_length", width)
 
     def entries(self) -> dict[str, Entry]:
-        """By transformers' names, in file order."""
+        """Entries by transformers' names, in file order."""
         found: dict[str, Entry] = {}
         for name, stored in self.tensors.items():
             if name == FREQUENCIES:
@@ -154,7 +154,7 @@ class GgufReader:
         self._file, self._mapped, self._entries = file, mapped, file.entries()
 
     def tensor(self, name: str) -> Tensor:
-        """A view of the mapped file; a copy where rows change places, and of embeddings."""
+        """A view of the mapped file; a copy if rows are reordered, and for embeddings."""
         entry = self._entries[name]
         found = self.stored(entry.stored)
         if entry.dtype == "F32" and entry.stored.type in CODES:
@@ -165,7 +165,7 @@ class GgufReader:
         return found
 
     def stored(self, stored: Stored) -> Tensor:
-        """The file's own bytes: floats in their shape, codes as lines of bytes."""
+        """The stored tensor: floats in their shape, codes as rows of bytes."""
         raw = self._mapped[stored.begin : stored.begin + stored.num_bytes]
         if stored.type in FLOATS:
             return raw.view(FLOATS[stored.type][1]).view(stored.shape)
@@ -173,7 +173,7 @@ class GgufReader:
 
 
 def canonical(name: str) -> tuple[str, str]:
-    """Module and kind in transformers' words; a name unknown here stays, to be reported as left over."""
+    """transformers' module and kind of a tensor; an unknown name stays unchanged and is reported as left over."""
     parts = name.split(".")
     if len(parts) == 4 and parts[0] == "blk" and parts[2] in LAYER:
         return f"model.layers.{parts[1]}.{LAYER[parts[2]]}", parts[3]
@@ -182,7 +182,7 @@ def canonical(name: str) -> tuple[str, str]:
 
 
 class _Cursor:
-    """The header's bytes, read from front to back."""
+    """Reads the header's bytes in order."""
 
     def __init__(self, path: Path, raw: memoryview) -> None:
         self.path, self.raw, self.at = path, raw, 0
@@ -255,7 +255,7 @@ def read_gguf(path: Path) -> Gguf:
 
 
 def _checked(cursor: _Cursor, name: str, value: Any) -> Any:
-    """A fact of the kind that its name says."""
+    """A fact, checked to have the type that KINDS gives for its name."""
     kind = next((kind for ending, kind in KINDS.items() if name.endswith(ending)), None)
     if kind is None:
         return value

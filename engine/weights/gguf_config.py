@@ -1,4 +1,4 @@
-"""The configuration of a GGUF file in config.json's words. In: the file's header. Out: plain objects. Thread: any."""
+"""The configuration of a GGUF file with config.json's keys. In: the file's header. Out: plain objects. Thread: any."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import torch
 from engine.base.errors import ConfigError
 from engine.weights.gguf import FLOATS, FREQUENCIES, Gguf
 
-# general.architecture -> architecture and model_type of transformers.
+# general.architecture -> transformers' architecture and model_type.
 ARCHITECTURES = {
     "llama": ("LlamaForCausalLM", "llama"),
     "qwen2": ("Qwen2ForCausalLM", "qwen2"),
     "qwen3": ("Qwen3ForCausalLM", "qwen3"),
 }
-# Of Llama 3.1 and 3.2, whose files hold the divisors of the frequencies and not what they were made from.
+# Settings of Llama 3.1 and 3.2, whose files hold only the divisors of the frequencies.
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
 def config_of(file: Gguf) -> dict[str, Any]:
-    """config.json; ConfigError with what cannot be served."""
+    """The equivalent config.json; ConfigError if the file cannot be served."""
     if file.architecture not in ARCHITECTURES:
         raise ConfigError(
             f"{file.path}: general.architecture={file.architecture!r}; of GGUF files {', '.join(ARCHITECTURES)} are "
@@ -56,13 +56,14 @@ def config_of(file: Gguf) -> dict[str, Any]:
 
 
 def generation_of(file: Gguf) -> dict[str, Any]:
-    """generation_config.json: the tokens that end an answer."""
+    """The equivalent generation_config.json: the tokens that end an answer."""
     ends = [file.facts.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     return {"eos_token_id": sorted({end for end in ends if end is not None})}
 
 
 def _is_tied(file: Gguf) -> bool:
-    """Floats are shared; codes that are embeddings and head go to both by name (weights/gguf)."""
+    """Whether embedding and head share one float tensor; shared codes are loaded twice, under both names
+    (weights/gguf)."""
     stored = file.tensors.get("token_embd.weight")
     return "output.weight" not in file.tensors and stored is not None and stored.type in FLOATS
 
@@ -83,7 +84,7 @@ def _scaling(file: Gguf) -> dict[str, Any] | None:
 
 
 def _llama3(file: Gguf) -> dict[str, Any]:
-    """The divisors as Llama 3's rule gives them, with the largest as its factor."""
+    """Llama 3's rope settings if they reproduce the file's divisors; the factor is the largest divisor."""
     found = file.floats(FREQUENCIES).double()
     factor, count = float(found.max()), len(found)
     theta = float(file.fact("rope.freq_base", 10_000.0))

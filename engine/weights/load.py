@@ -1,9 +1,9 @@
 """Fills a model: reads the shards, joins pieces, packs each part as soon as it is complete.
 
-In: a model whose parts know their shapes, its WEIGHTS, and a folder (or nothing, with load_format "dummy"). Everything
-is checked from the headers first: a ConfigError names every missing, every left-over and every misshapen tensor before
-a byte of weights is read. Thread: the one that builds the model. Memory: the packed parts, and one part's pieces. On a
-CPU the files are mapped; to an accelerator they are streamed (stream.py), and random weights are drawn there.
+In: a model whose parts know their shapes, its WEIGHTS, and a folder (none with load_format "dummy"). The headers are
+checked first: a ConfigError names all missing, left-over and misshapen tensors before any weight is read. Thread: the
+thread that builds the model. Memory: the packed parts, and one part's pieces. On a CPU the files are mapped; for an
+accelerator they are streamed (stream.py). Random weights are drawn on the device.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def load_weights(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> None:
-    """Fills every part of `model`, whose dtype and device the placement names; `seed`: of load_format "dummy"."""
+    """Fills every part of `model`; `placement`: dtype and device, by default the model's; `seed`: for "dummy"."""
     placement = placement or Placement(model.dtype, model.device)
     table = model.weight_table()
     places = expand(table, model)
@@ -53,7 +53,7 @@ def load_weights(
         saved = {names[name]: DTYPES[info.dtype] for name, info in tensors.items()}
         pieces = Pieces(places, saved, placement, sums)
         report = _counted(progress, sum(info.num_bytes for info in tensors.values()))
-        if upload is None or any(shard.gguf for shard in shards):  # whose codes are widened here, or move rows
+        if upload is None or any(shard.gguf for shard in shards):  # GGUF readers widen codes and reorder rows
             _map(shards, names, pieces, report)
         else:
             stream(shards, names, pieces, upload, report)
@@ -68,7 +68,7 @@ def load_weights(
 
 
 def weight_bytes(model: Weighted) -> int:
-    """What the weights will take on an accelerator."""
+    """The bytes that the weights will take on an accelerator."""
     return sum(place.wanted.num_bytes(model.dtype) for place in expand(model.weight_table(), model).values())
 
 
@@ -77,7 +77,7 @@ def _num_bytes(places: dict[str, Place], saved: dict[str, torch.dtype]) -> int:
 
 
 def _counted(progress: Progress | None, total: int) -> Callable[[int], None]:
-    """Sums up bytes for `progress`."""
+    """A function that adds up bytes and reports the sum to `progress`."""
     done = 0
 
     def report(count: int) -> None:
@@ -90,13 +90,13 @@ def _counted(progress: Progress | None, total: int) -> Callable[[int], None]:
 
 
 def match(model: Weighted, shards: list[Shard], folder: str) -> dict[str, str]:
-    """Checkpoint name -> canonical name of every tensor to read; ConfigError with all that does not fit."""
+    """Checkpoint name -> canonical name, for every tensor to read; ConfigError with all mismatches."""
     table = model.weight_table()
     places = expand(table, model)
     names: dict[str, str] = {}
-    present: set[str] = set()  # canonical names met in a file, fitting or not
-    built = {name.partition(".")[0] for name in places}  # the other beginnings are those of towers
-    wrong: dict[str, list[str]] = {}  # what is wrong -> of which tensors
+    present: set[str] = set()  # all canonical names in the files
+    built = {name.partition(".")[0] for name in places}  # first components of built parts; others belong to towers
+    wrong: dict[str, list[str]] = {}  # error text -> tensors
     left_over, skipped = [], 0
     for shard in shards:
         for name, info in shard.tensors.items():
@@ -135,7 +135,7 @@ def _counted_names(word: str, names: list[str]) -> list[str]:
 
 
 def _map(shards: list[Shard], names: dict[str, str], pieces: Pieces, report: Callable[[int], None]) -> None:
-    """Views of the mapped files, one after the other; each part copies what it keeps."""
+    """Adds views of the mapped files, file after file; each part copies the data that it needs."""
     for shard in shards:
         with shard.open() as reader:
             for name, info in shard.tensors.items():

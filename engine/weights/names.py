@@ -1,6 +1,6 @@
-"""Names of tensors for people: names that differ only in the numbers of layers or experts are merged.
+"""Tensor names for error texts: names that differ only in the numbers of layers or experts are merged.
 
-In: names. Out: `layers.0-31.mlp.up_proj.weight (32)`, so that a refusal fits a line for a model of any depth.
+In: names. Out: `layers.0-31.mlp.up_proj.weight (32)`, so that an error fits in a line for a model of any depth.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CACHE_SCALES = (
 
 
 def is_cache_scale(name: str) -> bool:
-    """Whether a tensor scales the KV cache or a step of attention, and no weight."""
+    """Whether a tensor is a scale of the KV cache or of attention, not of a weight."""
     module, _, kind = name.rpartition(".")
     if kind == "qscale_act":  # Mistral's names
         return module.endswith("_fake_quantizer")
@@ -29,7 +29,7 @@ def is_cache_scale(name: str) -> bool:
 
 
 def compact(names: Iterable[str]) -> str:
-    """The names with commas; runs of numbers as first-last, with the count of names behind. One line of any names."""
+    """The names in one line, separated by commas; runs of numbers as first-last, followed by the number of names."""
     groups: dict[tuple[str | None, ...], list[tuple[int, ...]]] = {}  # None: a number
     for name in names:
         parts = (name if name.isprintable() else ascii(name)[1:-1]).split(".")

@@ -1,9 +1,9 @@
-"""Pieces: collects a part's tensors until it has all of them, and hands out room for them where they will stay.
+"""Pieces: collects a part's tensors until all have arrived, and allocates device memory for them.
 
-Owner: the thread that builds the model. In: each checkpoint tensor once, as a view of a file (`add`), or as room on the
-device (`room`) that the loader fills before it is added. Pieces that a part joins (q|k|v, gate|up) get slices of one
-tensor, one after the other, so that joining them costs nothing. Out: `fill` of every part, once; `check`
-refuses weights that are not finite.
+Owner: the thread that builds the model. In: each checkpoint tensor once, as a view of a file (`add`), or as device
+memory (`room`) that the loader fills and then adds. Pieces that a part joins (q|k|v, gate|up) get consecutive slices
+of one tensor, so that joining them costs nothing. Out: one call of `fill` for every part; `check` refuses weights that
+are not finite.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from engine.weights.table import Part, Place
 
 
 class Pieces:
-    """What has arrived of each part that is not complete."""
+    """The arrived tensors of incomplete parts."""
 
     def __init__(
         self,
@@ -29,29 +29,29 @@ class Pieces:
         placement: Placement,
         sums: FiniteSums | None = None,
     ) -> None:
-        """`saved`: the dtype of each tensor as it comes; `sums` get each tensor that was read."""
+        """`saved`: the saved dtype of each tensor; `sums` gets each tensor that was read."""
         self._places = places
         self._saved = saved
         self._placement = placement
-        self.pending: dict[Part, int] = {}  # pieces that a part still waits for
+        self.pending: dict[Part, int] = {}  # part -> number of missing pieces
         self._arrived: dict[Part, dict[str, list[Tensor | None]]] = {}
         self._rooms: dict[str, Tensor] = {}
         self._sums = sums
         self.heap = Heap()
-        self._joined: dict[tuple[Part, str], list[str]] = {}  # names of the pieces of one joined tensor, in order
+        self._joined: dict[tuple[Part, str], list[str]] = {}  # (part, kind) -> names of the joined pieces, in order
         for name, place in places.items():
             self.pending[place.part] = self.pending.get(place.part, 0) + 1
             self._joined.setdefault((place.part, place.kind), []).append(name)
 
     def room(self, name: str) -> Tensor:
-        """Memory of the device for a tensor, in its saved dtype; given out once."""
+        """Device memory for a tensor, in its saved dtype; returned once per tensor."""
         if name not in self._rooms:
             place = self._places[name]
             self._allocate(self._joined[place.part, place.kind])
         return self._rooms.pop(name)
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Takes a tensor; the last one of a part fills it."""
+        """Takes a tensor; the last tensor of a part fills the part."""
         place = self._places[name]
         part = place.part
         if self._sums is not None:
@@ -68,7 +68,7 @@ class Pieces:
                 self.heap.packed(sum(piece.nbytes for each in arrived.values() for piece in each if piece is not None))
 
     def _allocate(self, names: list[str]) -> None:
-        """One tensor for all pieces that are saved alike, and a slice of it for each."""
+        """Allocates one tensor for all pieces with the same saved dtype, and a slice for each piece."""
         for dtype in {self._saved[name] for name in names}:
             alike = [name for name in names if self._saved[name] == dtype]
             counts = [torch.Size(self._places[name].wanted.shape).numel() for name in alike]

@@ -1,7 +1,7 @@
-"""What the operator sees while weights arrive: a line that grows on a terminal, one line of the log elsewhere.
+"""The progress display while weights are loaded: a progress bar on a terminal, one log line elsewhere.
 
-Owner: the thread that builds the model; of a download, whichever thread has written bytes. In: bytes so far and in all.
-Out: text on stderr, at most ten times a second; small models are silent.
+Owner: the thread that builds the model; during a download, any thread that has written bytes. In: bytes so far and in
+total. Out: text on stderr, at most ten times a second; nothing for small models.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TextIO
 
 log = logging.getLogger("omniloop.engine")
 
-SMALL = 256 << 20  # bytes that need no words
+SMALL = 256 << 20  # bytes below which nothing is displayed
 WIDTH = 30  # characters of the bar
 EVERY_S = 0.1
 

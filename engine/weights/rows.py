@@ -1,8 +1,8 @@
-"""Orders of rows: from the order in which a checkpoint keeps queries and keys to the order in which kernels read them.
+"""Reorders rows of queries and keys from the checkpoint's order to the kernels' order.
 
-In: the rows of a weight [heads * head_dim, hidden], of a bias or of a norm [heads * head_dim]. Out: copies. Scores stay
-the same when the dimensions of queries and of keys change places alike, so a kernel needs to know one order of rotated
-pairs only. Thread: any.
+In: the rows of a weight [heads * head_dim, hidden], of a bias or of a norm [heads * head_dim]. Out: copies. Scores do
+not change if the dimensions of queries and keys are permuted equally, so kernels support only one order of rotated
+pairs. Thread: any.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def half_split(rows: Tensor, head_dim: int, rotary_dim: int) -> Tensor:
-    """Of the first `rotary_dim` rows of each head the even rows, then the odd rows, then the rest of the head.
+    """In each head: the even rows of the first `rotary_dim` rows, then the odd rows, then the rest of the head.
 
     file:   a0 b0 a1 b1 a2 b2 ... rest   ->   a0 a1 a2 ... b0 b1 b2 ... rest
     """
@@ -22,6 +22,6 @@ def half_split(rows: Tensor, head_dim: int, rotary_dim: int) -> Tensor:
 
 
 def queries_keys_values(rows: Tensor, queries: int, head_dim: int) -> Tensor:
-    """From the rows of each key-value head's queries, key and value to all queries, then all keys, then all values."""
+    """[queries, key, value] per key-value head -> all queries, then all keys, then all values."""
     heads = rows.unflatten(0, (-1, queries + 2, head_dim))
     return torch.cat([heads[:, :queries].flatten(0, 2), heads[:, -2].flatten(0, 1), heads[:, -1].flatten(0, 1)])

@@ -1,8 +1,8 @@
-"""Shards to an accelerator: several threads read chunks of the files into pinned memory, from where they are copied.
+"""Streams shards to an accelerator: several threads read chunks of the files into pinned memory, which is copied.
 
-In: shards whose headers have been checked. Out: every tensor on the device and added to Pieces, in the order in which
-they become complete. Only the calling thread allocates on the device and packs; readers read and send (upload.py).
-Memory: the weights, one part's pieces where they change dtype, and a ring of pinned chunks.
+In: shards with checked headers. Out: every tensor on the device and added to Pieces, in the order of completion. Only
+the calling thread allocates on the device and packs; readers read and send (upload.py). Memory: the weights, one part's
+pieces if their dtype changes, and a ring of pinned chunks.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from engine.weights.upload import Upload
 
 CHUNK_BYTES = 64 << 20
 READERS = 4
-SPARE = 2  # chunks on their way while every reader reads one
+SPARE = 2  # chunks in transfer while every reader reads a chunk
 
 
 @dataclass(slots=True)
 class Span:
     """A run of one tensor's bytes within a chunk."""
 
-    name: str  # in its shard
+    name: str  # the tensor's name in its shard
     tensor_at: int
     chunk_at: int
     size: int
@@ -41,13 +41,13 @@ class Span:
 
 @dataclass(slots=True)
 class Chunk:
-    """A run of bytes of one file, and whose they are."""
+    """A run of bytes of one file, and the tensors that the bytes belong to."""
 
     shard: Shard
     begin: int
     size: int = 0
     spans: list[Span] = field(default_factory=list)
-    targets: list[Tensor] = field(default_factory=list)  # of each span: its bytes on the device
+    targets: list[Tensor] = field(default_factory=list)  # each span's bytes on the device
 
 
 def chunks(shards: list[Shard], names: dict[str, str], chunk_bytes: int) -> Iterator[Chunk]:
@@ -71,7 +71,7 @@ def chunks(shards: list[Shard], names: dict[str, str], chunk_bytes: int) -> Iter
 
 
 class Readers:
-    """Threads that read chunks and send them. Left by `with`, which ends the threads."""
+    """Threads that read chunks and send them; a context that ends the threads on exit."""
 
     def __init__(self, upload: Upload, chunk_bytes: int, threads: int) -> None:
         self._upload = upload
@@ -104,7 +104,7 @@ class Readers:
         self._asked.put(chunk)
 
     def take(self) -> tuple[Chunk, Any]:
-        """The next chunk that was sent, and its event; raises what its reader met."""
+        """The next sent chunk and its event; raises the reader's error."""
         chunk, event, error = self._sent.get()
         if error is not None:
             raise error
@@ -118,7 +118,7 @@ class Readers:
                 if pinned is None:
                     pinned = self._upload.pinned(self._chunk_bytes)
                 if event is not None:
-                    event.synchronize()  # its copies have read it
+                    event.synchronize()  # the copies out of this pinned chunk are done
                 read_exactly(chunk.shard.path, chunk.begin, pinned.numpy()[: chunk.size].data)
                 sources = [pinned[span.chunk_at : span.chunk_at + span.size] for span in chunk.spans]
                 event = self._upload.send(list(zip(chunk.targets, sources)))

@@ -1,9 +1,9 @@
-"""The rules of a model's WEIGHTS, and their expansion into one place per checkpoint tensor.
+"""The rows of a model's WEIGHTS, and their expansion into one place per checkpoint tensor.
 
-A row says: these modules of the checkpoint, joined in this order, make that part of the model. `*` stands for the index
-of a layer and is counted on the model itself, `#` for the number of an expert and is counted on the part, so a table
-holds no numbers. A part (engine/layers) knows which tensors it is made of and their shapes, so a row names modules
-only: biases and per-head norms come and go with the part.
+A row says which modules of the checkpoint, joined in order, make a part of the model. `*` stands for a layer's index;
+the model has the number of layers. `#` stands for an expert's number; the part has the number of experts. So a table
+holds no numbers. A part (engine/layers) knows its tensors and their shapes, so a row names only modules; the part
+decides about biases and per-head norms.
 Names are canonical: prefixes that differ between releases (`model.`, `thinker.` ...) are stripped first.
 """
 
@@ -28,27 +28,28 @@ class Wanted(NamedTuple):
     """A tensor of a checkpoint that a part needs."""
 
     shape: Shape
-    dtypes: tuple[torch.dtype, ...] = FLOATS  # that it may have
-    in_memory: torch.dtype | None = None  # in memory, where whoever reads it decides
-    bytes_in_memory: int = 0  # in memory, where codes take another room than in the file
+    dtypes: tuple[torch.dtype, ...] = FLOATS  # allowed dtypes
+    in_memory: torch.dtype | None = None  # dtype in memory; None: the default rule of num_bytes
+    bytes_in_memory: int = 0  # bytes in memory, if codes take another size than in the file
 
     def num_bytes(self, activations: torch.dtype) -> int:
-        """In memory: floats of any width take the activations' dtype, others keep theirs."""
+        """Bytes in memory: by default floats become the activations' dtype, and other dtypes do not change."""
         if self.bytes_in_memory:
             return self.bytes_in_memory
         in_memory = self.in_memory or (activations if self.dtypes == FLOATS else self.dtypes[0])
         return torch.Size(self.shape).numel() * in_memory.itemsize
 
     def saved_as(self, dtype: torch.dtype) -> torch.dtype:
-        """The dtype of random weights where the checkpoint's is `dtype`."""
+        """The dtype of random weights for a checkpoint whose dtype is `dtype`."""
         return dtype if dtype in self.dtypes else self.dtypes[0]
 
 
 class Part(Protocol):
-    """What the loader asks of a layer object."""
+    """The part of a layer object that the loader uses."""
 
     def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
-        """Tensor kind ("weight", "bias") -> what each joined piece is; None where a piece has no such tensor."""
+        """Tensor kind ("weight", "bias") -> the wanted tensor of each joined piece; None: the piece has no such
+        tensor."""
 
     def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
         """Takes the pieces, in the row's order; the tensors may be views of a file."""
@@ -68,10 +69,10 @@ class Table:
     """All rules of one architecture."""
 
     rows: tuple[Row, ...]
-    # Each is stripped at most once, in this order; of decoders with towers around them there are two orders.
+    # Each prefix is stripped at most once, in this order; decoders inside models with towers occur with two orders.
     prefixes: tuple[str, ...] = ("model.", "language_model.", "model.")
-    ignore: tuple[str, ...] = ()  # canonical names (shell patterns) that files hold and forward never reads
-    spelled: tuple[tuple[str, str], ...] = ()  # parts of names that some releases spell otherwise -> as rows have them
+    ignore: tuple[str, ...] = ()  # canonical names (shell patterns) of tensors that forward never reads
+    spelled: tuple[tuple[str, str], ...] = ()  # (part of a name in some releases, its replacement)
 
     def canonical(self, name: str) -> str:
         """A checkpoint's name without the prefixes that differ between releases."""
@@ -87,14 +88,14 @@ class Table:
 
 
 class Weighted(Protocol):
-    """What the loader asks of a model (engine/models)."""
+    """The part of a model (engine/models) that the loader uses."""
 
     config: ModelConfig
-    dtype: torch.dtype  # of activations
+    dtype: torch.dtype  # the activations' dtype
     device: str
 
     def weight_table(self) -> Table:
-        """The rules of this checkpoint."""
+        """The table for this checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,7 +109,7 @@ class Place:
 
 
 def parts_of(table: Table, model: Any) -> Iterator[tuple[Row, list[str], Part]]:
-    """Every part that a row of the table names, with the modules of the checkpoint that it is joined of."""
+    """(row, names of the checkpoint's modules, part), for every part that the table names."""
     for row in table.rows:
         for part, layers in _walk(model, row.target.split(".")):
             yield row, _of_experts([_number(name, layers) for name in row.names], part), part
@@ -129,7 +130,8 @@ def expand(table: Table, model: Any) -> dict[str, Place]:
 
 
 def _walk(owner: Any, path: list[str], layers: tuple[int, ...] = ()) -> Iterator[tuple[Part, tuple[int, ...]]]:
-    """Parts at an attribute path, with the layer indices met on the way; None ends the walk. A number names an item."""
+    """The parts at an attribute path, with the layer indices on the path. None ends the walk; a number is a list
+    index."""
     if owner is None:
         return
     if not path:
@@ -150,7 +152,8 @@ def _number(name: str, layers: tuple[int, ...]) -> str:
 
 
 def _of_experts(names: list[str], part: Part) -> list[str]:
-    """Names with `#` of every expert: those of expert 0, those of expert 1, ...; as many as the part has pieces."""
+    """Names with `#` replaced for every expert: all names of expert 0, of expert 1, ..., one name per piece of the
+    part."""
     if "#" not in names[0]:
         return names
     pieces = len(next(iter(part.expects().values())))

@@ -1,10 +1,10 @@
-"""Upload: bytes of pinned host memory to an accelerator, on a stream of their own.
+"""Upload: copies bytes from pinned host memory to an accelerator, on a separate stream.
 
 Thread: several readers send, the thread that builds the model does the rest. A copy reads its source when it runs, not
-when it is asked for: a pinned chunk may be written again only after the event of its copies has fired.
+when it is launched, so a pinned chunk may be rewritten only after the event of its copies has fired.
 
     reader      read chunk into pinned | send, event | wait for the event of 3 chunks ago | read ...
-    own stream                               copies ...... event
+    copy stream                              copies ...... event
     compute                                                | arrive(event) -> the part is packed
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class Upload:
-    """Copies to one accelerator."""
+    """The copy stream of one accelerator."""
 
     def __init__(self, device: str) -> None:
         self._device = torch.device(device)
@@ -26,11 +26,11 @@ class Upload:
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
     def begin(self) -> None:
-        """Copies sent from now on may write memory that was allocated on the current stream before."""
+        """Lets copies sent from now on write memory that was allocated on the current stream before."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
 
     def send(self, copies: list[tuple[Tensor, Tensor]]) -> torch.cuda.Event:
-        """(target, pinned source) pairs of uint8, copied in order; the event that fires when all have been."""
+        """Copies (target, pinned source) pairs of uint8 in order; returns the event that fires after all copies."""
         event = torch.cuda.Event(blocking=True)
         with torch.cuda.stream(self._stream):
             for target, source in copies:
@@ -39,15 +39,15 @@ class Upload:
         return event
 
     def arrive(self, event: torch.cuda.Event) -> None:
-        """Work launched on the current stream from now on sees the copies of `event`."""
+        """Makes work launched on the current stream from now on wait for the copies of `event`."""
         torch.cuda.current_stream(self._device).wait_event(event)
 
     def finish(self) -> None:
-        """Waits for everything, whatever stream will read the weights; pinned memory goes back."""
+        """Waits for all work on the device, so that any stream may read the weights; frees pinned memory."""
         torch.cuda.synchronize(self._device)
         torch._C._host_emptyCache()
 
 
 def upload_for(device: str) -> Upload | None:
-    """None on a CPU, where weights are read through a memory map."""
+    """The Upload; None on a CPU, where weights are read through a memory map."""
     return None if torch.device(device).type == "cpu" else Upload(device)

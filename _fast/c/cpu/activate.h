@@ -1,4 +1,4 @@
-/* Activations of one vector, over vec.h, and what a gated layer makes of gate and up. */
+/* Activations of one vector, over vec.h, and a gated layer's function of gate and up. */
 
 /* 0.5 (1 + tanh u) is sigmoid(2u). */
 INLINE vf v_gelu_tanh(vf x) {
@@ -6,8 +6,8 @@ INLINE vf v_gelu_tanh(vf x) {
     return x * v_sigmoid(u);
 }
 
-/* x Phi(x) by erfc(z) = t exp(-z^2 + P(t)), t = 1 / (1 + z/2): P is a Chebyshev fit of our own on 0 <= z <= 10, good to
- * 5e-8 relative, so the negative tail is as exact as the rest. */
+/* x Phi(x) by erfc(z) = t exp(-z^2 + P(t)), t = 1 / (1 + z/2): P is our Chebyshev fit on 0 <= z <= 10, with a relative
+ * error of 5e-8, so the negative tail is as exact as the rest. */
 INLINE vf v_gelu_erf(vf x) {
     vf z = v_abs(x) * v_set(0.70710678f);
     vf t = v_set(1.0f) / v_fma(v_set(0.5f), z, v_set(1.0f));
@@ -25,7 +25,7 @@ INLINE vf v_gelu_erf(vf x) {
     return v_if_less(x, v_zero(), half, x - half);
 }
 
-/* A NaN stays NaN: v_min and v_max return their second operand then. */
+/* A NaN stays NaN, because v_min and v_max then return their second operand. */
 INLINE vf v_point(vf x, int activation) {
     if (activation == ACT_SILU) return x * v_sigmoid(x);
     if (activation == ACT_GELU_TANH) return v_gelu_tanh(x);

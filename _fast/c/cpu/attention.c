@@ -1,13 +1,14 @@
-/* Shares attention out: units of (row, KV head, up to PAIRS pairs), and segments of long contexts where units are few. */
+/* Divides attention into units of (row, KV head, up to PAIRS pairs), and into segments of long contexts if there are
+ * few units. */
 #include "ops.h"
 
 #include <stddef.h>
 
 struct share {
     const struct attention *call;
-    long *first_unit; /* [rows + 1] units of the rows before, all KV heads together */
+    long *first_unit; /* [rows + 1] units of all earlier rows, for all KV heads */
     long segments;    /* most segments of any unit when split */
-    long floats;      /* of a state */
+    long floats;      /* floats of a state */
 };
 
 static long queries_of(const struct attention *call, long row) { return call->starts[row + 1] - call->starts[row]; }
@@ -26,7 +27,7 @@ static struct unit unit_at(const struct share *share, long index) {
     }
     const long within = index - share->first_unit[low], pairs = queries_of(call, low) * (call->heads / call->kv_heads);
     const long units = (share->first_unit[low + 1] - share->first_unit[low]) / call->kv_heads;
-    /* The last queries of a row see the most keys: they go first, so that the end is not one long wait. */
+    /* The last queries of a row see the most keys, so they come first; then no long task remains at the end. */
     const long part = units - 1 - within / call->kv_heads;
     const struct unit unit = {low, within % call->kv_heads, pairs * part / units, pairs * (part + 1) / units};
     return unit;
@@ -40,7 +41,7 @@ static void run_units(const void *context, long begin, long end) {
     }
 }
 
-/* Segments that a unit's pairs meet: no more than its row's context has. */
+/* The number of segments of a unit: those of its row's context. */
 static long segments_of(const struct share *share, const struct unit *unit) {
     return (length_of(share->call, unit->row) + SEGMENT - 1) / SEGMENT;
 }
@@ -83,7 +84,7 @@ int op_attention(const struct attention *given) {
         share.first_unit[row + 1] =
             share.first_unit[row] + (queries_of(&call, row) * group + PAIRS - 1) / PAIRS * call.kv_heads;
     if (!split) {
-        /* A row's KV heads to one thread where there is plenty: each asks the memory for the next one's keys. */
+        /* With many units a thread gets all KV heads of a row, because each head prefetches the next head's keys. */
         const long plenty = units / (8 * pool_threads());
         const long grain = plenty < 1 ? 1 : plenty < call.kv_heads ? plenty : call.kv_heads;
         parallel_for(units, grain, run_units, &share);

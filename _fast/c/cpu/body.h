@@ -1,4 +1,4 @@
-/* Everything one instruction set supplies; isa_*.c sets VEC_* and ISA_NAME, then includes this. */
+/* All kernels for one instruction set; isa_*.c defines VEC_* and ISA_NAME, then includes this file. */
 #include <math.h>
 #include <stddef.h>
 

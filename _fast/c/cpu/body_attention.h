@@ -1,13 +1,13 @@
 /* Attention with running sums, over body_linear.h and body_keys.h: paged and dense, any mix of rows.
  *
- * Keys are met in tiles of 64 at absolute positions 64 t, queries in units of up to PAIRS (query, head) pairs that share
- * a KV head. Per tile: K transposed to a panel, scores by tile_sums, softmax with a running maximum, V as panels, sums by
- * tile_sums. Running sums start afresh every SEGMENT keys and are merged in ascending order, whether one thread met all
- * segments or several. A pair is worked on only in tiles where it sees a key, and a hidden key adds an exact zero: so
- * the bits of a query depend on its own position, keys and values alone. */
+ * Keys are processed in tiles of 64 at absolute positions 64 t, queries in units of up to PAIRS (query, head) pairs
+ * that share a KV head. Per tile: K transposed to a panel, scores by tile_sums, softmax with a running maximum, V as
+ * panels, sums by tile_sums. Running sums restart every SEGMENT keys and are merged in ascending order, no matter how
+ * many threads computed the segments. A pair is computed only in tiles in which it sees a key, and a hidden key adds an
+ * exact zero. So a query's bits depend only on its own position, keys and values. */
 
-enum { FEW = 4 }; /* pairs for which values are not worth a copy */
-enum { STATE_SUMS = 2 * PAIRS }; /* a state: maxima [PAIRS], weights [PAIRS], sums [width / 64][PAIRS][64] */
+enum { FEW = 4 }; /* up to this many pairs a copy of the values does not pay */
+enum { STATE_SUMS = 2 * PAIRS }; /* layout of a state: maxima [PAIRS], weights [PAIRS], sums [width / 64][PAIRS][64] */
 
 static void load_queries(const struct attention *call, const struct unit *unit, float *q) {
     const long group = call->heads / call->kv_heads;
@@ -19,7 +19,7 @@ static void load_queries(const struct attention *call, const struct unit *unit, 
     }
 }
 
-/* Rows of x times a panel into 64 sums each; the rows' sums lie side by side. */
+/* Multiplies rows of x by a panel into 64 sums each; the rows' sums are contiguous. */
 static void panel_product(const float *x, const void *panel, long stride, long columns, int bf16, long depth,
                           float *sums, long rows, const char *ahead) {
     const int width = columns < PANEL ? (int)columns : PANEL;
@@ -29,8 +29,8 @@ static void panel_product(const float *x, const void *panel, long stride, long c
     }
 }
 
-/* Weights times values. A few pairs read whole runs of the cache where the width allows; for many, or for widths that end
- * within a panel, the values are brought together once. Either way each sum takes the keys in ascending order. */
+/* Adds weights times values. For a few pairs, whole runs of the cache are read directly if the width allows. For many
+ * pairs, or widths that end within a panel, the values are first gathered. Each sum adds keys in ascending order. */
 static void add_values(const struct attention *call, struct workplace *place, long count, long a, long b, float *state) {
     const long dim = call->dim, bytes = number_bytes(call->kv_type);
     const int direct = b - a <= FEW && dim % PANEL == 0 && call->kv_type <= CACHE_BF16;
@@ -52,8 +52,8 @@ static void add_values(const struct attention *call, struct workplace *place, lo
     }
 }
 
-/* Scores of one pair -> weights, with its maximum and sum brought up to date; returns what the sums so far are to be
- * multiplied with. Keys outside `seen` (relative to the tile) weigh nothing. */
+/* Turns the scores of one pair into weights and updates its maximum and sum; returns the factor for its previous sums.
+ * Keys outside `seen` (relative to the tile) get weight 0. */
 static float softmax_row(const struct attention *call, const float *scores, const float *bias, float *weights,
                          struct range seen, float *maximum, float *total) {
     vf s[PANEL / W], most = v_set(-INFINITY);
@@ -87,7 +87,7 @@ static float softmax_row(const struct attention *call, const float *scores, cons
     return decay;
 }
 
-/* What a tile's scores of one pair are raised by, or NULL. */
+/* Returns the bias of one pair for a tile's keys, or NULL. */
 static const float *bias_of(const struct attention *call, const struct unit *unit, long first, long p, float found[PANEL]) {
     if (call->bias == NULL) return NULL;
     const long group = call->heads / call->kv_heads, pair = unit->pair_begin + p, reach = call->reach;
@@ -99,8 +99,8 @@ static const float *bias_of(const struct attention *call, const struct unit *uni
     return found;
 }
 
-/* The keys to ask for while this tile's values are added: those of the next tile, or of the first tile of the next KV
- * head, which the same thread most likely meets next. */
+/* Finds the keys to prefetch while this tile's values are added: the keys of the next tile, or of the first tile of the
+ * next KV head, which the same thread most likely computes next. */
 static void find_next(const struct attention *call, const struct unit *unit, long first, long last,
                       struct workplace *place) {
     struct unit then = *unit;
@@ -115,7 +115,7 @@ static void find_next(const struct attention *call, const struct unit *unit, lon
     locate(call, &then, call->k, call->k_stride, call->k_head_stride, first, count, first, place->next_at);
 }
 
-/* One tile of keys for the pairs [a, b) of the unit, which all see at least one of them. */
+/* Processes one tile of keys for the pairs [a, b) of the unit, each of which sees at least one of these keys. */
 static void tile_of_keys(const struct attention *call, const struct unit *unit, struct workplace *place, long first,
                          long a, long b, float *state) {
     const long dim = call->dim;
@@ -155,13 +155,13 @@ static void clear_state(long dim, long pairs, float *state) {
         memset(state + STATE_SUMS + c * PAIRS * PANEL, 0, (size_t)(pairs * PANEL) * sizeof(float));
 }
 
-/* The keys of one segment, from a fresh state. */
+/* Processes the keys of one segment, from an empty state. */
 static void segment_sums(const struct attention *call, const struct unit *unit, struct workplace *place, long segment,
                          float *state) {
     const long pairs = unit->pair_end - unit->pair_begin;
     clear_state(call->dim, pairs, state);
     for (long first = segment * SEGMENT; first < (segment + 1) * SEGMENT; first += PANEL) {
-        /* Both ends of what pairs see only grow with the pair, so those that see this tile are neighbours. */
+        /* Both ends of a pair's visible range grow with the pair, so the pairs that see this tile are consecutive. */
         long a = 0, b = pairs;
         while (a < b && keys_of(call, unit->row, unit->pair_begin + a).end <= first) a++;
         while (b > a && keys_of(call, unit->row, unit->pair_begin + b - 1).begin >= first + PANEL) b--;
@@ -169,7 +169,7 @@ static void segment_sums(const struct attention *call, const struct unit *unit, 
     }
 }
 
-/* total <- total and segment; an untouched pair has no weight, a touched one at least 1 (or NaN). */
+/* Merges segment into total; a pair without keys has weight 0, any other pair at least 1 (or NaN). */
 static void merge_state(long dim, long pairs, float *total, const float *segment) {
     for (long p = 0; p < pairs; p++) {
         if (segment[PAIRS + p] == 0.0f) continue;

@@ -1,12 +1,12 @@
 /* The product of rows with one panel of codes: a run of columns is widened to floats, then the tiles of body_linear.h
- * multiply by it; for one row it is widened in registers.
+ * multiply by it; for one row the run is widened in registers.
  *
- * A value is (code's value - zero) * (scale * row scale), in float32, whatever the number of rows; the length of a run
- * changes no bit, since the chains of sums survive a trip through memory. With few rows the run is short and stays in
- * the first-level cache. Integers times integers: sums over K_BLOCK columns are below 2^24, so the floats are exact,
- * and the blocks are added as int32. */
+ * A value is (code's value - zero) * (scale * row scale), in float32, for any number of rows; the length of a run
+ * changes no bit, because storing and reloading partial sums is exact. With few rows the run is short and stays in the
+ * L1 cache. For integer inputs and codes, sums over K_BLOCK columns are below 2^24, so floats are exact, and the
+ * blocks' sums are added as int32. */
 
-enum { SHORT_RUN = 32 }; /* columns that are widened at a time for the rows of one tile */
+enum { SHORT_RUN = 32 }; /* columns that are widened at once for the rows of one tile */
 
 INLINE vi c_widen(const int8_t *p) {
 #if defined(VEC_AVX512)
@@ -26,7 +26,7 @@ INLINE vi c_four_bits(const int8_t *codes, int number) {
     const __m512i words = _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)codes));
     const __m512i upper = _mm512_set_epi32(4, 4, 4, 4, 4, 4, 4, 4, 0, 0, 0, 0, 0, 0, 0, 0);
     const __m512i shifts = _mm512_add_epi32(upper, _mm512_set1_epi32(8 * number));
-    return (vi)_mm512_srlv_epi32(words, shifts); /* what reads them looks at four bits */
+    return (vi)_mm512_srlv_epi32(words, shifts); /* readers use only four bits */
 #else
     vi words;
     memcpy(&words, codes + number * W % 8 * 4, sizeof words);
@@ -34,7 +34,7 @@ INLINE vi c_four_bits(const int8_t *codes, int number) {
 #endif
 }
 
-/* INT4: code - 8, or the code where a zero will be taken from it. */
+/* INT4: code - 8, or the code itself if a zero is subtracted later. */
 INLINE vf int4_widen(vi code, int less) {
 #if defined(VEC_AVX512)
     const __m512 values = _mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
@@ -44,7 +44,7 @@ INLINE vf int4_widen(vi code, int less) {
 #endif
 }
 
-/* E2M1: sign and magnitude. Where no table of floats is at hand, exponent and mantissa go into those of a float32. */
+/* E2M1: sign and magnitude. Without a table in a register, exponent and mantissa move to the places of a float32's. */
 INLINE vf e2m1_widen(vi code) {
 #if defined(VEC_AVX512)
     return _mm512_permutexvar_ps((__m512i)code, _mm512_set_ps(-6, -4, -3, -2, -1.5f, -1, -0.5f, -0.0f, 6, 4, 3, 2, 1.5f,
@@ -57,7 +57,7 @@ INLINE vf e2m1_widen(vi code) {
 #endif
 }
 
-/* NF4: places in a table (engine/kernels/gemm/codes.py names its source). */
+/* NF4: indices into a table (engine/kernels/gemm/codes.py names its source). */
 static const float NF4_VALUES[16] = {
     -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f, -0.28444138169288635f,
     -0.18477343022823334f, -0.09105003625154495f, 0.0f, 0.07958029955625534f, 0.16093020141124725f,
@@ -80,8 +80,8 @@ INLINE vf nf4_widen(vi code) {
 
 INLINE int is_four_bits(int form) { return form == INT4 || form == E2M1 || form == NF4; }
 
-/* E4M3 divided by 2^8: a sign, four bits of exponent and three of mantissa go into the same places of a float16. The
- * conversion takes numbers below the least exponent at full speed, where float32 arithmetic would call for help. */
+/* E4M3 divided by 2^8: sign, four exponent bits and three mantissa bits move to the same places of a float16. The
+ * conversion handles subnormal numbers at full speed, while float32 arithmetic would need microcode for them. */
 INLINE vf e4m3_widen(const int8_t *codes) {
 #if defined(VEC_AVX512)
     const __m256i high = _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)codes)), 8);
@@ -95,14 +95,14 @@ INLINE vf e4m3_widen(const int8_t *codes) {
 #endif
 }
 
-/* Zeros of a group: whole ones of INT8 leave a code before it becomes a float. */
+/* Zeros of a group; integer zeros of INT8 are subtracted from a code before it becomes a float. */
 enum zero_form { NO_ZERO, WHOLE_ZERO, FLOAT_ZERO };
 union zeros {
     int32_t whole[PANEL];
     float real[PANEL];
 };
 
-/* W weights. */
+/* Returns W weights. */
 INLINE vf weights_of(const int8_t *codes, int number, const union zeros *zero, const float *scale, int form,
                      int has_zero) {
     vf value;
@@ -123,8 +123,8 @@ INLINE vf weights_of(const int8_t *codes, int number, const union zeros *zero, c
     return value * v_load(scale + number * W);
 }
 
-/* `columns` columns of a panel that share scale[64] and zero[64]: to out [columns, 64]; or, where x is given, times x
- * and added to out [64], by the same arithmetic as a tile's. */
+/* Widens `columns` columns of a panel that share scale[64] and zero[64] to out [columns, 64]. If x is given, multiplies
+ * them by x and adds them to out [64], with the same arithmetic as a tile. */
 INLINE void widen_run(const int8_t *codes, long columns, const float *scale, const union zeros *zero, const float *x,
                       float *out, int form, int has_zero) {
     const long stride = is_four_bits(form) ? PANEL / 2 : PANEL;
@@ -150,7 +150,7 @@ INLINE void widen_run(const int8_t *codes, long columns, const float *scale, con
     for (int i = 0; i < PANEL / W; i++) v_store(out + i * W, sum[i]);
 }
 
-/* Scales of one group of a panel, those of E4M3 times 2^8, and zeros where the form has them. */
+/* Loads the scales of one group of a panel (for E4M3 times 2^8), and zeros if the form has them. */
 static void load_group(const struct linear *call, long panel, long group, float *scale, union zeros *zero) {
     const long groups = (call->depth + call->group - 1) / call->group;
     const long first = (panel * groups + group) * PANEL;
@@ -162,7 +162,7 @@ static void load_group(const struct linear *call, long panel, long group, float 
         v_store(scale + i, own);
     }
     if (call->zeros == NULL) return;
-    const float middle = call->form == INT4 ? 8.0f : 0.0f; /* codes of four bits begin at 0, their values at -8 */
+    const float middle = call->form == INT4 ? 8.0f : 0.0f; /* 4-bit codes begin at 0, their values at -8 */
     const int8_t *whole = (const int8_t *)call->zeros + first;
     if (call->zeros_f32) {
         for (int i = 0; i < PANEL; i++) zero->real[i] = middle + ((const float *)call->zeros)[first + i];
@@ -173,7 +173,7 @@ static void load_group(const struct linear *call, long panel, long group, float 
     }
 }
 
-/* Columns k .. k + depth of a panel, to out [depth, 64]; or, where x is given, times x [depth], added to out [64]. */
+/* Widens columns k .. k + depth of a panel to out [depth, 64]; if x is given, adds them times x [depth] to out [64]. */
 static void widen_codes(const struct linear *call, long panel, long k, long depth, const float *x, float *out) {
     const long stride = is_four_bits(call->form) ? PANEL / 2 : PANEL;
     const int8_t *codes = (const int8_t *)call->panels + (panel * call->depth + k) * stride;
@@ -199,7 +199,7 @@ static void widen_codes(const struct linear *call, long panel, long k, long dept
     }
 }
 
-/* Exact integers in float32 to int32 totals; `sums` begin at zero again. */
+/* Adds exact integers in float32 to int32 totals and resets `sums` to zero. */
 INLINE void add_exact(int32_t *totals, float *sums, long count) {
     for (long i = 0; i < count; i += W) {
         vi total;
@@ -210,7 +210,7 @@ INLINE void add_exact(int32_t *totals, float *sums, long count) {
     }
 }
 
-/* Totals of one row times the scale of x and those of the panel's rows. */
+/* Multiplies totals of one row by the scale of x and the scales of the panel's rows. */
 INLINE void scale_exact(const struct linear *call, long panel, long row, const int32_t *totals, float *sums) {
     const vf x_scale = v_set(call->x_scales[row]);
     for (int i = 0; i < PANEL; i += W) {

@@ -1,5 +1,5 @@
-/* The keys and values of attention, over vec.h and body_linear.h: which of them a pair sees, where they lie in a paged
- * cache or in a dense tensor, and a tile of 64 of them as panels of floats, whatever numbers the cache holds. */
+/* The keys and values of attention, over vec.h and body_linear.h: the range that a pair sees, their places in a paged
+ * cache or a dense tensor, and a tile of 64 of them as panels of floats, for every type of cache. */
 
 struct range {
     long begin, end;
@@ -7,7 +7,7 @@ struct range {
 
 static inline long panels_of(long dim) { return (dim + PANEL - 1) / PANEL; }
 
-/* Keys that a pair of a row sees. */
+/* Returns the keys that a pair of a row sees. */
 static inline struct range keys_of(const struct attention *call, long row, long pair) {
     const long queries = call->starts[row + 1] - call->starts[row];
     const long length = call->lengths != NULL ? call->lengths[row] : queries;
@@ -88,8 +88,9 @@ INLINE vf kv_load(const void *p, long i, long n, int type) {
     return type <= CACHE_BF16 ? t_load(p, i, n, type) : f8_load((const int8_t *)p + i, n, type);
 }
 
-/* First elements of keys (or values) first..first+count-1 of a row, for one KV head. Pages of keys before `floor` may
- * have left the cache, since no window reaches them: that key stands in their place, and gets masked. */
+/* Finds the first elements of keys (or values) first..first+count-1 of a row, for one KV head. Pages of keys before
+ * `floor` may have left the cache, because no window reaches them; the key `floor` replaces these keys and is masked.
+ * */
 static void locate(const struct attention *call, const struct unit *unit, const void *tensor, long stride,
                    long head_stride, long first, long count, long floor, const char *places[PANEL]) {
     const long bytes = number_bytes(call->kv_type);
@@ -110,7 +111,7 @@ static void locate(const struct attention *call, const struct unit *unit, const 
     for (long i = 0; i < skipped; i++) places[i] = places[skipped];
 }
 
-/* Scales of the same keys (or values), where they are codes; 1 without a table, where what comes out is not read. */
+/* Finds the scales of the same keys (or values), if they are codes; 1 without scales, when the result is not read. */
 static void locate_scales(const struct attention *call, const struct unit *unit, const float *scales, long first,
                           long count, long floor, float found[PANEL]) {
     const int32_t *table = call->tables + unit->row * call->max_blocks;
@@ -124,19 +125,19 @@ static void locate_scales(const struct attention *call, const struct unit *unit,
     }
 }
 
-/* Buffers of one unit; on the stack, touched only as far as the head is wide. */
+/* Buffers of one unit; on the stack, used only up to the head's width. */
 struct workplace {
     _Alignas(64) float q[PAIRS * X_STRIDE];
     _Alignas(64) float keys[HEAD_MAX * PANEL];
     _Alignas(64) float values[HEAD_MAX * PANEL];
     _Alignas(64) float scores[PAIRS * PANEL];
     _Alignas(64) float weights[PAIRS * X_STRIDE];
-    const char *keys_at[PANEL], *values_at[PANEL]; /* where the tile's keys and values lie */
-    const char *next_at[PANEL];                    /* and the next tile's keys, to be asked for in time */
-    float key_scales[PANEL], value_scales[PANEL];  /* of codes */
+    const char *keys_at[PANEL], *values_at[PANEL]; /* addresses of the tile's keys and values */
+    const char *next_at[PANEL];                    /* addresses of the next tile's keys, for prefetching */
+    float key_scales[PANEL], value_scales[PANEL];  /* scales of codes */
 };
 
-/* count keys -> panel [dim, 64]; the columns past count (up to a whole vector) repeat the last key, and get masked. */
+/* Loads count keys into the panel [dim, 64]; columns past count (up to a whole vector) repeat the last key; masked. */
 INLINE void load_keys(struct workplace *place, long count, long dim, int type) {
     const char *const *places = place->keys_at, *const *ahead = place->values_at;
     float *panel = place->keys;
@@ -162,7 +163,7 @@ INLINE void load_keys(struct workplace *place, long count, long dim, int type) {
         }
 }
 
-/* count values -> panels [width / 64][count][64], zero past dim. */
+/* Loads count values into panels [width / 64][count][64], zero past dim. */
 INLINE void load_values(struct workplace *place, long count, long dim, int type) {
     for (long column = 0; column < panels_of(dim) * PANEL; column += W) {
         float *to = place->values + column / PANEL * PANEL * PANEL + column % PANEL;
@@ -175,7 +176,7 @@ INLINE void load_values(struct workplace *place, long count, long dim, int type)
     }
 }
 
-/* A tile's keys into their panel, and its values into theirs, from a cache of any type. */
+/* Load a tile's keys or values into their panels, from a cache of any type. */
 #define OF_ITS_TYPE(load)                                               \
     switch (call->kv_type) {                                            \
     case CACHE_F32: load(place, count, call->dim, CACHE_F32); break;    \

@@ -1,12 +1,12 @@
 /* The product of rows with one panel, over vec.h.
  *
  * tile_R adds R rows of x times a panel to R rows of 64 sums. Each sum is one chain of fused multiply-adds over k in
- * ascending order; the chain survives a trip through memory between blocks of k, so R, the block length and the number
- * of rows in a call change no bit. Rows of x lie X_STRIDE apart, a constant, so one register addresses them all. */
+ * ascending order. Between blocks of k the sums are stored and reloaded exactly, so R, the block length and the number
+ * of rows in a call change no bit. Rows of x are X_STRIDE apart, a constant, so one register addresses them all. */
 
 #if defined(VEC_AVX512)
 enum { TILE = 14 };
-#define SLICE(rows) ((rows) <= 6 ? 4 : 2) /* vectors of a panel's width that are in registers at once */
+#define SLICE(rows) ((rows) <= 6 ? 4 : 2) /* vectors of a panel's width that are held in registers at once */
 #elif defined(__aarch64__)
 enum { TILE = 6 };
 #define SLICE(rows) ((rows) <= 2 ? 8 : 4)
@@ -15,10 +15,10 @@ enum { TILE = 6 };
 #define SLICE(rows) ((rows) == 1 ? 8 : (rows) <= 3 ? 4 : 2)
 #endif
 
-enum { PREFETCH = 4096 }; /* bytes of distance in the panel: the processor's own prefetch stops at each page */
+enum { PREFETCH = 4096 }; /* bytes from a read to its prefetch in a panel; the processor's own prefetch ends at pages */
 
-/* Rows of the panel lie `stride` apart; `fetched` is the address to prefetch from, which advances by `stride` as well.
- * `columns` (at most 64) limits the work: sums past it, up to a whole slice, may or may not be brought up to date. */
+/* Rows of the panel are `stride` apart; `fetched` is the address to prefetch, which also advances by `stride`.
+ * `columns` (at most 64) limits the work: sums past it, up to a whole slice, may or may not be updated. */
 INLINE void tile_sums(const float *x, const void *panel, long stride, int columns, int weight_bf16, long depth,
                       float *sums, const char *fetched, int rows, int slice) {
     const int width = weight_bf16 ? 2 : 4;
@@ -85,13 +85,13 @@ static const tile_fn TILES[2][TILE] = {
 };
 #endif
 
-/* The height of the next tile when `rows` remain: even heights rather than a small last one. */
+/* Returns the height of the next tile if `rows` remain: equal heights instead of a small last tile. */
 INLINE long tile_height(long rows) {
     long tiles = (rows + TILE - 1) / TILE;
     return (rows + tiles - 1) / tiles;
 }
 
-/* Sums of one row to their place in out: bias, gate, residual, rounding. */
+/* Writes the sums of one row to out, after bias, gate, residual and rounding. */
 static void finish_row(const struct linear *call, long panel, long row, const float *sums) {
     float full[PANEL];
     long columns = PANEL, first = panel * PANEL, total = call->columns;
@@ -115,9 +115,9 @@ static void finish_row(const struct linear *call, long panel, long row, const fl
     }
 }
 
-/* x comes by blocks of K_BLOCK columns, each [rows, X_STRIDE]. While the first tile reads a block of the panel it asks
- * for what it will read a little later; the second finds the block in the cache and asks for the next one, which lies
- * behind it in memory, be it of this panel or of the next. */
+/* x has blocks of K_BLOCK columns, each [rows, X_STRIDE]. While the first tile reads a block of the panel, it
+ * prefetches a short distance. The second tile finds the block in the cache and prefetches the next block, which
+ * follows in memory and belongs to this panel or the next. */
 static void linear_floats(const struct linear *call, long panel, long row_begin, long row_end) {
     _Alignas(64) float sums[ROW_BLOCK * PANEL];
     const long width = call->weight_bf16 ? 2 : 4;
@@ -140,7 +140,7 @@ static void linear_floats(const struct linear *call, long panel, long row_begin,
     }
 }
 
-/* Rows of x to blocks of K_BLOCK columns, float32, X_STRIDE apart. */
+/* Copies rows of x to blocks of K_BLOCK columns, as float32, X_STRIDE apart. */
 static void spread_row(const struct spreading *call, long row) {
     for (long k = 0; k < call->depth; k += K_BLOCK) {
         float *to = call->out + (k / K_BLOCK * call->rows + row) * X_STRIDE;

@@ -1,6 +1,6 @@
 /* Norms, activations, rotation and the store into the caches: one row or token at a time, over vec.h. */
 
-/* Sums run in four vectors of lanes, then over lanes: an order that only the width decides. */
+/* Sums run in four vectors, then over their lanes: this order depends only on the width. */
 enum { LANES = 4 };
 
 static float mean_square(const float *x, long width, float centre) {
@@ -53,7 +53,7 @@ INLINE void norm_row(const struct norm *call, long row, int op, int bf16, float 
 }
 
 static void norm_rows(const struct norm *call, long begin, long end) {
-    /* Rows wider than this do not exist in models; the driver checks. */
+    /* Models have no wider rows; the driver checks this. */
     _Alignas(64) float wide[NORM_MAX];
     for (long row = begin; row < end; row++) {
         switch (call->op * 2 + call->bf16) {
@@ -101,7 +101,7 @@ static void point_rows(const struct point *call, long begin, long end) {
     }
 }
 
-/* One head: read, normalise if asked, rotate if asked. */
+/* Reads one head, and normalises and rotates it if requested. */
 INLINE void turn_head(const struct qkv *call, const void *x, long from, const void *norm, const float *cos,
                       const float *sin, float *head) {
     const long dim = call->dim, half = call->half;
@@ -126,7 +126,7 @@ INLINE void store_head(const float *head, long dim, void *out, long at, int bf16
     for (long i = 0; i < dim; i += W) t_store(out, at + i, t_load(head, i, dim - i, 0), dim - i, bf16);
 }
 
-/* A head into its place of a cache; `scales`: k's or v's of the call. */
+/* Stores a head in its place of a cache; scales: k's or v's of the call. */
 static void keep_head(const struct qkv *call, const float *head, void *cache, float *scales, long slot, long kv_head) {
     const long dim = call->dim, block = slot / call->block_size, offset = slot % call->block_size;
     const long row = kv_head * call->block_size + offset, at = block * call->block_stride + row * dim;

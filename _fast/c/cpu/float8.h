@@ -1,12 +1,14 @@
-/* Floats of 8 bits, over vec.h and body_codes.h: the codes of a cache. E4M3 is the kind without infinities, E5M2 the upper half of float16.
+/* 8-bit floats, over vec.h and body_codes.h: the codes of a cache. E4M3 has no infinities, E5M2 is the upper half of a
+ * float16.
  *
- * A value is rounded to nearest even and held below the largest; what is not finite becomes NaN, and stays it. */
+ * A value is rounded to nearest even and clamped to the largest code; values that are not finite become NaN. */
 
 INLINE int f8_mantissa(int type) { return type == CACHE_E4M3 ? 3 : 2; }
 INLINE int f8_bias(int type) { return type == CACHE_E4M3 ? 7 : 15; }
 INLINE float f8_most(int type) { return type == CACHE_E4M3 ? 448.0f : 57344.0f; }
 
-/* Lanes of codes, sign-extended -> values: exponent and mantissa go into those of a float32, and the power is exact. */
+/* Lanes of sign-extended codes -> values: exponent and mantissa move to the places of a float32's; the product with a
+ * power of two is exact. */
 INLINE vf f8_widen(vi code, int type) {
     const vi size = code & 0x7f, nan = (size > (type == CACHE_E4M3 ? 0x7e : 0x7b)) & 0x7fc00000;
     const vf value = (vf)((code & (int32_t)0x80000000) | (size << (23 - f8_mantissa(type)))) *
@@ -14,7 +16,7 @@ INLINE vf f8_widen(vi code, int type) {
     return (vf)((vi)value | nan);
 }
 
-/* Below the least exponent a power is added whose last bit is the step between codes. */
+/* Below the least exponent a power of two is added whose last bit is the step between codes. */
 INLINE vi f8_narrow(vf x, int type) {
     const int shift = 23 - f8_mantissa(type);
     const vf step = v_set(type == CACHE_E4M3 ? 0x1p14f : 0x1p7f), normal = v_set(type == CACHE_E4M3 ? 0x1p-6f : 0x1p-14f);
@@ -39,8 +41,8 @@ INLINE void f8_store(int8_t *p, vf v, long n, int type) {
     memcpy(p, &codes, n >= W ? sizeof codes : (size_t)n);
 }
 
-/* The least power of two with which the largest of a head becomes no more than the largest code; 1 where all are as good
- * as zero. What is not a number is passed over. */
+/* Returns the least power of two that scales a head's largest number to at most the largest code; 1 if all numbers are
+ * near zero. NaN is ignored. */
 INLINE float f8_scale(const float *head, long dim, int type) {
     vf most = v_zero();
     for (long i = 0; i < dim; i += W) most = v_max(v_abs(t_load(head, i, dim - i, 0)), most);

@@ -1,3 +1,3 @@
-/* The kernels for any machine: vectors of four floats (SSE2, NEON), by the compiler's vector extensions. */
+/* The kernels for any machine: vectors of four floats (SSE2, NEON) with the compiler's vector extensions. */
 #define ISA_NAME plain
 #include "body.h"

@@ -1,4 +1,4 @@
-/* Picks the instruction set once, by what the processor says it has. */
+/* Chooses the instruction set once, by the features that the processor reports. */
 #include "kernels.h"
 
 #include <stddef.h>
@@ -12,7 +12,7 @@ static const struct kernels *best(void) {
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
         __builtin_cpu_supports("avx512dq"))
         return &kernels_avx512;
-    /* Every processor with both converts float16 too. */
+    /* Every processor with both also converts float16. */
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return &kernels_avx2;
 #endif
     return &kernels_plain;

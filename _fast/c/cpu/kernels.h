@@ -1,17 +1,17 @@
-/* What one instruction set supplies, and the descriptions of a call that drivers hand to it.
+/* The table of functions of one instruction set, and the descriptions of calls that drivers pass to it.
  *
- * The bodies (body_*.h) are written once over vec.h and compiled per instruction set by isa_*.c; kernels() picks one table
- * at first use. Strides and widths are in elements. Tensors are float32, or bfloat16 where the call's `bf16` flag
- * says so; arithmetic is float32. Every sum has one order, fixed by the width of what is summed. */
+ * The bodies (body_*.h) are written once over vec.h and compiled per instruction set by isa_*.c; kernels() chooses one
+ * table at first use. Strides and widths are in elements. Tensors are float32, or bfloat16 if the call's `bf16` is set;
+ * arithmetic is float32. The order of every sum is fixed by its length. */
 #ifndef OMNILOOP_KERNELS_H
 #define OMNILOOP_KERNELS_H
 
 #include <stdint.h>
 
 enum { PANEL = 64 };      /* output columns of a panel of packed weights; keys in a tile of attention */
-enum { ROW_BLOCK = 128 };  /* most rows that one call of linear_block gets */
-enum { K_BLOCK = 512 };    /* columns of x, and depth of a panel, that are worked on at a time: both fit the caches */
-enum { X_STRIDE = K_BLOCK + 16 }; /* floats between rows of x; not a power of two, which would crowd the cache's sets */
+enum { ROW_BLOCK = 128 };  /* most rows of one call of linear_block */
+enum { K_BLOCK = 512 };    /* columns of x, and depth of a panel, that are processed at a time; both fit the caches */
+enum { X_STRIDE = K_BLOCK + 16 }; /* floats between rows of x; not a power of two, to avoid conflicts in cache sets */
 enum { SEGMENT = 512 };   /* keys between two merges of attention's running sums */
 enum { PAIRS = 48 };      /* (query, head) pairs that share a tile of keys */
 enum { HEAD_MAX = 512 };  /* widest head */
@@ -28,18 +28,18 @@ struct linear {
     long out_stride, residual_stride;
     int out_bf16, weight_bf16;
     int gated; /* panels hold 32 gate rows, then their 32 up rows; out has columns / 2 columns */
-    int activation; /* of a gated layer */
-    int form; /* FLOATS, else panels are codes and what follows is read */
+    int activation; /* activation of a gated layer */
+    int form; /* FLOATS, else panels are codes and the following fields are read */
     const void *scales;  /* [panels, groups, 64] float32 or bfloat16 */
     const float *row_scales; /* [panels * 64] or NULL */
-    const void *zeros; /* [panels, groups, 64] int8 or float32, the value that stands for zero, or NULL */
+    const void *zeros; /* [panels, groups, 64] int8 or float32, the value that means zero, or NULL */
     long group; /* columns of x that share a scale; the last group may be shorter */
     int scales_bf16, zeros_f32;
-    const float *x_scales; /* [rows]: x are integers of at most 8 bits, and so are the values (INT8); or NULL */
+    const float *x_scales; /* [rows]: x and the values (INT8) are integers of at most 8 bits; or NULL */
 };
 
-/* out = (value - zero) * scale * row_scale of a code. INT4 (value: code - 8), E2M1 and NF4: [panels, depth, 8] words of 32 bits;
- * the four bits v of word l are output 8 v + l, so vectors need shifts alone. INT8 and E4M3: [panels, depth, 64]. */
+/* Weight of a code: (value - zero) * scale * row_scale. INT4 (value: code - 8), E2M1 and NF4: [panels, depth, 8] 32-bit
+ * words; field v (4 bits) of word l is output 8 v + l, so vectors need only shifts. INT8, E4M3: [panels, depth, 64]. */
 enum weight_form { FLOATS, INT4, E2M1, NF4, INT8, E4M3 };
 
 struct spreading {
@@ -50,12 +50,12 @@ struct spreading {
 };
 
 enum row_op { RMS_NORM, LAYER_NORM };
-/* engine/kernels/activation has the same; ACT_CLAMPED_SWIGLU takes gate and up, the others are f(x), or f(gate) * up */
+/* The same numbers as in engine/kernels/activation. ACT_CLAMPED_SWIGLU takes gate and up; others f(x) or f(gate) up */
 enum activation { ACT_SILU, ACT_GELU_TANH, ACT_CLAMPED_SWIGLU, ACT_GELU, ACT_RELU, ACT_RELU2, ACT_QUICK_GELU };
 #define SWIGLU_ALPHA 1.702f
 #define SWIGLU_LIMIT 7.0f
 #define QUICK_GELU_ALPHA 1.702f
-enum { PLAIN = 8 }; /* op of a call: an activation of gate and up, or PLAIN + activation of x alone */
+enum { PLAIN = 8 }; /* op of a call: an activation of gate and up, or PLAIN + an activation of x */
 
 struct norm {
     void *out;     /* [rows, width] */
@@ -73,11 +73,11 @@ struct point {
     int op, bf16;
 };
 
-/* What keys and values are in a cache: floats, or codes of 8 bits that are multiplied by a scale. */
+/* Types of keys and values in a cache: floats, or 8-bit codes that are multiplied by a scale. */
 enum cache_type { CACHE_F32, CACHE_BF16, CACHE_E4M3, CACHE_E5M2 };
 
-/* Of codes. One per token and KV head [blocks, kv_heads, block_size], made when the token is stored, blocks `stride` floats
- * apart; or, with stride 0, given ones [kv_heads], which are read only; NULL: codes are the values. */
+/* Scales of codes: one per token and KV head [blocks, kv_heads, block_size], computed when the token is stored, blocks
+ * `stride` floats apart; or, with stride 0, given read-only scales [kv_heads]; NULL: codes are the values. */
 struct scales {
     float *k, *v;
     long stride;
@@ -105,13 +105,13 @@ struct attention {
     struct scales scales; /* paged only */
     const int32_t *tables; /* [rows, max_blocks], or NULL for dense */
     const int32_t *starts; /* [rows + 1] offsets of the rows' queries (dense: of keys, too) */
-    const int32_t *lengths; /* [rows] keys, this step's included; NULL for dense */
-    const float *sinks; /* [heads] logits that join the softmax's sum and have no value, or NULL */
-    const float *bias; /* dense: [heads, 2 reach + 1], added to scores by key - query, cut to -reach .. reach; or NULL */
-    const int32_t *last_keys; /* [tokens] the last key that each sees, or ~key where no window hides one; NULL: its own */
+    const int32_t *lengths; /* [rows] numbers of keys, including this step's; NULL for dense */
+    const float *sinks; /* [heads] logits that are added to the softmax's sum and have no value, or NULL */
+    const float *bias; /* dense: [heads, 2 reach + 1], added to scores by key - query in -reach .. reach; or NULL */
+    const int32_t *last_keys; /* [tokens] last visible key of each, or ~key if no window hides keys; NULL: its own */
     long rows, heads, kv_heads, dim, max_blocks, block_size, block_stride;
-    long q_stride, q_head_stride, k_stride, k_head_stride, v_stride, v_head_stride; /* of k and v: dense only */
-    long window; /* keys a query sees to each side, itself included; 0 = all; -n: those of its chunk of n */
+    long q_stride, q_head_stride, k_stride, k_head_stride, v_stride, v_head_stride; /* strides of k and v: dense only */
+    long window; /* keys that a query sees on each side, including itself; 0: all; -n: keys in its chunk of n */
     long reach;
     int causal, bf16, kv_type; /* kv_type: enum cache_type */
     float scale, softcap;
@@ -135,9 +135,9 @@ struct kernels {
 };
 
 const struct kernels *kernels(void);
-/* Tests: use at most 0 = plain, 1 = AVX2, 2 = AVX-512; returns the level now in use. */
+/* For tests: use at most 0 = plain, 1 = AVX2, 2 = AVX-512; returns the level now in use. */
 int kernels_limit(int level);
-/* Floats of one partial state: PAIRS maxima, PAIRS sums, PAIRS rows of the head's width rounded up to 64. */
+/* Number of floats of a partial state: PAIRS maxima, PAIRS sums, PAIRS rows of the head's width rounded up to 64. */
 long attention_state_floats(long dim);
 
 #endif

@@ -1,4 +1,4 @@
-/* Shares a linear layer out: panels for few rows, panels by blocks of rows for many. */
+/* Divides a linear layer into tasks: panels for few rows, panels by blocks of rows for many rows. */
 #include "ops.h"
 
 enum { HELPINGS = 4, ROWS_AT_ONCE = 512 };
@@ -8,7 +8,7 @@ struct share {
     long panels, block, blocks;
 };
 
-/* Tasks run through the panels of one block of rows before the next block: a thread's rows stay in its cache. */
+/* Tasks cover all panels of a block of rows before the next block, so that a thread's rows stay in its cache. */
 static void run_tasks(const void *context, long begin, long end) {
     const struct share *share = context;
     for (long task = begin; task < end; task++) {
@@ -20,7 +20,7 @@ static void run_tasks(const void *context, long begin, long end) {
 
 static void run_spreading(const void *call, long begin, long end) { kernels()->spread_rows(call, begin, end); }
 
-/* Up to ROWS_AT_ONCE rows: bounds the work buffer, and costs nothing, since panels are read once per ROW_BLOCK anyway. */
+/* At most ROWS_AT_ONCE rows, to bound the work buffer. This costs nothing: panels are read once per ROW_BLOCK. */
 static int run_rows(const struct linear *given, const void *x, long x_stride, int x_bf16) {
     struct linear call = *given;
     if (call.rows == 1 && !x_bf16 && call.depth <= K_BLOCK) {
@@ -36,10 +36,10 @@ static int run_rows(const struct linear *given, const void *x, long x_stride, in
     const long panels = (call.columns + PANEL - 1) / PANEL;
     const long blocks = (call.rows + ROW_BLOCK - 1) / ROW_BLOCK;
     const struct share share = {&call, panels, (call.rows + blocks - 1) / blocks, blocks};
-    /* Below about 4 microseconds of work another thread is not worth calling. */
+    /* For less than about 4 microseconds of work another thread does not pay. */
     const long work = call.depth * PANEL * share.block;
     const long least = work > 65536 ? 1 : 65536 / (work + 1) + 1;
-    /* Neighbouring panels to one thread, since each asks the memory for the next; a few helpings each for balance. */
+    /* A thread gets adjacent panels, because each prefetches the next; a few portions per thread balance the load. */
     const long even = panels * blocks / (HELPINGS * pool_threads());
     parallel_for(panels * blocks, even > least ? even : least, run_tasks, &share);
     return 0;

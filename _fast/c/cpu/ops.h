@@ -1,12 +1,12 @@
-/* The operations as _fast.cpu calls them: a description in, work shared out over the pool, results in place. */
+/* The operations that _fast.cpu calls: they take a description, divide the work among the pool, and write in place. */
 #ifndef OMNILOOP_OPS_H
 #define OMNILOOP_OPS_H
 
 #include "kernels.h"
 #include "pool.h"
 
-/* Those with a result return 0, or -1 when memory for a work buffer is out. op_linear does not read call->x: x, of
- * either type, is an argument of its own. */
+/* Functions with a result return 0, or -1 if there is no memory for a work buffer. op_linear does not read call->x: x,
+ * of either type, is a separate argument. */
 int op_linear(const struct linear *call, const void *x, long x_stride, int x_bf16);
 void op_norm(const struct norm *call);
 void op_point(const struct point *call);

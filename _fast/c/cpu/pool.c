@@ -1,11 +1,11 @@
-/* The thread pool. Who may touch what:
+/* The thread pool. Protocol:
  *
  *   caller   takes `owner`, fills the job, opens it (`opened` = its number), works, closes it (`opened` = 0), waits for
- *            `active` == 0, lets `owner` go.
- *   worker   raises `active`, looks whether a job is open, works on it if so, lowers `active`.
+ *            `active` == 0, releases `owner`.
+ *   worker   increments `active`, checks whether a job is open, works on it if so, decrements `active`.
  *
- * Both "raise, then look" and "close, then look at active" are sequentially consistent, so a worker never reads a job
- * that is being refilled, and a worker that comes late (its core was busy) costs the caller nothing. */
+ * "Increment, then check" and "close, then read active" are sequentially consistent. So a worker never reads a job that
+ * is being refilled, and a late worker (its core was busy) costs the caller nothing. */
 #define _GNU_SOURCE
 #include "pool.h"
 
@@ -34,14 +34,14 @@ static struct {
     pthread_mutex_t sleep;
     pthread_cond_t wake;
     pthread_t threads[MAX_THREADS];
-    int workers; /* running threads besides the caller */
-    atomic_int wanted; /* threads in all; 0 until set or first used */
+    int workers; /* running threads, without the caller */
+    atomic_int wanted; /* number of threads; 0 until set or first used */
     atomic_int stop;
     atomic_int sleepers;
     range_fn run;
     const void *context;
     long count, grain;
-    unsigned long number; /* of the last job; written by the owner alone */
+    unsigned long number; /* number of the last job; written only by the owner */
     _Alignas(64) atomic_ulong opened;
     _Alignas(64) atomic_int active;
     _Alignas(64) atomic_long next;
@@ -73,7 +73,7 @@ static void take_ranges(void) {
     }
 }
 
-/* Waits for a job that is open and not `seen`; 0 when the pool stops. */
+/* Waits for an open job that is not `seen`; returns 0 if the pool stops. */
 static unsigned long await_job(unsigned long seen) {
     long deadline = 0;
     for (unsigned turn = 0;; turn++) {
@@ -131,10 +131,10 @@ static void stop_workers(void) {
     atomic_store(&pool.stop, 0);
 }
 
-/* Needs `owner`. Fewer threads than wanted is slower, not wrong, so a refused thread is no error. */
+/* Needs `owner`. Fewer threads than wanted are only slower, so a failure to create a thread is no error. */
 static void start_workers(void) {
     pthread_attr_t attributes;
-    sigset_t all, before; /* signals are for the threads of the program */
+    sigset_t all, before; /* other threads of the program handle signals */
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     pthread_attr_init(&attributes);
@@ -148,7 +148,7 @@ static void start_workers(void) {
     pool.wanted = pool.workers + 1;
 }
 
-/* A forked child has none of the threads; it starts its own at its next job. */
+/* A forked child has no threads; it starts new threads at its next job. */
 static void after_fork(void) {
     pthread_mutex_init(&pool.owner, NULL);
     pthread_mutex_init(&pool.sleep, NULL);
@@ -214,7 +214,7 @@ void parallel_for(long count, long grain, range_fn run, const void *context) {
     take_ranges();
     atomic_store(&pool.opened, 0);
     for (unsigned turn = 0; atomic_load(&pool.active) != 0; turn++) {
-        /* The worker may have lost its core to another process: give it ours. */
+        /* The worker may have lost its core to another process: yield this one. */
         if (turn > 1000) sched_yield();
         else RELAX();
     }

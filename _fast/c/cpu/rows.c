@@ -1,7 +1,7 @@
-/* Shares rows and tokens out: norms, activations, rotation with the store into the caches. */
+/* Divides rows and tokens among threads: norms, activations, rotation with the store into the caches. */
 #include "ops.h"
 
-enum { WORTH = 16384 }; /* elements below which another thread is not worth calling */
+enum { WORTH = 16384 }; /* with fewer elements another thread does not pay */
 
 static void run_norm(const void *call, long begin, long end) { kernels()->norm_rows(call, begin, end); }
 static void run_point(const void *call, long begin, long end) { kernels()->point_rows(call, begin, end); }

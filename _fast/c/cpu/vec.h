@@ -1,7 +1,7 @@
-/* One vector of floats, for the instruction set that the including isa_*.c names (VEC_AVX512, VEC_AVX2 or neither).
+/* One vector of floats, for the instruction set of the including isa_*.c (VEC_AVX512, VEC_AVX2 or neither).
  *
- * GCC and Clang vector extensions supply + - * / on `vf`; this file adds what they lack. Everything is defined by its
- * lanes, never by the position of data in memory, and tails go through the same instructions as whole vectors. */
+ * GCC and Clang vector extensions provide + - * / on `vf`; this file adds other operations. Results depend only on
+ * lanes, never on the position of data in memory, and tails use the same instructions as whole vectors. */
 #include <stdint.h>
 #include <string.h>
 
@@ -72,7 +72,7 @@ INLINE vf v_set(float x) {
 
 INLINE vf v_zero(void) { return v_set(0.0f); }
 
-/* a * b + c, rounded once where the machine can: named, so that no compiler option decides it. */
+/* a * b + c, rounded once if the machine can; a function, so that it does not depend on compiler options. */
 INLINE vf v_fma(vf a, vf b, vf c) {
 #if defined(VEC_AVX512)
     return _mm512_fmadd_ps(a, b, c);
@@ -85,7 +85,7 @@ INLINE vf v_fma(vf a, vf b, vf c) {
 #endif
 }
 
-/* a < b ? x : y per lane; false where a lane is NaN. */
+/* a < b ? x : y per lane; the comparison is false for NaN. */
 INLINE vf v_if_less(vf a, vf b, vf x, vf y) {
 #if defined(VEC_AVX512)
     return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), y, x);
@@ -97,7 +97,7 @@ INLINE vf v_if_less(vf a, vf b, vf x, vf y) {
 #endif
 }
 
-/* Both keep a NaN in the second argument. */
+/* Both return a NaN in the second argument. */
 INLINE vf v_max(vf a, vf b) { return v_if_less(b, a, a, b); }
 INLINE vf v_min(vf a, vf b) { return v_if_less(a, b, a, b); }
 
@@ -162,7 +162,7 @@ INLINE void h_store_n(uint16_t *p, vf v, long n) {
     memcpy(p, &h, (size_t)n * sizeof(uint16_t));
 }
 
-/* Element i of a tensor of either type; n <= W lanes, the rest zero. */
+/* Loads n <= W lanes from element i of a tensor of either type; other lanes are zero. */
 INLINE vf t_load(const void *p, long i, long n, int bf16) {
     if (bf16) {
         const uint16_t *h = (const uint16_t *)p + i;
@@ -184,7 +184,7 @@ INLINE void t_store(void *p, long i, vf v, long n, int bf16) {
     else v_store_n(f, v, n);
 }
 
-/* e^x to two units in the last place; 0 below -87, e^88 above 88, NaN stays NaN.
+/* e^x, accurate to two units in the last place; 0 below -87, e^88 above 88, NaN stays NaN.
  * x = n ln 2 + r with |r| <= ln(2)/2: a Taylor polynomial of degree 7 gives e^r, and n goes into the exponent bits. */
 INLINE vf v_exp(vf x) {
     const vf low = v_set(-87.0f), round = v_set(12582912.0f); /* 1.5 * 2^23: adding it leaves n in the low bits */
@@ -209,7 +209,7 @@ INLINE vf v_sigmoid(vf x) { return v_set(1.0f) / (v_set(1.0f) + v_exp(-x)); }
 
 INLINE vf v_abs(vf x) { return (vf)((vi)x & 0x7fffffff); }
 
-/* By the exponential where it is not small; below 1/4 by the series, which keeps the relative error there too. */
+/* By the exponential for |x| >= 1/4; below by the series, which has the same relative error there. */
 INLINE vf v_tanh(vf x) {
     vf e = v_exp(x + x);
     vf large = v_set(1.0f) - v_set(2.0f) / (e + v_set(1.0f));

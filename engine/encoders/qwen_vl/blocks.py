@@ -1,7 +1,7 @@
-"""The parts of Qwen's vision tower: a layer, its MLP of either generation, and the merger that makes rows of blocks.
+"""The parts of Qwen's vision tower: a layer, the two kinds of MLP, and the merger that makes a row of each block.
 
 Thread: device. In: x [patches, hidden], in window order, changed in place by layers. Out: a merger's rows [blocks,
-out_hidden_size]. What differs between generations is the VisionConfig's.
+out_hidden_size]. VisionConfig holds the differences between generations.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ EPS = 1e-6
 
 
 def tower_norm(config: VisionConfig, size: int) -> Norm:
-    """A norm of the generation's kind."""
+    """A LayerNorm or an RMSNorm, as the config says."""
     return LayerNorm(size, EPS) if config.layer_norm else RMSNorm(size, EPS)
 
 
 class GatedVisionMLP:
-    """down(silu(gate(x)) * up(x)); `up` makes both."""
+    """down(silu(gate(x)) * up(x)); `up` computes both gate and up."""
 
     __slots__ = ("down", "up")
 
@@ -71,7 +71,7 @@ class VisionBlock:
         )
 
     def __call__(self, x: Tensor, tables: GridTables, room: Tensor) -> None:
-        """Adds to x [patches, hidden], in window order; `room` is that of `proj`."""
+        """Adds to x [patches, hidden], in window order; `room`: a buffer made by proj.room."""
         heads = self.qkv(self.norm1(x)).view(x.shape[0], 3 * self.num_heads, self.head_dim)
         turned = apply_rope(heads[:, : 2 * self.num_heads], tables.cos, tables.sin)  # q and k in one call
         q, k = turned[:, : self.num_heads], turned[:, self.num_heads :]
@@ -83,7 +83,7 @@ class VisionBlock:
 
 
 class Merger:
-    """The patches of a block side by side, two products -> a row; normed before (`apart`) or as one line."""
+    """Concatenates a block's patches and applies two linear layers; the norm is per patch (`apart`) or per block."""
 
     __slots__ = ("inner", "norm", "outer", "width")
 

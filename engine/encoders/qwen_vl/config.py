@@ -1,4 +1,4 @@
-"""VisionConfig: the numbers of Qwen's vision tower in all its generations, and how config.json spells them.
+"""VisionConfig: the settings of Qwen's vision tower in all its generations, read from config.json.
 
 In: the object `vision_config`. Out: a frozen VisionConfig. Thread: any.
 """
@@ -30,17 +30,17 @@ class VisionConfig:
     patch_size: int
     temporal_patch_size: int
     merge_size: int  # merge_size x merge_size patches become one row for the decoder
-    window_size: int  # pixels; 0: layers have no windows
+    window_size: int  # side of an attention window in pixels; 0: layers have no windows
     full_layers: frozenset[int]  # layers that attend over the whole frame
     out_hidden_size: int
     rope_theta: float
     joined_qkv: bool  # the checkpoint holds queries, keys and values as one tensor
     layer_norm: bool = False  # LayerNorms, not RMSNorms
     gated_mlp: bool = True
-    activation: Activation = Activation.SILU  # of the MLP
+    activation: Activation = Activation.SILU  # the MLP's activation
     patch_bias: bool = False
-    position_side: int = 0  # learned positions lie on a square of so many; 0: there are none
-    deep_layers: tuple[int, ...] = ()  # behind which mergers make further parts of the rows
+    position_side: int = 0  # learned positions form a square of this side; 0: there are none
+    deep_layers: tuple[int, ...] = ()  # layers after which a merger makes a further part of the rows
 
     @property
     def row_width(self) -> int:
@@ -75,7 +75,7 @@ def read_vision(section: Section, joined_qkv: bool = False) -> VisionConfig:
 
 
 def check(config: VisionConfig, section: Section) -> None:
-    """ConfigError where the numbers do not fit each other."""
+    """ConfigError if sizes contradict each other."""
     if config.hidden_size % config.num_heads or config.hidden_size // config.num_heads % 4:
         raise ConfigError(
             f"{section.path}: hidden_size={config.hidden_size} over num_heads={config.num_heads} must give heads "
@@ -95,12 +95,12 @@ def check(config: VisionConfig, section: Section) -> None:
 
 
 def read_vision2(section: Section) -> VisionConfig:
-    """Qwen2-VL's: LayerNorms, an MLP of two products, no windows; its `hidden_size` is the decoder's."""
+    """Qwen2-VL's tower: LayerNorms, an MLP without gate, no windows; the file's `hidden_size` is the decoder's."""
     width = section.size("embed_dim", 1280)
     config = VisionConfig(
         hidden_size=width,
         intermediate_size=int(width * section.number("mlp_ratio", 4)),
-        out_hidden_size=section.size("hidden_size", 3584),  # the 7B's file says nothing
+        out_hidden_size=section.size("hidden_size", 3584),  # the 7B's file lacks the key
         activation=_activation(section, "quick_gelu"),
         **_plain(section, 14),
     )
@@ -109,7 +109,7 @@ def read_vision2(section: Section) -> VisionConfig:
 
 
 def read_vision3(section: Section) -> VisionConfig:
-    """Qwen3-VL's: with learned positions, which are interpolated, and deepstack."""
+    """Qwen3-VL's tower: interpolated learned positions, and deepstack."""
     count = section.size("num_position_embeddings", 2304)
     side = math.isqrt(count)
     if side * side != count:
@@ -129,7 +129,7 @@ def read_vision3(section: Section) -> VisionConfig:
 
 
 def _plain(section: Section, patch_size: int) -> dict[str, Any]:
-    """What the towers without windows share."""
+    """The fields that the towers without windows share."""
     depth = section.integer("depth", 32, least=1, most=MAX_LAYERS)
     return {
         "num_layers": depth,

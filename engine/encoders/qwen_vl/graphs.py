@@ -1,11 +1,11 @@
-"""Graphs of Qwen's vision tower, one per budget of patches: a picture costs a launch, not four hundred.
+"""CUDA graphs of Qwen's vision tower, one per budget of patches: a picture costs one launch instead of four hundred.
 
-Owner: device thread; recorded at start only. Items that together have up to BUDGETS[-1] patches take the graph of the
-smallest budget that holds them with their windows and frames; what they leave of it is computed and dropped. Larger
-pictures keep the device busier than the host and run eagerly. Launches are slow while a server's other threads run:
-5,476 patches (1024 x 1024) took the device 16.1 ms as a graph, 19.9 (and up to 29) one by one.
+Owner: device thread; recorded at start only. Items with up to BUDGETS[-1] patches in total use the graph of the
+smallest budget that holds their patches, windows and frames; the unused part is computed and discarded. Larger
+pictures run eagerly, because the device takes longer than the host's launches. Launches are slow while a server's
+other threads run: 5,476 patches (1024 x 1024) took the device 16.1 ms as a graph, and 19.9 to 29 ms launched singly.
 
-    patches, tables --copied--> fixed places --graph--> fixed rows --copied--> each item's own rows
+    patches, tables --copied--> fixed buffers --graph--> fixed rows --copied--> each item's own rows
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Compute = Callable[[Tensor, GridTables], Tensor]
 
 
 class TowerGraphs:
-    """The fixed places, and what replays the graphs."""
+    """The fixed buffers, and the functions that replay the graphs."""
 
     def __init__(
         self,
@@ -40,7 +40,8 @@ class TowerGraphs:
         device: str,
         budgets: tuple[int, ...] = BUDGETS,
     ) -> None:
-        """`numbers`: of a patch. `compute`: patches and tables of one room -> rows [blocks, row_width * row_parts]."""
+        """`numbers`: values per patch. `compute`: patches and tables of a room -> rows [blocks, row_width *
+        row_parts]."""
         self._config = config
         self._compute = compute
         self._rooms = [self._room(budget) for budget in sorted(budgets)]
@@ -50,24 +51,24 @@ class TowerGraphs:
         self.flat = torch.zeros(largest.numbers, dtype=torch.int32, device=device)
         self._replays: dict[int, Callable[[], None]] = {}
         self._used = 0  # lines of `patches` that are not zero
-        self._tables: GridTables | None = None  # those that `flat` holds
+        self._tables: GridTables | None = None  # the tables that `flat` holds
 
     def _room(self, patches: int) -> Room:
         unit = self._config.merge_size**2
-        frames = (patches - 1) // SHORT_MEAN  # as many as leave them the kernel of long segments
-        windows = max(patches // (window_side(self._config) * unit), frames)  # one block high, at the worst
+        frames = (patches - 1) // SHORT_MEAN  # more frames would need the kernel for short segments
+        windows = max(patches // (window_side(self._config) * unit), frames)  # worst case: windows one block high
         window = window_side(self._config) ** 2 * unit
         return Room(
             patches, windows, frames, window, unit, head_half(self._config), taps_of(self._config), graphed=True
         )
 
     def room(self, patches: int, windows: int, frames: int) -> Room | None:
-        """The smallest room with a graph that holds so many patches, windows and frames; None: there is none."""
+        """The smallest room that has a graph and holds the patches, windows and frames; None: there is none."""
         rooms = (room for room in self._rooms if room.holds(patches, windows, frames))
         return next((room for room in rooms if room.patches in self._replays), None)
 
     def record(self, record: Record) -> None:
-        """Largest first, so that the others fit into its memory."""
+        """Records the graphs, largest first, so that the smaller graphs fit into the same memory."""
         for room in reversed(self._rooms):
             self._replays[room.patches] = record(partial(self._fill, room))
 
@@ -76,9 +77,9 @@ class TowerGraphs:
         self._rows[: room.blocks] = self._compute(self.patches[: room.patches], tables)
 
     def run(self, items: Sequence[Tensor], tables: GridTables) -> Tensor:
-        """Patches [n, numbers] of each item, as many as the tables have -> rows [all n / unit, row_width * row_parts].
+        """Patches [n, numbers] of each item, as many as in the tables -> rows [sum of n / unit, row_width * row_parts].
 
-        The rows lie where the next run's will: whoever keeps them copies them.
+        The next run overwrites the returned rows: callers copy the rows that they need longer.
         """
         room, count = tables.room, 0
         for patches in items:
@@ -87,7 +88,7 @@ class TowerGraphs:
         if count < self._used:
             self.patches[count : self._used] = 0
         self._used = count
-        if tables is not self._tables:  # pictures of one size often follow each other: a launch less on their way
+        if tables is not self._tables:  # pictures of one size often follow each other: saves a copy
             self.flat[: room.numbers] = tables.flat
             self._tables = tables
         self._replays[room.patches]()

@@ -1,4 +1,4 @@
-"""What the checkpoints of each generation call the parts of Qwen's vision tower; rows for a model's WEIGHTS. Frozen."""
+"""Names of the parts of Qwen's vision tower in each generation's checkpoints; rows for a model's WEIGHTS. Frozen."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from engine.weights.table import Row
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Modules of a block and of a merger, below their own names."""
+    """Names of the modules of a block and of a merger, relative to the block or merger."""
 
     qkv: tuple[str, ...] = ("attn.qkv",)
     up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     down: str = "mlp.down_proj"
-    merger: tuple[str, str, str] = ("ln_q", "mlp.0", "mlp.2")  # its norm, its products
+    merger: tuple[str, str, str] = ("ln_q", "mlp.0", "mlp.2")  # the norm, the two linear layers
     deep_mergers: str = "deepstack_merger_list"
 
 
@@ -27,7 +27,7 @@ QWEN3_OMNI = Names(up=("mlp.linear_fc1",), down="mlp.linear_fc2", deep_mergers="
 
 
 def rows(model: str, module: str, names: Names) -> tuple[Row, ...]:
-    """Weight rows of a tower that hangs at attribute `model` and is called `module` in checkpoints."""
+    """Weight rows of the model's attribute `model`, called `module` in checkpoints."""
     block, target = f"{module}.blocks.*.", f"{model}.blocks.*."
     return (
         Row((f"{module}.patch_embed.proj",), f"{model}.patch_embed"),

@@ -1,9 +1,9 @@
-"""What attention in Qwen's vision tower needs of grids: window order, windows, frames, rotations, places.
+"""Tables of grids for attention in Qwen's vision tower: window order, windows, frames, rotations, positions.
 
-Owner: device thread. In: grids (frames, height, width in patches) of items that run together, and the room that their
-tables may take. Out: views of one run of 32-bit numbers, so that they cross to the device, or into the fixed place that
-a graph reads, in one copy. Items lie one behind the other, and no frame has patches of two. With more room than patches
-those behind the last one are windows and a frame of their own: whatever is computed for them, no real patch sees it.
+Owner: device thread. In: grids (frames, height, width in patches) of items that run together, and a Room, the sizes of
+the tables. Out: views of one array of 32-bit numbers, so that one copy moves all tables to the device, or to the fixed
+buffer that a graph reads. Items are concatenated, and no frame holds patches of two items. If the room has more patches
+than the items, the padding patches form separate windows and a separate frame, so no real patch attends to them.
 
     flat  | order | restore | windows | frames | cos | sin | places | shares |  each begins at a multiple of 256 bytes
 """
@@ -18,14 +18,14 @@ from torch import Tensor
 
 from engine.encoders.qwen_vl.config import VisionConfig
 
-ALIGNED = 64  # numbers; where lines do not begin at 16 bytes, Triton would want kernels of its own
+ALIGNED = 64  # numbers; Triton compiles separate kernels for tensors not aligned to 16 bytes
 Grid = tuple[int, int, int]
 MOST_BLOCKS = 1 << 20  # along a side of a picture
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Lengths of tables."""
+    """Sizes of the tables."""
 
     patches: int
     windows: int
@@ -33,11 +33,11 @@ class Room:
     window: int  # most patches of a window
     unit: int  # patches of a block, which becomes one row
     half: int  # rotated pairs of a head
-    taps: int = 0  # learned positions around a patch
-    graphed: bool = False  # a graph's, with room to spare
+    taps: int = 0  # learned positions interpolated per patch
+    graphed: bool = False  # the room of a graph, which may be larger than needed
 
     def holds(self, patches: int, windows: int, frames: int) -> bool:
-        """Whether so many fit, with the windows and the frame of the patches behind them."""
+        """Whether these counts fit, together with the windows and the frame of the padding patches."""
         left = self.patches - patches
         return left >= 0 and windows - (-left // self.window) <= self.windows and frames + bool(left) <= self.frames
 
@@ -47,7 +47,7 @@ class Room:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Of each table, in 32-bit numbers; order and restore have 64 bits."""
+        """The length of each table in 32-bit numbers; order and restore have 64-bit numbers."""
         turned, taken = self.patches * self.half, self.patches * self.taps
         return 2 * self.blocks, 2 * self.blocks, self.windows + 1, self.frames + 1, turned, turned, taken, taken
 
@@ -57,12 +57,12 @@ class Room:
 
 
 class GridTables:
-    """Rows are patches in window order."""
+    """The tables; rows are patches in window order."""
 
     __slots__ = ("cos", "flat", "frames", "order", "places", "restore", "room", "shares", "sin", "windows")
 
     def __init__(self, flat: Tensor, room: Room) -> None:
-        """`flat` int32 [room.numbers], which stays theirs."""
+        """`flat` int32 [room.numbers]: the memory of all tables."""
         pieces, start = [], 0
         for length in room.lengths:
             pieces.append(flat[start : start + length])
@@ -71,18 +71,18 @@ class GridTables:
         self.flat = flat
         self.room = room
         self.order = order.view(torch.int64)  # [blocks] window order -> processor order
-        self.restore = restore.view(torch.int64)  # and back
+        self.restore = restore.view(torch.int64)  # [blocks] processor order -> window order
         self.windows = windows  # [windows + 1] int32
         self.frames = frames  # [frames + 1] int32
         self.cos = cos.view(torch.float32).view(room.patches, room.half)
         self.sin = sin.view(torch.float32).view(room.patches, room.half)
-        self.places = places.view(room.patches, room.taps)  # int32: learned positions around a patch, processor order
+        self.places = places.view(room.patches, room.taps)  # int32: learned positions per patch, in processor order
         self.shares = shares.view(torch.float32).view(room.patches, room.taps)
 
 
 @dataclass(frozen=True, slots=True)
 class GridParts:
-    """What one grid adds to the tables, on the host."""
+    """One grid's part of the tables, on the host."""
 
     order: Tensor  # int64 [blocks]
     windows: list[int]  # patches of each
@@ -98,7 +98,7 @@ class GridParts:
 
 
 def grid_parts(grid: Grid, config: VisionConfig) -> GridParts:
-    """Of one picture or film."""
+    """The table parts of one picture or video."""
     t, h, w = grid
     merge, count = config.merge_size, t * h * w
     side, unit = window_side(config), merge**2
@@ -123,21 +123,21 @@ def grid_parts(grid: Grid, config: VisionConfig) -> GridParts:
 
 
 def exact_room(parts: Sequence[GridParts], config: VisionConfig) -> Room:
-    """As much as these need."""
+    """The smallest room for these parts."""
     patches, windows, frames = needs(parts)
     side, unit = window_side(config), config.merge_size**2
     return Room(patches, windows, frames, side * side * unit, unit, head_half(config), taps_of(config))
 
 
 def needs(parts: Sequence[GridParts]) -> tuple[int, int, int]:
-    """Patches, windows and frames of these."""
+    """The total patches, windows and frames of these parts."""
     numbers = ((part.patches, len(part.windows), len(part.frames)) for part in parts)
     patches, windows, frames = (sum(column) for column in zip(*numbers))
     return patches, windows, frames
 
 
 def grid_tables(parts: Sequence[GridParts], room: Room, device: str) -> GridTables:
-    """Tables of `room`, which holds what the grids need."""
+    """The tables, in a `room` that is large enough for the grids."""
     count = sum(part.patches for part in parts)
     windows = [size for part in parts for size in part.windows] + _cut(room.patches - count, room.window)
     frames = [size for part in parts for size in part.frames] + _cut(room.patches - count, room.patches)
@@ -158,7 +158,7 @@ def grid_tables(parts: Sequence[GridParts], room: Room, device: str) -> GridTabl
 
 
 def window_side(config: VisionConfig) -> int:
-    """Blocks along a window; more than any picture has where there are none."""
+    """Blocks along a side of a window; without windows, more than any picture has."""
     if not config.window_size:
         return MOST_BLOCKS
     return config.window_size // config.merge_size // config.patch_size
@@ -169,14 +169,14 @@ def head_half(config: VisionConfig) -> int:
 
 
 def taps_of(config: VisionConfig) -> int:
-    """Learned positions around a patch."""
+    """Learned positions interpolated per patch."""
     return 4 if config.position_side else 0
 
 
 def interpolation(h: int, w: int, side: int, merge: int) -> tuple[Tensor, Tensor]:
-    """Of one frame's patches, block by block: the four places of a square of `side` around each, and their shares.
+    """For a frame's patches, block by block: the four surrounding places in a square of `side`, and their weights.
 
-    Bilinear; the corners of the grid are those of the square.
+    Bilinear; the corners of the grid coincide with those of the square.
     """
     axes = []
     for size in (h, w):
@@ -198,19 +198,20 @@ def _by_block(grid: Tensor, merge: int) -> Tensor:
 
 
 def _cut(count: int, size: int) -> list[int]:
-    """`count` in pieces of `size`, and what is left."""
+    """`count` split into pieces of `size`, and the remainder."""
     whole, rest = divmod(count, size)
     return [size] * whole + ([rest] if rest else [])
 
 
 def _bounds(sizes: list[int], out: Tensor) -> None:
-    """Boundaries of the segments, int32; those left over are empty, behind the last."""
+    """Writes the boundaries of the segments, int32; unused entries become empty segments at the end."""
     torch.cumsum(torch.tensor(sizes), 0, dtype=torch.int32, out=out[1 : len(sizes) + 1])
     out[len(sizes) + 1 :] = out[len(sizes)]
 
 
 def _rotations(h: int, w: int, config: VisionConfig) -> tuple[Tensor, Tensor]:
-    """cos, sin of one frame, [blocks, merge^2, head_dim / 2]: half of the pairs turn by the row, half by the column."""
+    """cos, sin of one frame, [blocks, merge^2, head_dim / 2]: half of the pairs rotate by the row, half by the
+    column."""
     quarter = head_half(config) // 2
     inv_freq = 1.0 / config.rope_theta ** (torch.arange(quarter, dtype=torch.float32) / quarter)
     row, column = torch.meshgrid(torch.arange(h), torch.arange(w), indexing="ij")

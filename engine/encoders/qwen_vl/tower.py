@@ -1,12 +1,12 @@
-"""The vision tower of Qwen2-VL, 2.5-VL, 2.5-Omni and 3-VL: patches of one picture or film -> rows for the decoder.
+"""The vision tower of Qwen2-VL, 2.5-VL, 2.5-Omni and 3-VL: patches of one picture or video -> rows for the decoder.
 
-Thread: device. In: patches as the processor lays them out (frames, then merge blocks of 2 x 2 patches, row by row), or
-pixels from which they are made here; and their grid (frames, height, width in patches). Out: one row per merge block,
-in the same order. Between, blocks are regrouped so that each attention window is one run; layers in `full_layers`
-attend over a whole frame, the others inside their window. What depends on the grid only (tables.py) is cached for the
-latest grids. Items of several requests run together as one run of patches, where no frame sees another. On an
-accelerator all but large pictures go through the graphs of graphs.py. With deepstack a row has further parts, made of
-the patches behind the layers in `deep_layers`: for the decoder's stream behind its first layers.
+Thread: device. In: patches as the processor orders them (frames, then merge blocks of 2 x 2 patches, row by row), or
+pixels, which the tower cuts into patches; and the grid (frames, height, width in patches). Out: one row per merge
+block, in the same order. The tower reorders blocks so that each attention window is contiguous. Layers in `full_layers`
+attend over a whole frame, other layers inside a window. Tables that depend only on the grid (tables.py) are cached for
+the latest grids. Items of several requests run together as one sequence of patches; frames do not see each other. On
+an accelerator all but large pictures use the graphs of graphs.py. With deepstack a row has further parts, computed from
+the patches after the layers in `deep_layers`; the decoder adds them to its residual stream after its first layers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MAX_TABLE_ROWS = 65_536  # patches whose tables are cached: about 100 bytes each
 class QwenVisionTower:
     """Patches -> rows of the decoder's width."""
 
-    together = BUDGETS[-1]  # patches: as many as a graph holds
+    together = BUDGETS[-1]  # patches per run: the size of the largest graph
 
     def __init__(self, config: VisionConfig, dtype: torch.dtype, device: str) -> None:
         self.config = config
@@ -52,7 +52,7 @@ class QwenVisionTower:
         self.deep_mergers = [Merger(config, apart=False) for _ in config.deep_layers]
         self.tables: Recent[tuple[Grid, ...], GridTables] = Recent(MAX_TABLE_ROWS)
         self._parts: Recent[Grid, GridParts] = Recent(MAX_TABLE_ROWS)
-        # The fixed places of graphs are there from the start, so that the profile counts them.
+        # The graphs' fixed buffers are allocated now, so that the memory profile counts them.
         numbers = self.patch_embed.in_features
         self.graphs = None if device == "cpu" else TowerGraphs(config, numbers, self.compute, dtype, device)
 
@@ -74,29 +74,30 @@ class QwenVisionTower:
         return through(self.pieces(items))
 
     def pieces(self, items: Sequence[Features]) -> Pieces:
-        """A graph's run does not pause."""
+        """Runs the items; a run through a graph does not pause."""
         patches = [self._patches(features) for features in items]
         return self._run(patches, [features["grid_thw"] for features in items])
 
     def _patches(self, features: Features) -> Tensor:
-        """What the processor sent as [patches, channels*temporal*patch*patch]: so already, as `pixel_values`, or still
-        as decoded `pixels` [frames, H, W, 3 or 4] with the tables `columns` and `rows` of their new size and the
-        `normal`.
+        """The patches [patches, channels*temporal*patch*patch]: the processor's `pixel_values`, or made here from
+        decoded `pixels` [frames, H, W, 3 or 4], the resampling tables `columns` and `rows`, and `normal` (mean and
+        scale).
         """
         if "pixel_values" in features:
             return features["pixel_values"]
-        normal = features["normal"].tolist()  # a line of numbers, on the host
+        normal = features["normal"].tolist()  # a few numbers, on the host
         return pixels_to_patches(features["pixels"], features["columns"], features["rows"], normal, self.layout)
 
     def example(self, modality: Modality, rows: int) -> Features:
-        """A black picture, or a film of up to 16 frames' pairs: about as high as wide, so much as fits into `rows`."""
+        """A black picture, or a video of up to 16 frame pairs, about as high as wide, as large as fits into `rows`."""
         t = 1 if modality == "image" else min(16, max(1, rows // 4))
         h = math.isqrt(rows // t)
         merge = self.config.merge_size
         return self.black((t, h * merge, rows // t // h * merge), shrunk=h == 2)
 
     def black(self, grid: Grid, shrunk: bool) -> Features:
-        """Features of a black picture or film; `shrunk` from twice the height, which takes another order."""
+        """Features of a black picture or video; `shrunk`: scaled from twice the height, which runs the axes in another
+        order."""
         t, h, w = grid
         height, width = h * self.config.patch_size, w * self.config.patch_size
         frames = (t * self.config.temporal_patch_size, height * (1 + shrunk), width, 3)
@@ -106,9 +107,9 @@ class QwenVisionTower:
         return {"pixels": pixels, "columns": columns, "rows": rows, "normal": normal, "grid_thw": torch.tensor([grid])}
 
     def __call__(self, items: Sequence[Tensor], grids_thw: Sequence[Tensor]) -> list[Tensor]:
-        """Of each item patches [t*h*w, channels*temporal*patch*patch] and grid [1, 3] -> rows [t*h*w / merge^2, width].
+        """Each item's patches [t*h*w, channels*temporal*patch*patch] and grid [1, 3] -> rows [t*h*w / merge^2, width].
 
-        Items that ran together still get a tensor each, so that the memory of each is freed independently.
+        Items that ran together still get separate tensors, so that the memory of each is freed independently.
         """
         return through(self._run(items, grids_thw))
 
@@ -130,7 +131,7 @@ class QwenVisionTower:
         return 0 if self.device == "cpu" else 3 * rows * (self.config.patch_size * self.config.merge_size) ** 2
 
     def record(self, record: Record) -> None:
-        """Tables made before fit no graph."""
+        """Records the graphs, and drops the cached tables, which have no room of a graph."""
         if self.graphs is not None:
             self.graphs.record(record)
             self.tables = Recent(MAX_TABLE_ROWS)
@@ -148,7 +149,7 @@ class QwenVisionTower:
         return parts
 
     def compute(self, patches: Tensor, tables: GridTables) -> Tensor:
-        """patches [n, numbers] of the tower's dtype, n as the tables have it -> rows [n / merge^2, width]."""
+        """patches [n, numbers] of the tower's dtype, n as in the tables -> rows [n / merge^2, width]."""
         return through(self._layers(patches, tables))
 
     def _layers(self, patches: Tensor, tables: GridTables) -> Generator[float, None, Tensor]:
@@ -157,7 +158,7 @@ class QwenVisionTower:
         if self.positions is not None:
             x += self._interpolated(self.positions.table, tables).to(x.dtype)
         x = x.view(-1, unit, x.shape[-1])[tables.order].view_as(x)
-        room = self.blocks[0].proj.room(x)  # [patches, hidden, and on an accelerator more]
+        room = self.blocks[0].proj.room(x)  # [patches, hidden, padded on an accelerator]
         deep, mergers = [], iter(self.deep_mergers)
         for number, block in enumerate(self.blocks):
             block(x, tables, room)
@@ -168,7 +169,7 @@ class QwenVisionTower:
         return (torch.cat([rows, *deep], dim=1) if deep else rows)[tables.restore]
 
     def _interpolated(self, table: Tensor, tables: GridTables) -> Tensor:
-        """The learned positions at each patch, weighted sums of those around it: [patches, hidden] float32."""
+        """The position of each patch, a weighted sum of learned positions: [patches, hidden] float32."""
         total = functional.embedding(tables.places[:, 0], table) * tables.shares[:, :1]
         for tap in range(1, tables.places.shape[1]):
             total += functional.embedding(tables.places[:, tap], table) * tables.shares[:, tap, None]

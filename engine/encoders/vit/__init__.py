@@ -1,1 +1,1 @@
-"""The plain vision transformer that many families share (CLIP, SigLIP, InternViT, Pixtral), and what follows it."""
+"""The plain vision transformer that many families share (CLIP, SigLIP, InternViT, Pixtral), and its projectors."""

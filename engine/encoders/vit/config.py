@@ -1,7 +1,7 @@
-"""VitConfig: the numbers of a plain vision transformer and of its projector, and how config.json spells them.
+"""VitConfig: the settings of a plain vision transformer and of its projector, read from config.json.
 
-In: the object `vision_config`, and the object around it, which speaks of the projector. Out: a frozen VitConfig. The
-kind of tower is its model_type. Thread: any.
+In: the object `vision_config`, and the object around it, which describes the projector. Out: a frozen VitConfig. The
+tower's model_type is its kind. Thread: any.
 """
 
 from __future__ import annotations
@@ -19,66 +19,66 @@ from engine.kernels.activation import BY_NAME, Activation
 
 @dataclass(frozen=True, slots=True)
 class ProjectorConfig:
-    """From the tower's rows to the decoder's: norm, neighbours side by side, products."""
+    """From the tower's rows to the decoder's rows: norm, concatenated neighbours, linear layers."""
 
     out_size: int
-    pool: int = 1  # the average of pool x pool neighbours is one row, before anything else
-    merge: int = 1  # merge x merge neighbours become one row
-    channels_first: bool = False  # of neighbours side by side: all values of a channel together, not of a patch
-    norm: str = ""  # of rows: "rms" before neighbours meet, "layer" behind
+    pool: int = 1  # pool x pool neighbours are averaged to one row, before everything else
+    merge: int = 1  # merge x merge neighbours are concatenated to one row
+    channels_first: bool = False  # order of concatenated values: by channel, else by patch
+    norm: str = ""  # "rms": an RMSNorm before the concatenation, "layer": a LayerNorm after it, "": none
     norm_eps: float = 1e-5
-    norm_offset: float = 0.0  # of the weights of an RMSNorm
-    norm_name: str = ""  # in the checkpoint, where it is not LLaVA's
-    reduces: bool = False  # a product brings neighbours back to the width of one
-    products: int = 2
-    inner_size: int = 0  # between two products; 0: out_size
+    norm_offset: float = 0.0  # added to the weights of an RMSNorm
+    norm_name: str = ""  # the norm's name in checkpoints; "": LLaVA's name
+    reduces: bool = False  # a linear layer reduces concatenated neighbours to the width of one patch
+    products: int = 2  # linear layers
+    inner_size: int = 0  # width between two linear layers; 0: out_size
     bias: bool = True
     activation: Activation = Activation.GELU
-    newline: bool = False  # a learned row, which processors place
-    inner_name: str = ""  # of the first of two products, where it is not LLaVA's
-    outer_name: str = ""  # of the last product in the checkpoint, where it is not LLaVA's
-    turned: str = ""  # the tensor of the last product, where the checkpoint has it as [in_features, out_features]
+    newline: bool = False  # a learned newline row; processors choose its places
+    inner_name: str = ""  # name in checkpoints of the first of two linear layers; "": LLaVA's name
+    outer_name: str = ""  # name in checkpoints of the last linear layer; "": LLaVA's name
+    turned: str = ""  # tensor name of the last linear layer if stored transposed, [in_features, out_features]
 
     @property
     def shrink(self) -> int:
-        """Patches along a side that become one row."""
+        """Patches along a side of the square that becomes one row."""
         return self.pool * self.merge
 
 
 @dataclass(frozen=True, slots=True)
 class VitConfig:
-    """One tower and its projector."""
+    """The configuration of a tower and its projector."""
 
     row_parts: ClassVar[int] = 1
 
     kind: str  # model_type
     projector: ProjectorConfig
-    num_layers: int  # that are computed
-    left_out: int  # layers of the checkpoint behind those
+    num_layers: int  # layers that are computed
+    left_out: int  # further layers of the checkpoint, which are not computed
     hidden_size: int
     intermediate_size: int
     num_heads: int
     in_channels: int
     patch_size: int
-    side: int  # patches along a side of every picture; 0: each has its own size
+    side: int  # patches along a side of every picture; 0: pictures differ in size
     eps: float
     activation: Activation
     class_token: bool = False
     patch_bias: bool = True
-    pre_norm: bool = False  # before the layers
-    post_norm: bool = False  # behind them
+    pre_norm: bool = False  # a norm before the layers
+    post_norm: bool = False  # a norm after the layers
     rms_norm: bool = False  # RMSNorms, not LayerNorms
     gated_mlp: bool = False
-    bias: bool = True  # of the layers' products
+    bias: bool = True  # the linear layers have biases
     qkv_bias: bool = True
     joined_qkv: bool = False  # queries, keys and values are one tensor in the checkpoint
-    qk_norm: bool = False  # an RMSNorm over all queries of a row, and over all keys
-    layer_scale: bool = False  # what a layer adds is scaled, channel by channel
-    bucketed: bool = False  # a patch's position is found by its share of the side, as if pictures had any size
-    learned_side: int = 0  # learned positions along a side, stretched over pictures of their own size; 0: rotations
-    rope_theta: float = 10_000.0  # of those
+    qk_norm: bool = False  # an RMSNorm over all heads' queries of a row, and over all heads' keys
+    layer_scale: bool = False  # the outputs of attention and MLP are scaled per channel
+    bucketed: bool = False  # a patch's position index is computed from its fraction of the side
+    learned_side: int = 0  # side of learned positions that are stretched over pictures of any size; 0: rotations
+    rope_theta: float = 10_000.0  # base of the rotations
     modalities: tuple[Modality, ...] = ("image",)
-    frame_rows: int = 0  # of a film's frame, where they are not those of a tile
+    frame_rows: int = 0  # rows of a video's frame; 0: as many as a tile's
 
     @property
     def row_width(self) -> int:
@@ -89,8 +89,8 @@ Reader = Callable[[Section], dict[str, Any]]
 
 
 def read_vit(section: Section, projector: ProjectorConfig, feature_layer: int = -1) -> VitConfig:
-    """The tower's numbers, checked. `feature_layer`: whose result is taken, -1 the last one's, 0 what goes into the
-    first.
+    """The tower's configuration, checked. `feature_layer`: the layer whose output is used; -1: the last layer, 0: the
+    input of the first layer.
     """
     kind = str(section.values.get("model_type"))
     if kind not in KINDS:
@@ -135,7 +135,7 @@ def _check(config: VitConfig, section: Section) -> None:
 
 
 def _square(section: Section, key: str, default: int) -> int:
-    """A number, or a list of two equal ones."""
+    """A number, or a list of two equal numbers."""
     given = section.values.get(key)
     if isinstance(given, list) and len(given) == 2 and given[0] == given[1]:
         return Section({key: given[0]}, section.path).size(key)
@@ -169,7 +169,7 @@ def _siglip2(section: Section) -> dict[str, Any]:
 
 def _internvl(section: Section) -> dict[str, Any]:
     mean, norm = section.boolean("use_mean_pooling", True), section.values.get("norm_type") or "layer_norm"
-    norms = ("layer_norm", "rms_norm") if mean else ("layer_norm",)  # what follows the layers is a LayerNorm
+    norms = ("layer_norm", "rms_norm") if mean else ("layer_norm",)  # the final norm is a LayerNorm
     for key, given, allowed in (
         ("norm_type", norm, norms),
         ("use_absolute_position_embeddings", section.boolean("use_absolute_position_embeddings", True), (True,)),
@@ -245,7 +245,7 @@ _ACTIVATION = {
     "pixtral": "gelu",
     "idefics3": "gelu_pytorch_tanh",
 }
-# Sizes that files leave out, because they equal those of transformers' class: (hidden, inner, layers, heads).
+# Default sizes of transformers' class, which files may leave out: (hidden, inner, layers, heads).
 _UNSAID = {
     "clip_vision_model": (768, 3072, 12, 12),
     "siglip_vision_model": (768, 3072, 12, 12),

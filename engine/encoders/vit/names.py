@@ -1,4 +1,4 @@
-"""What checkpoints call the parts of each kind of plain vision transformer; rows for a model's WEIGHTS. Frozen.
+"""Checkpoint names of the parts of each kind of plain vision transformer; rows for a model's WEIGHTS. Frozen.
 
 Names are canonical: `vision_tower.` and `vision_model.` are stripped (PREFIXES).
 """
@@ -10,19 +10,19 @@ from dataclasses import dataclass
 from engine.encoders.vit.config import VitConfig
 from engine.weights.table import Row, Table
 
-# Of the tower's and the decoder's tensors: by transformers 5, released, and by remote code.
+# Prefixes of the tower's and the decoder's tensors, from transformers 5, released files and remote code.
 PREFIXES = ("model.", "language_model.", "text_model.", "model.", "vision_tower.", "vision_model.")
 
 
 @dataclass(frozen=True, slots=True)
 class VitNames:
-    """Modules of the tower; of a layer below the layer's own name."""
+    """Names of the tower's modules; a layer's modules are relative to the layer."""
 
     patch: str
     positions: str  # the module, or the object that holds the tensor
     position_kind: str  # the tensor's own name
     class_kind: str
-    batch: int  # leading dimensions of one of both
+    batch: int  # leading dimensions of size 1 in the class token and in the positions
     pre_norm: str
     layer: str
     norms: tuple[str, str]
@@ -32,7 +32,7 @@ class VitNames:
     down: str
     post_norm: str
     qk_norms: tuple[str, str] = ("", "")
-    scales: tuple[str, str] = ("lambda_1", "lambda_2")  # tensors of a layer: of what attention and MLP add
+    scales: tuple[str, str] = ("lambda_1", "lambda_2")  # a layer's scales of the outputs of attention and MLP
     unread: tuple[str, ...] = ()
 
 
@@ -116,7 +116,7 @@ _PROJECTOR_NORM = {"rms": "norm", "layer": "layer_norm"}
 
 
 def with_tower(table: Table, config: VitConfig) -> Table:
-    """A decoder's WEIGHTS and its tower's, which hangs at `vision`."""
+    """A decoder's WEIGHTS, and the rows of its tower at the attribute `vision`."""
     names = NAMES[config.kind]
     layer, target = names.layer, "vision.layers.*."
     rows = (

@@ -1,4 +1,4 @@
-"""The parts of the plain vision transformer: a layer, and the projector behind the layers.
+"""The parts of the plain vision transformer: a layer, and the projector after the layers.
 
 Thread: device. In: x [rows, hidden], changed in place by layers. Out: the projector's rows, of the decoder's width.
 """
@@ -28,7 +28,7 @@ Ending = Callable[[Tensor, Sequence[Run]], Tensor]  # the layers' rows of these 
 
 
 def vit_norm(config: VitConfig) -> Norm:
-    """A norm of rows, of the tower's kind."""
+    """A LayerNorm or an RMSNorm, as the config says."""
     return RMSNorm(config.hidden_size, config.eps) if config.rms_norm else LayerNorm(config.hidden_size, config.eps)
 
 
@@ -56,7 +56,7 @@ class VitLayer:
         self.down_scale = Bare(second, size) if config.layer_scale else None
 
     def __call__(self, x: Tensor, bounds: Tensor, turn: Rotations | None) -> None:
-        """Adds to x [rows, hidden]; `bounds` of its segments, `turn`: by what queries and keys are rotated."""
+        """Adds to x [rows, hidden]; `bounds`: where segments begin; `turn`: the rotation of queries and keys."""
         qkv = self.qkv(self.norm1(x))
         if self.q_norm is not None and self.k_norm is not None:
             size = self.q_norm.size
@@ -86,7 +86,7 @@ class Projector:
     def __init__(self, config: VitConfig) -> None:
         this, size = config.projector, config.hidden_size
         self.config = this
-        # Of a tile, whose class token makes no row; 0: tiles have none.
+        # Tokens of a tile, including the class token, which makes no row; 0: tiles have no class token.
         self.tokens = config.side**2 + 1 if config.class_token else 0
         wide = size * this.merge**2
         self.norm: Norm | None = None
@@ -118,7 +118,7 @@ class Projector:
         return self.outer(rows)
 
     def _neighbours(self, x: Tensor) -> Tensor:
-        """x [tiles, height, width, hidden] -> [blocks, merge^2 * hidden], neighbours averaged, normed, side by side."""
+        """x [tiles, height, width, hidden] -> [blocks, merge^2 * hidden]: neighbours averaged, normed, concatenated."""
         this = self.config
         if this.pool > 1:
             tiles, height, width, hidden = x.shape
@@ -130,7 +130,7 @@ class Projector:
 
 
 class Turned:
-    """x W of a matrix that the checkpoint has as [in_features, out_features], under a name of its own."""
+    """x W, for a matrix that the checkpoint stores as [in_features, out_features] in a bare tensor called `kind`."""
 
     def __init__(self, kind: str, in_features: int, out_features: int) -> None:
         self.kind = kind

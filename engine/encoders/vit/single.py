@@ -1,7 +1,7 @@
-"""Endings of a plain vision transformer that make one row of a picture: CLIP's class token, SigLIP's attention.
+"""Endings of a plain vision transformer that make one row per picture: CLIP's class token, SigLIP's attention.
 
-Thread: device. In: the layers' rows of pictures. Out: a row of each, as wide as the vectors of texts. The
-tower (SingleRowTower) costs what its patches cost, and no row of its rows is a token of a decoder.
+Thread: device. In: the layers' rows of pictures. Out: one row per picture, as wide as the vectors of texts. The cost
+of the tower (SingleRowTower) is counted in patches, and its rows are not tokens of a decoder.
 
     CLIP     projection(norm(class token))
     SigLIP   x = norm(x); y = attention of a learned query over x; y + mlp(norm(y))
@@ -28,13 +28,13 @@ from engine.weights.table import Wanted
 
 
 class SingleRowTower(VitTower):
-    """Patches of a picture -> one row."""
+    """A tower that makes one row per picture."""
 
     def _num_rows(self, features: Features) -> int:
         return 1
 
     def example(self, modality: Modality, rows: int) -> Features:
-        """One blank picture: further ones are pictures of their own."""
+        """One blank picture, because an item is always one picture."""
         return super().example(modality, max(1, self.config.learned_side**2))
 
 
@@ -76,7 +76,8 @@ class AttendedRow:
 
 
 class QueryAttention:
-    """Attention of one query; torch's MultiheadAttention has the matrices of queries, keys and values in one tensor."""
+    """Attention of one query; the matrices of queries, keys and values are one tensor, as in torch's
+    MultiheadAttention."""
 
     weight: Tensor  # [3 * size, size]
     bias: Tensor  # [3 * size]

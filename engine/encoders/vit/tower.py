@@ -1,8 +1,8 @@
 """VitTower: the patches of a picture -> rows for the decoder, by a plain vision transformer and a projector.
 
-Thread: device. In: patches row by row, of tiles of one size that follow each other, or of one picture of its own size
-and its grid; where the family sets rows apart, the order in which the projector's rows and the newline come. Out: rows.
-Each tile attends to itself only, so pictures of several requests run together. It runs eagerly.
+Thread: device. In: patches row by row, of consecutive tiles of one size, or of one picture of any size with its grid;
+in families with newlines also the order of the projector's rows and the newline. Out: rows. Each tile attends to
+itself only, so pictures of several requests run together. The tower runs eagerly.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class VitTower(PatchTower):
     config: VitConfig
 
     def __init__(self, config: VitConfig, dtype: torch.dtype, device: str, ending: Ending | None = None) -> None:
-        """`ending` replaces the projector behind the layers."""
+        """`ending` replaces the projector after the layers."""
         super().__init__(config, dtype, device)
         size, names = config.hidden_size, NAMES[config.kind]
         kernel = (config.in_channels, config.patch_size, config.patch_size)
-        fold = () if config.learned_side else kernel  # a product there, a convolution elsewhere
+        fold = () if config.learned_side else kernel  # a linear layer in that case, else a convolution
         self.patch_embed = Linear(torch.Size(kernel).numel(), size, bias=config.patch_bias, fold=fold)
         once = (1,) * names.batch
         self.class_token = Bare(names.class_kind, *once, size) if config.class_token else None
@@ -54,15 +54,16 @@ class VitTower(PatchTower):
         self._stretched: Recent[Grid, Tensor] = Recent(MAX_TABLE_ROWS)
 
     def pieces(self, items: Sequence[Features]) -> Pieces:
-        """Each with `pixel_values` [patches, numbers] and the `grid` [2] of each tile.
+        """Each item has `pixel_values` [patches, numbers] and `grid` [2], the grid of each of its tiles.
 
-        With a newline, which stands behind all rows: `places` and `shares` [rows, taps] of the rows that are summed.
+        With a newline, also `places` and `shares` [rows, taps]: an output row is a weighted sum of the rows at
+        `places`. The newline's place is after all rows.
         """
         grids = [self._grid(features) for features in items]
         runs = [(len(each["pixel_values"]) // (grid[0] * grid[1]), *grid) for each, grid in zip(items, grids)]
         patches = joined([features["pixel_values"].to(self.device, self.dtype) for features in items])
         lengths = [self._num_rows(features) for features in items]
-        if len(set(grids)) == 1:  # tiles of one size, whosever they are
+        if len(set(grids)) == 1:  # all items' tiles have one size, so they form one run
             runs = [(sum(tiles for tiles, _, _ in runs), *grids[0])]
         rows = yield from self._rows_of(patches, runs)
         if self.newline is None:
@@ -73,7 +74,7 @@ class VitTower(PatchTower):
         return len(features["pixel_values"]) // self.config.projector.shrink**2
 
     def _in_order(self, rows: Tensor, newline: Tensor, features: Features) -> Tensor:
-        """The rows of one item as the decoder reads them, new."""
+        """The rows of one item in the decoder's order, as a new tensor."""
         rows = torch.cat([rows, newline[None]])
         places, shares = features["places"].to(self.device), features["shares"].to(self.device)
         if places.shape[1] == 1:
@@ -100,7 +101,7 @@ class VitTower(PatchTower):
     def _rows_of(self, patches: Tensor, runs: Sequence[Run]) -> Generator[float, None, Tensor]:
         """patches [sum of tiles * height * width, numbers] of the tower's dtype -> [rows, row_width].
 
-        Where tiles have a class token, they are of one size: that of all the tower's pictures.
+        Tiles with a class token all have the same size, the tower's picture size.
         """
         x = self._placed(self.patch_embed(patches), runs)
         if self.pre_norm is not None:
@@ -114,7 +115,7 @@ class VitTower(PatchTower):
         return self.projector(x, runs)
 
     def _placed(self, x: Tensor, runs: Sequence[Run]) -> Tensor:
-        """x [patches, hidden] with the class token before each tile, and what positions add."""
+        """x [patches, hidden] with positions added, and with the class token before each tile."""
         if self.positions is None:
             return x
         size = self.config.hidden_size
@@ -128,7 +129,7 @@ class VitTower(PatchTower):
         return (x + (places if self._places is None else places[self._places])).view(-1, size)
 
     def _places_of(self, grid: Grid) -> Tensor:
-        """The learned positions, stretched over a picture: [height * width, hidden]."""
+        """The learned positions, interpolated to a picture's grid: [height * width, hidden]."""
         known = self._stretched.get(grid)
         if known is None:
             assert self.positions is not None
@@ -140,13 +141,13 @@ class VitTower(PatchTower):
         return known
 
     def _turn(self, runs: Sequence[Run]) -> Rotations:
-        """cos, sin [patches, head_dim / 2] of pictures of their own sizes."""
+        """cos, sin [patches, head_dim / 2] of pictures of different sizes."""
         turns = [self._turn_of((height, width)) for tiles, height, width in runs for _ in range(tiles)]
         cos, sin = zip(*turns)
         return joined(cos), joined(sin)
 
     def _turn_of(self, grid: Grid) -> Rotations:
-        """cos, sin [height * width, head_dim / 2]: half of the pairs turn by the row, half by the column."""
+        """cos, sin [height * width, head_dim / 2]: half of the pairs are rotated by the row, half by the column."""
         known = self._rotations.get(grid)
         if known is None:
             head = self.config.hidden_size // self.config.num_heads
@@ -174,7 +175,8 @@ class VitTower(PatchTower):
 
 
 def buckets(side: int) -> Tensor:
-    """The learned position of each patch, int64 [side^2], by its share of the side: rounding decides, as trained."""
+    """The position index of each patch, int64 [side^2], from its fraction of the side, with the rounding of
+    training."""
     bounds = torch.arange(1 / side, 1.0, 1 / side)
     shares = (torch.arange(side, dtype=torch.float32) * (1.0 / torch.tensor(side))).clamp(max=1.0 - 1e-6)
     place = torch.bucketize(shares, bounds, right=True)

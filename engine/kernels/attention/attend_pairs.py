@@ -1,11 +1,11 @@
-"""The inner loop of decode attention over codes of 8 bits: as `attend_keys`, two codes to a word.
+"""The inner loop of decode attention over 8-bit codes: as `attend_keys`, with two codes in a word.
 
     word j of a key holds the numbers 2j and 2j + 1:  score = even . low(words) + odd . high(words)
     word j of a value makes the sums 2j and 2j + 1:   evens += weight low(words), odds += weight high(words)
 
-A word of 16 bits takes the way of a bfloat16 to the matrix units, by wide copies and transposing loads, and is split in
-two numbers only there, in the register where both are needed: no byte is moved alone. Queries come split and sums are
-joined once for each part. User: decode.py in this folder.
+A 16-bit word is loaded like a bfloat16, with wide copies and transposing loads, and is split into two numbers only in
+the registers of the matrix product, so no single bytes are moved. Queries are split once and sums are joined once per
+part. User: decode.py in this folder.
 """
 
 from __future__ import annotations
@@ -18,40 +18,40 @@ from engine.kernels.target import tl, triton
 
 @triton.jit
 def attend_pairs(
-    even,  # [BLOCK_M, BLOCK_W]: the queries' numbers 2j, below 2; see `split_query`
-    odd,  # [BLOCK_M, BLOCK_W]: 2j + 1
+    even,  # [BLOCK_M, BLOCK_W]: the queries' elements 2j, scaled to below 2; see `split_query`
+    odd,  # [BLOCK_M, BLOCK_W]: elements 2j + 1
     position,  # [BLOCK_M] int32: the last key that a line sees
     best,  # [BLOCK_M] float32
     total,  # [BLOCK_M] float32
     k_head,  # int16 words: this KV head of the first block; a block's keys follow each other, WORDS apart
     v_head,
     table,  # int32: the row's blocks
-    blocks,  # those of the first round's keys
+    blocks,  # block numbers of the first round's keys
     low,
-    end,  # keys from here on are not in the cache: the last one before is read in their place
-    k_scale,  # float32, or None: codes have none
+    end,  # keys from here on are not in the cache; the last key before is loaded instead
+    k_scale,  # float32 scales, or None
     v_scale,
     scale_stride,  # with MADE: from a block's scales to the next's
     kv_head,
     block_stride,  # words
-    scale,  # of all lines, or [BLOCK_M]
+    scale,  # one for all lines, or [BLOCK_M]
     bend,
-    last,  # whether these keys are the program's last work: only then may the next kernel start early
+    last,  # whether these keys are the program's last work; only then may the next kernel start early
     SOFTCAP: tl.constexpr,
-    WORDS: tl.constexpr,  # of a key
+    WORDS: tl.constexpr,  # words per key
     BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_W: tl.constexpr,  # power of two >= WORDS
     WIDE: tl.constexpr,  # offsets into the caches pass 2^31
     STAGES: tl.constexpr,
     LEAD: tl.constexpr,  # rounds before the end from which the next kernel may start; 0: the caller decides
-    CODES: tl.constexpr,  # of float8.py
-    MADE: tl.constexpr,  # each token has scales of its own, powers of two; else there is one for each head
+    CODES: tl.constexpr,  # a constant of float8.py
+    MADE: tl.constexpr,  # scales are per token, powers of two; else per head
 ):
-    """Keys low..end-1 -> best, total, and the result [BLOCK_M, 2 * BLOCK_W]."""
+    """Attends to keys low..end-1 -> best, total, result [BLOCK_M, 2 * BLOCK_W]."""
     word, lane = tl.arange(0, BLOCK_W), tl.arange(0, BLOCK_N)
     evens, odds = tl.zeros(even.shape, tl.float32), tl.zeros(odd.shape, tl.float32)
-    largest = low * 0.0  # of values' scales
+    largest = low * 0.0  # largest scale of values
     if k_scale is not None and not MADE:
         scale, bend = scaled(scale, bend, tl.load(k_scale + kv_head), SOFTCAP)
     for start in tl.range(low, end, BLOCK_N, num_stages=STAGES):
@@ -96,7 +96,7 @@ def attend_pairs(
 
 @triton.jit
 def words_at(place, word, WORDS: tl.constexpr, BLOCK_W: tl.constexpr):
-    """[keys, BLOCK_W] words of a cache, zero behind WORDS."""
+    """[keys, BLOCK_W] words of a cache, zero beyond WORDS."""
     if WORDS == BLOCK_W:
         words = tl.load(place)
     else:
@@ -106,7 +106,7 @@ def words_at(place, word, WORDS: tl.constexpr, BLOCK_W: tl.constexpr):
 
 @triton.jit
 def split_query(q, GROUP: tl.constexpr, WORDS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_W: tl.constexpr):
-    """A group's queries -> their even and odd numbers over a power of two, and that power [BLOCK_M]."""
+    """A group's queries -> even and odd elements divided by a power of two, and that power [BLOCK_M]."""
     head, word = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_W)
     place = q + head[:, None] * (2 * WORDS) + 2 * word[None, :]
     inside = (head < GROUP)[:, None] & (word < WORDS)[None, :]

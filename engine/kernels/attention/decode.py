@@ -1,12 +1,12 @@
-"""Attention of rows with one query over the paged cache, each row's context cut into parts that run side by side.
+"""Attention of rows with one query over the paged cache; each row's context is cut into parts that run in parallel.
 
     part p:  m_p, l_p, o_p;   m = max_p m_p;   out = sum_p 2^(m_p - m) o_p / sum_p 2^(m_p - m) l_p
 
-A program takes one part of one row and KV head with all query heads of the group. A row that is one part is written
-at once. Else the part leaves its sums, and the program that finds all others arrived adds them up: always in
-ascending order, whichever program it is, so bits do not depend on timing. Its counter goes back to zero for the next
-launch (merge.py). Where kernels overlap, a program's first keys are on their way before the kernel in front has written
-the step's queries and own keys. Users: engine/kernels/attention/paged on accelerators.
+A program computes one part of one row and KV head, with all query heads of the group. If the row is a single part, the
+program writes the result. Else it stores the part's sums, and the last program to arrive adds up all parts, always in
+ascending order, so bits do not depend on timing; it resets the counter for the next launch (merge.py). If kernels
+overlap, a program starts to load its first keys before the previous kernel has written the step's queries and keys.
+Users: engine/kernels/attention/paged on accelerators.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from engine.kernels.pages import Scales, is_wide, stride_of
 from engine.kernels.pdl import allow_next, fetch_run, launch_options, wait_previous
 from engine.kernels.target import Target, target, tl, triton
 
-PREFETCH = 8  # blocks of a program's first part that are asked for before the kernel in front has ended; at most 32
-NARROW = 2048  # numbers of a token's query, up to which the layer's products are small: see `blocks_prefetched`
-MERGED = 4096  # numbers that each warp of a merge holds at once: parts * group * head_dim
+PREFETCH = 8  # blocks of a program's first part that are prefetched before the previous kernel has ended; at most 32
+NARROW = 2048  # query width of a token up to which the layer's matrices count as small: see `blocks_prefetched`
+MERGED = 4096  # elements that each warp of a merge holds at once: parts * group * head_dim
 
 
 @triton.jit
 def read_part(parts, part, count, WINDOW: tl.constexpr):
     """Token, first key, last key + 1, context, line, the row's first part, last part + 1; beyond the list one key.
 
-    Read past this unit's cache, as is all that is read before the wait: what steps before left there may be another's.
+    Loads before the wait bypass this SM's L1 cache, which may hold stale data of earlier steps.
     """
     place = parts + part * 8
     there = part < count
@@ -76,10 +76,10 @@ def fetch_part(
 
 @triton.jit
 def wait_unless_early(part, count, low, high, context, REACH: tl.constexpr, EARLY: tl.constexpr):
-    """Waits for the kernel in front, unless the program does in the first part's first round (EARLY).
+    """Waits for the previous kernel, unless the program waits in the first part's first round (EARLY).
 
-    Rounds of the first part are then loaded before the wait, but not with the key that the kernel in front writes; and
-    no program leaves without having waited, whether or not it has a round.
+    With EARLY the first part's rounds are loaded before the wait, except rounds with the key that the previous kernel
+    writes. Every program waits before it ends, even without any round.
     """
     if EARLY:
         own = (high == context) & (high - low <= REACH)
@@ -94,19 +94,19 @@ def decode_kernel(
     out,  # [num_tokens, num_heads, HEAD_DIM]
     sums,  # float32 [capacity, num_heads, HEAD_DIM]
     stats,  # float32 [capacity, num_heads, 2]
-    arrived,  # int32 [capacity, num_kv_heads], all zero between launches; a row counts where its first part lies
+    arrived,  # int32 [capacity, num_kv_heads], all zero between launches; a row's counter is at its first part's index
     q,  # [num_tokens, num_heads, HEAD_DIM]
-    k_cache,  # [num_blocks, num_kv_heads, BLOCK_SIZE, HEAD_DIM]; codes as int16, two to a word
+    k_cache,  # [num_blocks, num_kv_heads, BLOCK_SIZE, HEAD_DIM]; codes as int16 words of two
     v_cache,
-    k_scale,  # float32 [num_blocks, num_kv_heads, BLOCK_SIZE] or [num_kv_heads], of codes; else None
+    k_scale,  # scales of codes: float32 [num_blocks, num_kv_heads, BLOCK_SIZE] or [num_kv_heads]; or None
     v_scale,
     block_tables,  # [lines, max_blocks] int32
     sinks,  # [num_heads] float32, or None
     parts,  # [num_parts, 8] int32: token, first key, last key + 1, context, line, the row's first part, last part + 1
     num_parts,  # [1] int32
     max_blocks,
-    block_stride,  # of the caches, in numbers or words: from a block to the next; its own follow each other
-    scale_stride,  # of k_scale and v_scale, from a block to the next; 0: one for each head
+    block_stride,  # stride between blocks of the caches, in elements or words; a block is contiguous
+    scale_stride,  # stride between blocks of k_scale and v_scale; 0: one scale per head
     scale,
     bend,
     WINDOW: tl.constexpr,  # 0: none; below 0: chunks
@@ -119,14 +119,14 @@ def decode_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_G: tl.constexpr,
     AT_ONCE: tl.constexpr,
-    GATHER: tl.constexpr,  # parts that are added up before the row's others have arrived; 0: all at the end
+    GATHER: tl.constexpr,  # parts that are merged before all parts of the row have arrived; 0: all at the end
     WIDE: tl.constexpr,
     STAGES: tl.constexpr,
-    PREFETCH: tl.constexpr,  # blocks that are asked for before the wait
-    LANES: tl.constexpr,  # of all warps
-    LEAD: tl.constexpr,  # rounds before its end from which a program lets the next kernel start; 0: at once
-    CODES: tl.constexpr,  # of float8.py
-    MADE: tl.constexpr,  # each token has scales of its own
+    PREFETCH: tl.constexpr,  # blocks that are prefetched before the wait
+    LANES: tl.constexpr,  # number of lanes of all warps
+    LEAD: tl.constexpr,  # rounds before its end at which a program lets the next kernel start; 0: at its beginning
+    CODES: tl.constexpr,  # a constant of float8.py
+    MADE: tl.constexpr,  # scales are per token
     OVERLAP: tl.constexpr,
 ):
     kv_head, num_kv_heads = tl.program_id(0), tl.num_programs(0)
@@ -134,11 +134,11 @@ def decode_kernel(
     head, dim = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
     inside = (head < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
     mine = head[:, None] * HEAD_DIM + dim[None, :]
-    WIDTH: tl.constexpr = HEAD_DIM // 2 if CODES else HEAD_DIM  # of a key in its cache
+    WIDTH: tl.constexpr = HEAD_DIM // 2 if CODES else HEAD_DIM  # numbers per key in the cache
     k_head = k_cache + kv_head * BLOCK_SIZE * WIDTH
     v_head = v_cache + kv_head * BLOCK_SIZE * WIDTH
     if OVERLAP and not LEAD:
-        allow_next()  # it need not wait for this
+        allow_next()  # the next kernel may start at once
     part = tl.program_id(1)
     count = tl.load(num_parts, cache_modifier=".cg")
     token, low, high, context, line, from_part, to_part = read_part(parts, part, count, WINDOW)
@@ -147,7 +147,7 @@ def decode_kernel(
         if part < count:
             fetch_part(k_head, v_head, table, low, high, block_stride, WIDTH, BLOCK_SIZE, PREFETCH, LANES)
     blocks = blocks_of(block_tables + line * max_blocks, low + tl.arange(0, BLOCK_N), high, BLOCK_SIZE, OVERLAP)
-    EARLY: tl.constexpr = OVERLAP and CODES == 0  # scales would come through this unit's own cache
+    EARLY: tl.constexpr = OVERLAP and CODES == 0  # scales would be loaded through this SM's L1 cache
     if OVERLAP:
         wait_unless_early(part, count, low, high, context, (STAGES + 1) * BLOCK_N, EARLY)
     while part < count:
@@ -160,7 +160,7 @@ def decode_kernel(
         following = read_part(parts, after, count, WINDOW)
         best = tl.full([BLOCK_M], -1e30, tl.float32)
         total = tl.zeros([BLOCK_M], tl.float32)
-        if sinks is not None:  # in a row's first part, so that it counts once
+        if sinks is not None:  # only in a row's first part, so that a sink counts once
             counts = (head < GROUP) & (head * 0 + part == from_part)
             best, total = softmax_init_with_sinks(sinks, kv_head * GROUP + head, counts)
         table = block_tables + line * max_blocks
@@ -205,7 +205,7 @@ def attend_parts(
     sinks: Tensor | None = None,
     scales: Scales | None = None,
 ) -> None:
-    """The work list's parts -> their tokens of out [T, Hq, D]; shapes as `paged_attention`."""
+    """Computes the work list's parts into their tokens of out [T, Hq, D]; shapes as `paged_attention`."""
     heads, dim = q.shape[1], q.shape[2]
     _, kv_heads, block_size, _ = k_cache.shape
     group = heads // kv_heads
@@ -237,14 +237,15 @@ def attend_parts(
 def tuned(
     device: Target, pairs: int, width: int, block_m: int, block_d: int, element_size: int, codes: bool = False
 ) -> tuple[int, int, dict[str, int]]:
-    """Launch parameters for so many pairs of a token and a KV head: (programs per unit, rounds, launch options).
+    """Launch parameters for `pairs` pairs of token and KV head: (programs per unit, rounds, launch options).
 
-    `rounds`: before the end of a program, when it lets the next kernel start; 0: at once. None of them changes a bit.
+    `rounds`: how many rounds before its end a program lets the next kernel start; 0: at its beginning. None of the
+    parameters changes the bits of the result.
 
-    As few warps as hold the sums: a part waits for memory, and the more parts share a unit, the less the unit idles.
-    Programs of the next kernel take the places of this one's while they wait for it, and the weights that they prefetch
-    leave the cache again before they are read: from some number of rows on they start a few rounds before the end.
-    Microseconds of steps at 521 keys with Qwen3-0.6B (queries of 2,048 numbers) and -8B on one H100:
+    A program has only as many warps as its sums need: parts wait for memory, and more parts per unit leave the unit
+    less idle. Programs of the next kernel that start early occupy places of this kernel's programs, and the weights
+    that they prefetch are evicted before use. So with many rows the next kernel starts only a few rounds before the
+    end. Microseconds of steps at 521 keys with Qwen3-0.6B (query width 2,048) and -8B on one H100:
 
         0.6B, at once    3 stages   16 rows 1,237   24 rows 1,538   32 rows 1,657   48 rows 2,029
         0.6B, 3 rounds   3 stages   16 rows 1,223   24 rows 1,481   32 rows 1,541   48 rows 2,027
@@ -252,15 +253,15 @@ def tuned(
         8B, at once      3 stages   16 rows 6,160   24 rows 6,498   32 rows 6,737   64 rows 7,657 (4 stages)
         8B, 5 rounds     4 stages   16 rows 6,108   24 rows 6,414   32 rows 6,648   64 rows 7,659
 
-    With fewer rows `at once` is quicker: 0.6B at 8 rows 1,019, at 5 rounds 1,059; 1 row of 1,100 keys 893 and 931.
+    With fewer rows `at once` is faster: 0.6B with 8 rows 1,019, with 5 rounds 1,059; 1 row of 1,100 keys 893 and 931.
     """
     warps = min(8, max(1, block_m * block_d // 2048))
-    # Programs beyond those that fit wait for a place: a unit whose parts were short takes more of them.
-    share = 8 if codes or pairs >= 2 * device.num_units else 4  # as many as work.py cuts parts of codes
+    # More programs than fit at once balance the load: a unit with short parts takes more programs.
+    share = 8 if codes or pairs >= 2 * device.num_units else 4  # 8 is work.py's number of parts per unit for codes
     stages = 2
     if device.loads_past_registers and block_d <= 128 and element_size <= 2:
         beside_small = width <= NARROW and 1.75 * device.num_units < pairs <= 2 * device.num_units
-        stages = 3 if codes or beside_small else 4  # a unit has room for eight programs' three rounds of codes
+        stages = 3 if codes or beside_small else 4  # a unit's memory holds three rounds of codes for eight programs
     elif block_d > 128 or element_size > 2:
         warps = max(4, warps)
         stages = (
@@ -271,15 +272,14 @@ def tuned(
 
 
 def blocks_prefetched(device: Target, pairs: int, width: int, run: int, codes: bool = False) -> int:
-    """Blocks to ask for early, where a token's query is `width` numbers; `run` bytes divide all lengths and strides.
+    """The number of blocks to prefetch; `width`: query width of a token; `run` bytes divide all lengths and strides.
 
-    A measured rule: a layer with small products leaves the memory idle while the kernel before it ends; with large
-    weights, or with more programs than the cache holds blocks of, prefetched blocks are in the way.
-    Microseconds of steps as in `tuned`, 0.6B, without and with, next kernel at the end: 48 rows 2,073 and 2,039, 40
-    rows 1,867 and 1,861, 64 rows 2,258 and 2,260, 256 rows 6,227 and 6,351. Programs over codes load nothing else
-    before the kernel in front has ended, and ask for blocks whatever the layer: attention alone with queries of 4,096
-    numbers, again without and with, 256 rows of 576 keys 120.6 and 119.0, 32 of 4,096 103.8 and 102.3, one of 32,768
-    35.9 and 34.0.
+    A measured rule: in a layer with small matrices the memory is idle while the previous kernel ends. With large
+    weights, or with more programs than the cache has space for, prefetched blocks only displace other data.
+    Microseconds of steps as in `tuned`, 0.6B, without and with prefetch, next kernel at the end: 48 rows 2,073 and
+    2,039, 40 rows 1,867 and 1,861, 64 rows 2,258 and 2,260, 256 rows 6,227 and 6,351. Programs over codes load nothing
+    else before the previous kernel has ended, so they always prefetch: attention alone with query width 4,096, without
+    and with prefetch, 256 rows of 576 keys 120.6 and 119.0, 32 of 4,096 103.8 and 102.3, one of 32,768 35.9 and 34.0.
     """
     fits = codes or (width <= NARROW and pairs <= 3.4 * device.num_units)
     return PREFETCH if device.begins_early and fits and run % 16 == 0 else 0

@@ -1,11 +1,11 @@
-"""Attention inside segments of one sequence of rows, without a cache: towers, and texts whose tokens see later ones.
+"""Attention inside segments of one sequence of rows, without a cache: for towers and bidirectional texts.
 
 out[t] = sum_j softmax_j(scale * q[t] . k[j]) v[j] over the rows j of t's segment (and j <= t when causal, and
-|t - j| < window where there is one). A bias by distance, of each head its own, may be added to the scores. Windows of
-towers are more, shorter segments. On an accelerator nothing about a segment is known to the host but the mean length:
-where it is short a program takes one segment, tile by tile; else one tile of rows, wherever segments begin, and each
-row finds its own one by bisection. Only blocks of keys that some row of a tile does not see need a mask. Heads of 72
-and 80 are taken as 64 + 16, since blocks are powers of two. Users: `engine/encoders/*`, `engine/layers/attention`,
+|t - j| < window if there is a window). A bias per head and distance may be added to the scores. Windows of towers are
+additional, shorter segments. On an accelerator the host knows only the mean length of segments. If it is short, a
+program computes one segment, tile by tile. Else a program computes one tile of rows, and each row finds its segment
+by bisection. Only blocks with keys that some row of a tile does not see need a mask. Head dimensions 72 and 80 are
+split into 64 + 16, because blocks are powers of two. Users: `engine/encoders/*`, `engine/layers/attention`,
 `engine/models/base/encoder`.
 """
 
@@ -28,8 +28,8 @@ SHORT_MEAN = 128  # rows; windows of vision towers have 64, chunks of audio towe
 
 @triton.jit
 def segments_of(bounds, row, num_segments, halvings):
-    """Where the rows' segments begin and end."""
-    segment = row * 0  # the last one that begins at or before the row: bisection between it and `above`
+    """The first row and the end of each row's segment."""
+    segment = row * 0  # the last segment that begins at or before the row: bisection between it and `above`
     above = segment + num_segments
     for _ in range(halvings):
         middle = (segment + above) // 2
@@ -56,7 +56,7 @@ def attend_rows(
     query,  # [BLOCK_M, BLOCK_D]
     query_rest,  # [BLOCK_M, REST]; without REST unused
     since,  # [BLOCK_M] int32: first key of a line's segment
-    until,  # [BLOCK_M] int32: its last key + 1
+    until,  # [BLOCK_M] int32: last key + 1 of a line's segment
     line,  # [BLOCK_M] int32: rows of the queries; read with REACH only
     bias,  # float32 [2 REACH + 1] of the head, or None
     k,
@@ -75,9 +75,9 @@ def attend_rows(
     MATERIALISE: tl.constexpr,
     REACH: tl.constexpr,
 ):
-    """The keys of all lines -> result [BLOCK_M, BLOCK_D] and result_rest [BLOCK_M, REST], float32.
+    """Attends to the keys of all lines -> result [BLOCK_M, BLOCK_D] and result_rest [BLOCK_M, REST], float32.
 
-    STAGES is at least 2: without a pipeline Triton 3.6 makes wrong products of REST on sm_90.
+    STAGES must be at least 2: without a pipeline Triton 3.6 computes wrong products with REST on sm_90.
     """
     main: tl.constexpr = BLOCK_D if REST > 0 else HEAD_DIM
     dim = tl.arange(0, BLOCK_D)
@@ -123,7 +123,7 @@ def attend_rows(
     return result / total[:, None], result_rest / total[:, None]
 
 
-# Every picture and sound has its own numbers: none of them may ask for a kernel of its own.
+# These numbers differ between pictures and audios, and must not cause recompilation.
 @triton.jit(do_not_specialize=["num_rows", "num_segments", "halvings"])
 def dense_kernel(
     out,  # [num_rows, num_heads, HEAD_DIM], rows out_stride apart
@@ -134,8 +134,8 @@ def dense_kernel(
     bias,  # [num_heads, 2 REACH + 1] float32, or None
     num_rows,
     num_segments,
-    halvings,  # of num_segments, until one is left
-    scale,  # of scores to powers of two
+    halvings,  # steps of the bisection over num_segments
+    scale,  # factor of scores to base-2 exponents
     out_stride,
     q_stride,
     q_head,
@@ -143,21 +143,21 @@ def dense_kernel(
     k_head,
     v_stride,
     v_head,
-    UNIT: tl.constexpr,  # that q_head, k_head and v_head are counted in: the compiler knows how heads are aligned
+    UNIT: tl.constexpr,  # unit of q_head, k_head and v_head, so that the compiler knows the alignment of heads
     CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr,  # rows that a row sees to each side, itself included; 0: all
-    SHORT: tl.constexpr,  # a program takes a segment; else BLOCK_M rows
+    WINDOW: tl.constexpr,  # rows that a row sees on each side, including itself; 0: all
+    SHORT: tl.constexpr,  # a program computes a segment; else BLOCK_M rows
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,  # power of two: of the whole head, or with REST of its first numbers
-    REST: tl.constexpr,  # 0, or a power of two for the numbers after those
+    BLOCK_D: tl.constexpr,  # power of two: the whole head, or with REST its first dimensions
+    REST: tl.constexpr,  # 0, or a power of two for the remaining dimensions
     WIDE: tl.constexpr,  # offsets into q, k or v pass 2^31; 32 bits are faster
     STAGES: tl.constexpr,
     MATERIALISE: tl.constexpr,  # see `materialised`; CUDA only
     OVERLAP: tl.constexpr,
-    REACH: tl.constexpr,  # distances of keys that have a number of their own in the bias; 0: there is none
+    REACH: tl.constexpr,  # largest distance with a separate bias; 0: no bias
 ):
     grid_wait(OVERLAP)
     head = tl.program_id(0)
@@ -216,12 +216,11 @@ def dense_attention(
 ) -> Tensor:
     """q [T, h, D], k and v [T, h_kv, D] (h_kv divides h), cu_seqlens [num_segments + 1] int32 -> [T, h * D].
 
-    The last axis of q, k and v is contiguous; the others may be strided (slices of one fused product). Segments must
-    cover all rows: cu_seqlens starts at 0 and ends at T. The result is new, or `out`, whose rows may lie apart. With
-    `mixed_lengths` the mean length of segments says nothing of each: some may be long, and some empty. `window`: rows
-    that a row sees to each side, itself included; 0: all. `bias` float32 [h, 2 * reach + 1], contiguous: bias[:,
-    reach + d] is added to the scores of keys d rows behind the query, for d from -reach to reach; farther ones take the
-    ends'.
+    The last axis of q, k and v is contiguous; the others may be strided (slices of one fused projection). Segments must
+    cover all rows: cu_seqlens starts at 0 and ends at T. The result is new, or `out`, whose rows may be strided. With
+    `mixed_lengths` segments may differ much from the mean length, and some may be empty. `window`: rows that a row sees
+    on each side, including itself; 0: all. `bias` float32 [h, 2 * reach + 1], contiguous: bias[:, reach + d] is added
+    to the scores of keys d rows after the query, for d from -reach to reach; larger distances use the outermost biases.
     """
     rows, heads, dim = q.shape
     if q.is_cuda and q.dtype != torch.float64:
@@ -282,15 +281,15 @@ def launch_dense(
 
 
 def _is_aligned(rows: Tensor) -> bool:
-    """Whether the compiler knows that rows begin at whole 16 bytes: by numbers that 16 divides.
+    """Whether the compiler can see that rows are 16-byte aligned, from arguments divisible by 16.
 
-    Where it does not, Triton 3.6 reads a rest from beyond its shared memory (heads of 72 on an H100).
+    Otherwise Triton 3.6 reads REST from beyond its shared memory (head dimension 72 on an H100).
     """
     return rows.stride(0) % 16 == 0 and rows.data_ptr() % 16 == 0
 
 
 def reach_of(bias: Tensor | None, heads: int) -> int:
-    """Distances that have a number of their own; 0 without a bias."""
+    """The largest distance with a separate bias; 0 without a bias."""
     if bias is None:
         return 0
     assert bias.dtype == torch.float32 and bias.is_contiguous(), "a bias is float32 and contiguous"
@@ -304,7 +303,7 @@ def whole_block(dim: int) -> int:
 
 
 def head_blocks(dim: int) -> tuple[int, int]:
-    """(BLOCK_D, REST): a head a little wider than a power of two is taken as that and a small rest."""
+    """(BLOCK_D, REST): a head slightly wider than a power of two is split into the power and a small rest."""
     whole = whole_block(dim)
     rest = max(16, triton.next_power_of_2(dim - whole // 2))
     return (whole // 2, rest) if whole > 64 and rest < whole // 2 else (whole, 0)
@@ -318,7 +317,7 @@ def _tuned(block_d: int, rest: int, element_size: int, short: bool) -> tuple[int
         return 64, 32 if rest else 64, {"num_warps": 4, "num_stages": 2}
     if target().arch != "sm_90":
         return 128, 64, {"num_warps": 8, "num_stages": 2}
-    # Narrow heads leave room for two tiles on a unit: one multiplies while the other waits.
+    # With narrow heads two tiles fit on a unit: one multiplies while the other waits.
     pair = {"maxnreg": 128} if block_d <= 64 else {}
     return 128, 64, {"num_warps": 8, "num_stages": 3, **pair}
 

@@ -1,9 +1,10 @@
-"""Disentangled attention inside segments (DeBERTa): each score has two further products, of a token and a distance.
+"""Disentangled attention inside segments (DeBERTa): each score has two further terms, of a token and a distance.
 
 out[i] = sum_j softmax_j(scale * (q[i] . k[j] + q[i] . pk[b] + k[j] . pq[b])) v[j],  b = bucket(i - j), over the rows j
-of i's segment: https://arxiv.org/abs/2006.03654, equation 4. The rows pk and pq are those of buckets of distances. A
-tile of queries and a block of keys have BLOCK_M + BLOCK_N - 1 distances: their rows are gathered, multiplied with the
-tile's queries and the block's keys, and each score picks its two products. User: `engine/models/pooling/deberta_v2`.
+of i's segment: https://arxiv.org/abs/2006.03654, equation 4. pk and pq have a row per bucket of distances. A tile of
+queries and a block of keys have BLOCK_M + BLOCK_N - 1 distances. The kernel gathers the rows of these distances,
+multiplies them with the tile's queries and the block's keys, and each score picks its two products. User:
+`engine/models/pooling/deberta_v2`.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -29,14 +30,14 @@ def disentangled_kernel(
     v,
     pos_k,  # [num_buckets, num_heads, HEAD_DIM], contiguous; pos_q too
     pos_q,
-    buckets,  # [2 reach + 1] int32: of the distances -reach to reach
+    buckets,  # [2 reach + 1] int32: the buckets of the distances -reach to reach
     bounds,  # [num_segments + 1] int32
     num_rows,
     num_segments,
-    halvings,  # of num_segments, until one is left
+    halvings,  # steps of the bisection over num_segments
     reach,
-    scale,  # of scores to powers of two
-    out_stride,  # also of pos_k and pos_q
+    scale,  # factor of scores to base-2 exponents
+    out_stride,  # row stride of out, pos_k and pos_q
     q_stride,
     q_head,
     k_stride,
@@ -64,7 +65,7 @@ def disentangled_kernel(
     row = tl.minimum(line, num_rows - 1)
     since, until = segments_of(bounds, row, num_segments, halvings)
     query = load_rows(q, row, q_stride, dim, HEAD_DIM, BLOCK_D, WIDE)
-    # Of the line m and the key n: the distance number m - n + BLOCK_N - 1 of the block.
+    # The distance of line m and key n has index m - n + BLOCK_N - 1 in the block.
     number = tl.arange(0, BLOCK_M)[:, None] - tl.arange(0, BLOCK_N)[None, :] + (BLOCK_N - 1)
     turned = tl.arange(0, BLOCK_M)[None, :] - tl.arange(0, BLOCK_N)[:, None] + (BLOCK_N - 1)
     window = tl.arange(0, BLOCK_M + BLOCK_N) - (BLOCK_N - 1)
@@ -106,7 +107,7 @@ def disentangled_attention(
 
     The last axis of q, k and v is contiguous, the others may be strided; pos_k and pos_q are contiguous. `buckets`
     int32 [2 * reach + 1], ascending: buckets[reach + d] is the row of pos_k and pos_q for keys d rows before the
-    query; keys farther away take the ends'. Segments cover all rows; some may be long, some empty.
+    query; larger distances use the outermost buckets. Segments cover all rows; some may be long, some empty.
     """
     if q.is_cuda and q.dtype != torch.float64:
         return launch_disentangled(q, k, v, pos_k, pos_q, buckets, cu_seqlens, scale)

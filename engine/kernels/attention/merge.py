@@ -1,12 +1,12 @@
-"""What the parts of a row found becomes the row's result: the end of decode attention's programs.
+"""Merges the parts of a row into the row's result, at the end of decode attention's programs.
 
     m = max_p m_p;   out = sum_p 2^(m_p - m) o_p / sum_p 2^(m_p - m) l_p
 
-A part leaves o_p, m_p and l_p, and counts itself; the program that finds all others arrived adds them up, in ascending
-order. Many parts, as rows over pages of codes have them, are added up in two turns: runs of GATHER parts, each by the
-last of its programs to arrive, and then the runs. One program would be as long at 128 parts as all of them at their
-keys. Counters lie where a row's or a run's first part does, those of runs where the row's second part does, and go back
-to zero for the next launch. User: decode.py in this folder.
+A program stores its part's o_p, m_p and l_p and increments a counter; the last program to arrive adds up all parts in
+ascending order. Many parts, which rows over pages of codes have, are merged in two rounds: first runs of GATHER parts,
+each by the last of its programs to arrive, then the runs. A single program would take as long to merge 128 parts as
+all programs for their keys. A row's or run's counter is at the index of its first part, the counter of completed runs
+at the index of the row's second part; counters are reset for the next launch. User: decode.py in this folder.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def added(
     BLOCK_D: tl.constexpr,
     AT_ONCE: tl.constexpr,  # parts
 ):
-    """Every step-th part of from_part..to_part-1 -> best, total, result [BLOCK_G, BLOCK_D].
+    """Adds up every step-th part of from_part..to_part-1 -> best, total, result [BLOCK_G, BLOCK_D].
 
-    Other units have just written them, so they are read past this unit's cache.
+    Other SMs have just written the parts, so the loads bypass this SM's L1 cache.
     """
     head = tl.arange(0, BLOCK_G)
     dim = tl.arange(0, BLOCK_D)
@@ -101,9 +101,9 @@ def leave_run(
     AT_ONCE: tl.constexpr,
     GATHER: tl.constexpr,
 ):
-    """Parts first..last-1 become one, in the place of the first; whether all runs of the row now have.
+    """Merges parts first..last-1 into the first part; returns whether all runs of the row are merged now.
 
-    Runs are counted where the row's second part lies: no run begins there.
+    Runs are counted at the index of the row's second part, where no run begins.
     """
     head, dim = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)
     best, total, result = added(
@@ -139,8 +139,8 @@ def leave_part(
     kv_head,
     num_kv_heads,
     num_heads,
-    mine,  # where the group's numbers lie behind each other, [BLOCK_M, BLOCK_D]
-    inside,  # which of them there are
+    mine,  # offsets of the group's elements, contiguous, [BLOCK_M, BLOCK_D]
+    inside,  # mask of these elements
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -149,7 +149,7 @@ def leave_part(
     AT_ONCE: tl.constexpr,
     GATHER: tl.constexpr,
 ):
-    """Writes what a part found; the last one of a row, or of a run of it, to arrive adds all up."""
+    """Stores a part's sums; the last part of a row or run to arrive merges all of them."""
     head = tl.arange(0, BLOCK_M)
     slot = part * num_heads + kv_head * GROUP  # the list's sums stay below 2^31 numbers
     tl.store(sums + slot * HEAD_DIM + mine, result, mask=inside)

@@ -1,11 +1,11 @@
 """Causal attention of a step's queries over a paged cache; prefill, chunk and decode rows mixed in one call.
 
-out[t] = sum_j softmax_j(cap(scale * q[t] . k[j])) v[j] over positions j <= p(t), and j > p(t) - window when window > 0;
-or of p(t)'s chunk of -window positions when window < 0; where the step's meta has `last_keys`, j <= last_keys[t]
-instead, or all j <= ~last_keys[t] where that is below 0; cap(s) = softcap * tanh(s / softcap) when softcap > 0. Query
-head h reads the KV head h // (Hq / Hkv). A sink is a learned logit per query head, neither scaled nor capped, that
-joins the softmax's sum and has no value: weights then add up to less than one. Users: every decoder's attention layer,
-after `qkv_rope_store` has written this step's keys and values.
+out[t] = sum_j softmax_j(cap(scale * q[t] . k[j])) v[j] over positions j <= p(t). If window > 0, also j > p(t) - window.
+If window < 0, j is in p(t)'s chunk of -window positions. If the step's meta has `last_keys`, j <= last_keys[t] instead,
+or all j <= ~last_keys[t] if last_keys[t] < 0. cap(s) = softcap * tanh(s / softcap) if softcap > 0. Query head h reads
+the KV head h // (Hq / Hkv). A sink is a learned logit per query head, neither scaled nor capped, that is added to the
+softmax's denominator and has no value, so weights sum to less than one. Users: every decoder's attention layer, after
+`qkv_rope_store` has written this step's keys and values.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -35,8 +35,8 @@ def paged_attention(
 ) -> Tensor:
     """q [T, Hq, D], caches [num_blocks, Hkv, block_size, D] -> a new [T, Hq * D] of q's dtype; sinks [Hq] float32.
 
-    Strides of the caches, and scales of codes, as in kernels/pages.py. Tokens of no row (beyond query_start[-1]) are
-    left as the memory was.
+    Strides of the caches, and scales of codes, as in kernels/pages.py. The result is not written for tokens without a
+    row (beyond query_start[-1]).
     """
     tokens, heads, dim = q.shape
     check_pages(k_cache, v_cache, dim, scales)
@@ -51,7 +51,7 @@ def paged_attention(
             return launch_paged(q, k_cache, v_cache, meta, scale, window, softcap, sinks, scales).view(tokens, -1)
         return paged_attention_reference(q, k_cache, v_cache, meta, scale, window, softcap, sinks, scales)
     _, kv_heads, block_size, _ = k_cache.shape
-    # The C kernel reads line r for row r; only tests of the device path bring table_row here.
+    # The C kernel reads line r for row r; table_row occurs here only in tests of the device path.
     tables = meta.block_tables if meta.table_row is None else meta.block_tables[meta.table_row]
     rows, max_blocks = tables.shape
     assert meta.query_start.numel() == rows + 1 and meta.context_len.numel() == rows and tables.is_contiguous()
@@ -77,7 +77,7 @@ def launch_paged(
     sinks: Tensor | None,
     scales: Scales | None = None,
 ) -> Tensor:
-    """The Triton kernels over the step's work lists -> [T, Hq, D]: tiles of long rows, parts of decode rows."""
+    """Runs the Triton kernels over the step's work lists -> [T, Hq, D]: tiles of long rows, parts of decode rows."""
     work, tables = meta.work, meta.block_tables
     assert work is not None, "an accelerator's step makes its work lists before the first layer"
     out = empty_rows(q.view(len(q), -1), q[0].numel()).view(q.shape)

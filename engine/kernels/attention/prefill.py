@@ -1,10 +1,10 @@
-"""Attention of query tiles over the paged cache: prompts, chunks, and every row where bits must not vary.
+"""Attention of query tiles over the paged cache: prompts, chunks, and with invariant lists every row.
 
-A tile holds BLOCK_M lines: consecutive tokens of one row times the query heads that share one KV head, so a loaded key
-serves all of them. Blocks of keys that all its tokens see go without a mask; those along the diagonal, and at a
-window's edge, with one. Tiles come from the step's work list (work.py), those with most keys first: on the device, so
-that a launch depends on shapes only and can be captured in a graph. Users: engine/kernels/attention/paged on
-accelerators.
+A tile has BLOCK_M lines: consecutive tokens of one row times the query heads that share one KV head, so a loaded key
+serves all of them. Blocks of keys that all tokens of the tile see need no mask; blocks on the diagonal and at a
+window's edge are masked. Tiles come from the step's work list (work.py), tiles with the most keys first. The list is on
+the device, so that a launch depends only on shapes and can be captured in a graph. Users:
+engine/kernels/attention/paged on accelerators.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ def prefill_kernel(
     q,  # [num_tokens, num_heads, HEAD_DIM]
     k_cache,  # [num_blocks, num_kv_heads, BLOCK_SIZE, HEAD_DIM]
     v_cache,
-    k_scale,  # float32 [num_blocks, num_kv_heads, BLOCK_SIZE] or [num_kv_heads], of codes; else None
+    k_scale,  # scales of codes: float32 [num_blocks, num_kv_heads, BLOCK_SIZE] or [num_kv_heads]; or None
     v_scale,
     block_tables,  # [lines, max_blocks] int32
     sinks,  # [num_heads] float32, or None
-    last_keys,  # [num_tokens] int32: see AttentionMeta; or None: each token sees up to itself
+    last_keys,  # [num_tokens] int32: see AttentionMeta; None: each token sees up to itself
     tiles,  # [num_tiles, 4] int32: first token, tokens, position of the first token, line of the block tables
     num_tiles,  # [1] int32
     max_blocks,
-    block_stride,  # of the caches, in numbers: from a block to the next; its own numbers follow each other
-    scale_stride,  # of k_scale and v_scale, from a block to the next; 0: one for each head
+    block_stride,  # stride between blocks of the caches, in elements; a block is contiguous
+    scale_stride,  # stride between blocks of k_scale and v_scale; 0: one scale per head
     scale,
     bend,
     WINDOW: tl.constexpr,  # 0: none; below 0: chunks
@@ -56,9 +56,9 @@ def prefill_kernel(
     WIDE: tl.constexpr,
     STAGES: tl.constexpr,
     MATERIALISE: tl.constexpr,
-    CODES: tl.constexpr,  # of float8.py
-    MADE: tl.constexpr,  # each token has scales of its own
-    FOLD: tl.constexpr,  # with MADE: they multiply the numbers
+    CODES: tl.constexpr,  # a constant of float8.py
+    MADE: tl.constexpr,  # scales are per token
+    FOLD: tl.constexpr,  # with MADE: scales multiply keys and values
     OVERLAP: tl.constexpr,
 ):
     grid_wait(OVERLAP)
@@ -92,7 +92,7 @@ def prefill_kernel(
         newest = position
         seen = first
         if last_keys is not None:
-            # From token to token of a row the last keys never fall, so the tile's first and last one bound the others.
+            # last_keys never decrease along a row, so the values of the tile's first and last token bound the others.
             last = tl.load(last_keys + token + tl.minimum(line // GROUP, tokens - 1))
             newest = tl.where(last < 0, WINDOW - 1, position)
             position = tl.where(last < 0, -1 - last, last)
@@ -114,7 +114,7 @@ def prefill_kernel(
             end, k_scale, v_scale, scale_stride, kv_head, block_stride, factor, curve, True, SPAN, SOFTCAP, HEAD_DIM,
             BLOCK_SIZE, BLOCK_N, BLOCK_D, WIDE, STAGES, MATERIALISE, None, 0, CODES, MADE, FOLD,
         )  # fmt: skip
-        # Lines and their places are found anew: through the loop they would take registers that it has not.
+        # Lines and offsets are computed again here, because the loop has no registers to hold them.
         token = tl.load(tiles + tile * 4, volatile=True)
         tokens = tl.load(tiles + tile * 4 + 1, volatile=True)
         if MATERIALISE:
@@ -126,10 +126,10 @@ def prefill_kernel(
 
 @triton.jit
 def in_half(query, scratch, inside):
-    """Queries -> float16 of them over a power of two, unless they are float32, and that power of each line.
+    """Queries -> float16, divided by a power of two, unless they are float32; and the power of each line.
 
-    By way of memory, where the result will be: a product takes from shared memory only what was loaded, and registers
-    that hold the queries are missing elsewhere.
+    The queries are stored to `scratch`, the result's memory, and loaded again: only loaded operands can be in shared
+    memory, and queries in registers would leave too few for the rest.
     """
     power, over = powers(tl.max(tl.abs(query.to(tl.float32)), 1))
     query = query.to(tl.float32) * over[:, None]
@@ -152,7 +152,7 @@ def places(
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Where a tile's lines lie in q and out, and which of their numbers are there."""
+    """Offsets of a tile's lines in q and out, and the mask of valid elements."""
     dim = tl.arange(0, BLOCK_D)
     head = kv_head * GROUP + line % GROUP
     where = ((token + line // GROUP).to(tl.int64) * (num_kv_heads * GROUP) + head) * HEAD_DIM
@@ -174,7 +174,7 @@ def attend_tiles(
     scales: Scales | None = None,
     last_keys: Tensor | None = None,
 ) -> None:
-    """The work list's tiles -> their tokens of out [T, Hq, D]; shapes as `paged_attention`, `rows` bounds the grid."""
+    """Computes the work list's tiles into out [T, Hq, D]; shapes as `paged_attention`, `rows` bounds the grid."""
     tokens, heads, dim = q.shape
     _, kv_heads, block_size, _ = k_cache.shape
     group = heads // kv_heads
@@ -187,7 +187,7 @@ def attend_tiles(
     full = tokens // (block_m // group)
     scale, bend = score_scales(scale, softcap)
     made = stride_of(scales) > 0
-    # No step of these shapes has more tiles: full ones, and one that each row begins.
+    # Upper bound of the tiles for these shapes: full tiles, and one partial tile per row.
     prefill_kernel[(kv_heads, min(tokens, full + rows))](
         out, q, as_bytes(k_cache), as_bytes(v_cache), *(scales or (None, None)), block_tables, sinks, last_keys,
         tiles, num_tiles, block_tables.shape[1], k_cache.stride(0), stride_of(scales), scale, bend,
@@ -201,10 +201,10 @@ def attend_tiles(
 
 
 def takes_large(device: Target, block_d: int, element_size: int, programs: int) -> bool:
-    """Whether so many programs of the smaller tiles are enough that half as many, twice as large, fill the device.
+    """Whether half as many programs, with tiles twice as large, would still fill the device.
 
     Microseconds of FP8 pages on one H100, 128 lines and LARGE: a prompt of 2,048 tokens 111.9 and 97.3, of 8,192 1,490
-    and 1,241, but 512 tokens behind 7,680 229 and 311.
+    and 1,241, but 512 tokens after 7,680 cached tokens 229 and 311.
     """
     return block_d <= 128 and element_size <= 2 and 2 * programs > 5 * device.num_units
 
@@ -212,18 +212,19 @@ def takes_large(device: Target, block_d: int, element_size: int, programs: int) 
 def tuned(
     device: Target, block_d: int, element_size: int, programs: int, large: bool = False
 ) -> tuple[int, dict[str, int]]:
-    """(keys per block, launch options). The block decides a token's bits, so it knows nothing of the launch's size.
+    """(keys per block, launch options). The block size affects a token's bits, so it does not depend on the launch's
+    size.
 
-    Nor do a tile's lines change a bit: each line is computed alone.
+    The number of a tile's lines does not affect bits, because each line is computed independently.
     """
-    if block_d > WIDE_HEAD:  # the memory of a unit holds no more of such keys
+    if block_d > WIDE_HEAD:  # a unit's shared memory holds no more keys of this width
         return 16, {"num_warps": 8, "num_stages": 2}
     if block_d > 128 or element_size > 2:
         return 32, {"num_warps": 8, "num_stages": 2}
     if large:
         return 64, {"num_warps": 16, "num_stages": 3}
     if device.arch == "sm_90" and 2 * programs > 5 * device.num_units:
-        # Two tiles on a unit hide each other's waits and share its registers, and with them its time: where units have
-        # two tiles or three each, one at a time, the longest first, ends sooner.
+        # Two tiles per unit hide each other's latency but share its registers. With only two or three tiles per unit,
+        # running one tile at a time, the longest first, ends sooner.
         return 64, {"num_warps": 8, "num_stages": 2, "maxnreg": 128}
     return 64, {"num_warps": 8, "num_stages": 3 if device.arch == "sm_90" else 2}

@@ -7,26 +7,26 @@ from __future__ import annotations
 
 from engine.kernels.target import Target, triton
 
-# Of a round of decode, whatever else is tuned: the order of a row's sums follows from it.
+# Keys per round of decode. Fixed, because it determines the order of a row's sums.
 KEYS = 32
-KEYS_OF_CODES = 32  # over pages of 8 bits
+KEYS_OF_CODES = 32  # over 8-bit pages
 
 
-WIDE_HEAD = 256  # dimensions; the tiles of wider heads have half as many lines, so that their sums fit the registers
+WIDE_HEAD = 256  # dimensions; tiles of wider heads have half as many lines, so that their sums fit the registers
 LARGE = 256  # lines of a large tile
 
 
 def has_large_tiles(device: Target, head_dim: int) -> bool:
-    """Whether long prompts over pages of codes have tiles of twice the lines.
+    """Whether long prompts over pages of codes use tiles of twice the lines.
 
-    A tile widens every code that it reads, and twice the lines halve that: one H100 took 1,241 us for a prompt of 8,192
-    tokens and not 1,490.
+    A tile widens every code that it reads, and twice the lines halve this work: one H100 took 1,241 us instead of 1,490
+    for a prompt of 8,192 tokens.
     """
     return device.arch == "sm_90" and head_dim <= 128
 
 
 def tile_lines(group: int, head_dim: int, large: bool = False) -> int:
-    """Lines of a prefill tile, query heads times tokens: 128, or LARGE, or more when a group alone is larger."""
+    """Lines of a prefill tile, query heads times tokens: usually 128 or LARGE, more if a group is larger."""
     return max(LARGE if large else 64 if head_dim > WIDE_HEAD else 128, triton.next_power_of_2(group))
 
 

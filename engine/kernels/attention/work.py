@@ -1,12 +1,12 @@
-"""The work lists of a step's attention: rows of one query cut into parts of their context, others into query tiles.
+"""The work lists of a step's attention: rows with one query are cut into context parts, other rows into query tiles.
 
-    one query:   ceil(context / part) parts, ascending, equal but for the last one; a short remainder is none of its own
-    more:        ceil(queries / tile) tiles, the one with most keys first; for pages of codes large tiles too
+    one query:   ceil(context / part) parts, ascending, equal except the last; a short remainder is merged
+    more:        ceil(queries / tile) tiles, the tile with the most keys first; for pages of codes also large tiles
 
-The length of a part comes from the step's total context, on the device: enough parts for every unit, and never more
-than the list has room for. An invariant list makes every row tiles: then a token's bits depend neither on the step's
-other rows nor on how its prompt was cut. `line` is the row's line of the block tables. Made once per step and read by
-every layer; nothing of it is known to the host. Users: engine/step, engine/kernels/attention/paged on accelerators.
+The device derives the length of a part from the step's total context: enough parts for every unit, and never more than
+the list can hold. An invariant list makes tiles of every row, so that a token's bits depend neither on the step's other
+rows nor on the cut of its prompt. `line` is the row's line of the block tables. The lists are made once per step and
+read by every layer; the host does not know them. Users: engine/step, engine/kernels/attention/paged on accelerators.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from engine.attention.meta import AttentionMeta, WorkList
 from engine.kernels.attention.tiles import KEYS, tile_tokens
 from engine.kernels.target import target, tl, triton
 
-MIN_PART = 64  # keys; what a step's context is cut into are multiples of it
-# Parts times KV heads that a step aims at, for each unit of the device. Numbers of 16 bits keep the memory busy with
-# two; codes are as much work for a round of keys and half its bytes, and only more rounds at once hide what each waits
-# for: with two an H100 took as long for FP8 pages as for bfloat16's.
+MIN_PART = 64  # keys; the length of parts is a multiple of it
+# Target of parts times KV heads per unit of the device. For 16-bit pages two keep the memory busy. Codes need as much
+# work per round of keys with half the bytes, so more rounds must run at once to hide latency: with two, an H100 took as
+# long for FP8 pages as for bfloat16 pages.
 PARTS_PER_UNIT = 2
 PARTS_OF_CODES = 8
 
 
-@triton.jit(do_not_specialize=["aim"])  # it follows the size of the cache
+@triton.jit(do_not_specialize=["aim"])  # aim depends on the size of the cache
 def work_kernel(
     parts,
     num_parts,
@@ -39,14 +39,14 @@ def work_kernel(
     table_row,  # [num_rows], or None: line r
     num_rows,
     aim,  # parts that the step's total context is cut into
-    SINGLE: tl.constexpr,  # queries of a row that is cut into parts: 1, or -1 for an invariant list
-    STEP: tl.constexpr,  # the step's part is a multiple of it
-    KEYS: tl.constexpr,  # a row's parts are multiples of it
+    SINGLE: tl.constexpr,  # number of queries of rows that are cut into parts: 1, or -1 (no row) for an invariant list
+    STEP: tl.constexpr,  # the step's part length is a multiple of STEP
+    KEYS: tl.constexpr,  # a row's part length is a multiple of KEYS
     TILE: tl.constexpr,  # tokens
     LARGE_TILE: tl.constexpr,
     ROWS: tl.constexpr,  # power of two >= num_rows
 ):
-    """One program: rows side by side in a vector, their items below each other."""
+    """A single program: one vector lane per row, a loop over the items of the rows."""
     row = tl.arange(0, ROWS)
     here = row < num_rows
     start = tl.load(query_start + row, mask=here, other=0)
@@ -58,7 +58,7 @@ def work_kernel(
     single = here & (length == SINGLE)
     total = tl.sum(tl.where(single, context, 0).to(tl.int64), 0)
     part = tl.maximum((total + aim * STEP - 1) // (aim * STEP), 1).to(tl.int32) * STEP
-    # Where a row would end with a short part, its other parts are up to an eighth longer instead.
+    # If a row would end with a short part, its other parts become up to an eighth longer instead.
     fewer = tl.maximum((context + part // 8 * 7) // part, 1) * KEYS
     longer = (context + fewer - 1) // fewer * KEYS
     part = tl.where((longer > part) & (longer <= part // 8 * 9), longer, part)
@@ -83,7 +83,7 @@ def work_kernel(
 
 @triton.jit
 def write_tiles(tiles, num_tiles, start, length, context, line, TILE: tl.constexpr):
-    """Rows of `length` tokens as tiles; none of 0."""
+    """Writes the tiles of rows with `length` tokens; no tiles for 0 tokens."""
     count = (length + TILE - 1) // TILE
     end = tl.cumsum(count, 0)
     tl.store(num_tiles, tl.sum(count, 0))
@@ -97,7 +97,7 @@ def write_tiles(tiles, num_tiles, start, length, context, line, TILE: tl.constex
 
 
 def max_parts(num_blocks: int, block_size: int, max_rows: int, per_unit: int = PARTS_PER_UNIT) -> int:
-    """Capacity for parts: one per row, and those that the aim adds, as far as such a cache can need them."""
+    """Capacity for parts: one per row, plus the target number of parts, bounded by the size of the cache."""
     most = -(-num_blocks * block_size // MIN_PART) * max_rows  # rows may share blocks
     return max_rows + max(1, min(most, per_unit * target().num_units))
 
@@ -112,7 +112,7 @@ def empty_list(
     per_unit: int = PARTS_PER_UNIT,
     large: bool = False,
 ) -> WorkList:
-    """Room for the lists of any step within these bounds; `max_parts` from the function of that name.
+    """Allocates lists for any step within these bounds; `max_parts`: from the function of that name.
 
     `large`: with large tiles, see `has_large_tiles`.
     """
@@ -124,7 +124,7 @@ def empty_list(
 
     sums = torch.empty(max_parts, heads, head_dim, dtype=torch.float32, device=device)
     stats = torch.empty(max_parts, heads, 2, dtype=torch.float32, device=device)
-    # A row of n queries makes at most n tiles, so the step's tokens bound them.
+    # A row of n queries makes at most n tiles, so the step's tokens bound the number of tiles.
     parts, tiles = room(max_parts, 8), room(max_tokens, 4)
     arrived = room(max_parts, heads).zero_()
     larger = (room(max_tokens, 4), room(1)) if large else (None, None)
@@ -132,7 +132,7 @@ def empty_list(
 
 
 def fill_list(work: WorkList, meta: AttentionMeta, group: int, invariant: bool = False) -> None:
-    """Writes the step's lists; `group` is query heads per KV head. Rows without tokens make no items."""
+    """Writes the step's lists; `group`: query heads per KV head. Rows without tokens have no items."""
     if meta.context_len.is_cpu:
         fill_list_reference(work, meta, group, invariant)
     else:
@@ -151,7 +151,7 @@ def launch_list(work: WorkList, meta: AttentionMeta, group: int, invariant: bool
 
 
 def aim_of(work: WorkList, group: int) -> int:
-    """Parts that a step aims at; with one more per row they fit into the list."""
+    """The target number of parts of a step, such that one more part per row fits into the list."""
     kv_heads = work.sums.shape[1] // group
     return max(1, min(work.parts.shape[0] - work.max_rows, work.per_unit * target().num_units // kv_heads))
 

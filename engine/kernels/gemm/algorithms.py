@@ -1,13 +1,13 @@
-"""Algorithms: which of the vendor's algorithms multiplies what; timed once per card and library, before graphs.
+"""Algorithms: chooses the vendor library's algorithm for each product; timed once per card and library, before graphs.
 
-Owner: the device thread; each accelerator has its own. After the start nothing changes but what the library refuses.
+Owner: the device thread; each accelerator has its own. After the start choices change only if the library refuses one.
 torch takes the library's first suggestion (gemm/cublaslt), which is often slower than another algorithm: on an H100 an
 8B's down of 256 rows takes 51.9 us instead of 46.6, a 0.6B's of 576, 704 and 1,152 rows 14.1, 15.0 and 18.4 instead of
-9.3, 10.2 and 13.8. Here each number of rows that has a graph is timed with several algorithms. The choices are saved
-for the next start, in the folder of Triton's kernels.
+9.3, 10.2 and 13.8. Each number of rows that has a graph is timed with several algorithms. The choices are saved for
+the next start, in the folder of Triton's kernels.
 
     recording: a walk through the model's steps -> products -> autotune: read saved choices, time the rest, save them
-    DenseWeight -> run_chosen: launched by the algorithm of that shape; or not at all, and torch's choice is taken
+    DenseWeight -> run_chosen: launches the shape's algorithm; or nothing, and torch multiplies with its own choice
 """
 
 from __future__ import annotations
@@ -41,40 +41,40 @@ from engine.kernels.target import kernel_cache
 
 log = logging.getLogger(__name__)
 
-LEAST_ROWS = 65  # up to 64 rows time is the reading of the weights, and the tuned products of ours are for those
-# Beyond, a step has any number of tokens: it takes what is fastest for the nearest that was timed.
+LEAST_ROWS = 65  # up to 64 rows the time is spent on reading weights, and our own tuned kernels are used
+# Longer steps can have any number of tokens; they use the fastest algorithm of the nearest timed number.
 LONG_ROWS = 2048
 LEAST_WEIGHT = 1 << 20  # numbers: smaller products take as long as their launch
-COLD = 256 << 20  # bytes of weights to go round, so that none is found in the device's cache
-ENOUGH = 50e-6  # seconds of one timing: several launches for small products
-HOST = 40e-6  # seconds per launch that the device sleeps before the first, so that it never waits for the host
-ROUNDS = 5  # interleaved timings of the algorithms that the first round has within CLOSE of the fastest
+COLD = 256 << 20  # bytes of weights to cycle through, so that none is in the device's cache
+ENOUGH = 50e-6  # seconds of one timing; small products are launched several times
+HOST = 40e-6  # seconds per launch that the device sleeps first, so that it never waits for the host
+ROUNDS = 5  # interleaved timings of the algorithms that are within CLOSE of the fastest in the first round
 CLOSE = 1.1
-GAIN = 0.98  # of torch's time that another algorithm may take at most to be worth a choice
-# So much arithmetic is bound by the card's power in a busy server, where what is a little faster alone may be slower.
+GAIN = 0.98  # an algorithm is chosen only if it takes less than this share of torch's time
+# Products with more arithmetic are limited by the card's power in a busy server, where a small gain may be a loss.
 POWER_FLOPS, POWER_GAIN = 3e10, 0.93
 TORCHS = b""  # torch's choice
-FLOPS, BYTES = 6e14, 2.5e12  # a second, of a large card: for how often to launch
+FLOPS, BYTES = 6e14, 2.5e12  # per second of a large card; used to choose the number of launches
 FILE = "products.json"
-MAX_READY = 4096  # products, of all numbers of rows that were met
+MAX_READY = 4096  # most prepared products, over all numbers of rows
 
 Run = Callable[[Tensor], object]  # one launch, with that weight
 
 
 class Kind(NamedTuple):
-    """Products of one weight's shape, whatever the rows."""
+    """Products with the same shape of weight and any number of rows."""
 
     width: int
     depth: int
-    added: bool  # to what is there
-    gated: bool  # gate and up: some numbers of rows are not the vendor's, and its result goes through silu·mul
+    added: bool  # the result is added to a tensor
+    gated: bool  # gate and up: our kernels take some numbers of rows; the library needs a separate activation
     dtype: torch.dtype
 
     def shape(self, rows: int) -> Shape:
         return Shape(rows, self.width, self.depth, self.added, self.dtype)
 
 
-Products = dict[Kind, list[Tensor]]  # weights of each
+Products = dict[Kind, list[Tensor]]  # kind -> weights
 
 
 class Algorithms:
@@ -83,12 +83,12 @@ class Algorithms:
     def __init__(self) -> None:
         self.library: Library | None = None
         self.chosen: dict[Kind, dict[int, bytes]] = {}  # by rows; TORCHS: torch's choice
-        self._ready: dict[tuple[Kind, int], Product | None] = {}  # of kind and rows; None: torch's
+        self._ready: dict[tuple[Kind, int], Product | None] = {}  # (kind, rows) -> product; None: torch's choice
         self._recorded: Products | None = None
 
     @contextmanager
     def recording(self) -> Iterator[Products]:
-        """The weights of the products that are launched inside: those that `autotune` may be asked for."""
+        """A context that records the weights of the products launched inside, for `autotune`."""
         self._recorded = {}
         try:
             yield self._recorded
@@ -96,7 +96,7 @@ class Algorithms:
             self._recorded = None
 
     def record(self, weight: Tensor, added: bool, gated: bool) -> None:
-        """Inside `recording`, notes a product with `weight` [width, depth]."""
+        """Inside `recording`, records a product with `weight` [width, depth]."""
         if self._recorded is None or weight.dtype not in TYPES or weight.numel() < LEAST_WEIGHT:
             return
         known = self._recorded.setdefault(_kind(weight, added, gated), [])
@@ -104,7 +104,7 @@ class Algorithms:
             known.append(weight)
 
     def run_chosen(self, x: Tensor, weight: Tensor, gated: bool, added: Tensor | None, out: Tensor) -> bool:
-        """Launches out [M, N] = x [M, K] weight^T (+ added) by the fastest algorithm; False: it is left to torch."""
+        """Launches out [M, N] = x [M, K] weight^T (+ added) with the fastest algorithm; False: torch must multiply."""
         if not self.chosen:
             return False
         kind, rows = _kind(weight, added is not None, gated), len(x)
@@ -113,7 +113,7 @@ class Algorithms:
             return False
         try:
             product(x, weight, added, out)
-        except RefusedError as error:  # a number of rows that was not timed: nothing has been launched
+        except RefusedError as error:  # for an untimed number of rows; nothing was launched
             log.warning("products: %d rows of %s (%s): torch chooses from now on", rows, _name(kind), error)
             self._ready[kind, rows] = None
             return False
@@ -132,9 +132,9 @@ class Algorithms:
         return found
 
     def autotune(self, products: Products, sizes: Callable[[Kind], list[int]]) -> None:
-        """Settles the algorithms of these products for the numbers of rows that `sizes` names, at least LEAST_ROWS.
+        """Finds the algorithms of these products for the numbers of rows from `sizes`, each at least LEAST_ROWS.
 
-        Those of long steps are launched, whatever it finds: no later step loads a kernel.
+        The products of long steps are launched in any case, so that no later step has to load a kernel.
         """
         try:
             self.library = self.library or open_library()
@@ -151,7 +151,7 @@ class Algorithms:
             try:
                 timed.update(_time(self.library, kind, known, missing))
                 fresh += len(missing)
-            except (torch.OutOfMemoryError, RefusedError) as error:  # without room the profile says what to do
+            except (torch.OutOfMemoryError, RefusedError) as error:  # the memory profile will report missing memory
                 log.warning("products: %s cannot be timed (%s): torch chooses its algorithms", _name(kind), error)
             self._ready.clear()
             self._launch_long(kind, known[0], wanted)
@@ -206,7 +206,7 @@ def _fastest(library: Library, shape: Shape, weights: list[Tensor], x: Tensor, o
     for algorithm, run in list(runs.items()):  # a kernel is loaded when it is first launched
         try:
             run(weights[0])
-        except RefusedError:  # some are found out only then
+        except RefusedError:  # some algorithms fail only at launch
             del runs[algorithm]
     flops = 2 * shape.rows * shape.width * shape.depth
     times = math.ceil(ENOUGH / max(flops / FLOPS, 2 * shape.width * shape.depth / BYTES))
@@ -219,7 +219,7 @@ def _launch(product: Product, x: Tensor, added: Tensor | None, out: Tensor, weig
 
 
 def quickest(runs: dict[bytes, Run], timed: Callable[[list[Run]], list[float]], gain: float) -> bytes:
-    """The algorithm of the fastest run, if it takes less than `gain` of the time of torch's; or TORCHS."""
+    """The algorithm of the fastest run if it takes less than `gain` of torch's time; else TORCHS."""
     first = dict(zip(runs, timed(list(runs.values())), strict=True))
     limit = CLOSE * min(first.values())
     rivals = [algorithm for algorithm in runs if algorithm == TORCHS or first[algorithm] <= limit]
@@ -248,7 +248,7 @@ def seconds(runs: list[Run], weights: list[Tensor], times: int, host: float = HO
 
 
 class Saved:
-    """What earlier starts have found, in a file of Triton's cache: read once, written whole."""
+    """The choices of earlier starts, in a file of Triton's cache, which is read once and written completely."""
 
     def __init__(self, version: int, card: str) -> None:
         key = hashlib.sha256(f"omniloop, products of cublasLt {version} on {card}".encode()).hexdigest()

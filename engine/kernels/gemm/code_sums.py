@@ -1,8 +1,8 @@
-"""code_sums: rows of codes times rows of x, the inner loop of every product that widens codes in registers.
+"""code_sums: rows of codes times rows of x; the inner loop of every product that widens codes in registers.
 
-A tile of words (gemm/widen) becomes numbers of x's dtype on its way to the matrix units, which sum in float32: one
-product for each code of a word, over the columns that these codes stand for. A scale that all columns of such a product
-share multiplies its sums; scales of fewer columns multiply values, which are rounded once more.
+A tile of words (gemm/widen) is widened to x's dtype before the matrix units, which sum in float32. There is one matrix
+product for each code position in a word, over the columns at that position. If all columns of a product share a scale,
+the scale multiplies the sums; scales of fewer columns multiply the values, which rounds them once more.
 Users: gemm/groups, moe/coded.
 """
 
@@ -13,7 +13,7 @@ from engine.kernels.target import tl, triton
 
 
 def block_k_of(kind: int, group: int, size: int) -> int:
-    """Columns read at a time, of values of x of `size` bytes: 64 where a group has fewer than 128."""
+    """Columns read at a time, for values of x of `size` bytes: 64 for groups of fewer than 128 columns, else 128."""
     return BLOCK if size > 2 or (group % (2 * BLOCK) and scales_sums(kind, group, BLOCK)) else 2 * BLOCK
 
 
@@ -24,7 +24,7 @@ def scales_sums(kind: int, group: int, block_k: int) -> bool:
 
 @triton.jit
 def numbers_of_groups(lines, n_in, at, groups, COUNT: tl.constexpr):
-    """Numbers of groups at .. at + COUNT of rows whose lines these are: [n, COUNT], those of no group 0."""
+    """Values of groups at .. at + COUNT - 1 for the rows at `lines`: [n, COUNT], 0 beyond the last group."""
     group = at + tl.arange(0, COUNT)
     return tl.load(lines[:, None] + group[None, :], mask=n_in[:, None] & (group < groups)[None, :], other=0)
 
@@ -46,7 +46,7 @@ def of_group(numbers, AT: tl.constexpr, COUNT: tl.constexpr):
 
 @triton.jit
 def less(values, zero):
-    """values less their zeros: whole zeros exactly, in values' dtype, others in float32."""
+    """values - zero: integer zeros exactly, in values' dtype, other zeros in float32."""
     if zero.dtype == tl.int8:
         values -= zero.to(values.dtype)
     else:
@@ -57,7 +57,7 @@ def less(values, zero):
 @triton.jit
 def by_columns(values, columns, scales, zeros, n, n_in, depth, groups, GROUP: tl.constexpr, SCALES: tl.constexpr,
                ZEROS: tl.constexpr):  # fmt: skip
-    """values [n, columns] less their zeros and times their scales, which are read for each."""
+    """(values [n, columns] - zeros) * scales, with zeros and scales loaded for each value."""
     at, mask = (n.to(tl.int64) * groups)[:, None] + (columns // GROUP)[None, :], n_in[:, None] & (columns < depth)[None]
     if ZEROS:
         values = less(values, tl.load(zeros + at, mask=mask, other=0))
@@ -72,14 +72,14 @@ def code_sums(
     GROUP: tl.constexpr, SCALES: tl.constexpr, ZEROS: tl.constexpr, ON_SUMS: tl.constexpr, PAIRS: tl.constexpr,
     EVEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Columns start .. end of rows n of the words times rows m of x: float32 [BLOCK_N, BLOCK_M].
+    """Columns start .. end - 1 of rows n of the words times rows m of x: float32 [BLOCK_N, BLOCK_M].
 
-    PAIRS: x is bfloat16, and units make two values of two words at a time. EVEN: `depth` is a multiple of BLOCK_K.
-    Scales and zeros of the next columns are loaded one turn early: the compiler's pipeline leaves these loads out.
+    PAIRS: x is bfloat16, and instructions make two values from two words. EVEN: `depth` is a multiple of BLOCK_K.
+    Scales and zeros are loaded an iteration early, because the compiler's pipeline does not include these loads.
     """
     PER: tl.constexpr = 4 if KIND < 3 else 2  # codes of a word
-    APART: tl.constexpr = 64 // PER  # columns between them
-    # Codes of a word that share a scale, and how many scales a turn has.
+    APART: tl.constexpr = 64 // PER  # columns between two codes of a word
+    # Codes of a word that share a scale, and the number of scales per iteration.
     RUN: tl.constexpr = PER if GROUP % BLOCK_K == 0 else GROUP // APART if GROUP >= APART else 1
     COUNT: tl.constexpr = PER // RUN
     dtype: tl.constexpr = x.dtype.element_ty
@@ -136,7 +136,7 @@ def integer_sums(
     n, n_in, m, m_in, x, codes, start, end, depth, x_stride,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Columns start .. end of rows n of int8 codes times rows m of int8 x: int32 [BLOCK_N, BLOCK_M], exact."""
+    """Columns start .. end - 1 of rows n of int8 codes times rows m of int8 x: exact int32 [BLOCK_N, BLOCK_M]."""
     code_line = codes + n.to(tl.int64)[:, None] * depth
     x_line = x + m.to(tl.int64)[None, :] * x_stride
     sums = tl.zeros([BLOCK_N, BLOCK_M], tl.int32)

@@ -1,9 +1,9 @@
-"""Codes: a quantised matrix in one canonical form, whatever the checkpoint called it.
+"""Codes: a quantised matrix in one canonical form, for all checkpoint formats.
 
     w[n, order[k]] = (value(codes[n, k]) - zero[n, k // group]) * scale[n, k // group] * row_scale[n]
 
-Owner: the thread that builds the model. In: what a dialect (engine/quant) read. Out: what the forms of weights pack
-(group_panels on a CPU, groups on accelerators). Nothing is requantised: joined matrices keep their own scales.
+Owner: the thread that builds the model. In: tensors read by a dialect (engine/quant). Out: the input of the weight
+forms (group_panels on a CPU, groups on accelerators). Nothing is requantised: joined matrices keep separate scales.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ log = logging.getLogger(__name__)
 
 
 class Kind(Enum):
-    """What a code stands for."""
+    """The meaning of codes."""
 
     INT4 = "int4"  # codes 0 .. 15, values -8 .. 7
     E2M1 = "e2m1"  # codes 0 .. 15: sign, two bits of exponent, one of mantissa
-    NF4 = "nf4"  # codes 0 .. 15: places in a table of float32, NORMAL
+    NF4 = "nf4"  # codes 0 .. 15: indices into the float32 table NORMAL
     INT8 = "int8"  # codes and values -128 .. 127
     E4M3 = "e4m3"  # the bits of float8_e4m3fn
 
 
 FOUR_BITS = (Kind.INT4, Kind.E2M1, Kind.NF4)
-HALVES = [0, 0.5, 1, 1.5, 2, 3, 4, 6]  # of E2M1
-# Of NF4: means of equal shares of a normal distribution, the largest 1 (QLoRA, arXiv:2305.14314, appendix E).
+HALVES = [0, 0.5, 1, 1.5, 2, 3, 4, 6]  # magnitudes of E2M1
+# The values of NF4: quantiles of a normal distribution, scaled to a maximum of 1 (QLoRA, arXiv:2305.14314, appendix E).
 NORMAL = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
     -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
@@ -46,11 +46,11 @@ VALUES = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Inputs:
-    """The checkpoint quantises what it multiplies by: per token, by one scale for all, or per run of columns."""
+    """How the checkpoint quantises a matrix's inputs: per token, by one static scale, or per group of columns."""
 
-    scale: Tensor | None = None  # [] float32; None: per token, as it comes
+    scale: Tensor | None = None  # [] float32: static scale; None: a dynamic scale per token
     kind: Kind = Kind.INT8  # or E4M3
-    group: int = 0  # columns of a token that share a scale; 0: all
+    group: int = 0  # columns of a token per scale; 0: all columns
     powers: bool = False  # scales are powers of two
 
 
@@ -59,16 +59,16 @@ class Codes:
     """One matrix [N, K]."""
 
     kind: Kind
-    values: Tensor  # [N, K] uint8, of INT8 int8
+    values: Tensor  # [N, K] uint8; int8 for INT8
     scale: Tensor  # [N, ceil(K / group)] float32 or bfloat16
     group: int  # columns that share a scale; the last group may be shorter
     row_scale: Tensor | None = None  # [N] float32
-    zero: Tensor | None = None  # [N, ceil(K / group)] int8 or float32, the value that stands for zero
-    order: Tensor | None = None  # [K] int64: where column k was in the checkpoint
+    zero: Tensor | None = None  # [N, ceil(K / group)] int8 or float32: the zero point
+    order: Tensor | None = None  # [K] int64: the index of column k in the checkpoint
     inputs: Inputs | None = None  # None: inputs are not quantised
 
     def rows(self, index: Tensor) -> Codes:
-        """These rows, in this order."""
+        """The rows of `index`, in its order."""
         return replace(
             self,
             values=self.values[index],
@@ -78,11 +78,11 @@ class Codes:
         )
 
     def with_float_inputs(self) -> Codes:
-        """The same without inputs in FP8, for products that keep their inputs."""
+        """A copy without FP8 quantisation of inputs, for products with float inputs."""
         return replace(self, inputs=None) if self.inputs is not None and self.inputs.kind is Kind.E4M3 else self
 
     def dense(self) -> Tensor:
-        """The matrix, [N, K] float64, columns as in the checkpoint."""
+        """The matrix, [N, K] float64, with columns in the checkpoint's order."""
         group = torch.arange(self.values.shape[1], device=self.values.device) // self.group
         wide = decoded(self.kind, self.values)
         if self.zero is not None:
@@ -101,7 +101,7 @@ def decoded(kind: Kind, values: Tensor) -> Tensor:
 
 
 def alike(pieces: Sequence[Codes]) -> bool:
-    """Whether these matrices can lie below one another in one weight."""
+    """Whether these matrices can be stacked in one weight."""
     first = pieces[0]
     return all(
         (piece.kind, piece.group) == (first.kind, first.group)
@@ -112,7 +112,7 @@ def alike(pieces: Sequence[Codes]) -> bool:
 
 
 def joined(pieces: Sequence[Codes]) -> Codes:
-    """Matrices that are alike, one below the other."""
+    """Stacks matrices for which `alike` holds."""
     if len(pieces) == 1:
         return pieces[0]
     scales = [piece.scale for piece in pieces]
@@ -147,7 +147,7 @@ def _same(left: Tensor | None, right: Tensor | None) -> bool:
 
 
 def _same_inputs(left: Inputs | None, right: Inputs | None) -> bool:
-    """Scales of FP8 may differ: joined matrices share the largest."""
+    """Whether inputs are quantised equally; FP8 scales may differ, since joined matrices share the largest."""
     if left is None or right is None:
         return left is right
     if (left.kind, left.group, left.powers) != (right.kind, right.group, right.powers):
@@ -170,7 +170,7 @@ def _joined_inputs(pieces: Sequence[Codes]) -> Inputs | None:
 
 
 def quantised_int8(x: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor]:
-    """x [M, K] -> integers -128 .. 127 as float32 [M, K], and a scale per row, float32 [M]; `scale`: one for all."""
+    """x [M, K] -> integers -128 .. 127 as float32 [M, K], and a scale per row, float32 [M]; `scale`: a static scale."""
     wide = x.float()
     if scale is None:
         most = wide.abs().amax(1)
@@ -180,7 +180,7 @@ def quantised_int8(x: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor]:
     return (wide / scales[:, None]).round_().clamp_(-128, 127), scales
 
 
-LARGEST = 448.0  # of e4m3
+LARGEST = 448.0  # the largest e4m3 value
 
 
 def quantised_e4m3(x: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:

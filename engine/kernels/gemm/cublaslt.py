@@ -1,11 +1,11 @@
-"""cublasLt's products by an algorithm of the caller's choice: y [M, N] = x [M, K] w [N, K]^T, or that added to another.
+"""cublasLt's products with an algorithm chosen by the caller: y [M, N] = x [M, K] w [N, K]^T, optionally added.
 
-Thread: any; a product keeps nothing but descriptions. torch asks the library for one algorithm and takes it. The
-library has others and orders them by undocumented rules; its second or eighth is often the fastest. None of those used
-here needs a workspace, so products of several streams have nothing to share.
+Thread: any; a product holds only descriptors. torch asks the library for one algorithm and takes it. The library orders
+its algorithms by undocumented rules; the second or eighth is often the fastest. The algorithms used here need no
+workspace, so products of several streams share nothing.
 
-The library counts columns first: to it y is [N, M] = w^T x, all of them as they lie. Numbers and layouts of structures
-are those of its header, cublasLt.h; the bytes of an algorithm may be saved, and used by the same version again.
+The library is column-major: it sees y as [N, M] = w^T x, without any copy. Constants and structures are from its
+header, cublasLt.h. The bytes of an algorithm may be saved and used again by the same version.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ TYPES = {torch.bfloat16: 14, torch.float16: 2}  # cudaDataType_t
 FLOAT, COMPUTE_FLOAT = 0, 68  # CUDA_R_32F, CUBLAS_COMPUTE_32F
 TRANSPOSE_A, TRANSPOSED = 3, 1  # CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T
 MOST_WORKSPACE = 1  # CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES
-TILE, SWIZZLE, CLUSTER = (1, 4), (4, 4), (8, 2)  # of CUBLASLT_ALGO_CONFIG_*: the number and its bytes
-SUGGESTIONS = 8  # algorithms that the library is asked for
-VARIED = 2  # of these, the first ones are also tried with other tiles, clusters and swizzles
+TILE, SWIZZLE, CLUSTER = (1, 4), (4, 4), (8, 2)  # CUBLASLT_ALGO_CONFIG_*: attribute number, size in bytes
+SUGGESTIONS = 8  # algorithms requested from the library
+VARIED = 2  # the first VARIED algorithms are also tried with other tiles, clusters and swizzles
 # cublasLtMatmulTile_t, as outputs by rows: 64 x 128, 128 x 64, 128 x 128, 128 x 256, 256 x 128, 192 x 128, 128 x 192.
 TILES = (17, 18, 20, 23, 24, 31, 32)
-CLUSTERS = (3, 5)  # cublasLtClusterShape_t: two tiles of neighbouring outputs, or rows, share what they read
-SWIZZLES = (1, 2)  # orders of tiles: which operand is found in the device's cache
-MANY_ROWS = 1024  # from here on tiles matter less than their order
-ALIGNMENT = 16  # bytes of every operand's address, which loads by descriptors want
+CLUSTERS = (3, 5)  # cublasLtClusterShape_t: two tiles of neighbouring outputs or rows share loads
+SWIZZLES = (1, 2)  # orders of tiles, which decide which operand stays in the device's cache
+MANY_ROWS = 1024  # from this number of rows on the order of tiles matters more than their size
+ALIGNMENT = 16  # bytes; alignment of operands that loads by descriptors need
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A product: x [rows, depth] times w [width, depth]^T; `added`: to what is there."""
+    """A product: x [rows, depth] times w [width, depth]^T; `added`: added to a tensor."""
 
     rows: int
     width: int
@@ -62,11 +62,11 @@ class _Suggestion(ctypes.Structure):
 
 
 class RefusedError(RuntimeError):
-    """The library does not do what it was asked for."""
+    """The library refused a call."""
 
 
 class Product:
-    """One shape by one algorithm, ready to be launched."""
+    """A product of one shape with one algorithm, ready to launch."""
 
     __slots__ = ("_after", "_before", "_beta", "_launch", "_layouts", "_library", "algorithm")
 
@@ -81,7 +81,8 @@ class Product:
         self._after = addressof(algorithm), None, 0
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, added: torch.Tensor | None, out: torch.Tensor) -> None:
-        """Launches out = x weight^T (+ added) on the current stream; all contiguous, aligned, and of the shape."""
+        """Launches out = x weight^T (+ added) on the current stream; operands must be contiguous, aligned, and of the
+        shape."""
         w, rows, y = self._layouts
         target = out.data_ptr()
         code = self._launch(
@@ -105,13 +106,13 @@ class Library:
     """The library that torch has loaded."""
 
     def __init__(self, path: str) -> None:
-        self.calls: Any = ctypes.PyDLL(path)  # calls last microseconds: giving the GIL away would take longer
+        self.calls: Any = ctypes.PyDLL(path)  # calls take microseconds; releasing the GIL would take longer
         self.calls.cublasLtGetVersion.restype = c_size_t
         self.version = int(self.calls.cublasLtGetVersion())
         self.handle, self.transposed, self._preference = c_void_p(), c_void_p(), c_void_p()
         self.one = c_float(1)
         calls = self.calls
-        calls.cublasLtMatmul.argtypes = [c_void_p] * 14 + [c_size_t, c_void_p]  # plain numbers are converted fastest
+        calls.cublasLtMatmul.argtypes = [c_void_p] * 14 + [c_size_t, c_void_p]  # plain ints convert fastest
         _check(calls.cublasLtCreate(byref(self.handle)), "cublasLtCreate")
         _check(calls.cublasLtMatmulDescCreate(byref(self.transposed), COMPUTE_FLOAT, FLOAT), "cublasLtMatmulDescCreate")
         way, none = c_int(TRANSPOSED), c_size_t(0)
@@ -122,7 +123,7 @@ class Library:
         _check(code, "cublasLtMatmulPreferenceSetAttribute")
 
     def layouts(self, shape: Shape) -> tuple[c_void_p, c_void_p, c_void_p]:
-        """Descriptions of w, x and y, which are the caller's to destroy."""
+        """Layout descriptors of w, x and y; the caller must destroy them."""
         kind, made = TYPES[shape.dtype], []
         for inner, outer in ((shape.depth, shape.width), (shape.depth, shape.rows), (shape.width, shape.rows)):
             layout = c_void_p()
@@ -134,7 +135,8 @@ class Library:
         return made[0], made[1], made[2]
 
     def algorithms(self, shape: Shape) -> list[bytes]:
-        """What the library suggests, its first choice first, then the first ones in other tiles, clusters or orders."""
+        """The library's suggestions, in its order, then variations of the first ones with other tiles, clusters or
+        orders."""
         found, count = (_Suggestion * SUGGESTIONS)(), c_int()
         w, x, y = self.layouts(shape)
         try:
@@ -154,7 +156,7 @@ class Library:
                 self.calls.cublasLtMatrixLayoutDestroy(layout)
 
     def product(self, shape: Shape, algorithm: bytes) -> Product | None:
-        """The product by this algorithm, which `algorithms` gave for it or for a like one; None where it cannot be."""
+        """The product with an algorithm from `algorithms`, for this or a similar shape; None: not supported."""
         made = Product(self, shape, _Algorithm.from_buffer_copy(algorithm))
         return made if made.fits else None
 
@@ -186,7 +188,7 @@ class Library:
 
 
 def open_library() -> Library | None:
-    """The library, where the device's vendor has this one."""
+    """cublasLt; None: the device's vendor has no cublasLt."""
     path = products_library()
     return None if path is None else Library(path)
 

@@ -1,8 +1,8 @@
-"""Weights of an accelerator, as they are saved: y = x W^T + bias by the vendor's library, or by kernels of ours.
+"""Float weights of an accelerator: y = x W^T + bias by the vendor's library or by our kernels.
 
-The matrix stays as it is, in the activations' dtype. The tables of gemm/dispatch say which kernel of ours
-multiplies; the vendor's library computes the rest, by the algorithm that gemm/algorithms found.
-Users: every layer with weights, on an accelerator.
+The matrix has the checkpoint's layout, in the activations' dtype. The tables of gemm/dispatch choose our kernel; the
+vendor's library computes the other products, with the algorithm that gemm/algorithms found.
+Users: every layer with float weights, on an accelerator.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class DenseWeight(Weight):
 
     weight: Tensor  # [out_features, in_features], contiguous
     bias: Tensor | None  # [out_features] of the weight's dtype
-    algorithms: Algorithms  # of the device
+    algorithms: Algorithms  # the device's algorithms
 
     @property
     def num_bytes(self) -> int:
@@ -43,17 +43,17 @@ class DenseWeight(Weight):
         return self.bias
 
     def linear(self, x: Tensor, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
-        """One launch, except where the vendor's library multiplies and there are both a residual and a bias."""
+        """One launch, except if the vendor's library multiplies and there are both a residual and a bias."""
         rows, width = rows_of(x, self.weight), len(self.weight)
         y = rows.new_empty(len(rows), width) if out is None else out.view(-1, width)
         added = None
-        if residual is not None:  # one and the same tensor as y spares the vendor's library a copy before the product
+        if residual is not None:  # passing y itself saves the vendor's library a copy before the product
             added = y if residual is out else residual.view(-1, width)
         self._multiply(rows, added, y, gated=False)
         return y.view(*x.shape[:-1], width) if out is None else out
 
     def gated(self, x: Tensor, activation: Activation) -> Tensor:
-        """One launch where kernels/tune has a kernel for these rows, else two."""
+        """One launch if kernels/tune has a kernel for these rows, else two."""
         rows, width = rows_of(x, self.weight), len(self.weight) // 2
         self._record(False, gated=True)
         choice = self._choice(GATED, rows, gated=True)
@@ -68,7 +68,7 @@ class DenseWeight(Weight):
         return y.view(*x.shape[:-1], width)
 
     def add_then_norm(self, residual: Tensor, x: Tensor, gain: Tensor, eps: float) -> Unscaled | None:
-        """Few rows come back prescaled."""
+        """Returns prescaled rows if there are few rows."""
         choice = self._choice(NORMED, x, gated=False)
         if choice is None:
             return Weight.add_then_norm(self, residual, x, gain, eps)
@@ -86,7 +86,7 @@ class DenseWeight(Weight):
         choice = None if prescaled is None else self._choice(NORMED, residual, gated)
         if choice is None or prescaled is None:
             return Weight.of_normed(self, residual, gain, eps, prescaled, activation)
-        if gated:  # a product reads the result next
+        if gated:  # a linear layer reads the result next
             y = empty_rows(residual, len(self.weight) // 2)
         else:
             y = residual.new_empty(len(residual), len(self.weight))
@@ -95,7 +95,7 @@ class DenseWeight(Weight):
         return y
 
     def _multiply(self, rows: Tensor, added: Tensor | None, y: Tensor, gated: bool) -> None:
-        """y = rows W^T + bias (+ added); `gated`: its halves become gate and up."""
+        """y = rows W^T + bias (+ added); `gated`: y holds gate and up."""
         weight, bias = self.weight, self.bias
         self._record(added is not None, gated)
         choice = self._choice(LINEAR, rows, gated=False)
@@ -118,6 +118,6 @@ class DenseWeight(Weight):
             self.algorithms.record(self.weight, added, gated)
 
     def _choice(self, table: tuple[Kernel, ...], rows: Tensor, gated: bool) -> Choice | None:
-        """The kernel for these rows [M, K], and its cut; None: the vendor's library multiplies."""
+        """The kernel for these rows [M, K] and its cut; None: the vendor's library multiplies."""
         width, depth = self.weight.shape
         return choose(table, Product(len(rows), width // (1 + gated), depth, gated, rows, self.weight))

@@ -1,9 +1,9 @@
-"""Products of one row with weights as they are saved: y = W x (+ bias) (+ residual), or activate(gate, up).
+"""Products of one row with float weights: y = W x (+ bias) (+ residual), or activate(gate, up).
 
-Matrix units want 16 rows. With one row the time is the reading of the weight: here a thread multiplies and adds in
-float32 what it has read, and nothing passes shared memory before the last sums. Weights do not depend on the kernel
-before, so a program has all of its rows in registers, or on their way, before it waits for x: while attention waits
-for memory, o is read. The norm after or before such a product is in gemm/epilogue.
+Matrix units need 16 rows. With one row the time is spent on reading the weight, so each thread multiplies and adds in
+float32 the values that it has read, and shared memory is used only for the final sums. Weights do not depend on the
+previous kernel, so a program loads all of its weight rows before it waits for x: o's weight is read while attention
+waits for memory. gemm/epilogue has the norm before or after the product.
 Users: gemm/dispatch on accelerators, for the shapes that kernels/tune.py names.
 """
 
@@ -22,9 +22,9 @@ from engine.kernels.target import tl, triton
 
 
 class RowCut(NamedTuple):
-    """How a product of one row is cut."""
+    """How a product of one row is divided."""
 
-    block_n: int  # weight rows of a program; of a gated product as many of gate and of up
+    block_n: int  # weight rows per program; for a gated product, rows of gate and as many of up
     block_k: int  # columns read at a time
     warps: int
 
@@ -39,7 +39,7 @@ def dense_row_kernel(
     bias,  # [width] or [2 * width], or None
     residual,  # [width], or None; may be out
     gain,  # [width] float32, with `gained`
-    squares,  # [parts] float32: x is Unscaled; or None
+    squares,  # [parts] float32 if x is Unscaled; or None
     width,
     depth,
     parts,
@@ -49,7 +49,7 @@ def dense_row_kernel(
     PARTS: tl.constexpr,  # power of two >= parts
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    TURNS: tl.constexpr,  # of BLOCK_K columns
+    TURNS: tl.constexpr,  # iterations over BLOCK_K columns
     OVERLAP: tl.constexpr,
 ):
     """BLOCK_N results per program."""
@@ -99,11 +99,11 @@ def dense_row_product(
     x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor,
     activation: Activation | None, cut: RowCut, before: Unscaled | None = None, after: Unscaled | None = None,
 ) -> None:  # fmt: skip
-    """x [1, K] times weight [N, K] into out [1, N]; with an activation weight [2N, K], gate first. Capturable.
+    """x [1, K] times weight [N, K] into out [1, N]; with an activation weight [2N, K], gate first. Can be captured.
 
-    bias [N] (gated: [2N]); residual [1, N], may be out itself. All of one dtype of 16 bits, K a multiple of 8. With
-    `before`, x is its rows; `after`, from `empty_unscaled` with the cut's block_n, is filled with what the norm of out
-    needs.
+    bias [N] (gated: [2N]); residual [1, N], may be out itself. All tensors have the same 16-bit dtype, K is a multiple
+    of 8. With `before`, x is its rows. `after`, from `empty_unscaled` with the cut's block_n, gets the data for the
+    norm of out.
     """
     launch = launch_dense_row if x.is_cuda else dense_row_reference
     launch(x, weight, bias, residual, out, activation, cut, before, after)
@@ -133,6 +133,6 @@ def dense_row_reference(
     x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor,
     activation: Activation | None, cut: RowCut, before: Unscaled | None = None, after: Unscaled | None = None,
 ) -> None:  # fmt: skip
-    """That of gemm/split_k, whatever the cut."""
+    """gemm/split_k's reference, which does not depend on the cut."""
     whole = Split(cut.block_n, cut.block_k, 1, 1, cut.warps)
     split_linear_reference(x, weight, bias, residual, out, activation, whole, before, after)

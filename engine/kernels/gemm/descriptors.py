@@ -1,7 +1,7 @@
-"""Tensor descriptors: kernels load and store whole blocks by them (TMA; CUDA from sm_90 on).
+"""Tensor descriptors, with which kernels load and store whole blocks (TMA; CUDA from sm_90 on).
 
-Thread: any. In: tensors whose rows begin at multiples of 16 bytes. Out: descriptors, passed to a kernel by value, so a
-graph holds them. Users: the products of this folder.
+Thread: any. In: tensors whose rows are 16-byte aligned. Out: descriptors, passed to a kernel by value, so graphs hold
+them. Users: the products of this folder.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ if HAS_TRITON:
 
 
 def has_descriptors() -> bool:
-    """Whether this device loads blocks by descriptors: the devices whose kernels overlap do."""
+    """Whether this device loads blocks by descriptors, which is true for devices whose kernels overlap."""
     return overlaps()
 
 
 def is_aligned(tensor: Tensor) -> bool:
-    """Whether every row begins at a multiple of 16 bytes, as a descriptor wants."""
+    """Whether every row is 16-byte aligned, which descriptors require."""
     return not (tensor.data_ptr() | tensor.stride(0) * tensor.element_size()) % 16
 
 
 def describe(tensor: Tensor, *block: int) -> Any:
-    """The tensor, read or written in blocks of these sides."""
+    """A descriptor of the tensor for blocks of this shape."""
     return _tools.TensorDescriptor.from_tensor(tensor, list(block))

@@ -1,13 +1,13 @@
-"""Which kernel multiplies by a weight of floats: a table per operation, read from top to bottom.
+"""Chooses the kernel for a product with a float weight: a table per operation, read from top to bottom.
 
-The first kernel that takes a product computes it; the vendor's library computes what no kernel takes.
+The first kernel that takes a product computes it; the vendor's library computes the other products.
 
     linear, with a norm    one row: gemm/dense_row    few rows: gemm/split_k
-    gated                  the same two, then up to 128 rows: gemm/gated_one_wave, many: gemm/gated_persistent
+    gated                  the same two, then up to 128 rows: gemm/gated_one_wave, more rows: gemm/gated_persistent
 
-Layers ask with tensors. The start of an accelerator asks with sizes alone: it wants the kernels of every number of
-rows, and assumes aligned rows of 16 bits. gemm/dense_row is not counted then, since rows of float16 and unaligned rows
-do not go there. Users: gemm/dense, gemm/long_products, the start of an accelerator.
+Layers pass tensors. The start of an accelerator passes only sizes: it needs the kernels of every number of rows,
+and assumes aligned 16-bit rows. Then gemm/dense_row does not count, since it takes neither float16 nor unaligned
+rows. Users: gemm/dense, gemm/long_products, the start of an accelerator.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from engine.kernels.gemm.gated_persistent import gated_product
 from engine.kernels.gemm.split_k import Split, split_linear
 from engine.kernels.tune import few_rows, many_gated, one_row, one_wave_gated
 
-Cut = Split | RowCut | bool  # True: the kernel cuts by itself
+Cut = Split | RowCut | bool  # True: the kernel divides the product itself
 
 
 class Product(NamedTuple):
@@ -38,11 +38,11 @@ class Product(NamedTuple):
     depth: int
     gated: bool
     x: Tensor | None = None
-    weight: Tensor | None = None  # None, as x: only the sizes are known
+    weight: Tensor | None = None  # None: only the sizes are known, and x is None too
 
     @property
     def aligned(self) -> bool:
-        """Whether rows of both begin at whole 16 bytes."""
+        """Whether the rows of both operands are 16-byte aligned."""
         return self.x is None or self.weight is None or (is_aligned(self.x) and is_aligned(self.weight))
 
 
@@ -50,15 +50,15 @@ class Kernel(NamedTuple):
     """A row of a table."""
 
     name: str  # the kernel's file
-    cut: Callable[[Product], Cut | None]  # how the kernel cuts a product; falsy: it does not take the product
-    launch: Callable[..., None]  # x, weight, bias, residual, out, activation, cut; `before` and `after` of a norm
+    cut: Callable[[Product], Cut | None]  # how the kernel divides a product; falsy: not this product
+    launch: Callable[..., None]  # x, weight, bias, residual, out, activation, cut; for norms also `before` and `after`
 
 
-Choice = tuple[Kernel, Any]  # and the cut that its launch takes
+Choice = tuple[Kernel, Any]  # the kernel, and the cut for its launch
 
 
 def of_one_row(product: Product) -> Cut | None:
-    """One row of bfloat16, where kernels/tune has a cut."""
+    """The cut for one row of bfloat16, if kernels/tune has one."""
     x = product.x
     if product.rows != 1 or x is None or x.dtype is not torch.bfloat16 or not product.aligned:
         return None
@@ -66,13 +66,13 @@ def of_one_row(product: Product) -> Cut | None:
 
 
 def of_few_rows(product: Product) -> Cut | None:
-    """Few rows, where kernels/tune has a cut; tiles of rows are loaded by descriptors."""
+    """The cut for few rows, if kernels/tune has one; tiles of rows need alignment for descriptors."""
     cut = few_rows(product.rows, product.width, product.depth, product.gated)
     return None if cut is None or (cut.block_m and not product.aligned) else cut
 
 
 def of_few_normed(product: Product) -> Cut | None:
-    """The same with a norm: rows of float16 times the norm's gain leave the range of float16."""
+    """`of_few_rows` with a norm; not for float16, because rows times the norm's gain exceed its range."""
     return None if product.x is not None and product.x.dtype is torch.float16 else of_few_rows(product)
 
 
@@ -113,9 +113,9 @@ GATED = (  # with an activation and no norm
 
 
 def choose(table: tuple[Kernel, ...], product: Product) -> Choice | None:
-    """The kernel and its cut; None: the vendor's library multiplies. Equal choices launch one kernel, cut alike."""
+    """The kernel and its cut; None: the vendor's library multiplies. Equal choices mean equal launches."""
     if product.x is not None and product.x.dtype not in (torch.bfloat16, torch.float16):
-        return None  # matrix units take these two as they are
+        return None  # our kernels support only these two dtypes
     for kernel in table:
         cut = kernel.cut(product)
         if cut:
@@ -124,17 +124,17 @@ def choose(table: tuple[Kernel, ...], product: Product) -> Choice | None:
 
 
 def linear_choice(rows: int, width: int, depth: int) -> Choice | None:
-    """How so many rows are multiplied by a weight [width, depth]."""
+    """The choice for `rows` rows times a weight [width, depth]."""
     return choose(LINEAR, Product(rows, width, depth, gated=False))
 
 
 def gated_choice(rows: int, width: int, depth: int) -> Choice | None:
-    """How so many rows are multiplied by gate and up, each [width, depth], without a norm."""
+    """The choice for `rows` rows times gate and up, each [width, depth], without a norm."""
     return choose(GATED, Product(rows, width, depth, gated=True))
 
 
 def is_vendors(kind: Kind, rows: int) -> bool:
-    """Whether the vendor's library multiplies so many rows, without a norm."""
+    """Whether the vendor's library multiplies `rows` rows, without a norm."""
     if kind.gated:
         return gated_choice(rows, kind.width // 2, kind.depth) is None
     return linear_choice(rows, kind.width, kind.depth) is None

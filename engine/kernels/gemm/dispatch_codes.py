@@ -1,11 +1,12 @@
-"""Which kernel multiplies by a weight of codes, by inputs in floats or int8: tables, read from top to bottom.
+"""Chooses the kernel for a product with a quantised weight, with float or int8 inputs: tables, read top to bottom.
 
-The first kernel that takes a product computes it, and the last one takes every product.
+The first kernel that takes a product computes it, and the last kernel takes every product.
 
-    gemm/one_row          one row of bfloat16 by codes of four bits; alone fuses a norm
-    gemm/widen_weight     many rows, where gemm/long_products found it quicker: the weight in floats, then gemm/dense
-    gemm/scaled_values    rows of bfloat16 by codes of four bits on sm_90
-    gemm/groups           all else, and all products of --deterministic, where a row has the same bits in any company
+    gemm/one_row          one row of bfloat16 with 4-bit codes; the only kernel that fuses a norm
+    gemm/widen_weight     many rows, if gemm/long_products found it faster: widens the weight to floats, then gemm/dense
+    gemm/scaled_values    rows of bfloat16 with 4-bit codes on sm_90
+    gemm/groups           all other products; with --deterministic all products, because a row's bits never depend on
+                          other rows
 
 Users: gemm/group_weight, gemm/long_products.
 """
@@ -32,7 +33,7 @@ from engine.kernels.room import empty_rows
 
 
 class Widening(Protocol):
-    """What gemm/long_products offers: whether a weight is widened whole first, and the weight in floats."""
+    """The interface of gemm/long_products: whether to widen a weight completely, and the widened weight."""
 
     def widens(self, weight: Packed, rows: int, activation: Activation | None) -> bool: ...
 
@@ -48,7 +49,7 @@ class Product(NamedTuple):
     activation: Activation | None = None
     inputs: Inputs | None = None  # x becomes int8 first
     long: Widening | None = None
-    invariant: bool = False  # a row has the same bits in any company
+    invariant: bool = False  # a row's bits must not depend on other rows
 
 
 class Kernel(NamedTuple):
@@ -120,7 +121,7 @@ VALUES = Kernel("gemm/scaled_values", lambda p: takes_values(p.x, p.weight), lin
 GROUPS = Kernel("gemm/groups", lambda _: True, linear_by_groups, gated_by_groups)
 
 CODES = (ONE_ROW, WHOLE, VALUES, GROUPS)
-TILES = (VALUES, GROUPS)  # a tile of codes becomes floats in registers: the rivals of WHOLE
+TILES = (VALUES, GROUPS)  # kernels that widen codes tile by tile in registers: the alternatives to WHOLE
 INVARIANT = (GROUPS,)
 
 

@@ -1,11 +1,11 @@
-"""Which kernel multiplies FP8 codes by FP8 codes: tables, read from top to bottom.
+"""Chooses the kernel for a product of FP8 codes with FP8 codes: tables, read from top to bottom.
 
-The first kernel that takes a product computes it, and the last one takes every product.
+The first kernel that takes a product computes it, and the last kernel takes every product.
 
     gemm/float8_row       one row
-    gemm/float8_library   the vendor's library, for the numbers of rows where gemm/scaled found it quicker
+    gemm/float8_library   the vendor's library, for the numbers of rows for which gemm/scaled found it faster
     gemm/float8_few       few rows with a scale per row, on sm_90
-    gemm/float8           all else, and all products of --deterministic, cut alike for any number of rows
+    gemm/float8           all other products; with --deterministic all products, divided equally for any number of rows
 
 Users: gemm/float8_weight, gemm/scaled.
 """
@@ -77,7 +77,7 @@ def by_tiles(product: Product, residual: Tensor | None, out: Tensor) -> None:
 
 
 def by_one_tile(product: Product, residual: Tensor | None, out: Tensor) -> None:
-    """Cut alike for any number of rows."""
+    """A product that is divided equally for any number of rows."""
     _, width, depth = product.sides
     x, scales, weight, bias, *_ = product
     float8_product(x, scales, weight, bias, residual, out, tile_of(None, width, depth, _stages()))
@@ -93,7 +93,7 @@ FEW = Kernel("gemm/float8_few", lambda p: takes_few(p.x, p.weight), by_few)
 TILES = Kernel("gemm/float8", lambda _: True, by_tiles)
 
 FLOAT8 = (ROW, LIBRARY, FEW, TILES)
-OWN = (FEW, TILES)  # the rivals of the library
+OWN = (FEW, TILES)  # our own kernels, which gemm/scaled compares with the library
 INVARIANT = (TILES._replace(launch=by_one_tile),)
 
 
@@ -105,6 +105,6 @@ def choose(table: tuple[Kernel, ...], product: Product) -> Kernel:
 def own_product(
     x: Tensor, x_scales: Tensor, weight: Packed, bias: Tensor | None, residual: Tensor | None, out: Tensor
 ) -> None:
-    """`float8_product` by the project's kernel for so many rows."""
+    """`float8_product` by our own kernel for this number of rows."""
     product = Product(x, x_scales, weight, bias)
     choose(OWN, product).launch(product, residual, out)

@@ -1,10 +1,10 @@
 """Epilogue of products of few rows: bias, gate, residual, and most of the RMSNorm between two products.
 
 An RMSNorm between two such products needs no kernel. The first product adds to the residual stream; it also writes the
-rows times the norm's gain, and the sums of squares of each tile (`Unscaled`). The second product multiplies those rows
+rows times the norm's gain, and the sums of squares of each tile (`Unscaled`). The second product multiplies these rows
 and divides its sums by the root mean square, since (r / rms * gain) W^T = (r * gain) W^T / rms.
-Users: gemm/split_k, whose kernels call `squares_of`, `load_epilogue_operands` and `finish`; gemm/groups and gemm/float8
-`scaled_plus`, as a row has the same bits in any company there.
+Users: gemm/split_k, whose kernels call `squares_of`, `load_epilogue_operands` and `finish`. gemm/groups and gemm/float8
+use `scaled_plus`, because there a row's bits must not depend on other rows.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from engine.kernels.activation import activate
 from engine.kernels.room import MAX_BLOCK, empty_rows
 from engine.kernels.target import tl, triton
 
-MAX_SQUARES = 1 << 13  # that a program adds up: 64 registers of each thread
+MAX_SQUARES = 1 << 13  # most sums of squares that a program adds up: 64 registers per thread
 
 
 class Unscaled(NamedTuple):
-    """Rows r prescaled for the norm after a product: times the gain, not yet divided by their root mean square."""
+    """Rows r prescaled for the norm after a product: multiplied by the gain, not yet divided by the root mean
+    square."""
 
     rows: Tensor  # [M, K] r * gain, rounded as the norm would
     squares: Tensor  # [parts, M] float32: sums of r^2 over the columns of each tile
@@ -32,13 +33,14 @@ class Unscaled(NamedTuple):
 
 @triton.jit
 def scaled_plus(sums, scale, added):
-    """sums * scale + added, rounded once; a compiler may fuse the two in one variant of a kernel, not in another."""
+    """sums * scale + added as an explicit fma, because a compiler may fuse it in one variant of a kernel and not in
+    another."""
     return tl.fma(sums, tl.broadcast_to(scale, sums.shape), added)
 
 
 @triton.jit
 def squares_of(squares, m, rows, parts, PARTS: tl.constexpr):
-    """Sums of squares of the rows m, [PARTS] pieces each: loaded before the product that is divided by the root."""
+    """Loads the sums of squares of rows m, [PARTS] per row, before the product that they will divide."""
     piece = tl.arange(0, PARTS)[:, None]
     return tl.load(squares + piece * rows + m[None, :], mask=(piece < parts) & (m < rows)[None, :], other=0.0)
 
@@ -47,7 +49,7 @@ def squares_of(squares, m, rows, parts, PARTS: tl.constexpr):
 def load_epilogue_operands(
     residual, gain, n, m, rows, width, RESIDUAL: tl.constexpr, AFTER: tl.constexpr, AXIS: tl.constexpr
 ):
-    """What `finish` adds and multiplies by: loaded before the sums, so that it arrives while the program multiplies."""
+    """Loads the operands of `finish` before the sums, so that they arrive while the program multiplies."""
     added, gains = 0.0, 0.0
     if RESIDUAL:
         n_at, m_at = tl.expand_dims(n, 1 - AXIS), tl.expand_dims(m, AXIS)
@@ -64,7 +66,7 @@ def finish(
     BIAS: tl.constexpr, RESIDUAL: tl.constexpr, GATED: tl.constexpr, ACT: tl.constexpr, PARTS: tl.constexpr,
     AFTER: tl.constexpr, AXIS: tl.constexpr,
 ):  # fmt: skip
-    """What comes after the sums (of gate, and of up) of rows m and columns n, which are the tile's axis AXIS."""
+    """Finishes the sums (of gate and up) for rows m and columns n; columns are axis AXIS of the tile."""
     n_at, m_at = tl.expand_dims(n, 1 - AXIS), tl.expand_dims(m, AXIS)
     n_in = n < width
     inside = (n_at < width) & (m_at < rows)
@@ -89,8 +91,8 @@ def finish(
 
 
 def empty_unscaled(out: Tensor, block_n: int, gain: Tensor, eps: float) -> Unscaled | None:
-    """Room for a product into out [M, N] whose norm comes later: the rows, and the sums of squares of each tile of
-    block_n columns. None: there are too many sums to add up."""
+    """Memory for the Unscaled of a product into out [M, N]: the rows, and a sum of squares per tile of block_n columns.
+    None: there are too many sums."""
     rows, width = out.shape
     parts = -(-width // block_n)
     if padded(parts, 1) * min(padded(rows, 16), MAX_BLOCK) > MAX_SQUARES:
@@ -100,5 +102,5 @@ def empty_unscaled(out: Tensor, block_n: int, gain: Tensor, eps: float) -> Unsca
 
 
 def padded(count: int, least: int) -> int:
-    """A tile's side: the power of two that holds `count`, at least `least`."""
+    """A tile's side: the next power of two of `count`, at least `least`."""
     return max(least, 1 << (count - 1).bit_length())

@@ -1,11 +1,12 @@
-"""Products of FP8 codes by FP8 codes: y = (x W^T) scaled (+ bias) (+ residual), both sides e4m3.
+"""Products of FP8 codes with FP8 codes: y = (x W^T) scaled (+ bias) (+ residual), both e4m3.
 
     rows     y[m, n] = s_x[m] s_w[n] sum_k x[m, k] w[n, k]
     blocks   y[m, n] = sum_b s_x[b, m] s_w[n, b] sum_(k in b) x[m, k] w[n, k]       b: 128 columns
 
-The matrix units add 128 columns, and float32 adds those sums: FP8 units of sm_90 keep some 14 bits of a sum. Where the
-units take no e4m3, codes are widened to float16, which is exact. Columns fall into parts by the weight's shape alone,
-as in gemm/groups; with few rows each part is a program of its own, and the program that arrives last adds up.
+The matrix units add 128 columns, and these sums are added in float32, because FP8 units of sm_90 have only about 14
+bits per sum. If the units do not support e4m3, codes are widened to float16, which is exact. The division of columns
+into parts depends only on the weight's shape, as in gemm/groups. With few rows each part is a separate program, and the
+program that arrives last adds up the parts.
 Users: gemm/dispatch_float8.
 """
 
@@ -22,7 +23,7 @@ from engine.kernels.gemm.widen import E4M3, widened
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import target, tl, triton
 
-BLOCK = 128  # columns that the units add, and that share a scale in blocks
+BLOCK = 128  # columns that the units add; also the columns of a block of scales
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -39,7 +40,7 @@ def float8_kernel(
     rows,
     width,
     depth,
-    groups,  # of BLOCK_K columns when BLOCKED, else 1
+    groups,  # groups of BLOCK_K columns when BLOCKED, else 1
     parts,
     part_len,
     BLOCKED: tl.constexpr,
@@ -53,7 +54,7 @@ def float8_kernel(
     BLOCK_K: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """One tile per program, all its parts or one of them; neighbours read the same weights."""
+    """Computes one tile per program, all parts or one part; neighbouring programs read the same weights."""
     program, m_tiles = tl.program_id(0), tl.cdiv(rows, BLOCK_M)
     n = program // m_tiles * BLOCK_N + tl.arange(0, BLOCK_N)
     m = program % m_tiles * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -116,8 +117,8 @@ def float8_product(
 ) -> None:
     """Codes x [M, K] and x_scales [groups, M] times the weight [N, K] into out [M, N]; residual [M, N], may be out.
 
-    The weight is E4M3 with a scale per row or per 128 columns of a row; x has one per row or per 128 columns.
-    Capturable once `arrivals` was called on the device.
+    The weight is E4M3 with a scale per row or per 128 columns of a row, and x has a scale per row or per 128 columns.
+    Can be captured after `arrivals` was called on the device.
     """
     if x.is_cuda:
         launch_float8_product(x, x_scales, weight, bias, residual, out, tile, target().multiplies_float8)
@@ -155,7 +156,7 @@ def launch_float8_product(
 
 
 def tile_of(rows: int | None, width: int, depth: int, stages: int) -> Tile:
-    """The tile for so many rows; None: any, in --deterministic."""
+    """The tile for `rows` rows; None: for any number, with --deterministic."""
     if rows is not None and rows > 64:
         return Tile(128, 128, BLOCK, triton.cdiv(depth, BLOCK) * BLOCK, stages, 8)
     block_m = 64 if rows is None or rows > 32 else 32 if rows > 16 else 16

@@ -1,11 +1,12 @@
-"""Products of few rows of FP8 codes by FP8 codes whose scales are of rows: gemm/float8 by descriptors.
+"""Products of few rows of FP8 codes with FP8 codes, with scales per row: gemm/float8 with descriptors.
 
     y[m, n] = s_x[m] s_w[n] sum_k x[m, k] w[n, k] (+ bias) (+ residual)
 
-Up to 64 rows time is the reading of the weight. Whole blocks come by descriptors, several turns of two on their way,
-without masks or addresses. The units add 128 columns before float32 does, as in gemm/float8, and columns fall into
-parts by the weight's shape alone; the program that arrives last adds up. On an H100 a layer of Qwen3-8B of 16, 32 and
-64 rows took 89, 95 and 104 us with the same loads and one product a turn, where gemm/float8 takes 111, 118 and 126.
+Up to 64 rows the time is spent on reading the weight. Descriptors load whole blocks, without masks or addresses, and
+several iterations of two blocks are in flight. The units add 128 columns before float32 does, as in gemm/float8, and
+the division of columns into parts depends only on the weight's shape; the program that arrives last adds up the parts.
+On an H100 a layer of Qwen3-8B with 16, 32 and 64 rows took 89, 95 and 104 us with these loads and one product per
+iteration; gemm/float8 takes 111, 118 and 126.
 Users: gemm/dispatch_float8.
 """
 
@@ -23,9 +24,9 @@ from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import target, tl, triton
 
 MOST_ROWS = 64
-WIDTH = 64  # of a block of weights, which has BLOCK columns
+WIDTH = 64  # rows of a block of weights, which has BLOCK columns
 TURN = 2 * BLOCK
-LEAST_PART = 2048  # columns
+LEAST_PART = 2048  # least columns of a part
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -86,7 +87,7 @@ def float8_few_kernel(
 
 
 def takes(x: Tensor, weight: Packed) -> bool:
-    """Whether the kernel multiplies these codes x [M, K]: the one place that says so."""
+    """Whether the kernel multiplies these codes x [M, K]."""
     return (
         len(x) <= MOST_ROWS
         and target().arch == "sm_90"
@@ -97,7 +98,7 @@ def takes(x: Tensor, weight: Packed) -> bool:
 
 
 def few_tile_of(rows: int, width: int, depth: int) -> Tile:
-    """The fastest or near it of those tried with Qwen3-8B's products on an H100."""
+    """The fastest tile, or nearly, of those tried with Qwen3-8B's products on an H100."""
     block_m = 16 if rows <= 16 else 32 if rows <= 32 else 64
     parts = max(1, min(UNITS // triton.cdiv(width, WIDTH), depth // LEAST_PART))
     part_len = triton.cdiv(triton.cdiv(depth, parts), TURN) * TURN
@@ -107,7 +108,7 @@ def few_tile_of(rows: int, width: int, depth: int) -> Tile:
 def float8_few_product(
     x: Tensor, x_scales: Tensor, weight: Packed, bias: Tensor | None, residual: Tensor | None, out: Tensor, tile: Tile
 ) -> None:
-    """Arguments as `float8_product`, a scale per row of either side."""
+    """Arguments as `float8_product`; both operands have a scale per row."""
     product = launch_float8_few_product if x.is_cuda else float8_product_reference
     product(x, x_scales, weight, bias, residual, out, tile)
 

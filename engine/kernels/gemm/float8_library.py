@@ -1,8 +1,8 @@
 """FP8 codes times FP8 codes by the vendor's library.
 
-In: codes with a scale per row on either side; on some cards also codes with a scale per 128 columns times codes with a
-scale per block of 128 rows and columns. Users: gemm/dispatch_float8, and gemm/scaled, which times the library's product
-against the project's kernels.
+In: two operands of codes with a scale per row; on some cards also codes with a scale per 128 columns times codes with a
+scale per block of 128 rows and columns. Users: gemm/dispatch_float8, and gemm/scaled, which compares the times of the
+library and our kernels.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from torch import Tensor
 from engine.kernels.gemm.float8 import BLOCK
 from engine.kernels.gemm.groups import Packed
 
-FOUR = 4  # rows of x, and blocks of columns of a weight, that the library reads at a time
+FOUR = 4  # the library reads rows of x, and blocks of columns of a weight, in fours
 
 
 def library_product(
     x: Tensor, x_scales: Tensor, weight: Packed, bias: Tensor | None, residual: Tensor | None, out: Tensor
 ) -> None:
-    """As `float8_product`, by the library, where the weight `suits`; bias [N] of out's dtype."""
+    """As `float8_product`, by the library, for weights for which `suits` holds; bias [N] of out's dtype."""
     e4m3 = torch.float8_e4m3fn
     if weight.blocks is not None:
         _blocks_product(x.view(e4m3), x_scales, weight.codes.view(e4m3), weight.blocks, bias, residual, out)
@@ -27,7 +27,7 @@ def library_product(
     assert weight.row_scales is not None and weight.scales is None, "a scale per row of the weight"  # noqa: PT018
     x, codes = x.view(e4m3), weight.codes.view(e4m3).t()
     scales = {"scale_a": x_scales.view(-1, 1), "scale_b": weight.row_scales.view(1, -1)}
-    # The library's fast accumulation keeps 14 bits of a sum.
+    # The library's fast accumulation has only 14 bits per sum.
     if residual is None:
         torch._scaled_mm(x, codes, **scales, bias=bias, out_dtype=out.dtype, use_fast_accum=False, out=out)
     else:
@@ -36,14 +36,14 @@ def library_product(
 
 
 def suits(weight: Packed) -> bool:
-    """Whether the library knows such scales."""
+    """Whether the library supports the weight's scales."""
     return weight.scales is None or weight.blocks is not None
 
 
 def blocks_of(scale: Tensor) -> Tensor | None:
-    """Scales [N, K / 128] of rows -> [N / 128, K / 128 in fours], as the library reads them; None: rows are unlike.
+    """Scales [N, K / 128] of rows -> [N / 128, K / 128 padded to fours] for the library; None: rows of a block differ.
 
-    The library reads the scales of a block's columns in fours, and what it finds beyond the last is not used.
+    The library reads the scales of a block's columns in fours; it does not use the padding.
     """
     if len(scale) % BLOCK:
         return None
@@ -62,7 +62,7 @@ def _blocks_product(
     residual: Tensor | None,
     out: Tensor,
 ) -> None:
-    """x [M, K], x_scales [K / 128, M], codes [N, K]: the library wants both scales column by column, and M in fours."""
+    """x [M, K], x_scales [K / 128, M], codes [N, K]; the library needs column-major scales, and M padded to fours."""
     from torch.nn.functional import ScalingType
 
     rows, more = len(x), -len(x) % FOUR

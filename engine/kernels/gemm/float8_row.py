@@ -1,12 +1,13 @@
-"""Products of one row of FP8 codes by FP8 codes: gemm/float8 by the matrix unit's diagonals.
+"""Products of one row of FP8 codes with FP8 codes: gemm/float8 on the matrix unit's diagonals.
 
     rows     y[n] = s_x s_w[n] sum_k x[k] w[n, k]
     blocks   y[n] = sum_b s_x[b] s_w[n, b] sum_(k in b) x[k] w[n, k]       b: 128 columns
 
-Both sides are e4m3. With one row the time is the reading of the weight. A warp has two weight rows, or some warps share
-their columns, and codes go to the unit as they lie (gemm/diagonals). What a thread holds of a turn lies within 128
-columns, so scales multiply sums, one for each thread and weight row; float32 adds those of the turns.
-Weights do not depend on the kernel before: a program asks for its first rows and scales before it waits for x.
+Both operands are e4m3. With one row the time is spent on reading the weight. A warp computes two weight rows, or
+several warps share the columns of two rows, and codes go to the unit without moving between threads (gemm/diagonals).
+In each iteration a thread's columns are within a block of 128 columns, so scales multiply sums, one per thread and
+weight row, which are added in float32. Weights do not depend on the previous kernel, so a program loads its first rows
+and scales before it waits for x.
 Users: gemm/dispatch_float8.
 """
 
@@ -28,21 +29,22 @@ from engine.kernels.target import target, tl, triton
 
 WORD = 4  # codes of 32 bits
 PER = tl.constexpr(BLOCK // WORD)  # words of 128 columns
-TURN = 128  # words that a warp reads of a row at a time, four a thread
-TURNS = 8  # that a thread has registers for: of two rows, and of the next two
-SHARE = 1024  # columns of a row that a warp has to itself, where four warps are enough
-BUSY = 40  # warps of a unit, at most, that take one block each
+TURN = 128  # words of a row that a warp reads per iteration, four per thread
+TURNS = 8  # most iterations: a thread's registers hold two rows, and the next two
+SHARE = 1024  # columns per warp, if four warps are enough
+BUSY = 40  # up to this number of warps per unit, a program computes one block
 
 
 class RowsCut(NamedTuple):
-    """How a product of one row is cut."""
+    """How a product of one row is divided."""
 
-    blocks: int  # of two weight rows that a program multiplies
-    warps: int  # that share a row's columns
+    blocks: int  # blocks of two weight rows per program
+    warps: int  # warps that share a row's columns
 
 
 def of_words() -> str:
-    """PTX: sums ($0 to $3) of four words of a weight row ($4), of another ($8), by the words of x ($12)."""
+    """PTX: sums ($0 to $3) of four words of a weight row ($4 on) and of another ($8 on), times the words of x ($12
+    on)."""
     text = "{ .reg .f32 c0, c1, c2, c3;" + "".join(f" mov.f32 c{at}, 0f00000000;" for at in range(4))
     for at in (0, 2):
         text += " mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {c0, c1, c2, c3},"
@@ -55,7 +57,7 @@ OF_WORDS, OPERANDS = tl.constexpr(of_words()), tl.constexpr(",".join(["=&f"] * 4
 
 @triton.jit
 def met(words, tokens, KIND: tl.constexpr):
-    """The words [lanes, 4] of a weight row times x's, float32, where no such unit is."""
+    """Words [lanes, 4] of a weight row times x's words, in float32, for devices without e4m3 units."""
     sums = tl.zeros(words.shape, tl.float32)
     for at in tl.static_range(4):
         column = widened(((tokens >> (8 * at)) & 255).to(tl.uint8), KIND)
@@ -66,7 +68,7 @@ def met(words, tokens, KIND: tl.constexpr):
 
 @triton.jit
 def line_of(codes, scales, words, SCALED: tl.constexpr, TURN: tl.constexpr, TURNS: tl.constexpr):
-    """`words` words of a line of codes, each turn's [lanes, 4], and the scales of their columns [lanes, 1]."""
+    """Loads a line of codes, [lanes, 4] words per iteration, and the scales of their columns [lanes, 1]."""
     lane, word = tl.arange(0, TURN // 4)[:, None], tl.arange(0, 4)[None, :]
     held, factors = (), ()
     for turn in tl.static_range(TURNS):
@@ -80,7 +82,7 @@ def line_of(codes, scales, words, SCALED: tl.constexpr, TURN: tl.constexpr, TURN
 @triton.jit
 def two_lines(words, scales, bias, n, end, line, groups, BLOCKED: tl.constexpr, TURN: tl.constexpr,
               TURNS: tl.constexpr):  # fmt: skip
-    """Codes and scales of the weight rows n and n + 1, and their biases and scales of rows; zeros from `end` on."""
+    """Loads codes, scales, biases and row scales of the weight rows n and n + 1; zeros from `end` on."""
     at, behind = n.to(tl.int64), n.to(tl.int64) + 1
     of_one, of_other, by_one, by_other = 0.0, 0.0, 1.0, 1.0
     if bias is not None:
@@ -105,9 +107,9 @@ def float8_row_kernel(
     bias,  # [width] or None
     residual,  # [width], or None; may be out
     width,
-    runs,  # of 16 columns
-    groups,  # of 128 columns when BLOCKED, else 1
-    blocks,  # of two weight rows that a program multiplies
+    runs,  # runs of 16 columns in a row
+    groups,  # groups of 128 columns when BLOCKED, else 1
+    blocks,  # blocks of two weight rows per program
     BLOCKED: tl.constexpr,
     NATIVE: tl.constexpr,  # matrix units multiply e4m3
     KIND: tl.constexpr,  # e4m3's number in gemm/widen
@@ -115,8 +117,8 @@ def float8_row_kernel(
     TURNS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """`blocks` times two weight rows per program; those of the next two are on their way meanwhile."""
-    line = runs * 4  # said so, the compiler knows that words come by fours
+    """Computes `blocks` times two weight rows per program; the next two rows are loaded meanwhile."""
+    line = runs * 4  # written in this way, so that the compiler knows that words come in fours
     piece = tl.program_id(0) * (blocks * 2)
     end = tl.minimum(piece + blocks * 2, width)
     one, other, of_one, of_other, by_one, by_other = two_lines(
@@ -166,7 +168,7 @@ def takes(x: Tensor, weight: Packed) -> bool:
 
 
 def cut_of(width: int, depth: int, units: int) -> RowsCut:
-    """How a product of these sides is cut: the fastest or near it of those tried on an H100, Qwen3-8B and 30B-A3B."""
+    """The division of a product: the fastest, or nearly, of those tried on an H100 with Qwen3-8B and 30B-A3B."""
     least = triton.next_power_of_2(triton.cdiv(depth, TURNS * TURN * WORD))
     warps = max(least, min(4, triton.next_power_of_2(triton.cdiv(depth, SHARE))))
     return RowsCut(2 if width * warps > 2 * BUSY * units else 1, warps)

@@ -1,8 +1,8 @@
-"""Float8Weight: FP8 codes of an accelerator that meet FP8 inputs, as the checkpoint quantises them.
+"""Float8Weight: an FP8 weight of an accelerator whose inputs are quantised to FP8, as the checkpoint specifies.
 
-Inputs become codes in one kernel, with the norm or the gated activation in front where there is one; then codes meet
-codes, at every number of rows: a prefix that is computed again has the same bits. gemm/dispatch_float8
-says which kernel multiplies. Users: quantised layers on devices whose units multiply e4m3.
+One kernel quantises the inputs, fused with the preceding norm or gated activation if there is one. Then codes are
+multiplied with codes, at every number of rows, so that a recomputed prefix has the same bits. gemm/dispatch_float8
+chooses the kernel. Users: quantised layers on devices whose units multiply e4m3.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Float8Weight(Weight):
     bias: Tensor | None  # [out_features] float32
     narrow: Tensor | None  # the bias in the activations' dtype, for the library
     products: ScaledProducts
-    invariant: bool  # a row has the same bits in any company
+    invariant: bool  # a row's bits do not depend on other rows
 
     takes_halves: ClassVar[bool] = True
 
@@ -52,7 +52,7 @@ class Float8Weight(Weight):
         return self.bias
 
     def linear(self, x: Tensor, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
-        """Two launches, three where the library multiplies and there is a residual."""
+        """Two launches, three if the library multiplies and there is a residual."""
         rows, width = x if x.dim() == 2 else x.reshape(-1, x.shape[-1]), len(self.weight.codes)
         y = x.new_empty(len(rows), width) if out is None else out.view(-1, width)
         self._multiply(*quantise_floats(rows, self.inputs), None if residual is None else residual.view(-1, width), y)
@@ -61,7 +61,7 @@ class Float8Weight(Weight):
     def of_halves(
         self, halves: Tensor, activation: Activation, out: Tensor | None = None, residual: Tensor | None = None
     ) -> Tensor:
-        """The launches of `linear`; the bits of `glu` in front of it."""
+        """As `linear` of `glu`, with the same bits and no additional launch."""
         y = halves.new_empty(len(halves), len(self.weight.codes)) if out is None else out
         self._multiply(*quantise_floats(halves, self.inputs, activation=activation), residual, y)
         return y
@@ -80,7 +80,7 @@ class Float8Weight(Weight):
 
 
 def takes(codes: Codes) -> bool:
-    """Whether these codes and their inputs have scales that meet: both per row, or both per 128 columns."""
+    """Whether codes and inputs have compatible scales: both per row, or both per 128 columns."""
     if codes.inputs is None or codes.inputs.kind is not Kind.E4M3 or codes.kind is not Kind.E4M3:
         return False
     if codes.scale.shape[1] == 1 and codes.inputs.group == 0:
@@ -91,7 +91,7 @@ def takes(codes: Codes) -> bool:
 def pack_float8(
     codes: Codes, bias: Tensor | None, dtype: torch.dtype, products: ScaledProducts, invariant: bool
 ) -> Float8Weight:
-    """From the canonical form, which `takes` has let pass."""
+    """Makes the weight from canonical codes for which `takes` holds."""
     assert codes.inputs is not None
     if codes.values.is_cuda:
         arrivals(codes.values.device)  # allocated here, since a product may first run while a graph is captured

@@ -1,12 +1,12 @@
 """The gated product of up to 128 rows in one wave: y = activate(x gate^T + b, x up^T + c).
 
-At so few rows what is read decides: the weights' bytes from memory, the rows again and again from the second-level
-cache. A tile of all rows reads each weight once, and the more columns it has, the seldomer the rows are read. An inner
-width of 12,288 makes 128 tiles of 96 columns of gate and 96 of up: one wave of nearly all units of a card, so no
-program goes on to a second tile as in gemm/gated_persistent. The registers of a unit hold sums of 144 columns: 18,944
-make 132 tiles. A block's side is a power of two, so a tile is two blocks of columns, 64 and 32 or 128 and 16, that
-multiply the same rows.
-Users: gemm/dispatch on accelerators that load blocks by descriptors, for the weights and rows that kernels/tune names.
+With so few rows the time depends on the bytes read: the weights from memory, and the rows repeatedly from the L2 cache.
+A tile with all rows reads each weight once, and wider tiles read the rows less often. An inner width of 12,288 makes
+128 tiles of 96 columns of gate and 96 of up: one wave on nearly all units of a card, so that no program needs a second
+tile as in gemm/gated_persistent. A unit's registers hold sums of up to 144 columns: 18,944 columns make 132 tiles. The
+sides of blocks are powers of two, so a tile is two blocks of columns, 64 and 32 or 128 and 16, that multiply the same
+rows. Users: gemm/dispatch on accelerators that load blocks by descriptors, for the weights and rows that kernels/tune
+names.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -22,11 +22,11 @@ from engine.kernels.gemm.gated_persistent import gated_reference, launch_gated
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import tl, triton
 
-MAX_ROWS = 128  # of the one tile of rows
+MAX_ROWS = 128  # rows of the single tile of rows
 
 
 class Columns(NamedTuple):
-    """Of gate, and as many of up, in a tile's two blocks."""
+    """The columns of gate, and as many of up, in a tile's two blocks."""
 
     first: int
     second: int
@@ -35,12 +35,12 @@ class Columns(NamedTuple):
 NARROW, WIDE = Columns(64, 32), Columns(128, 16)
 MOST_NARROW = 132 * sum(NARROW)  # columns: more tiles would be a second wave on sm_90
 BLOCK_K, STAGES, WARPS = 64, 4, 8
-SHARED_MEMORY = 213056  # bytes that a program takes at most: four stages, and 64 for their barriers
+SHARED_MEMORY = 213056  # most bytes per program: four stages, and 64 bytes for their barriers
 
 
 @triton.jit
 def product_of(tokens, weight, n, k, sums, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
-    """sums [BLOCK_M, 2 * BLOCK_N] and the tokens times BLOCK_N rows of gate and of up, from (n, k) on."""
+    """sums [BLOCK_M, 2 * BLOCK_N] + tokens times BLOCK_N rows of gate and of up, from (n, k) on."""
     return tl.dot(tokens, weight.load([0, n, k]).reshape((2 * BLOCK_N, BLOCK_K)).T, sums, input_precision="ieee")
 
 
@@ -49,7 +49,7 @@ def store_gated(
     out, bias, sums, n, width, BIAS: tl.constexpr, ACT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """One block of the result, from column n on; sums [BLOCK_M, 2 * BLOCK_N], gate first."""
+    """Stores one block of the result, from column n on; sums [BLOCK_M, 2 * BLOCK_N], gate first."""
     gate, up = sums.reshape((BLOCK_M, 2, BLOCK_N)).permute((0, 2, 1)).split()
     if BIAS:
         column = n + tl.arange(0, BLOCK_N)
@@ -76,7 +76,7 @@ def one_wave_kernel(
     BLOCK_K: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """FIRST + SECOND columns of all rows per program; what lies beyond is read as zeros and not written."""
+    """Computes FIRST + SECOND columns of all rows per program; reads beyond the edges give zeros."""
     grid_wait(OVERLAP)
     n = tl.program_id(0) * (FIRST + SECOND)
     tl.assume(depth > 0)
@@ -93,8 +93,8 @@ def one_wave_kernel(
 def one_wave_product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, activation: Activation) -> None:
     """x [M, K] with contiguous rows, 1 <= M <= 128, times weight [2N, K], gate first, into out [M, N]; bias [2N].
 
-    All of one dtype of two bytes, contiguous but for x. Rows that do not all begin at whole 16 bytes are left to
-    gemm/gated_persistent, which also loads by pointers. Capturable.
+    All tensors have the same 2-byte dtype; all but x are contiguous. Rows that are not 16-byte aligned are left to
+    gemm/gated_persistent, which can load by pointers. Can be captured.
     """
     if not x.is_cuda:
         gated_reference(x, weight, bias, out, activation)
@@ -121,5 +121,5 @@ def launch_one_wave(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor,
 
 
 def columns_of(width: int) -> Columns:
-    """Columns of the tiles of a result with `width` columns."""
+    """The Columns of the tiles for a result of `width` columns."""
     return WIDE if width > MOST_NARROW else NARROW

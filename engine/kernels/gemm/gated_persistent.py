@@ -1,11 +1,11 @@
-"""The gated product of many rows in one kernel: y = activate(x gate^T + b, x up^T + c), as gated MLPs begin.
+"""The gated product of many rows in one kernel: y = activate(x gate^T + b, x up^T + c), the first half of gated MLPs.
 
-One matrix instruction multiplies a tile of rows by as many gate rows as up rows, so both halves of a result end in one
-thread and twice the result's size is neither written nor read again. Every unit runs one program, which goes from tile
-to tile and already loads the next one's first columns while it writes the last; the tiles of a group share weight rows
-in the second-level cache. The price: with few tiles in the last round most units wait, so kernels/tune asks how full
-the rounds are. Blocks come through tensor descriptors (TMA, CUDA from sm_90 on) where the rows' addresses are whole 16
-bytes, else by plain pointers.
+One matrix instruction multiplies a tile of rows by equal numbers of gate rows and up rows, so both halves of a result
+end in one thread, and gate and up are never written to memory. Every unit runs one program, which goes from tile to
+tile and loads the next tile's first columns while it writes the previous tile; the tiles of a group share weight rows
+in the L2 cache. The disadvantage: with few tiles in the last round most units wait, so kernels/tune checks how full
+the rounds are. Blocks are loaded by tensor descriptors (TMA, CUDA from sm_90 on) if rows are 16-byte aligned, else by
+plain pointers.
 Users: gemm/dispatch on accelerators, for the weights and numbers of rows that kernels/tune names.
 """
 
@@ -22,11 +22,11 @@ from engine.kernels.gemm.descriptors import describe, has_descriptors, is_aligne
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import target, tl, triton
 
-GROUP = 16  # tiles of rows that are worked on together, for the cache
+GROUP = 16  # tiles of rows that are processed together, for the cache
 
 
 class Tile(NamedTuple):
-    """What one program computes at a time."""
+    """The tile that a program computes at a time."""
 
     block_m: int  # rows
     block_n: int  # columns of the result: as many gate rows and as many up rows
@@ -68,14 +68,14 @@ def gated_kernel(
     x_stride,
     BIAS: tl.constexpr,
     ACT: tl.constexpr,  # an Activation
-    DESCRIBED: tl.constexpr,  # out, x and weight are descriptors; loads go on from one tile to the next
+    DESCRIBED: tl.constexpr,  # out, x and weight are descriptors; loads continue from one tile to the next
     GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Tiles number program, program + programs, ...: GROUP tiles of rows side by side, then the next columns."""
+    """Computes tiles program, program + programs, ...; the order is GROUP tiles of rows, then the next columns."""
     grid_wait(OVERLAP)
     tiles_m, tiles_n = tl.cdiv(rows, BLOCK_M), tl.cdiv(width, BLOCK_N)
     tl.assume(depth > 0)
@@ -110,7 +110,7 @@ def gated_kernel(
 def gated_product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, activation: Activation) -> None:
     """x [M, K] with contiguous rows times weight [2N, K], gate first, into out [M, N]; bias [2N].
 
-    All of one dtype, contiguous but for x. Capturable.
+    All tensors have the same dtype; all but x are contiguous. Can be captured.
     """
     if x.is_cuda:
         launch_gated(x, weight, bias, out, activation)

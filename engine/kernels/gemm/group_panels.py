@@ -1,10 +1,11 @@
-"""Quantised weights of a CPU: panels of codes, 64 output rows wide, widened within the product in C.
+"""Quantised weights of a CPU: panels of codes for 64 output rows, widened inside the product in C.
 
-    four bits  [num_panels, K, 8] words of 32 bits: four bits v of word l are output 8 v + l; eight: [num_panels, K, 64]
-    scales     [num_panels, groups, 64], zeros alike
+    4 bits     [num_panels, K, 8] 32-bit words: field v (4 bits) of word l is output 8 v + l
+    8 bits     [num_panels, K, 64]
+    scales     [num_panels, groups, 64], zeros likewise
 
-A weight is (value - zero) * scale in float32, and each output one chain of sums over k, so a row's bits do not depend
-on the other rows. Where the checkpoint quantises inputs to int8, sums are integers and exact.
+A weight is (value - zero) * scale in float32, and each output is one chain of sums over k, so a row's bits do not
+depend on other rows. If the checkpoint quantises inputs to int8, sums are exact integers.
 Users: quantised layers on a CPU.
 """
 
@@ -34,7 +35,7 @@ class GroupPanels(Weight):
     row_scales: Tensor | None  # [num_panels * 64] float32
     zeros: Tensor | None  # [num_panels, groups, 64] int8 or float32
     group: int
-    order: Tensor | None  # [in_features]: which column of x column k of the panels meets
+    order: Tensor | None  # [in_features]: the column of x for column k of the panels
     inputs: Inputs | None
     bias: Tensor | None  # [num_panels * 64] float32
     out_features: int
@@ -71,7 +72,7 @@ class GroupPanels(Weight):
         return unpaired(rows, self.out_features) if self.paired else rows[: self.out_features]
 
     def _codes(self) -> Codes:
-        """All rows of the panels, padding included, in the order of the panels."""
+        """All rows of the panels, including padding, in the order of the panels."""
         panels = self.panels
         if self.kind in FOUR_BITS:
             panels = from_words(panels)
@@ -100,7 +101,8 @@ class GroupPanels(Weight):
 
 
 def pack_group_panels(codes: Codes, bias: Tensor | None, gated: bool) -> GroupPanels:
-    """A copy in panels; `gated`: the first half of the rows is gate, the second up, and each panel gets both."""
+    """Copies codes into panels; `gated`: the first half of the rows is gate, the second up, and each panel gets
+    both."""
     rows, depth = codes.values.shape
     if codes.inputs is not None:  # one scale per row and no zeros: engine/quant reads no others with quantised inputs
         assert (codes.kind, codes.zero, codes.scale.shape[1]) == (Kind.INT8, None, 1)
@@ -133,13 +135,13 @@ def to_words(panels: Tensor) -> Tensor:
 
 
 def from_words(packed: Tensor) -> Tensor:
-    """What `to_words` did undone."""
+    """The inverse of `to_words`."""
     both = packed.unflatten(2, (8, 4)).transpose(2, 3)
     return torch.stack([both & 15, both >> 4], dim=3).flatten(2)
 
 
 def _padded(rows: Tensor, gated: bool) -> Tensor:
-    """[N, columns] -> a multiple of 64 rows, gate and up interleaved where a panel needs both."""
+    """[N, columns] -> padded to a multiple of 64 rows; with `gated`, gate and up are interleaved."""
     if gated:
         return interleave(rows.unflatten(0, (2, -1)))
     return pad_rows(rows, -(-len(rows) // PANEL) * PANEL)

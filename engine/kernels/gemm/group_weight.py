@@ -1,8 +1,8 @@
-"""GroupWeight: the quantised weight of an accelerator, four or eight bits in memory.
+"""GroupWeight: a quantised weight of an accelerator, with 4-bit or 8-bit codes in memory.
 
-Inputs stay as they are and codes are widened to their dtype; where the checkpoint quantises inputs to int8, integers
-are multiplied by integers. How inputs are treated depends on the checkpoint alone, never on the number of rows.
-gemm/dispatch_codes says which kernel multiplies. Users: quantised layers on an accelerator.
+Inputs are not quantised, and codes are widened to the inputs' dtype; if the checkpoint quantises inputs to int8,
+integers are multiplied with integers. The treatment of inputs depends only on the checkpoint, never on the number of
+rows. gemm/dispatch_codes chooses the kernel. Users: quantised layers on an accelerator.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class GroupWeight(Weight):
     """The weight of one layer."""
 
     weight: Packed
-    order: Tensor | None  # [in_features]: which column of x column k of the codes meets
+    order: Tensor | None  # [in_features]: the column of x for column k of the codes
     inputs: Inputs | None
     bias: Tensor | None  # [out_features] float32
-    long: LongProducts  # of the device
-    invariant: bool  # a row has the same bits in any company
+    long: LongProducts  # the device's long products
+    invariant: bool  # a row's bits do not depend on other rows
 
     @property
     def num_bytes(self) -> int:
@@ -49,7 +49,7 @@ class GroupWeight(Weight):
         return self.bias
 
     def linear(self, x: Tensor, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
-        """One launch, with quantised inputs, another order of columns or a weight that is widened whole one more."""
+        """One launch, plus one for quantised inputs, for a different order of columns, or for widening the weight."""
         width = len(self.weight.codes)
         rows = self._ordered(x)
         y = x.new_empty(len(rows), width) if out is None else out.view(-1, width)
@@ -66,7 +66,7 @@ class GroupWeight(Weight):
         return y.view(*x.shape[:-1], y.shape[1])
 
     def add_then_norm(self, residual: Tensor, x: Tensor, gain: Tensor, eps: float) -> Unscaled | None:
-        """One row comes back prescaled."""
+        """Returns prescaled rows if there is only one row."""
         rows = self._ordered(x)
         after = empty_after(residual, self.weight, gain, eps) if self._is_one_row(rows) else None
         if after is None:
@@ -87,7 +87,7 @@ class GroupWeight(Weight):
         return Product(rows, self.weight, self.bias, activation, self.inputs, self.long, self.invariant)
 
     def _is_one_row(self, rows: Tensor) -> bool:
-        """Whether the kernel that fuses norms takes these rows."""
+        """Whether gemm/one_row, which fuses norms, takes these rows."""
         return not self.invariant and ONE_ROW.takes(self._product(rows, None))
 
     def _ordered(self, x: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ class GroupWeight(Weight):
 
 
 def pack_groups(codes: Codes, bias: Tensor | None, long: LongProducts, invariant: bool) -> GroupWeight:
-    """From the canonical form."""
+    """Makes the weight from canonical codes."""
     if codes.values.is_cuda:
         arrivals(codes.values.device)  # allocated here, since a product may first run while a graph is captured
     weight = packed(codes, words=codes.inputs is None)

@@ -1,10 +1,10 @@
 """Products with quantised weights of an accelerator: y = x W^T (+ bias) (+ residual), W widened in registers.
 
-    w[n, k] = (value(code[n, k]) - zero[n, k // group]) * scale[n, k // group]        row_scale[n] joins the sums
+    w[n, k] = (value(code[n, k]) - zero[n, k // group]) * scale[n, k // group]        row_scale[n] multiplies the sums
 
-The sums are gemm/code_sums'. Columns fall into parts by the weight's shape alone, as in gemm/invariant; with few rows
-each part is a program of its own, and the one that arrives last adds up. Inputs that the checkpoint quantises to int8
-are integers already (gemm/quantise_rows): then sums are int32 and exact. Users: gemm/dispatch_codes.
+gemm/code_sums has the inner loop. The division of columns into parts depends only on the weight's shape, as in
+gemm/invariant. With few rows each part is a separate program, and the program that arrives last adds up the parts.
+Inputs quantised to int8 by gemm/quantise_rows make exact int32 sums. Users: gemm/dispatch_codes.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -24,28 +24,28 @@ from engine.kernels.gemm.widen import E2M1, E4M3, INT4, INT8, NF4, codes_in, cod
 from engine.kernels.pdl import grid_wait, launch_options, overlaps
 from engine.kernels.target import target, tl, triton
 
-ROUND = 128  # one group for all columns is said to be of a multiple, as tiles are
+ROUND = 128  # a single group for all columns is rounded up to a multiple of ROUND, as tiles are
 UNITS = 256  # programs that a product of few rows should have at least
 KINDS = {Kind.INT4: INT4, Kind.E2M1: E2M1, Kind.NF4: NF4, Kind.INT8: INT8, Kind.E4M3: E4M3}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Packed:
-    """A quantised matrix [N, K] as the kernels read it."""
+    """A quantised matrix [N, K] in the kernels' format."""
 
     kind: Kind
-    codes: Tensor  # [N, K] one by one; words: int16 [N, ..] of gemm/widen
+    codes: Tensor  # [N, K] single codes; with `words` int16 [N, ..] of gemm/widen
     words: bool
-    scales: Tensor | None  # [N, groups] float32 or bfloat16; None: row_scales alone
+    scales: Tensor | None  # [N, groups] float32 or bfloat16; None: only row_scales
     row_scales: Tensor | None  # [N] float32
     zeros: Tensor | None  # [N, groups] int8 or float32
     group: int
     depth: int  # K
     blocks: Tensor | None = None  # [N / 128, K / 128 in fours] float32: scales of whole blocks, for the library
-    tall: int = 1  # rows that share a line of scales, which then are those of blocks
+    tall: int = 1  # rows that share a line of scales; above 1: scales of blocks
 
     def tensors(self) -> list[Tensor]:
-        """All that lies in memory."""
+        """All tensors, for counting bytes."""
         held = (self.codes, self.scales, self.row_scales, self.zeros, self.blocks)
         return [tensor for tensor in held if tensor is not None]
 
@@ -61,7 +61,8 @@ class Packed:
 
 
 def packed(codes: Codes, words: bool = True) -> Packed:
-    """From the canonical form; a scale for all columns is a scale per row. `words`: False where codes meet codes."""
+    """Packs canonical codes; a single scale for all columns becomes a row scale. `words`: False for products of codes
+    with codes."""
     values = codes.values.contiguous()
     if words:
         values = words_of(values, codes_per_word(KINDS[codes.kind]))
@@ -109,7 +110,7 @@ def codes_kernel(
     x_stride,
     parts,
     part_len,
-    KIND: tl.constexpr,  # of gemm/widen
+    KIND: tl.constexpr,  # a kind of gemm/widen
     GROUP: tl.constexpr,
     SCALES: tl.constexpr,
     ZEROS: tl.constexpr,
@@ -118,16 +119,16 @@ def codes_kernel(
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
     APART: tl.constexpr,  # one part per program
-    ON_SUMS: tl.constexpr,  # of gemm/code_sums, as PAIRS and EVEN
+    ON_SUMS: tl.constexpr,  # ON_SUMS, PAIRS and EVEN: constants of gemm/code_sums
     PAIRS: tl.constexpr,
     EVEN: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    PREFETCH: tl.constexpr,  # lines of 128 bytes of each row of codes that are asked for before x is there
+    PREFETCH: tl.constexpr,  # lines of 128 bytes of each row of codes that are prefetched before x is available
     OVERLAP: tl.constexpr,
 ):
-    """One tile per program, all its parts or one of them; neighbours read the same weights."""
+    """Computes one tile per program, all parts or one part; neighbouring programs read the same weights."""
     PER: tl.constexpr = 1 if EXACT else 4 if KIND < 3 else 2
     program, m_tiles = tl.program_id(0), tl.cdiv(rows, BLOCK_M)
     n = program // m_tiles * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -188,7 +189,7 @@ def groups_product(
 ) -> None:  # fmt: skip
     """x [M, K] with contiguous rows times the weight [N, K] into out [M, N]; bias [N]; residual [M, N], may be out.
 
-    With x_scales, float32 [M], x is int8 and the weight INT8 with a scale per row. Capturable once `arrivals` was
+    With x_scales, float32 [M], x is int8 and the weight INT8 with a scale per row. Can be captured after `arrivals` was
     called on the device.
     """
     if x.is_cuda:
@@ -231,16 +232,16 @@ def launch_groups_product(
 
 
 def makes_pairs(x: Tensor) -> bool:
-    """Whether two codes at a time become numbers of x's dtype: the constant PAIRS."""
+    """Whether instructions widen two codes at a time: the constant PAIRS."""
     return x.is_cuda and x.dtype is torch.bfloat16 and target().runs_ptx
 
 
 def tile_of(rows: int | None, width: int, depth: int, kind: Kind, group: int, size: int, stages: int) -> Tile:
-    """The tile for so many rows (None: any, in --deterministic) of `size` bytes per value.
+    """The tile for `rows` rows (None: any number, with --deterministic) of `size` bytes per value.
 
-    Measured on an H100 with the products of Qwen3-8B: codes of four bits want tall tiles and many programs, codes of
-    eight bits more loads in flight; `stages` is what the device can have of these. 65 to 512 rows by four bits take
-    64 tokens a tile: two such programs share a unit, and one multiplies while the other widens.
+    Measured on an H100 with the products of Qwen3-8B: 4-bit codes need tall tiles and many programs, 8-bit codes more
+    loads in flight; `stages` is the device's maximum of these. For 65 to 512 rows with 4-bit codes a tile has 64
+    tokens: two programs share a unit, and one multiplies while the other widens.
     """
     block_k, four = block_k_of(KINDS[kind], group, size), codes_per_word(KINDS[kind]) == 4
     if rows is None or size > 2:
@@ -256,12 +257,12 @@ def tile_of(rows: int | None, width: int, depth: int, kind: Kind, group: int, si
 
 
 def parts_of(depth: int, parts: int, block_k: int) -> int:
-    """Columns of each of so many parts: whole blocks."""
+    """Columns per part, rounded up to whole blocks."""
     return triton.cdiv(triton.cdiv(depth, max(1, parts)), block_k) * block_k
 
 
 def tile_for(x: Tensor, weight: Packed, invariant: bool = False) -> Tile:
-    """The tile of these rows x [M, K] by this weight on this device."""
+    """The tile for rows x [M, K] times this weight on this device."""
     stages = 3 if target().loads_past_registers else 2
     rows = None if invariant else len(x)
     return tile_of(rows, len(weight.codes), weight.depth, weight.kind, weight.group, x.itemsize, stages)

@@ -1,10 +1,10 @@
-"""Products whose result for a row has the same bits whatever rows come along: y = x W^T (+ bias) (+ residual).
+"""Products whose bits for a row do not depend on other rows: y = x W^T (+ bias) (+ residual).
 
-The vendor's library picks its algorithm by the number of rows, and with it the order of every sum. Here tile, parts and
-order depend on the weight alone: the columns fall into parts, each output is one chain of matrix-unit steps per part,
-and the parts are added in their order. Who does it does not matter: with few rows each part is a program of its own and
-the one that arrives last adds up (as in gemm/split_k); with many, one program does them one after the other. A row that
-is not there is zeros in the same tile.
+The vendor's library chooses its algorithm, and so the order of sums, by the number of rows. Here tile, parts and order
+depend only on the weight: columns are divided into parts, each output is one chain of matrix-unit steps per part, and
+the parts are added in their order. With few rows each part is a separate program, and the program that arrives last
+adds up the parts (as in gemm/split_k); with many rows one program computes the parts in sequence, with equal bits.
+Missing rows of a tile are zeros.
 Users: layers of accelerators with --deterministic, whose weights have this form.
 """
 
@@ -22,12 +22,12 @@ from engine.kernels.gemm.weight import Weight, rows_of
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import tl, triton
 
-GROUP = 8  # tiles of weight rows that are worked on together, for the cache
-UNITS = 128  # programs that a product should have at least; the same on every card, as its bits depend on the parts
+GROUP = 8  # tiles of weight rows that are processed together, for the cache
+UNITS = 128  # target of programs per product; equal on all cards, because bits depend on the parts
 
 
 class Tile(NamedTuple):
-    """How a product is cut, whatever the number of rows."""
+    """How a product is divided, for any number of rows."""
 
     block_m: int  # tokens
     block_n: int  # weight rows
@@ -39,7 +39,7 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InvariantWeight(Weight):
-    """The weight of one layer, as it is saved."""
+    """The float weight of one layer."""
 
     weight: Tensor  # [out_features, in_features], contiguous
     bias: Tensor | None  # [out_features] of the weight's dtype
@@ -141,7 +141,7 @@ def invariant_kernel(
 def invariant_linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor) -> None:
     """x [M, K] with contiguous rows times weight [N, K] into out [M, N]; bias [N]; residual [M, N], may be out itself.
 
-    All of one dtype, contiguous but for x. Capturable once `arrivals` was called on the device.
+    All tensors have the same dtype; all but x are contiguous. Capture works after `arrivals` was called on the device.
     """
     if x.is_cuda:
         launch_invariant(x, weight, bias, residual, out)
@@ -174,7 +174,7 @@ def launch_invariant(x: Tensor, weight: Tensor, bias: Tensor | None, residual: T
 
 
 def tile_of(width: int, depth: int, size: int) -> Tile:
-    """The tile of a weight [width, depth] of `size` bytes per value: never by the number of rows."""
+    """The tile for a weight [width, depth] of `size` bytes per value; it does not depend on the number of rows."""
     block_m, block_n, block_k, stages, warps = (128, 128, 64, 3, 8) if size == 2 else (64, 64, 32, 2, 4)
     parts = max(1, min(UNITS // triton.cdiv(width, block_n), depth // 512))
     part_len = triton.cdiv(triton.cdiv(depth, parts), block_k) * block_k

@@ -1,12 +1,11 @@
-"""LongProducts: from how many rows on a weight of codes is widened whole first; timed before graphs.
+"""LongProducts: finds, by timing at start, the number of rows from which on widening a whole weight first is faster.
 
-Owner: the device thread; each accelerator has its own. After the start nothing changes. Other products widen a tile of
-codes again for every tile of rows. With many rows it takes less time to widen the weight once, into memory that the
-next weight takes again, and to multiply as if it had been saved so (gemm/dense). --deterministic has one way for all
-rows, and never asks.
+Owner: the device thread; each accelerator has its own. Nothing changes after the start. Other products widen a tile of
+codes again for every tile of rows. With many rows it is faster to widen the weight once, into temporary memory, and to
+multiply as with a float weight (gemm/dense). --deterministic uses the same kernel for all rows and does not use this.
 
-    a walk through the model's steps -> record: a weight of each shape -> autotune: the least rows that gain
-    GroupWeight -> widens: whether so many rows are multiplied by the widened weight
+    a walk through the model's steps -> record: a weight of each shape -> autotune: the least rows with a gain
+    GroupWeight -> widens: whether to multiply this number of rows by the widened weight
 """
 
 from __future__ import annotations
@@ -31,25 +30,25 @@ from engine.kernels.gemm.widen_weight import widen_weight
 
 log = logging.getLogger(__name__)
 
-TILES, WHOLE = TORCHS, b"whole"  # the rivals' names in `quickest`
-# Rows that are timed, up to the first that gains. An H100 takes for gate|up of an 8B in 4 bits and its activation, at
-# 256, 512 and 1024 rows, 84, 147 and 293 us by tiles; in bfloat16 95, 148 and 287, and 124 to widen it. In float16 by
-# tiles, at 256 rows, 161 without the activation.
+TILES, WHOLE = TORCHS, b"whole"  # names of the alternatives in `quickest`
+# Numbers of rows that are timed, until widening gains. For gate|up of an 8B in 4 bits with its activation an H100
+# takes, at 256, 512 and 1024 rows, 84, 147 and 293 us by tiles; in bfloat16 95, 148 and 287, plus 124 for widening.
+# In float16 by tiles, at 256 rows, 161 without the activation.
 SIZES = (192, 256, 320, 384, 512, 768, 1024, 1536, 2048, 4096)
 LEAST_ROWS = SIZES[0]
-MOST_BYTES = 1 << 30  # of a widened weight
-LAUNCHES = 3  # of a widened product: widening, product, activation
+MOST_BYTES = 1 << 30  # largest widened weight
+LAUNCHES = 3  # launches of a widened product: widening, product, activation
 
 
 class Shape(NamedTuple):
-    """Weights that take the same time."""
+    """Properties of a weight that determine its time."""
 
     kind: Kind
     width: int
     depth: int
     group: int
     zeros: bool
-    activation: Activation | None  # the weight has gate's rows and up's
+    activation: Activation | None  # set if the weight has gate's rows and up's rows
 
 
 class LongProducts:
@@ -57,11 +56,12 @@ class LongProducts:
 
     def __init__(self) -> None:
         self._least: dict[Shape, int] = {}  # rows
-        self._recorded: dict[Shape, Packed] | None = {}  # None: timed
-        self._algorithms = Algorithms()  # torch's alone: a widened weight is of no moment before it is multiplied by
+        self._recorded: dict[Shape, Packed] | None = {}  # None: timing is done
+        self._algorithms = Algorithms()  # torch chooses: a widened weight exists for one product only
 
     def widens(self, weight: Packed, rows: int, activation: Activation | None) -> bool:
-        """Whether so many rows are multiplied by the widened weight; before `autotune` it notes the weight: False."""
+        """Whether to multiply `rows` rows by the widened weight; before `autotune` it records the weight and returns
+        False."""
         if rows < LEAST_ROWS:
             return False
         shape = _shape(weight, activation)
@@ -70,11 +70,12 @@ class LongProducts:
         return rows >= self._least.get(shape, rows + 1)
 
     def widened(self, weight: Packed, bias: Tensor | None, dtype: torch.dtype) -> DenseWeight:
-        """The weight as floats; with it goes its memory."""
+        """The weight as floats; the caller's reference is the only one, so its memory is freed with it."""
         return DenseWeight(widen_weight(weight, dtype), None if bias is None else bias.to(dtype), self._algorithms)
 
     def autotune(self, sizes: Iterable[int], dtype: torch.dtype) -> None:
-        """Settles what was recorded, for steps of up to the largest of these sizes; launches all kernels they take."""
+        """Times the recorded weights, for steps of up to the largest of `sizes`; launches all kernels of these steps
+        once."""
         most = max(sizes, default=0)
         recorded, self._recorded = self._recorded or {}, None
         for shape, weight in recorded.items():
@@ -116,9 +117,9 @@ class LongProducts:
     def _launch_each(
         self, weight: Packed, least: int, most: int, dtype: torch.dtype, activation: Activation | None
     ) -> None:
-        """Once with each kernel of the widened product, so that no later step compiles or loads one."""
+        """Launches each kernel of the widened product once, so that no later step compiles or loads a kernel."""
         width, depth = len(weight.codes), weight.depth
-        last: dict[Hashable, int]  # a choice of kernels -> the last number of rows that takes it
+        last: dict[Hashable, int]  # choice of kernel -> the largest number of rows with this choice
         if activation is None:
             last = {linear_choice(size, width, depth): size for size in range(least, most + 1)}
         else:
@@ -130,7 +131,7 @@ class LongProducts:
 
 
 def by_tiles(x: Tensor, weight: Packed, activation: Activation | None, _codes: Tensor) -> Tensor:
-    """The product by tiles of codes, each of which becomes floats in registers."""
+    """The product by tiles of codes, which are widened in registers."""
     if activation is not None:
         return gated_by_tiles(x, weight, None, activation)
     out = x.new_empty(len(x), len(weight.codes))

@@ -1,14 +1,14 @@
-"""Products of one row with codes of four bits: y = W x (+ bias) (+ residual), by multiply-adds in float32.
+"""Products of one row with 4-bit codes: y = W x (+ bias) (+ residual), by multiply-adds in float32.
 
     y[n] = row_scale[n] sum_g scale[n, g] (sum_(k in g) code[n, k] x[k]  -  (8 + zero[n, g]) sum_(k in g) x[k])
 
-Matrix units want 16 rows, and tiles of codes on their way to them pass shared memory and barriers: that took twice the
-time of the reading. Here a thread holds words of codes and the columns of x that these meet, and nothing passes shared
-memory before the sums of groups. A code costs two instructions, a mask and a multiply-add, because its bits are a float
-where they lie: c << b is c * 2^(b - 149), below float32's least normal number. x is multiplied by what the bits are off
-by, which is exact; magnitudes of x up to 2^47 have their place.
+Matrix units need 16 rows, and tiles of codes for them go through shared memory and barriers, which took twice the time
+of reading the codes. Here a thread holds words of codes and the matching columns of x, and shared memory is used only
+for the sums of groups. A code costs two instructions, a mask and a multiply-add, because its bits are used in place as
+a float: c << b is c * 2^(b - 149), a denormal float32. x is multiplied by the inverse power of two, which is exact for
+magnitudes of x up to 2^47.
 
-An RMSNorm between two such products is part of both (gemm/epilogue). A gated product ends with its activation.
+An RMSNorm between two such products is fused into both (gemm/epilogue). A gated product ends with its activation.
 Users: gemm/dispatch_codes.
 """
 
@@ -27,19 +27,19 @@ from engine.kernels.gemm.groups import Packed
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import target, tl, triton
 
-CODES = 8  # of a word of 32 bits
-PROGRAMS = 4  # of a unit: what its registers hold
-NEAR = tl.constexpr(2.0**80)  # x times this meets codes; far from the ends of float32 on either side
+CODES = 8  # codes per 32-bit word
+PROGRAMS = 4  # programs per unit, limited by its registers
+NEAR = tl.constexpr(2.0**80)  # factor of x before it multiplies codes; keeps products within float32's range
 FAR = tl.constexpr(2.0**69)  # 2^149 / NEAR
 
 
 class Cut(NamedTuple):
-    """How a product of one row is cut."""
+    """How a product of one row is divided."""
 
-    block_n: int  # weight rows of a program; of a gated product as many of gate and of up
+    block_n: int  # weight rows per program; for a gated product, rows of gate and as many of up
     words: int  # words of a row that are read at a time
     warps: int
-    blocks: int = 1  # of block_n rows, for which a program reads x once; above 1 only where `words` hold a whole row
+    blocks: int = 1  # blocks of block_n rows for which a program reads x once; above 1 only if `words` hold a whole row
 
 
 @triton.jit
@@ -49,15 +49,15 @@ def as_float(bits):
 
 @triton.jit
 def pair_at(x, at, depth):
-    """Columns 2 * at and 2 * at + 1 of bfloat16 x, which is read as words: two float32, 0 from `depth` on."""
+    """Columns 2 * at and 2 * at + 1 of bfloat16 x, loaded as one word: two float32, 0 from `depth` on."""
     both = tl.load(x + at, mask=at * 2 < depth, other=0)
     return as_float(both << 16), as_float(both & -65536)
 
 
 @triton.jit
 def columns_of(x, first, depth, HALF: tl.constexpr, WORDS: tl.constexpr):
-    """The columns of x that codes 2 * HALF and 2 * HALF + 1 of each 16 bits of WORDS words stand for, from word `first`
-    on: a tuple of four, of the lower and of the upper 16 bits in turn, float32 [WORDS]."""
+    """The columns of x for codes 2 * HALF and 2 * HALF + 1 of each 16 bits of WORDS words, from word `first` on: a
+    tuple of four float32 [WORDS], alternating between the lower and the upper 16 bits."""
     word = tl.arange(0, WORDS)
     at = first * 4 + word // 8 * 32 + word % 8 + 16 * HALF
     even, odd = pair_at(x, at, depth)
@@ -67,8 +67,8 @@ def columns_of(x, first, depth, HALF: tl.constexpr, WORDS: tl.constexpr):
 
 @triton.jit
 def meet(tile, columns, FIRST: tl.constexpr):
-    """Codes of each 16 bits of the words [rows, words], from code FIRST on, times their columns: float32 [rows, words],
-    times NEAR * 2^-149."""
+    """Codes from FIRST on of each 16 bits of the words, times their columns: float32 [rows, words], scaled by
+    NEAR * 2^-149."""
     sums = tl.zeros(tile.shape, tl.float32)
     for number in tl.static_range(len(columns)):
         sums = met(sums, tile, columns[number], FIRST + number // 2 + 4 * (number % 2))
@@ -77,7 +77,7 @@ def meet(tile, columns, FIRST: tl.constexpr):
 
 @triton.jit
 def met(sums, tile, x, AT: tl.constexpr):
-    """sums + codes number AT of the words times x [words]."""
+    """sums + (code number AT of each word) * x [words]."""
     # Bits inside the mantissa are used in place; higher ones are shifted down by 12 first.
     LOW: tl.constexpr = 4 * AT if AT < 5 else 4 * AT - 12
     words = tile if AT < 5 else tile >> 12
@@ -86,7 +86,7 @@ def met(sums, tile, x, AT: tl.constexpr):
 
 @triton.jit
 def sum_of(columns):
-    """[words]: of each word's columns."""
+    """[words]: the sum of each word's columns."""
     total = columns[0]
     for number in tl.static_range(1, len(columns)):
         total += columns[number]
@@ -95,7 +95,7 @@ def sum_of(columns):
 
 @triton.jit
 def by_groups(values, COUNT: tl.constexpr):
-    """Sums of COUNT words side by side: [rows, words] -> [rows, words / COUNT]; [words] -> [1, words / COUNT]."""
+    """Sums of COUNT adjacent words: [rows, words] -> [rows, words / COUNT]; [words] -> [1, words / COUNT]."""
     GROUPS: tl.constexpr = values.shape[-1] // COUNT
     return tl.sum(values.reshape((values.numel // (GROUPS * COUNT), GROUPS, COUNT)), 2)
 
@@ -104,7 +104,7 @@ def by_groups(values, COUNT: tl.constexpr):
 def in_groups(
     tile, columns, scales, zeros, n, n_in, group, groups, COUNT: tl.constexpr, FIRST: tl.constexpr
 ):  # fmt: skip
-    """Codes of each 16 bits from FIRST on, less zeros and times scales: sums of COUNT words, [rows, words / COUNT]."""
+    """(Codes from FIRST on of each 16 bits - zeros) * scales: sums of COUNT words, [rows, words / COUNT]."""
     value = by_groups(meet(tile, columns, FIRST), COUNT) * FAR
     at, inside = n.to(tl.int64)[:, None] * groups + group[None, :], n_in[:, None] & (group < groups)[None, :]
     less = by_groups(sum_of(columns), COUNT)
@@ -120,7 +120,7 @@ def in_groups(
 def turn(
     tile, low, high, scales, zeros, n, n_in, first, groups, GROUP: tl.constexpr, COUNT: tl.constexpr
 ):  # fmt: skip
-    """WORDS words from `first` on of rows n, times their columns: [rows, words / COUNT]."""
+    """One iteration: the words from `first` on of rows n, times their columns: [rows, words / COUNT]."""
     group = first // COUNT + tl.arange(0, tile.shape[1] // COUNT)
     if scales is not None and GROUP == 32:
         value = in_groups(tile, low, scales, zeros, n, n_in, group * 2, groups, COUNT, 0)
@@ -148,21 +148,21 @@ def one_row_kernel(
     depth,
     line,
     groups,
-    blocks,  # of a program
+    blocks,  # blocks per program
     parts,
     eps,
     GROUP: tl.constexpr,
     GATED: tl.constexpr,
     ACT: tl.constexpr,  # an Activation when GATED
     PARTS: tl.constexpr,  # power of two >= parts
-    ONCE: tl.constexpr,  # a turn reads a whole row, and the columns of x stay in registers
+    ONCE: tl.constexpr,  # an iteration reads a whole row, and the columns of x stay in registers
     BLOCK_N: tl.constexpr,
     WORDS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """`blocks` times BLOCK_N results per program; the words of the next are on their way meanwhile."""
+    """Computes `blocks` times BLOCK_N results per program; the next block's words are loaded meanwhile."""
     ROWS: tl.constexpr = BLOCK_N * (2 if GATED else 1)
-    # Words whose sums are one number at the end of a turn: those of a group, at least of 64 columns.
+    # Words that are summed to one number per iteration: the words of a group, at least 64 columns.
     COUNT: tl.constexpr = 4 if scales is None else 8 if GROUP < 64 else GROUP // 8
     row, word, column = tl.arange(0, ROWS), tl.arange(0, WORDS), tl.arange(0, BLOCK_N)
     start = tl.program_id(0) * blocks * BLOCK_N
@@ -221,7 +221,7 @@ def one_row_kernel(
 
 
 def suits(weight: Packed) -> bool:
-    """Whether the kernel reads such codes."""
+    """Whether the kernel supports such codes."""
     grouped = weight.scales is not None and weight.group >= 32 and weight.group & (weight.group - 1) == 0
     alone = weight.scales is None and weight.zeros is None
     return weight.kind is Kind.INT4 and weight.words and (grouped or alone)
@@ -235,11 +235,11 @@ def takes(x: Tensor, weight: Packed) -> bool:
 
 
 def cut_of(width: int, depth: int, group: int, gated: bool) -> Cut:
-    """How a product of these sides is cut."""
+    """The division of a product."""
     words = max(512 if depth > 2048 else 256 if depth > 1024 else 128, group // CODES)
     programs = PROGRAMS * target().num_units
     block_n = 4 if gated else 8 if width > 8 * programs else 16
-    once = depth <= words * CODES  # then columns of x are read once for all blocks of a program
+    once = depth <= words * CODES  # then a program reads the columns of x once for all its blocks
     blocks = triton.cdiv(triton.cdiv(width, block_n), programs) if once else 1
     return Cut(block_n, words, max(1, min(8, words // 128)), blocks)
 
@@ -249,17 +249,17 @@ def one_row_product(
     activation: Activation | None = None, before: Unscaled | None = None, after: Unscaled | None = None,
     cut: Cut | None = None,
 ) -> None:  # fmt: skip
-    """x [1, K] times the weight [N, K] into out [1, N]; bias [N]; residual [1, N], may be out. Capturable.
+    """x [1, K] times the weight [N, K] into out [1, N]; bias [N]; residual [1, N], may be out. Can be captured.
 
-    With an activation the weight is [2N, K], gate first. With `before`, x is its rows; `after`, from `empty_after`, is
-    filled with what the norm of out needs.
+    With an activation the weight is [2N, K], gate first. With `before`, x is its rows. `after`, from `empty_after`,
+    gets the data for the norm of out.
     """
     launch = launch_one_row_product if x.is_cuda else one_row_product_reference
     launch(x, weight, bias, residual, out, activation, before, after, cut)
 
 
 def empty_after(out: Tensor, weight: Packed, gain: Tensor, eps: float) -> Unscaled | None:
-    """What a product into out [1, N] fills, with the same cut."""
+    """Memory for `after` of a product into out [1, N], with the same cut."""
     cut = cut_of(len(weight.codes), weight.depth, weight.group, False)
     return empty_unscaled(out, cut.block_n * cut.blocks, gain, eps)
 

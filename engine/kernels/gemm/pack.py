@@ -1,7 +1,8 @@
-"""From the matrices of a checkpoint to a Weight, in the form that its place asks for.
+"""Makes a Weight from the matrices of a checkpoint, in the form for its device.
 
 Owner: the thread that builds the model. In: matrices on the device, and a Placement, one for all weights of a model.
-Out: panels on a CPU; on an accelerator the matrix itself, in one of two forms. Quantised matrices have three more.
+Out: panels on a CPU; on an accelerator the matrix itself, in one of two forms. Quantised matrices have three more
+forms.
 """
 
 # ruff: noqa: PT018 (arguments are checked in few lines)
@@ -30,19 +31,20 @@ from engine.kernels.target import target
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placement:
-    """Where weights lie and how the device multiplies by them."""
+    """The device of the weights, and how the device multiplies by them."""
 
-    dtype: torch.dtype  # of activations
+    dtype: torch.dtype  # the activations' dtype
     device: str
-    invariant: bool = False  # a row has the same bits in any company on an accelerator too (on a CPU it always has)
-    algorithms: Algorithms = field(default_factory=Algorithms)  # of the accelerator
-    scaled: ScaledProducts = field(default_factory=ScaledProducts)  # likewise, of FP8
-    long: LongProducts = field(default_factory=LongProducts)  # likewise, of many rows by codes
-    float8_units: bool = field(default_factory=lambda: target().multiplies_float8)  # inputs may meet FP8 codes as FP8
+    invariant: bool = False  # a row's bits do not depend on other rows on an accelerator (on a CPU they never do)
+    algorithms: Algorithms = field(default_factory=Algorithms)  # the accelerator's choices of library algorithms
+    scaled: ScaledProducts = field(default_factory=ScaledProducts)  # the accelerator's choices for FP8 products
+    long: LongProducts = field(default_factory=LongProducts)  # the accelerator's choices for many rows with codes
+    float8_units: bool = field(default_factory=lambda: target().multiplies_float8)  # FP8 products are supported
 
 
 def stacked(pieces: list[Tensor]) -> Tensor:
-    """The pieces one below the other; no copy where they lie so already, as an accelerator's loader puts them."""
+    """Stacks the pieces along the rows, without a copy if they are contiguous already, as from an accelerator's
+    loader."""
     first, *others = pieces
     end = first.data_ptr() + first.numel() * first.element_size()
     storage = first.untyped_storage().data_ptr()
@@ -56,7 +58,7 @@ def stacked(pieces: list[Tensor]) -> Tensor:
 
 
 def pack(weight: Tensor, bias: Tensor | None, placement: Placement) -> Weight:
-    """weight [N, K] float32 or bfloat16, bias [N] or None -> Weight: on a CPU a copy, the originals can go."""
+    """weight [N, K] float32 or bfloat16, bias [N] or None -> Weight; on a CPU a copy, so the originals can be freed."""
     assert weight.dim() == 2, f"weight has shape {tuple(weight.shape)}; [out_features, in_features] is needed"
     if placement.device == "cpu":
         return pack_panels(weight, bias)
@@ -72,7 +74,8 @@ def pack_gated(gate: Tensor, up: Tensor, placement: Placement) -> Weight:
 
 
 def pack_unchanged(weight: Tensor, bias: Tensor | None, placement: Placement) -> Weight:
-    """weight [N, K] (gated: all gate rows, then all up rows) as an accelerator's libraries want it; not a copy."""
+    """A Weight of the unchanged matrix [N, K] (gated: all gate rows, then all up rows) on an accelerator; not a
+    copy."""
     narrow = None if bias is None else bias.to(weight.dtype)  # once here, not in every call
     if weight.is_cuda:
         arrivals(weight.device)  # allocated here, since a product may first run while a graph is captured
@@ -82,7 +85,7 @@ def pack_unchanged(weight: Tensor, bias: Tensor | None, placement: Placement) ->
 
 
 def pack_pieces(pieces: list[Codes | Tensor], bias: Tensor | None, placement: Placement, gated: bool) -> Weight:
-    """Matrices one below the other, quantised or [N, K] of floats; `gated`: gate's rows, then as many of up."""
+    """A Weight of stacked matrices, quantised or floats [N, K]; `gated`: gate's rows, then as many of up."""
     codes = [piece for piece in pieces if isinstance(piece, Codes)]
     if len(codes) < len(pieces) or not alike(codes):
         parts = [

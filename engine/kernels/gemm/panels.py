@@ -1,9 +1,9 @@
 """Weights of a CPU: panels of 64 output rows, [ceil(N/64), K, 64].
 
-One microkernel streams a panel front to back for a single token and keeps the panel in cache for many. Each output is
-one fused multiply-add chain over k = 0..K-1, whatever the number of tokens: the base of the engine's batch invariance.
-bfloat16 weights stay bfloat16 in memory (float32 ones too, when every value survives the narrowing) and are widened in
-registers, which is exact. Users: every layer with weights, on a CPU.
+One microkernel streams a panel sequentially for a single token, and reuses the panel in cache for many tokens. Each
+output is one fused multiply-add chain over k = 0..K-1, for any number of tokens, which makes the engine
+batch-invariant. bfloat16 weights stay bfloat16 in memory (float32 weights become bfloat16 if every value is exact in
+it) and are widened in registers, which is exact. Users: every layer with float weights, on a CPU.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -21,7 +21,7 @@ from engine.kernels.gemm.weight import Weight, gated_linear_reference, linear_re
 
 PANEL = 64  # output rows in a panel
 HUGE_PAGE = 2 << 20  # bytes
-CHECKED = 64  # rows that are looked at together
+CHECKED = 64  # rows that are checked at a time
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,7 +77,8 @@ class CpuPanels(Weight):
 def operands(
     x: Tensor, depth: int, width: int, out: Tensor | None, residual: Tensor | None
 ) -> tuple[int, int, Tensor, int]:
-    """Of a product [..., depth] -> [..., width]: rows of x, how far apart they lie, the result, address of residual."""
+    """Operands of a product [..., depth] -> [..., width]: rows of x, their stride, the result, the residual's
+    address."""
     shape = x.shape
     assert shape[-1] == depth, f"x has {shape[-1]} features; this layer takes {depth}"
     if x.is_contiguous():
@@ -97,7 +98,7 @@ def operands(
 
 
 def pack_panels(weight: Tensor, bias: Tensor | None) -> CpuPanels:
-    """weight [N, K] float32 or bfloat16, bias [N] or None -> a copy in panels; the originals can go."""
+    """Copies weight [N, K] float32 or bfloat16 and bias [N] or None into panels; the originals can be freed."""
     rows, columns = weight.shape
     wide_bias = None if bias is None else pad_rows(bias.to(torch.float32), -(-rows // PANEL) * PANEL)
     return CpuPanels(to_panels(weight, dtype=_streamed_dtype(weight)), wide_bias, rows, columns)
@@ -116,7 +117,7 @@ def is_packed_for(x: Tensor) -> bool:
 
 
 def _streamed_dtype(*pieces: Tensor) -> torch.dtype:
-    """float32 weights that came from a bfloat16 checkpoint lose nothing in bfloat16, and stream in half the time."""
+    """bfloat16 for weights that are exact in bfloat16, which stream in half the time; else float32."""
     for piece in pieces:
         assert piece.dtype in (torch.float32, torch.bfloat16), (
             f"weights are {piece.dtype}; float32 or bfloat16 can be packed"
@@ -136,7 +137,7 @@ def pad_rows(rows: Tensor, count: int) -> Tensor:
 
 
 def interleave(both: Tensor) -> Tensor:
-    """[2, I, columns] -> 32 rows of the first, the same 32 of the second, and so on; padded with zeros at the end."""
+    """[2, I, columns] -> 32 rows of the first, the same 32 of the second, and so on, padded with zeros."""
     half = PANEL // 2
     _, width, columns = both.shape
     padded = both.new_zeros(2, -(-width // half) * half, columns)
@@ -145,16 +146,16 @@ def interleave(both: Tensor) -> Tensor:
 
 
 def unpaired(rows: Tensor, count: int) -> Tensor:
-    """What `interleave` did undone: [padded rows, columns] -> [count, columns]."""
+    """The inverse of `interleave`: [padded rows, columns] -> [count, columns]."""
     halves = rows.view(-1, 2, PANEL // 2, rows.shape[1]).transpose(0, 1)  # [2, num_panels, 32, columns]
     return halves.reshape(2, -1, rows.shape[1])[:, : count // 2].reshape(count, -1)
 
 
 def to_panels(*pieces: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """[N, K] -> [ceil(N / 64), K, 64]; of two pieces each panel has 32 rows of either. Missing rows are zero.
+    """[N, K] -> [ceil(N / 64), K, 64]; with two pieces each panel has 32 rows of each. Missing rows are zero.
 
-    It makes no temporary copies: freed between lasting tensors, their memory would not be used again, and a model of
-    many experts would take twice its weights.
+    Makes no temporary copies: memory freed between permanent tensors would not be reused, and a model with many experts
+    would take twice its weights.
     """
     (rows, columns), each = pieces[0].shape, PANEL // len(pieces)
     whole, rest = divmod(rows, each)
@@ -168,7 +169,7 @@ def to_panels(*pieces: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def _room(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Memory for panels, in huge pages where that many bytes make them worthwhile."""
+    """Memory for panels, in huge pages if the size is large enough."""
     count, size = torch.Size(shape).numel(), dtype.itemsize
     if device.type != "cpu" or count * size < HUGE_PAGE:
         return torch.empty(shape, dtype=dtype, device=device)

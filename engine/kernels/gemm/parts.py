@@ -1,6 +1,6 @@
-"""PartsWeight: matrices of unlike forms, one below the other; each multiplies by itself, into its own columns.
+"""PartsWeight: stacked matrices of different forms; each is multiplied separately, into its own columns.
 
-Users: joined layers (q|k|v, gate|up) whose checkpoint stores the pieces in different ways.
+Users: joined layers (q|k|v, gate|up) whose checkpoint stores the pieces in different forms.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from engine.kernels.gemm.weight import Weight
 class PartsWeight(Weight):
     """The weight of one layer."""
 
-    parts: tuple[Weight, ...]  # their rows follow one another
+    parts: tuple[Weight, ...]  # the stacked matrices, in order
     bias: Tensor | None  # [out_features] float32
 
     @property

@@ -1,9 +1,9 @@
-"""Rows to FP8 (e4m3): q[m, k] = e4m3(clamp(x[m, k] / s, -448, 448)), rounded to the nearest, ties to even.
+"""Quantises rows to FP8 (e4m3): q[m, k] = e4m3(clamp(x[m, k] / s, -448, 448)), rounded to nearest, ties to even.
 
-s is the largest magnitude / 448 of the row, or of each 128 columns of it, or one given number; a row or a run of zeros
-has scale 1; with `powers` s is the next power of two. With a gain the rows are normed first, as kernels/norm does, and
-rounded to x's dtype; with an activation, a row is gate, then up, and activate(gate, up) in x's dtype becomes codes: one
-kernel instead of two. Users: gemm/float8_weight and moe/dispatch_float8, where the checkpoint quantises inputs so.
+s is the largest magnitude / 448 of the row or of each 128 columns, or a given scale. Zeros get scale 1; with `powers` s
+is the next power of two. With a gain the rows are normed first, as in kernels/norm, and rounded to x's dtype. With an
+activation a row is gate, then up, and activate(gate, up) in x's dtype is quantised, which saves a kernel. Users:
+gemm/float8_weight and moe/dispatch_float8, if the checkpoint quantises inputs in this way.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -20,11 +20,11 @@ from engine.kernels.norm import rms_norm_reference
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import target, tl, triton
 
-GROUP = 128  # columns, of inputs whose scales are not of whole rows
+GROUP = 128  # columns per scale, for inputs without a scale per row
 
 
 class CodedRows(NamedTuple):
-    """Rows as codes."""
+    """Rows quantised to FP8."""
 
     codes: Tensor  # [M, K] uint8
     scales: Tensor  # [groups, M] float32
@@ -38,10 +38,10 @@ class CodedRows(NamedTuple):
 
 @triton.jit
 def e4m3_codes(values, NATIVE: tl.constexpr):
-    """float32 of magnitudes up to 448 -> the bits of e4m3 in uint8; without units for e4m3 by integers.
+    """float32 of magnitudes up to 448 -> the bits of e4m3 in uint8; on devices without e4m3 by integer arithmetic.
 
-    An instruction of sm_89 and later rounds two numbers to the bits that the integers give; the integers take about
-    fifteen instructions a number, which was half of the kernel.
+    An instruction of sm_89 and later rounds two numbers, with the same bits as the integer arithmetic, which takes
+    about fifteen instructions per number, half of the kernel's time.
     """
     if NATIVE:
         codes = values.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
@@ -64,7 +64,7 @@ def scale_of(most, POWERS: tl.constexpr):
 
 @triton.jit
 def to_power(scale, POWERS: tl.constexpr):
-    """The exponent, and one more where there is a fraction."""
+    """With POWERS: the scale rounded up to a power of two."""
     if POWERS:
         bits = scale.to(tl.uint32, bitcast=True)
         scale = (((bits + 0x7FFFFF) >> 23) << 23).to(tl.float32, bitcast=True)
@@ -73,7 +73,7 @@ def to_power(scale, POWERS: tl.constexpr):
 
 @triton.jit
 def coded(values, scale, NATIVE: tl.constexpr):
-    """float32 values by scales of the same shape; NaN stays NaN, so that its request ends."""
+    """The codes of float32 values / scales of the same shape; NaN stays NaN, so that its request ends with an error."""
     exact = tl.fdiv(values, scale)
     codes = e4m3_codes(tl.minimum(tl.maximum(exact, -448.0), 448.0), NATIVE)
     return tl.where(exact == exact, codes, 0x7F)
@@ -84,7 +84,7 @@ def code_row(
     out, scales, values, given, row, rows, width, STATIC: tl.constexpr, POWERS: tl.constexpr, GROUP: tl.constexpr,
     BLOCK: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """The codes and scales of a whole row, float32 [BLOCK], zeros behind its width."""
+    """Stores codes and scales of a whole row, float32 [BLOCK], zeros beyond its width."""
     RUN: tl.constexpr = GROUP if GROUP else BLOCK
     runs = tl.reshape(values, [BLOCK // RUN, RUN])
     number, column = tl.arange(0, BLOCK // RUN), tl.arange(0, BLOCK)
@@ -101,7 +101,7 @@ def code_row(
 def quantise_floats_kernel(
     out,  # [rows, width] uint8
     scales,  # [groups, rows] float32
-    normed,  # [rows, width]: what became codes; or None
+    normed,  # [rows, width] for the normed rows before quantisation; or None
     x,  # [rows, width], rows x_stride apart; with ACT [rows, 2 * width]: gate, then up
     gain,  # [width] when NORM
     given,  # [] float32 when STATIC
@@ -143,9 +143,10 @@ def quantise_floats(
     x: Tensor, inputs: Inputs, gain: Tensor | None = None, eps: float = 0.0, activation: Activation | None = None,
     normed: Tensor | None = None,
 ) -> CodedRows:  # fmt: skip
-    """x [M, K] with contiguous rows -> codes uint8 [M, K], scales float32 [groups, M]; with gain [K] of norm(x).
+    """x [M, K] with contiguous rows -> codes uint8 [M, K], scales float32 [groups, M]; with gain [K] norm(x) is
+    quantised.
 
-    With an activation x is [M, 2K] and has no gain. normed [M, K] of x's dtype gets what became codes.
+    With an activation x is [M, 2K] and there is no gain. normed [M, K] of x's dtype gets the rows before quantisation.
     """
     if x.is_cuda:
         return launch_quantise_floats(x, inputs, gain, eps, activation, normed, target().widens_fp8)
@@ -180,7 +181,7 @@ def launch_quantise_floats(
 
 
 def empty_coded(rows: int, width: int, inputs: Inputs, device: torch.device) -> CodedRows:
-    """Memory for so many rows' codes."""
+    """Memory for the codes of `rows` rows."""
     groups = -(-width // inputs.group) if inputs.group else 1
     return CodedRows(
         torch.empty(rows, width, dtype=torch.uint8, device=device),

@@ -1,6 +1,6 @@
-"""Rows to int8: q[m, k] = clamp(round(x[m, k] / s[m]), -128, 127), s[m] the row's largest magnitude / 127, or given.
+"""Quantises rows to int8: q[m, k] = clamp(round(x[m, k] / s[m]), -128, 127); s[m]: largest magnitude / 127, or given.
 
-A row of zeros has scale 1. Users: gemm/dispatch_codes, where the checkpoint quantises inputs to int8.
+A row of zeros has scale 1. Users: gemm/dispatch_codes, if the checkpoint quantises inputs to int8.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def quantise_rows_kernel(
         column = first + tl.arange(0, BLOCK)
         values = tl.load(line + column, mask=column < width, other=0.0).to(tl.float32)
         scaled = values / scale
-        # To the nearest, ties to even: adding 1.5 * 2^23 leaves no room for a fraction.
+        # Adding 1.5 * 2^23 rounds to the nearest integer, ties to even.
         whole = (tl.minimum(tl.maximum(scaled, -128.0), 127.0) + 12582912.0) - 12582912.0
         tl.store(out + row * width + column, whole.to(tl.int8), mask=column < width)
 

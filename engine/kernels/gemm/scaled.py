@@ -1,13 +1,13 @@
-"""ScaledProducts: which products of FP8 codes the vendor's library multiplies; timed before graphs, and checked.
+"""ScaledProducts: decides which FP8 products the vendor's library computes; timed and checked before graphs.
 
-Owner: the device thread; each accelerator has its own. After the start nothing changes. The library multiplies codes
-with a scale per row of either side, and on some cards codes with a scale per 128 columns by codes with a scale per
-block of 128 rows and columns; other scales and --deterministic are for gemm/float8. A number of rows is
-the library's only where its product was faster at the start and equal to ours but for rounding: a library that reads
-scales in another order would be wrong in silence.
+Owner: the device thread; each accelerator has its own. Nothing changes after the start. The library multiplies operands
+with a scale per row, and on some cards codes with a scale per 128 columns by codes with a scale per block of 128 rows
+and columns; gemm/float8 computes other scales and --deterministic. The library computes a number of rows only if its
+product was faster at the start and equal to ours except for rounding, because a library that reads scales in another
+order would silently give wrong results.
 
     a walk through the model's steps -> record: weights by shape -> autotune: time and check each
-    Float8Weight -> is_librarys: whether so many rows are the library's
+    Float8Weight -> is_librarys: whether the library multiplies this number of rows
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from engine.kernels.gemm.groups import Packed
 
 log = logging.getLogger(__name__)
 
-OURS, LIBRARYS = TORCHS, b"library"  # the rivals' names in `quickest`, whose first needs no gain
-MULTIPLE = 16  # of both sides of a weight, which the library wants
-AGREEMENT = 1e-2  # relative norm of what two ways may differ by: both round their results
+OURS, LIBRARYS = TORCHS, b"library"  # names of the alternatives in `quickest`; OURS needs no gain
+MULTIPLE = 16  # the library needs multiples of 16 for both dimensions of a weight
+AGREEMENT = 1e-2  # allowed relative norm of the difference: both alternatives round their results
 Shape = tuple[int, int]  # width, depth
 
 
@@ -47,12 +47,12 @@ class ScaledProducts:
     """The choices of one accelerator."""
 
     def __init__(self) -> None:
-        self._chosen: dict[Shape, dict[int, bool]] = {}  # by rows: whether they are the library's
-        self._sizes: dict[Shape, list[int]] = {}  # the rows of `_chosen`, in order
-        self._recorded: dict[Shape, list[Packed]] | None = {}  # None: timed
+        self._chosen: dict[Shape, dict[int, bool]] = {}  # shape -> rows -> whether the library multiplies
+        self._sizes: dict[Shape, list[int]] = {}  # the keys of `_chosen`'s values, sorted
+        self._recorded: dict[Shape, list[Packed]] | None = {}  # None: timing is done
 
     def record(self, weight: Packed) -> None:
-        """Notes a weight whose product `autotune` will time; after `autotune`, nothing."""
+        """Records a weight whose product `autotune` will time; does nothing after `autotune`."""
         if self._recorded is None:
             return
         shape = (len(weight.codes), weight.depth)
@@ -63,14 +63,14 @@ class ScaledProducts:
             known.append(weight)
 
     def is_librarys(self, rows: int, width: int, depth: int) -> bool:
-        """Whether the library multiplies so many rows: as was found for the next number that was timed."""
+        """Whether the library multiplies `rows` rows: the choice of the next larger timed number."""
         sizes = self._sizes.get((width, depth))
         if not sizes:
             return False
         return self._chosen[width, depth][sizes[min(bisect.bisect_left(sizes, rows), len(sizes) - 1)]]
 
     def autotune(self, sizes: Iterable[int], dtype: torch.dtype) -> None:
-        """Settles what was recorded for these numbers of rows, of results in `dtype`."""
+        """Times and checks the recorded weights for these numbers of rows, with results in `dtype`."""
         wanted = sorted(set(sizes))
         recorded, self._recorded = self._recorded or {}, None
         for (width, depth), weights in recorded.items():
@@ -83,7 +83,7 @@ class ScaledProducts:
 
 
 def _is_faster(weights: list[Packed], rows: int, dtype: torch.dtype) -> bool:
-    """Whether the library's product takes less time than ours, and says the same."""
+    """Whether the library's product is faster than ours and gives the same result."""
     first = weights[0]
     width, depth = len(first.codes), first.depth
     device = first.codes.device
@@ -102,7 +102,8 @@ def _is_faster(weights: list[Packed], rows: int, dtype: torch.dtype) -> bool:
     while sum(one.nbytes for one in codes) < COLD:
         codes.append(first.codes.clone())
 
-    # From graphs, as steps launch them: one by one, a kernel of ours overlaps with itself as it never does in a step.
+    # Timed in graphs, as in steps: launched separately, our kernel would overlap with itself, which never happens in a
+    # step.
     times = math.ceil(ENOUGH / max(2 * rows * width * depth / FLOPS, width * depth / BYTES))
     launched = [replace(first, codes=one) for one in (codes if times > 1 else codes[:1])]
 
@@ -119,7 +120,7 @@ def _is_faster(weights: list[Packed], rows: int, dtype: torch.dtype) -> bool:
 
 
 def _recorded(launch: Callable[[], None]) -> Run:
-    """What replays a graph of these launches, which have run before; it takes no weight."""
+    """A function that replays a graph of these launches, which have run before; it ignores its argument."""
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

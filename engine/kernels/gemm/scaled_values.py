@@ -1,19 +1,19 @@
-"""Products of two rows and more with four-bit codes, whose scales multiply values: y = x W^T (+ bias) (+ residual).
+"""Products of two or more rows with 4-bit codes; scales multiply the values: y = x W^T (+ bias) (+ residual).
 
-    w[n, k] = round((value(code[n, k]) - zero[n, k // group]) * scale[n, k // group])        row_scale[n] joins the sums
+    w[n, k] = round((value(code[n, k]) - zero[n, k // group]) * scale[n, k // group])    (row_scale[n] scales sums)
 
-A value is rounded once to bfloat16, as gemm/widen_weight rounds it. So a tile has one accumulator for the whole depth,
-and the matrix units take the values of a turn from registers while units still make the values behind them:
+A value is rounded once to bfloat16, as in gemm/widen_weight. So a tile has one accumulator for the whole depth, and the
+matrix units read an iteration's values from registers while other units still compute the following values:
 
     units    | words, scales | values 0 | values 1 .. |        | words, scales | ...
     matrix   |                          | product 0 | product 1 .. | wait      | ...
 
-The wait at the end of a turn is ours: the compiler would let products read on while the next turn makes its values, and
-the assembler, which cannot follow that around a loop, then waits for every single product.
-Tiles and their turns are one line of work, cut into equal runs, one per program, behind the tiles that are a program's
-each (gemm/value_cuts). A program that ends inside a tile writes partial sums in float32; the last of a tile's programs
-adds them up in their order. Blocks of x and of words come through tensor descriptors.
-The products are for NVIDIA's sm_90 alone; gemm/groups serves what `takes` refuses.
+The wait at the end of an iteration is explicit. Without it the compiler would let products run into the next iteration,
+and the assembler, which cannot track them around a loop, would then wait for every single product. First come tiles
+that have a program each. The remaining tiles, with their iterations, form one sequence that is divided into equal runs,
+one per program (gemm/value_cuts). A program that ends inside a tile writes partial sums in float32; the last of the
+tile's programs adds them up in order. Blocks of x and of words are loaded by tensor descriptors. The kernel is only for
+NVIDIA's sm_90; gemm/groups computes the products that `takes` refuses.
 Users: gemm/dispatch_codes.
 """
 
@@ -34,13 +34,14 @@ from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.room import whole_tiles
 from engine.kernels.target import target, tl, triton
 
-RUN = 16  # columns between a word's codes: whatever has a scale of its own is a multiple
+RUN = 16  # columns between a word's codes; groups of columns with one scale are multiples of it
 LEAST_ROWS = 2
 
 
 @triton.jit
 def in_halves(table, at, inside):
-    """Loads from a table, of float32 the halves: the compiler would give whole ones shared memory that blocks need."""
+    """Loads from a table; float32 as two 16-bit halves, because whole loads would take shared memory that blocks
+    need."""
     if table.dtype.element_ty == tl.float32:
         halves = table.to(tl.pointer_type(tl.uint16))
         low = tl.load(halves + 2 * at, mask=inside, other=0).to(tl.uint32)
@@ -55,8 +56,8 @@ def in_halves(table, at, inside):
 def of_rows(table, first, apart, height, groups, group, BLOCK_N: tl.constexpr):
     """Column `group` of a table [height, groups] at a tile's rows: [BLOCK_N, 1].
 
-    64 rows from `first` on; of 128 the other 64 are `apart` rows further, and of 256 the other 128. Runs have fewer
-    rows than the program has threads: each thread then reads what it multiplies, past shared memory.
+    64 rows from `first` on; with 128 rows the second 64 are `apart` rows further, with 256 the second 128. Each load
+    has fewer rows than the program has threads, so each thread loads its own operand, without shared memory.
     """
     HALF: tl.constexpr = 128 if BLOCK_N == 256 else 64
     row = first + tl.arange(0, HALF)
@@ -70,7 +71,7 @@ def of_rows(table, first, apart, height, groups, group, BLOCK_N: tl.constexpr):
 
 @triton.jit
 def less(values, zero, PAIRS: tl.constexpr):
-    """Exact: both are small integers."""
+    """values - zero, which is exact, because both are small integers."""
     zero = zero.to(values.dtype)
     if PAIRS:
         values, zero = tl.broadcast(values, zero)
@@ -104,7 +105,7 @@ def times(values, scale, PAIRS: tl.constexpr):
 
 @triton.jit
 def wait_for_products():
-    """Until the matrix units have read and summed everything; see above."""
+    """Waits until the matrix units have finished all products; see the module's docstring."""
     tl.inline_asm_elementwise("wgmma.wait_group.sync.aligned 0; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
 
 
@@ -113,7 +114,7 @@ def of_place(
     scales, zeros, first_n, apart, height, first, groups, PLACE: tl.constexpr, GROUP: tl.constexpr,
     SCALES: tl.constexpr, ZEROS: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Scales and zeros [BLOCK_N, 1] of the codes number PLACE of a turn from column `first` on, where there are any."""
+    """Scales and zeros [BLOCK_N, 1], if any, of code number PLACE in an iteration from column `first` on."""
     at: tl.constexpr = 0 if GROUP % 64 == 0 else 16 * PLACE
     group = tl.minimum((first + at) // GROUP, groups - 1)
     scale, zero = 0, 0
@@ -129,7 +130,7 @@ def scaled_of(
     tile, scale, zero, dtype: tl.constexpr, PLACE: tl.constexpr, KIND: tl.constexpr, SCALES: tl.constexpr,
     ZEROS: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """Values of the codes number PLACE of a tile of words [BLOCK_N, words]."""
+    """The scaled values of code number PLACE of a tile of words [BLOCK_N, words]."""
     values = values_of(tile, dtype, KIND, PLACE, PAIRS)
     if ZEROS:
         values = less(values, zero, PAIRS)
@@ -144,11 +145,11 @@ def sums_of(
     GROUP: tl.constexpr, SCALES: tl.constexpr, ZEROS: tl.constexpr, GATED: tl.constexpr, PAIRS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Turns start .. end of a tile: float32 [BLOCK_N, BLOCK_M]."""
+    """Sums of iterations start .. end - 1 of a tile: float32 [BLOCK_N, BLOCK_M]."""
     sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     for turn in range(start, end):
         first = turn * BLOCK_K
-        # Asked for before the blocks are waited for.
+        # Loaded before the wait for the blocks.
         s0, z0 = of_place(scales, zeros, first_n, apart, height, first, groups, 0, GROUP, SCALES, ZEROS, BLOCK_N)
         s1, z1 = of_place(scales, zeros, first_n, apart, height, first, groups, 1, GROUP, SCALES, ZEROS, BLOCK_N)
         s2, z2 = of_place(scales, zeros, first_n, apart, height, first, groups, 2, GROUP, SCALES, ZEROS, BLOCK_N)
@@ -163,7 +164,7 @@ def sums_of(
         v1 = scaled_of(block, s1, z1, dtype, 1, KIND, SCALES, ZEROS, PAIRS)
         v2 = scaled_of(block, s2, z2, dtype, 2, KIND, SCALES, ZEROS, PAIRS)
         v3 = scaled_of(block, s3, z3, dtype, 3, KIND, SCALES, ZEROS, PAIRS)
-        # A thread's codes stay where they are: only the names of its registers change.
+        # No data moves between threads: only the names of registers change.
         each = tl.join(tl.join(v0, v1), tl.join(v2, v3)).reshape((BLOCK_N, BLOCK_K // 64, 16, 2, 2))
         values = each.permute((0, 1, 4, 3, 2)).reshape((BLOCK_N, BLOCK_K))
         sums = tl.dot(values, tokens.T, sums, input_precision="ieee")
@@ -175,10 +176,10 @@ def sums_of(
 @triton.jit(do_not_specialize=["rows", "whole", "run"])
 def scaled_values_kernel(
     out,  # [rows, width]
-    partial,  # [programs behind `whole`, 2, BLOCK_N, BLOCK_M] float32: of a program's first tile, and last
+    partial,  # [programs after `whole`, 2, BLOCK_N, BLOCK_M] float32: sums of a program's first and last tile
     arrived,  # [MAX_TILES] int32, from tile `whole` on; zero before and after
     x,  # [rows, depth] in blocks [BLOCK_M, BLOCK_K]
-    words,  # of gemm/widen [width, line] in blocks [BLOCK_N, BLOCK_K / 4]; GATED: [2, width, line], two halves a block
+    words,  # gemm/widen's [width, line] in blocks [BLOCK_N, BLOCK_K / 4]; GATED: [2, width, line], two halves a block
     scales,  # [width, groups] when SCALES; GATED: gate's rows, then up's, as of zeros, row_scales and bias
     zeros,  # [width, groups] int8 when ZEROS
     row_scales,  # [width] float32 when ROW_SCALES
@@ -188,9 +189,9 @@ def scaled_values_kernel(
     width,
     depth,
     groups,
-    whole,  # programs of one tile each
-    run,  # turns of each further program
-    KIND: tl.constexpr,  # of gemm/widen
+    whole,  # number of programs with one tile each
+    run,  # iterations of each further program
+    KIND: tl.constexpr,  # a kind of gemm/widen
     GROUP: tl.constexpr,
     SCALES: tl.constexpr,
     ZEROS: tl.constexpr,
@@ -199,15 +200,15 @@ def scaled_values_kernel(
     RESIDUAL: tl.constexpr,
     GATED: tl.constexpr,  # a tile has as many rows of gate as of up
     ACT: tl.constexpr,  # an Activation when GATED
-    PAIRS: tl.constexpr,  # two values at a time, and our own waits
+    PAIRS: tl.constexpr,  # two values at a time, with explicit waits
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Turns start .. end of all tiles' per program; neighbouring tiles read the same weights."""
+    """Computes a run of iterations per program; neighbouring tiles read the same weights."""
     program, m_tiles = tl.program_id(0), tl.cdiv(rows, BLOCK_M)
-    COLUMNS: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N  # of the result
+    COLUMNS: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N  # columns of the result
     tiles, turns = m_tiles * tl.cdiv(width, COLUMNS), tl.cdiv(depth, BLOCK_K)
     height, apart = (2 * width, width) if GATED else (width, 64)  # rows of the weight, and between a tile's halves
     start, end = program * turns, (program + 1) * turns
@@ -222,7 +223,7 @@ def scaled_values_kernel(
             tl.minimum(end - tile * turns, turns), KIND, GROUP, SCALES, ZEROS, GATED, PAIRS, BLOCK_M, BLOCK_N, BLOCK_K,
         )  # fmt: skip
         last = True
-        # Of programs behind `whole`: the first and the last that have turns of this tile.
+        # The first and the last program after `whole` with iterations of this tile.
         before = (tile - whole) * turns
         first_part = before // run
         parts = (before + turns - 1) // run - first_part + 1
@@ -257,7 +258,7 @@ def scaled_values_kernel(
 
 
 def takes(x: Tensor, weight: Packed) -> bool:
-    """Whether this product is for rows x [M, K] by this weight: the one place that says so."""
+    """Whether the kernel takes rows x [M, K] times this weight."""
     return (
         len(x) >= LEAST_ROWS
         and x.dtype is torch.bfloat16
@@ -277,8 +278,8 @@ def scaled_values_product(
 ) -> None:  # fmt: skip
     """x [M, K] with contiguous rows times the weight [N, K] into out [M, N]; bias [N]; residual [M, N], may be out.
 
-    With an activation the weight is [2N, K], gate's rows first, the bias [2N], and there is no residual. bfloat16.
-    Capturable once `arrivals` was called on the device.
+    With an activation the weight is [2N, K], gate's rows first, the bias [2N], and there is no residual. x is bfloat16.
+    Can be captured after `arrivals` was called on the device.
     """
     if x.is_cuda:
         launch_scaled_values(x, weight, bias, residual, out, activation, cut)

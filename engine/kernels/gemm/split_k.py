@@ -1,14 +1,14 @@
 """Products of few rows (1 to 256), split along the summed axis: y = x W^T (+ bias) (+ residual), or activate(gate, up).
 
-A product of few rows reads every weight once and computes next to nothing, so all units must be reading all the time.
-A small output has fewer tiles than the card has units: its sums are cut into parts, one program each. A program writes
-its partial sums in float32; the program that arrives last adds all of them in their order, so the result does not
-depend on which program was last. The last program loads all parts at once. Every program loads the residual before its
-sums, since any program may be the last (o and down: a microsecond less).
-Up to 64 rows lie in one tile, whose long side are weight rows (a matrix unit wants 64). More rows times small weights
-keep the matrix units busy too: then rows are cut into tiles as well, and blocks come through descriptors, of operands
-whose storage ends with a full tile where there is room (kernels/room: 4 us of a layer's 32 at 72 rows).
-The norm after or before such a product is in gemm/epilogue.
+A product of few rows reads every weight once and computes very little, so all units must read all the time. A small
+output has fewer tiles than the card has units, so its sums are divided into parts, one program each. A program writes
+its partial sums in float32; the program that arrives last adds all parts in their order, so the result does not depend
+on which program is last. The last program loads all parts at once. Every program loads the residual before its sums,
+because any program may be the last (saves a microsecond for o and down).
+Up to 64 rows are one tile, whose long side is the weight rows (a matrix unit needs 64). More rows with small weights
+also keep the matrix units busy: then rows are divided into tiles too, and blocks are loaded by descriptors, from
+operands whose memory is padded to a full tile if possible (kernels/room: saves 4 us of a layer's 32 at 72 rows).
+gemm/epilogue has the norm before or after such a product.
 Users: gemm/dispatch on accelerators, for the shapes that kernels/tune.py names.
 """
 
@@ -34,24 +34,24 @@ from engine.kernels.pdl import grid_wait, launch_options, overlaps
 from engine.kernels.room import MAX_BLOCK, MAX_ROWS, whole_tiles
 from engine.kernels.target import tl, triton
 
-PREFETCH = 4  # lines of each weight row that a program fetches while the kernel before it still runs
-MAX_TILES = 1 << 14  # tiles of weight rows that one launch may have when it is split
+PREFETCH = 4  # lines of each weight row that a program prefetches while the previous kernel still runs
+MAX_TILES = 1 << 14  # most tiles of weight rows of a split launch
 
 
 class Split(NamedTuple):
-    """How a product of few rows is cut."""
+    """How a product of few rows is divided."""
 
-    block_n: int  # weight rows of a tile; of a gated product as many of gate and of up
+    block_n: int  # weight rows per tile; for a gated product, rows of gate and as many of up
     block_k: int  # columns read at a time
     splits: int  # programs that share a tile's sum
     stages: int  # loads in flight
     warps: int
-    block_m: int = 0  # rows of a tile, which descriptors load; 0: all of them lie in one tile, loaded by pointers
+    block_m: int = 0  # rows per tile, loaded by descriptors; 0: all rows are one tile, loaded by pointers
 
 
 @triton.jit
 def fetch(address, inside):
-    """Prefetches lines into the second-level cache, without waiting for them. [lines] pointers of 2-byte values."""
+    """Prefetches lines into the L2 cache without waiting. address: [lines] pointers to 2-byte values."""
     tl.inline_asm_elementwise(
         """{
         .reg .pred p;
@@ -103,22 +103,22 @@ def split_kernel(
     GATED: tl.constexpr,
     ACT: tl.constexpr,  # an Activation when GATED
     SPLITS: tl.constexpr,  # programs that share a tile
-    PARTS: tl.constexpr,  # 0: x is multiplied as it is; else it is Unscaled: power of two >= parts
-    AFTER: tl.constexpr,  # out is left Unscaled for a norm
+    PARTS: tl.constexpr,  # 0: x is plain rows; else x is Unscaled, and PARTS is a power of two >= parts
+    AFTER: tl.constexpr,  # also write the Unscaled of out, for a norm
     BLOCK_M: tl.constexpr,  # power of two >= rows
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     EVEN: tl.constexpr,  # depth is a multiple of BLOCK_K
-    PREFETCH: tl.constexpr,  # lines of 128 bytes of each weight row that are asked for before the rows are there
+    PREFETCH: tl.constexpr,  # lines of 128 bytes of each weight row that are prefetched before the rows are available
     OVERLAP: tl.constexpr,
 ):
-    """One tile of weight rows and one part of the columns per program."""
+    """Computes one tile of weight rows and one part of the columns per program."""
     tile, split = tl.program_id(0), tl.program_id(1)
     n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.arange(0, BLOCK_M)
     k = split * part_len + tl.arange(0, BLOCK_K)
     w_at = weight + n.to(tl.int64)[:, None] * depth + k[None, :]
-    u_at = weight + (n.to(tl.int64) + width)[:, None] * depth + k[None, :]  # of no use but when GATED
+    u_at = weight + (n.to(tl.int64) + width)[:, None] * depth + k[None, :]  # used only when GATED
     x_at = x + m.to(tl.int64)[None, :] * x_stride + k[:, None]
     n_in, m_in = (n < width)[:, None], (m < rows)[None, :]
     sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
@@ -154,7 +154,7 @@ def split_kernel(
         if last:
             sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
             ups = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-            for part in tl.static_range(SPLITS):  # all of them are asked for at once
+            for part in tl.static_range(SPLITS):  # all loads are issued at once
                 sums += tl.load(mine + part * size, cache_modifier=".cg")
                 if GATED:
                     ups += tl.load(mine + part * size + BLOCK_N * BLOCK_M, cache_modifier=".cg")
@@ -197,7 +197,7 @@ def tiled_kernel(
     PREFETCH: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """One tile of rows and columns and one part of the sums per program; gate and up lie side by side in a tile."""
+    """Computes one tile of rows and columns and one part of the sums per program; a tile holds gate, then up."""
     tile, split = tl.program_id(1), tl.program_id(2)
     first_m, first_n = tl.program_id(0) * BLOCK_M, tile * BLOCK_N
     m, n = first_m + tl.arange(0, BLOCK_M), first_n + tl.arange(0, BLOCK_N)
@@ -227,7 +227,7 @@ def tiled_kernel(
         last = tl.atomic_add(arrived + number, 1, sem="acq_rel") == SPLITS - 1
         if last:
             sums = tl.zeros([BLOCK_M, wide], tl.float32)
-            for part in tl.static_range(SPLITS):  # all of them are asked for at once
+            for part in tl.static_range(SPLITS):  # all loads are issued at once
                 sums += tl.load(mine + part * size, cache_modifier=".cg")
             tl.store(arrived + number, 0)
     if last:
@@ -251,10 +251,10 @@ def split_linear(
 ) -> None:
     """x [M, K] with contiguous rows times weight [N, K] into out [M, N]; with an activation weight [2N, K], gate first.
 
-    M <= 64, or the cut has rows of a tile; then rows of x and of weight begin at whole 16 bytes (`is_aligned`).
-    bias [N] (gated: [2N]); residual [M, N], contiguous, may be out itself. All of one dtype. With `before`, x is its
-    rows; `after`, from `empty_unscaled`, is filled with what the norm of out needs. Capturable once `arrivals` was
-    called on the device.
+    M <= 64, or the cut has block_m; then rows of x and weight must be 16-byte aligned (`is_aligned`). bias [N] (gated:
+    [2N]); residual [M, N], contiguous, may be out itself. All tensors have the same dtype. With `before`, x is its
+    rows. `after`, from `empty_unscaled`, gets the data for the norm of out. Can be captured after `arrivals` was called
+    on the device.
     """
     launch = launch_split if x.is_cuda else split_linear_reference
     launch(x, weight, bias, residual, out, activation, cut, before, after)
@@ -339,8 +339,9 @@ def split_linear_reference(
 
 @functools.cache
 def arrivals(device: torch.device) -> Tensor:
-    """How many programs of each tile are done, [MAX_TILES] int32: zero between launches, so one serves them all.
+    """Counters of finished programs per tile, [MAX_TILES] int32; zero between launches, so all launches share them.
 
-    Launches that share it must follow each other on one stream. The first call allocates: before any capture.
+    Launches that share the counters must be in sequence on one stream. The first call allocates, so it must precede any
+    capture.
     """
     return torch.zeros(MAX_TILES, dtype=torch.int32, device=device)

@@ -1,14 +1,14 @@
-"""Weight: a matrix in the form in which a device multiplies by it, and what a layer asks of every form.
+"""Weight: the interface of all forms in which devices hold a matrix.
 
 Owner: the model; read only after loading. In: rows of activations. Out: products. A form is a class and a file:
 
     floats            panels (CPU), dense (accelerators), invariant (accelerators, --deterministic)
-    codes             group_panels (CPU), group_weight (accelerators), float8_weight (FP8 that meets inputs in FP8)
-    pieces of each    parts: matrices of unlike forms, one below the other
-    with adapters     AdaptedWeight in engine/layers/adapted.py, around one of these
+    codes             group_panels (CPU), group_weight (accelerators), float8_weight (FP8 weights with FP8 inputs)
+    mixed             parts: stacked matrices of different forms
+    with adapters     AdaptedWeight in engine/layers/adapted.py, around one of these forms
 
-A form must know `linear`; it overrides the other products where it can fuse them. pack.py chooses the form; nothing
-outside this folder asks which one a layer has.
+A form must implement `linear`; it overrides the other products if it can fuse them. pack.py chooses the form; code
+outside this folder does not depend on the form.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from engine.kernels.norm import rms_norm
 
 
 class Weight(ABC):
-    """W [out_features, in_features] and perhaps a bias; the weight of a gated layer has gate's rows, then up's."""
+    """W [out_features, in_features] and optionally a bias; the weight of a gated layer has gate's rows, then up's."""
 
     __slots__ = ()
 
@@ -34,16 +34,16 @@ class Weight(ABC):
     @property
     @abstractmethod
     def num_bytes(self) -> int:
-        """What the form takes in memory."""
+        """Bytes of the form in memory."""
 
     @property
     def sums_in_two(self) -> bool:
-        """Whether `linear` with a residual takes a pass more than without one."""
+        """Whether `linear` needs an additional pass for a residual."""
         return False
 
     @abstractmethod
     def dense(self) -> Tensor:
-        """W itself, [out_features, in_features], a copy where the form is another."""
+        """W as a plain matrix [out_features, in_features]; a copy if the form is packed."""
 
     @abstractmethod
     def dense_bias(self) -> Tensor | None:
@@ -70,7 +70,7 @@ class Weight(ABC):
     def add_then_norm(self, residual: Tensor, x: Tensor, gain: Tensor, eps: float) -> Unscaled | None:
         """residual [M, N] += x W^T + bias, in place; the next product reads rms_norm(residual, gain, eps).
 
-        A form may return those rows prescaled, for `of_normed`, which then needs no kernel for the norm.
+        A form may return the rows prescaled, for `of_normed`, which then needs no kernel for the norm.
         """
         self.linear(x, residual, residual)
         return None
@@ -80,7 +80,7 @@ class Weight(ABC):
     ) -> Tensor:
         """`linear`, with an activation `gated`, of rms_norm(residual, gain, eps), residual [M, in_features].
 
-        `prescaled` is what `add_then_norm` returned with the same residual, gain and eps, if it came before.
+        `prescaled`: the result of a preceding `add_then_norm` with the same residual, gain and eps, or None.
         """
         rows = rms_norm(residual, gain, eps)
         return self.linear(rows) if activation is None else self.gated(rows, activation)
@@ -104,7 +104,7 @@ def gated_linear_reference(x: Tensor, weight: Weight, activation: Activation) ->
 
 
 def _product(x: Tensor, weight: Weight) -> Tensor:
-    """In float64 when the tests hand over float64, otherwise in float32."""
+    """The product, in float64 for float64 inputs (of tests), else in float32."""
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     bias = weight.dense_bias()
     return torch.nn.functional.linear(x.to(wide), weight.dense().to(wide), None if bias is None else bias.to(wide))

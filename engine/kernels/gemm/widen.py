@@ -1,11 +1,11 @@
-"""widen: codes of a quantised matrix to numbers inside a kernel, the same for every product that reads them.
+"""widen: conversion of codes to numbers inside a kernel, shared by all products that read words of codes.
 
-In: a tile of words. Out: the values of one code of each word, before zeros and scales: exact, but those of NF4 are
-rounded to x's dtype. Users: gemm/code_sums.
-A word has 16 bits: four codes of four bits or two of eight. It stands for columns of a block of 64 that lie 16 or 32
-apart, the first one lowest, so that neighbours in memory are neighbours in x and no value changes lanes. Where x is
-bfloat16, NVIDIA's units make two values of two words in a few operations on 32 bits: conversions run at half the rate,
-and a product of few rows has time for some ten operations a code of eight bits.
+In: a tile of words. Out: the value of one code of each word, before zeros and scales; exact, except that NF4 values are
+rounded to x's dtype. Users: gemm/code_sums. A word has 16 bits: four 4-bit codes or two 8-bit codes. Its codes belong
+to columns of a block of 64 that are 16 or 32 apart, the first column in the lowest bits, so that neighbouring words
+belong to neighbouring columns of x and no value changes lanes. If x is bfloat16, NVIDIA's units make two values from
+two words in a few 32-bit operations, because conversion instructions run at half the rate, and a product of few rows
+has time for about ten operations per 8-bit code.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from engine.kernels.target import tl, triton
 
 BLOCK = 64  # columns that share a run of words
 INT4, E2M1, NF4, INT8, E4M3 = range(5)  # the constant KIND of kernels
-TABLE = tl.constexpr(NORMAL)  # of NF4
+TABLE = tl.constexpr(NORMAL)  # the values of NF4
 
 
 @triton.jit
 def widened(codes, KIND: tl.constexpr):
-    """Values of codes, any shape: uint8, of INT8 int8 -> float32."""
+    """Values of codes of any shape, uint8 (int8 for INT8) -> float32."""
     if KIND == 0:
         values = (codes.to(tl.int32) - 8).to(tl.float32)
     elif KIND == 1:  # twice the magnitude is an integer: 0 1 2 3 4 6 8 12
@@ -40,7 +40,7 @@ def widened(codes, KIND: tl.constexpr):
             values = tl.where(codes == code, TABLE[code], values)
     elif KIND == 3:
         values = codes.to(tl.float32)
-    else:  # sign, exponent and mantissa into those of float16, and 2^8: no unit for FP8 is needed
+    else:  # e4m3's bits as a float16, times 2^8; needs no FP8 units
         bits = codes.to(tl.uint16)
         half = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)
         values = half.to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32) * 256.0
@@ -48,13 +48,13 @@ def widened(codes, KIND: tl.constexpr):
 
 
 def _program(settings: str, steps: str, last: str) -> Any:
-    """PTX: two bfloat16 (register $0) of two words ($1)."""
+    """PTX that makes two bfloat16 (register $0) from two words ($1)."""
     return tl.constexpr("{ .reg .b32 a, s, factor, off, number; " + settings + steps + last + " }")
 
 
-# The code's bits go to their places in a lane of 16 bits. What the lane then stands for is off by a power of two (e4m3
-# by 2^120, e2m1 by 2^126) or by a number (integers: 0x4300 | code is 128 + code), which one fma puts right, exactly.
-# -0 is added to what is only multiplied.
+# The code's bits are moved to their place in a 16-bit lane. The lane as bfloat16 then differs from the value by a power
+# of two (e4m3 2^120, e2m1 2^126) or by a constant (integers: 0x4300 | code is 128 + code), which one fma corrects
+# exactly. If only a factor is needed, the fma adds -0.
 FMA = "fma.rn.bf16x2 $0, a, factor, off;"
 OF_INT4 = "mov.b32 factor, 0x3f803f80; mov.b32 off, 0xc308c308;"  # 1, -136
 OF_E2M1 = "mov.b32 factor, 0x7e807e80; mov.b32 off, 0x80008000;"
@@ -64,7 +64,7 @@ FOUR = "mov.b32 number, 0x43004300; lop3.b32 a, a, 0x000f000f, number, 0xea;"  #
 PLACED = "lop3.b32 a, a, 0x80008000, s, 0xea;"  # (a & the signs' bits) | s
 SMALL = "and.b32 s, s, 0x01c001c0;" + PLACED
 EIGHT = "and.b32 s, s, 0x07f007f0;" + PLACED
-# 128 + the low seven bits, less 128, or 256 where the highest bit is set
+# (128 + the low seven bits) - 128, or - 256 if the highest bit is set
 LESS = "mov.b32 number, 0x43004300; lop3.b32 s, a, 0x00800080, number, 0xea; lop3.b32 a, a, 0x007f007f, number, 0xea;"
 INT4_0 = _program(OF_INT4, "mov.b32 a, $1;" + FOUR, FMA)
 INT4_1 = _program(OF_INT4, "shr.u32 a, $1, 4;" + FOUR, FMA)
@@ -81,19 +81,19 @@ E4M3_1 = _program(OF_E4M3, "mov.b32 a, $1; shr.u32 s, $1, 4;" + EIGHT, FMA)
 
 
 def _table_bytes(first: int, high: int) -> str:
-    """Of eight numbers of NF4 as bfloat16 the high or the low bytes, as the two words that prmt chooses from."""
+    """The high or the low bytes of eight NF4 values in bfloat16, as the two words from which prmt selects."""
     bits = torch.tensor(NORMAL[first : first + 8]).to(torch.bfloat16).view(torch.int16).tolist()
     each = [(number >> 8 * high) & 0xFF for number in bits]
     return ", ".join(f"0x{int.from_bytes(each[at : at + 4], 'little'):08x}" for at in (0, 4))
 
 
-# NF4: the low three bits of both codes choose bytes among eight numbers, the highest bit between eight and eight.
+# NF4: the low three bits of both codes select bytes among eight values, the highest bit selects one of two tables.
 BOTH = "and.b32 c, c, 0x000f000f; shr.u32 s, c, 12; lop3.b32 s, s, c, 0x77, 0xa8;"  # (s | c) & 0x77
 CHOSEN = "prmt.b32 low, {}, s; prmt.b32 high, {}, s; prmt.b32 {}, low, high, 0x5140;"
 OF_EIGHT = "".join(
     CHOSEN.format(_table_bytes(first, 0), _table_bytes(first, 1), name) for first, name in ((0, "a"), (8, "b"))
 )
-EITHER = "shl.b32 c, c, 4; prmt.b32 c, c, 0, 0xaa88; lop3.b32 $0, c, b, a, 0xca;"  # the bit everywhere; c ? b : a
+EITHER = "shl.b32 c, c, 4; prmt.b32 c, c, 0, 0xaa88; lop3.b32 $0, c, b, a, 0xca;"  # the top bit in all bits; c ? b : a
 NF4_0, NF4_1, NF4_2, NF4_3 = (
     tl.constexpr(f"{{ .reg .b32 a, b, c, s, low, high; shr.u32 c, $1, {shift}; {BOTH}{OF_EIGHT}{EITHER} }}")
     for shift in (0, 4, 8, 12)
@@ -107,7 +107,7 @@ def of_pairs(words, PROGRAM: tl.constexpr):
 
 @triton.jit
 def values_of(words, dtype: tl.constexpr, KIND: tl.constexpr, PLACE: tl.constexpr, PAIRS: tl.constexpr):
-    """int16 words, any shape -> the values of their codes number PLACE, in `dtype`; PAIRS: two at a time, bfloat16."""
+    """int16 words, any shape -> the values of code number PLACE in `dtype`; PAIRS: two at a time, in bfloat16."""
     if PAIRS:
         if KIND == 0:
             values = of_pairs(words, (INT4_0, INT4_1, INT4_2, INT4_3)[PLACE])
@@ -130,7 +130,7 @@ def values_of(words, dtype: tl.constexpr, KIND: tl.constexpr, PLACE: tl.constexp
 
 
 def codes_per_word(kind: int) -> int:
-    """Of a kind of code."""
+    """The number of codes of this kind in a 16-bit word."""
     return 4 if kind < INT8 else 2
 
 
@@ -142,7 +142,7 @@ def words_of(codes: Tensor, count: int) -> Tensor:
 
 
 def codes_in(words: Tensor, count: int, columns: int) -> Tensor:
-    """What `words_of` did undone: uint8 [N, columns]."""
+    """The inverse of `words_of`: uint8 [N, columns]."""
     bits = 16 // count
     shifts = torch.arange(count, device=words.device, dtype=torch.int32)[:, None] * bits
     runs = words.int().unflatten(1, (-1, 1, BLOCK // count))

@@ -1,4 +1,4 @@
-"""A quantised matrix of an accelerator widened whole: wide[n, k] = (value(code[n, k]) - zero) * scale * row_scale[n].
+"""Widens a quantised matrix completely: wide[n, k] = (value(code[n, k]) - zero) * scale * row_scale[n].
 
 Computed in float32 and rounded once. Users: gemm/long_products, which multiplies many rows by `wide`.
 """
@@ -13,17 +13,17 @@ from engine.kernels.gemm.groups import KINDS, Packed
 from engine.kernels.gemm.widen import values_of
 from engine.kernels.target import target, tl, triton
 
-ELEMENTS = 4096  # of a program
+ELEMENTS = 4096  # elements per program
 
 
 def block_k_of(group: int) -> int:
-    """Columns of a program: those of one group, whose scale each row then reads once, where there is such a block."""
+    """Columns per program: if possible a divisor of the group, so that each row reads one scale."""
     return max((size for size in (64, 128, 256) if group % size == 0), default=256)
 
 
 @triton.jit
 def scaled(values, n, group, scales, zeros, inside, groups, SCALES: tl.constexpr, ZEROS: tl.constexpr):
-    """values [n, columns] less the zeros and times the scales of `group`, [1] or [columns]."""
+    """(values [n, columns] - zeros) * scales of `group`, [1] or [columns]."""
     at = (n * groups)[:, None] + group[None, :]
     if ZEROS:
         values -= tl.load(zeros + at, mask=inside, other=0).to(tl.float32)
@@ -35,7 +35,7 @@ def scaled(values, n, group, scales, zeros, inside, groups, SCALES: tl.constexpr
 @triton.jit
 def widen_weight_kernel(
     out,  # [width, depth]
-    words,  # of gemm/widen [width, line]
+    words,  # gemm/widen's words [width, line]
     scales,  # [width, groups] when SCALES
     zeros,  # [width, groups] int8 or float32 when ZEROS
     row_scales,  # [width] float32 when ROW_SCALES
@@ -43,7 +43,7 @@ def widen_weight_kernel(
     depth,
     line,
     groups,
-    KIND: tl.constexpr,  # of gemm/widen
+    KIND: tl.constexpr,  # a kind of gemm/widen
     GROUP: tl.constexpr,
     SCALES: tl.constexpr,
     ZEROS: tl.constexpr,
@@ -54,7 +54,7 @@ def widen_weight_kernel(
 ):
     """BLOCK_N rows and BLOCK_K columns per program."""
     PER: tl.constexpr = 4 if KIND < 3 else 2  # codes of a word
-    APART: tl.constexpr = 64 // PER  # columns between them
+    APART: tl.constexpr = 64 // PER  # columns between two codes of a word
     n = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
     first, n_in = tl.program_id(1) * BLOCK_K, n < width
     j = tl.arange(0, BLOCK_K // PER)
@@ -80,12 +80,12 @@ def widen_weight(weight: Packed, dtype: torch.dtype) -> Tensor:
 
 
 def launch_widen_weight(weight: Packed, dtype: torch.dtype) -> Tensor:
-    """The kernel. It never overlaps with the product behind it, which may read its weight early (kernels/pdl)."""
+    """The kernel. It must not overlap with the next product, which may read its weight early (kernels/pdl)."""
     (width, line), depth = weight.codes.shape, weight.depth
     out = torch.empty(width, depth, dtype=dtype, device=weight.codes.device)
     block_k = block_k_of(weight.group)
     block_n = ELEMENTS // block_k
-    # Pairs are bfloat16: exact, but NF4's, which are numbers of a table.
+    # Pairs are bfloat16, which is exact for all kinds but NF4.
     pairs = weight.codes.is_cuda and target().runs_ptx and weight.kind is not Kind.NF4
     widen_weight_kernel[(triton.cdiv(width, block_n), triton.cdiv(depth, block_k))](
         out, weight.codes, out if weight.scales is None else weight.scales,

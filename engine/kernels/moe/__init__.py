@@ -1,1 +1,1 @@
-"""Experts: which experts a token chooses, their products, and the sum of what they made. Thread: device."""
+"""Experts: the choice of experts per token, the experts' products, and the sum of their results. Thread: device."""

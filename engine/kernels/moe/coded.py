@@ -1,8 +1,8 @@
-"""Experts of an accelerator in four or eight bits: moe/grouped with matrices that are widened in registers.
+"""Experts of an accelerator with 4-bit or 8-bit codes: moe/grouped with matrices that are widened in registers.
 
-The codes of all experts of a layer lie in one matrix [E * N, K], in the forms of gemm/groups. A tile of pairs and rows
-is that of moe/grouped; of a gated product a program sums gate, then up. The kernel reads every kind of codes;
-moe/dispatch_codes says which products have kernels of their own. Users: moe/dispatch_codes.
+The codes of all experts of a layer are one matrix [E * N, K], in the forms of gemm/groups. Tiles of pairs and rows are
+those of moe/grouped; in a gated product a program sums gate, then up. The kernel supports every kind of codes;
+moe/dispatch_codes names the products with specialised kernels. Users: moe/dispatch_codes.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -23,16 +23,16 @@ from engine.kernels.target import Target, tl, triton
 
 @triton.jit(do_not_specialize=["pairs"])
 def coded_kernel(
-    out,  # [pairs, width]: GATHER: in sorted order, else by pair
+    out,  # [pairs, width]: in sorted order with GATHER, else by pair
     x,  # GATHER: [tokens, depth]; else [pairs, depth] in sorted order
     codes,  # words of gemm/widen [experts * width, line]; when GATED [experts * 2 * width, line]
     scales,  # [.., groups] when SCALES
     zeros,  # [.., groups] int8 when ZEROS
     row_scales,  # [..] float32 when ROW_SCALES
     bias,  # [..] float32, or None
-    weights,  # [pairs] float32 by pair, multiply the sums of gate and of up; or None
+    weights,  # [pairs] float32 by pair, factors of the sums of gate and of up; or None
     order,  # [pairs] int32 when SORTED
-    ends,  # SORTED: [experts] int32; else [pairs] the experts
+    ends,  # SORTED: [experts] int32, the end of each expert's pairs; else [pairs], the experts
     pairs,
     experts,
     width,
@@ -40,17 +40,17 @@ def coded_kernel(
     line,
     groups,
     TOP_K: tl.constexpr,
-    SORTED: tl.constexpr,  # else each pair is a tile
+    SORTED: tl.constexpr,  # pairs are sorted by expert; else each pair is a tile
     GATHER: tl.constexpr,
     GATED: tl.constexpr,
     ACT: tl.constexpr,  # an Activation when GATED
     EXPERTS: tl.constexpr,  # power of two >= experts
-    KIND: tl.constexpr,  # of gemm/widen
+    KIND: tl.constexpr,  # a kind of gemm/widen
     GROUP: tl.constexpr,
     SCALES: tl.constexpr,
     ZEROS: tl.constexpr,
     ROW_SCALES: tl.constexpr,
-    ON_SUMS: tl.constexpr,  # of gemm/code_sums, as PAIRS and EVEN
+    ON_SUMS: tl.constexpr,  # as in gemm/code_sums, like PAIRS and EVEN
     PAIRS: tl.constexpr,
     EVEN: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -58,7 +58,7 @@ def coded_kernel(
     BLOCK_K: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """One tile of an expert's pairs and rows per program."""
+    """Computes one tile of an expert's pairs and rows per program."""
     wait_for_experts(SORTED, GATED, OVERLAP)
     expert, first, end = expert_of_tile(ends, tl.program_id(1), experts, SORTED, EXPERTS, BLOCK_M)
     if expert < experts:
@@ -93,9 +93,9 @@ def launch_coded_product(
     x: Tensor, weight: Packed, experts: int, bias: Tensor | None, pairs: Pairs, activation: Activation | None,
     tile: Tile, weights: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """As moe/grouped's product, by codes [E * N, K], with an activation [E * 2N, K], gate first in each expert.
+    """As moe/grouped's product, with codes [E * N, K], or with an activation [E * 2N, K], gate first in each expert.
 
-    weights: as of moe/grouped, float32 [T, top_k], by which each pair's input is multiplied.
+    weights: float32 [T, top_k], factors of each pair's input, as in moe/grouped.
     """
     depth, gated = weight.depth, activation is not None
     assert weights is None or (gated and weights.is_contiguous())
@@ -103,7 +103,7 @@ def launch_coded_product(
     assert x.is_contiguous() and x.shape[1] == depth and (bias is None or bias.dtype is torch.float32)
     out = x.new_empty(pairs.count, width)
     tiles = pairs.count
-    if pairs.order is not None:  # every expert's last tile may be part empty
+    if pairs.order is not None:  # every expert's last tile may be partly empty
         tiles = triton.cdiv(pairs.count, tile.block_m) + min(experts, pairs.count)
     if pairs.count:
         coded_kernel[(triton.cdiv(width, tile.block_n), tiles)](
@@ -130,11 +130,11 @@ def coded_product_reference(
 
 
 def stages(device: Target) -> int:
-    """The stages of the pipeline of a loop's loads."""
+    """The number of pipeline stages of a loop's loads."""
     return 3 if device.loads_past_registers else 2
 
 
 def coded_tile(each: float, kind: Kind, group: int, size: int, num_stages: int) -> Tile:
-    """The tile for so many pairs of an expert, of `size` bytes per value."""
+    """The tile for `each` pairs per expert, of `size` bytes per value."""
     block_m = 16 if each <= 16 else 32 if each <= 32 or size > 2 else 64
     return Tile(block_m, 64, block_k_of(KINDS[kind], group, size), num_stages, 4)

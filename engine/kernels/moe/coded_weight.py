@@ -1,6 +1,6 @@
-"""Experts of an accelerator in four or eight bits; moe/dispatch_codes says which kernel multiplies.
+"""Experts of an accelerator with 4-bit or 8-bit codes; moe/dispatch_codes chooses the kernel.
 
-The codes of all experts of a layer lie in one matrix [E * N, K], in the forms of gemm/groups. Users: engine/layers/moe,
+The codes of all experts of a layer are one matrix [E * N, K], in the forms of gemm/groups. Users: engine/layers/moe,
 on accelerators.
 """
 
@@ -25,7 +25,7 @@ class CodedExperts(ExpertsWeight):
     weight: Packed  # [E * out_features, in_features]
     num_experts: int
     bias: Tensor | None  # [E, out_features] float32
-    invariant: bool  # a row has the same bits in any company: one tile for any number of pairs
+    invariant: bool  # a row's bits do not depend on other rows: one tile for any number of pairs
 
     @property
     def num_bytes(self) -> int:

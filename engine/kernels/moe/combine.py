@@ -1,8 +1,8 @@
-"""What experts made of a token, summed: out = sum over k of weight[k] * made[k] (+ shared) (+ residual).
+"""Sums the experts' results of each token: out = sum over k of weight[k] * made[k] (+ shared) (+ residual).
 
-The sum is taken in float32, in the order in which the token chose its experts, then the shared MLP's result (times the
-sigmoid of its gate), then the residual, and is rounded once. A following product of few rows gets the rows prescaled
-for its norm (gemm/epilogue), so that the norm needs no kernel. To rows of padding experts add nothing.
+The sum is in float32, in the order of the token's choices, then the shared MLP's result (times the sigmoid of its
+gate), then the residual, and is rounded once. With few rows a following product gets the rows prescaled for its norm
+(gemm/epilogue), so that the norm needs no kernel. Experts add nothing to padding rows.
 Users: engine/layers/moe.
 """
 
@@ -17,7 +17,7 @@ from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.room import MAX_ROWS
 from engine.kernels.target import tl, triton
 
-BLOCK = 512  # columns of a program
+BLOCK = 512  # columns per program
 
 
 @triton.jit
@@ -31,14 +31,14 @@ def combine_kernel(
     gate,  # [rows], or None
     residual,  # [rows, width], or None
     gain,  # [width] float32 when AFTER
-    count,  # [1] int32: rows from here on are padding; None: there is none
+    count,  # [1] int32: rows from here on are padding; None: no padding
     width,
     TOP_K: tl.constexpr,
     AFTER: tl.constexpr,
     BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """BLOCK columns of a row per program."""
+    """Computes BLOCK columns of a row per program."""
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = block * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
@@ -47,7 +47,7 @@ def combine_kernel(
     real = inside
     if count is not None:
         real = column < tl.where(row < tl.load(count), width, 0)
-    for slot in tl.static_range(TOP_K):  # all of them are asked for at once
+    for slot in tl.static_range(TOP_K):  # all loads are issued at once
         each = tl.load(made + (row * TOP_K + slot) * width + column, mask=real, other=0.0).to(tl.float32)
         if weights is not None:
             each *= tl.load(weights + row * TOP_K + slot)
@@ -79,8 +79,8 @@ def combine(
 ) -> Tensor:
     """made [T, top_k, H], weights [T, top_k] float32 -> [T, H] of made's dtype: `residual`, in place, or new.
 
-    shared [T, H]: the shared MLP's result; gate [T, 1]: by whose sigmoid it is multiplied; count: as in moe/route.
-    Without weights all are 1.
+    shared [T, H]: the shared MLP's result; gate [T, 1]: its sigmoid multiplies `shared`; count: as in moe/route.
+    weights None: all weights are 1.
     """
     launch = launch_combine if made.is_cuda else combine_reference
     return launch(made, weights, shared, gate, residual, None, count)
@@ -96,7 +96,7 @@ def combine_then_norm(
     eps: float,
     count: Tensor | None = None,
 ) -> Unscaled | None:
-    """`combine` into residual, which a product of rms_norm(residual, gain, eps) reads next; few rows come prescaled."""
+    """`combine` into residual; the next product reads rms_norm(residual, gain, eps). Returns prescaled rows if few."""
     prescaled = len(residual) <= MAX_ROWS and made.is_cuda and made.dtype is torch.bfloat16
     after = empty_unscaled(residual, BLOCK, gain, eps) if prescaled else None
     launch = launch_combine if made.is_cuda else combine_reference
@@ -113,7 +113,7 @@ def launch_combine(
     after: Unscaled | None,
     count: Tensor | None = None,
 ) -> Tensor:
-    """The Triton kernel; `after`, from `empty_unscaled` with BLOCK, gets what the norm of the result needs."""
+    """The Triton kernel; `after`, from `empty_unscaled` with BLOCK, gets the data for the norm of the result."""
     rows, top_k, width = made.shape
     out = made.new_empty(rows, width) if residual is None else residual
     assert made.is_contiguous() and out.is_contiguous() and out.dtype is made.dtype
@@ -146,7 +146,7 @@ def combine_reference(
     for slot in range(1, made.shape[1]):
         total += made[:, slot].to(wide) * weights[:, slot : slot + 1]
     if shared is not None:
-        # float64: torch computes the end of a float32 tensor by other instructions, whose last bit may differ
+        # float64, because torch uses other instructions for the end of a float32 tensor, whose last bit may differ
         total += shared.to(wide) if gate is None else shared.to(wide) * gate.double().sigmoid().to(wide)
     out = total.to(made.dtype) if residual is None else residual.copy_(total + residual)
     if after is not None:

@@ -1,4 +1,4 @@
-"""Experts of an accelerator as they are saved, in the activations' dtype; moe/dispatch says which kernel multiplies.
+"""Float experts of an accelerator, in the activations' dtype; moe/dispatch chooses the kernel.
 
 Users: engine/layers/moe, on accelerators.
 """
@@ -14,7 +14,7 @@ from engine.kernels.moe.dispatch import Product, choose
 from engine.kernels.moe.sort import Pairs, sort_pairs
 from engine.kernels.moe.weight import ExpertsWeight
 
-FEW = 32  # pairs that are not sorted: the experts of so few pairs are nearly all different
+FEW = 32  # up to this number pairs are not sorted, because nearly all their experts differ
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,7 +23,7 @@ class DenseExperts(ExpertsWeight):
 
     weight: Tensor  # [E, out_features, in_features], contiguous
     bias: Tensor | None  # [E, out_features] of the weight's dtype
-    invariant: bool  # a row has the same bits in any company: one tile for any number of pairs
+    invariant: bool  # a row's bits do not depend on other rows: one tile for any number of pairs
 
     @property
     def num_bytes(self) -> int:
@@ -53,7 +53,7 @@ class DenseExperts(ExpertsWeight):
 
 
 def pairs_of(chosen: Tensor, experts: int, invariant: bool) -> Pairs:
-    """chosen [T, top_k]: few pairs as they are, where their tile may depend on their number."""
+    """The Pairs of chosen [T, top_k]; few pairs are not sorted, unless the list is invariant."""
     few = chosen.numel() <= min(FEW, experts // 2) or len(chosen) == 1
     if few and not invariant:
         return Pairs(chosen.shape[1], chosen, None, None)

@@ -1,9 +1,9 @@
-"""Which kernel multiplies pairs by experts in floats: a table, read from top to bottom.
+"""Chooses the kernel for products of pairs with float experts: a table, read from top to bottom.
 
-The first kernel that takes a product computes it, and the last one takes every product.
+The first kernel that takes a product computes it, and the last kernel takes every product.
 
-    moe/grouped_persistent   sorted pairs, where moe/tiles has a persistent tile and rows are aligned for descriptors
-    moe/grouped              all else
+    moe/grouped_persistent   sorted pairs, if moe/tiles has a persistent tile and rows are aligned for descriptors
+    moe/grouped              all other products
 
 Users: moe/dense.
 """
@@ -24,7 +24,7 @@ from engine.kernels.target import target
 
 
 class Product(NamedTuple):
-    """Rows of x for each pair times the weight [E, N, K] of the pair's expert; arguments as of moe/grouped."""
+    """Each pair's row of x times the weight [E, N, K] of the pair's expert; arguments as in moe/grouped."""
 
     x: Tensor
     weight: Tensor
@@ -33,15 +33,15 @@ class Product(NamedTuple):
     activation: Activation | None
     weights: Tensor | None = None
     of_tokens: bool = False
-    invariant: bool = False  # a row has the same bits in any company: one tile for any number of pairs
+    invariant: bool = False  # a row's bits do not depend on other rows: one tile for any number of pairs
 
     @property
     def sized_for(self) -> int:
-        """The number of pairs for which the product is cut."""
+        """The number of pairs for which the tile is chosen."""
         return count_of(self.pairs, len(self.weight), self.invariant)
 
     def measured(self) -> Tile | None:
-        """The tile of moe/tiles, for values of 16 bits."""
+        """The tile of moe/tiles, for 16-bit values."""
         (experts, rows, depth), gated = self.weight.shape, self.activation is not None
         if self.weight.element_size() != 2:
             return None
@@ -53,7 +53,7 @@ class Kernel(NamedTuple):
     """A row of a table."""
 
     name: str  # the kernel's file
-    cut: Callable[[Product], Tile | None]  # None: it does not take the product
+    cut: Callable[[Product], Tile | None]  # None: the kernel does not take the product
     launch: Callable[..., Tensor]  # x, weight, bias, pairs, activation, tile, weights, of_tokens
 
 

@@ -1,12 +1,12 @@
-"""Which kernel multiplies pairs by experts in codes, with inputs in floats: a table, read from top to bottom.
+"""Chooses the kernel for products of pairs with quantised experts and float inputs: a table, read from top to bottom.
 
-The first kernel that takes a product computes it, and the last one takes every product.
+The first kernel that takes a product computes it, and the last kernel takes every product.
 
-    moe/pairs_float8   few pairs of bfloat16, which are not sorted, by FP8
-    moe/pairs          the pairs of one token of bfloat16 by MXFP4
-    moe/values         sorted pairs of bfloat16 on sm_90
-    moe/mxfp4          other pairs by MXFP4
-    moe/coded          all else
+    moe/pairs_float8   few unsorted pairs in bfloat16 with FP8 experts
+    moe/pairs          the pairs of one token in bfloat16 with MXFP4 experts
+    moe/values         sorted pairs in bfloat16 on sm_90
+    moe/mxfp4          other pairs with MXFP4 experts
+    moe/coded          all other products
 
 Users: moe/coded_weight.
 """
@@ -35,7 +35,7 @@ from engine.kernels.target import target
 
 
 class Product(NamedTuple):
-    """Rows of x for each pair times the weight [E * N, K] of the pair's expert; arguments as of moe/coded."""
+    """Each pair's row of x times the weight [E * N, K] of the pair's expert; arguments as in moe/coded."""
 
     x: Tensor
     weight: Packed
@@ -44,8 +44,8 @@ class Product(NamedTuple):
     pairs: Pairs
     activation: Activation | None
     weights: Tensor | None = None
-    invariant: bool = False  # a row has the same bits in any company: one tile for any number of pairs
-    tile: Tile | None = None  # in place of the tile of moe/tiles
+    invariant: bool = False  # a row's bits do not depend on other rows: one tile for any number of pairs
+    tile: Tile | None = None  # replaces the tile of moe/tiles
 
     @property
     def gated(self) -> bool:
@@ -53,11 +53,11 @@ class Product(NamedTuple):
 
     @property
     def each(self) -> float:
-        """Pairs of an expert on average, for which the product is cut."""
+        """Average pairs per expert, for which the tile is chosen."""
         return count_of(self.pairs, self.experts, self.invariant) / self.experts
 
     def measured(self) -> Tile | None:
-        """The tile of moe/tiles, for values of 16 bits."""
+        """The tile of moe/tiles, for 16-bit values."""
         weight = self.weight
         if self.tile is not None or self.x.element_size() != 2:
             return self.tile
@@ -70,8 +70,8 @@ class Kernel(NamedTuple):
     """A row of a table."""
 
     name: str  # the kernel's file
-    cut: Callable[[Product], Tile | bool | None]  # True: the kernel cuts by itself; falsy: it does not take the product
-    launch: Callable[[Product, Any], Tensor]  # and the cut
+    cut: Callable[[Product], Tile | bool | None]  # True: the kernel divides the product itself; falsy: not taken
+    launch: Callable[[Product, Any], Tensor]  # product, cut
 
 
 def pairs_of_float8(product: Product) -> bool:
@@ -106,7 +106,7 @@ def coded(product: Product) -> Tile:
 
 
 def by_pairs(launch: Callable[..., Tensor]) -> Callable[[Product, Any], Tensor]:
-    """A launch of pairs that are not sorted."""
+    """A launch for unsorted pairs."""
     return lambda p, _: launch(p.x, p.weight, p.experts, p.bias, p.pairs, p.activation, p.weights)
 
 
@@ -130,6 +130,6 @@ def choose(product: Product) -> tuple[Kernel, Tile | bool]:
 
 
 def coded_product(product: Product) -> Tensor:
-    """As moe/grouped's product, by codes [E * N, K], with an activation [E * 2N, K], gate first in each expert."""
+    """As moe/grouped's product, with codes [E * N, K], or with an activation [E * 2N, K], gate first in each expert."""
     kernel, cut = choose(product)
     return kernel.launch(product, cut) if product.x.is_cuda else ON_A_CPU(product, cut)

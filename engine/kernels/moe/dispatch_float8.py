@@ -1,9 +1,9 @@
-"""Which kernel multiplies pairs by experts in FP8 with inputs in FP8: a table, read from top to bottom.
+"""Chooses the kernel for products of pairs with FP8 experts and FP8 inputs: a table, read from top to bottom.
 
-    moe/pairs_float8   few pairs, which are not sorted; it makes the codes of x where they are missing
+    moe/pairs_float8   few unsorted pairs; quantises x if it is not quantised yet
     moe/float8         sorted pairs
 
-Users: moe/float8_weight, which sorts the pairs of devices and weights that the first kernel is not for.
+Users: moe/float8_weight, which sorts pairs for devices and weights that the first kernel does not support.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from engine.kernels.target import target
 
 
 class Product(NamedTuple):
-    """Rows of x for each pair times the weight [E * N, K] of the pair's expert; arguments as of moe/float8."""
+    """Each pair's row of x times the weight [E * N, K] of the pair's expert; arguments as in moe/float8."""
 
     x: Tensor | CodedRows
     weight: Packed
@@ -36,11 +36,11 @@ class Product(NamedTuple):
     bias: Tensor | None
     pairs: Pairs
     activation: Activation | None
-    inputs: Inputs  # how x becomes codes
-    dtype: torch.dtype  # of the result
+    inputs: Inputs  # how x is quantised
+    dtype: torch.dtype  # the result's dtype
     weights: Tensor | None = None
-    then: Inputs | None = None  # the result becomes codes, where a program can make them
-    invariant: bool = False  # a row has the same bits in any company: one tile for any number of pairs
+    then: Inputs | None = None  # how the next product quantises the result, which the kernel does if possible
+    invariant: bool = False  # a row's bits do not depend on other rows: one tile for any number of pairs
 
 
 class Kernel(NamedTuple):

@@ -1,8 +1,8 @@
 """Expert load: how a step distributes its pairs of a token and an expert over the experts of each layer.
 
-In: the experts that the rows of the newest step chose, which moe/route leaves in a lasting place. Out, per layer: the
-experts that a token chose, the pairs of the expert with most, and all pairs. On an accelerator one launch, a program
-per layer, which may write into the host's memory. Users: engine/step/parts/expert_load, for one step in many.
+In: the experts that the rows of the newest step chose, which moe/route stores in a permanent buffer. Out, per layer:
+the number of experts chosen by any token, the pairs of the busiest expert, and all pairs. On an accelerator one launch
+with a program per layer, which may write to host memory. Users: engine/step/parts/expert_load, for a sample of steps.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from torch import Tensor
 from engine.kernels.target import tl, triton
 
 BLOCK = 1024  # pairs that a program counts at a time
-COLUMNS = 3  # experts touched, pairs of the busiest, pairs
+COLUMNS = 3  # chosen experts, pairs of the busiest expert, all pairs
 
 
 @triton.jit
 def expert_load_kernel(
     out,  # [layers, 3] int32
-    choices,  # [layers, line] int32: a row's experts side by side
-    tops,  # [layers] int32: experts of a row
-    num_rows,  # [1] int32: rows that are no padding
-    num_last,  # [1] int32: those of the last layer
+    choices,  # [layers, line] int32: the rows' experts, row after row
+    tops,  # [layers] int32: experts per row
+    num_rows,  # [1] int32: rows that are not padding
+    num_last,  # [1] int32: rows of the last layer that are not padding
     line,
     experts,
     BINS: tl.constexpr,  # power of two > experts
     BLOCK: tl.constexpr,
 ):
-    """One layer per program."""
+    """Counts one layer per program."""
     layer, lane, number = tl.program_id(0), tl.arange(0, BLOCK), tl.arange(0, BINS)
     rows = tl.load(num_rows)
     if layer == tl.num_programs(0) - 1:
@@ -49,7 +49,7 @@ def count_expert_load(
 ) -> None:
     """choices int32 [layers, line], tops int32 [layers], num_rows and num_last int32 [1] -> out int32 [layers, 3].
 
-    num_last: rows of the last layer. experts: the most that a layer has. out: on the device, or pinned.
+    num_last: rows of the last layer. experts: the maximum over the layers. out: on the device, or pinned.
     """
     count = launch_expert_load if choices.is_cuda else expert_load_reference
     count(out, choices, tops, num_rows, num_last, experts)
@@ -75,6 +75,6 @@ def expert_load_reference(
 
 
 def expert_load_of(chosen: Tensor, experts: int) -> Tensor:
-    """The experts of pairs -> int32 [3]; `experts` and above are none."""
+    """The experts of pairs -> int32 [3]; numbers from `experts` on mean no expert."""
     found = torch.bincount(chosen.flatten().long(), minlength=experts)[:experts]
     return torch.stack([(found > 0).sum(), found.max(), found.sum()]).int()

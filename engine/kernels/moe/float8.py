@@ -1,15 +1,15 @@
-"""Products of sorted pairs in FP8 by experts in FP8, as the checkpoint quantises both.
+"""Products of sorted pairs in FP8 with experts in FP8, as the checkpoint quantises both.
 
     rows     y[pair, n] = s_x[token] s_w[n] sum_k x[token, k] w[n, k]
     blocks   y[pair, n] = sum_b s_x[b, token] s_w[n, b] sum_(k in b) x[token, k] w[n, k]       b: 128 columns
 
-The matrix units add 128 columns and float32 adds those sums, as in gemm/float8. A program multiplies a tile of an
-expert's pairs by two blocks of its rows: of gate and of up, else neighbours. Where the next product's inputs have a
-scale per 128 columns, a block has as many rows, and the program makes these codes: the floats are never written. Where
-128 rows share their scales, as in blocks of 128 by 128, one number multiplies a block's sums.
-A gated product of an expert's few last pairs has a smaller tile: every tile is computed whole, and of 80 pairs the
-second tile of 64 would have 16.
-The scales of the next columns are asked for before this turn's products are waited for. Users: moe/dispatch_float8.
+The matrix units add 128 columns and these sums are added in float32, as in gemm/float8. A program multiplies a tile of
+an expert's pairs by two blocks of the expert's rows: gate and up, or two neighbouring blocks. If the next product's
+inputs have a scale per 128 columns, a block has 128 rows, and the program quantises its result, so floats are never
+written. If 128 rows share their scales, as in blocks of 128 by 128, one scale multiplies a block's sums.
+In a gated product the last few pairs of an expert have a smaller tile, because every tile is computed completely: with
+80 pairs the second tile of 64 would have only 16.
+The scales of the next columns are loaded before the wait for this iteration's products. Users: moe/dispatch_float8.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -32,34 +32,34 @@ from engine.kernels.moe.sort import Pairs
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import HAS_TRITON, Target, target, tl, triton
 
-BLOCK = 128  # columns that the units add, that share a scale in blocks, and that share one as inputs
+BLOCK = 128  # columns that the units add, columns of a block of scales, and columns of inputs per scale
 LEAST = 16  # pairs of the smallest tile
-LEAST_LEFT = 64  # pairs of a tile that are the left operand: the units take 64 rows of it, and 8 of the other
+LEAST_LEFT = 64  # least pairs of a tile for the pairs to be the left operand, of which the units need 64 rows
 FLOATS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32} if HAS_TRITON else {}
 
 
 @triton.jit
 def scales_of(scales, row, group, height, WHOLE: tl.constexpr):
-    """The scales of weight rows `row` for a turn: [BLOCK_N], or one for all."""
+    """The scales of weight rows `row` for an iteration: [BLOCK_N], or one for all."""
     line = row // 128 if WHOLE else row
     return tl.load(scales + line.to(tl.int64) * height + group).to(tl.float32)
 
 
 @triton.jit
 def of_tokens(vector, LEFT: tl.constexpr):
-    """A number of each token, for a tile."""
+    """Expands a vector of tokens to a tile."""
     return tl.expand_dims(vector, 1 if LEFT else 0)
 
 
 @triton.jit
 def of_rows(vector, LEFT: tl.constexpr):
-    """A number of each weight row, for a tile."""
+    """Expands a vector of weight rows to a tile."""
     return tl.expand_dims(vector, 0 if LEFT else 1)
 
 
 @triton.jit
 def times(product, scale, of_x, WHOLE: tl.constexpr, LEFT: tl.constexpr):
-    """A tile by the scales of its rows and of its tokens."""
+    """A tile times the scales of its rows and tokens."""
     if WHOLE:
         product *= of_tokens(scale * of_x, LEFT)
     else:
@@ -70,7 +70,7 @@ def times(product, scale, of_x, WHOLE: tl.constexpr, LEFT: tl.constexpr):
 
 @triton.jit
 def finished(sums, scales, bias, weights, row, x_at, pair, m_in, BLOCKED: tl.constexpr, LEFT: tl.constexpr):
-    """A block's sums times the scales of rows and tokens, unless scales are of blocks; times weights; plus the bias."""
+    """A block's sums times the scales of rows and tokens (unless BLOCKED), times weights, plus the bias."""
     if not BLOCKED:
         sums *= of_rows(tl.load(scales + row), LEFT) * of_tokens(tl.load(x_at), LEFT)
     if weights is not None:
@@ -89,10 +89,10 @@ def block_codes(values, POWERS: tl.constexpr, ROUNDS: tl.constexpr, LEFT: tl.con
 
 @triton.jit
 def turn_of(lines, line, depth, start, EVEN: tl.constexpr):
-    """128 columns of these lines, zeros behind the last column: [lines, 128]."""
+    """Loads 128 columns of these lines, zeros beyond the last column: [lines, 128]."""
     k = start + tl.arange(0, 128)
     at = lines + (line.to(tl.int64)[:, None] * depth + k[None, :])
-    if EVEN:  # lines begin at whole 16 bytes, which Triton 3.6 forgets: it would not pipeline these loads
+    if EVEN:  # lines are 16-byte aligned; without this hint Triton 3.6 would not pipeline the loads
         found = tl.load(tl.max_contiguous(tl.multiple_of(at, (1, 16)), (1, 128)))
     else:
         found = tl.load(at, mask=(k < depth)[None, :], other=0.0)
@@ -101,7 +101,7 @@ def turn_of(lines, line, depth, start, EVEN: tl.constexpr):
 
 @triton.jit
 def met(values, tokens, NATIVE: tl.constexpr, KIND: tl.constexpr, LEFT: tl.constexpr):
-    """Codes [BLOCK_N, 128] by codes [BLOCK_M, 128] -> float32; where no unit takes e4m3, by float16, exactly."""
+    """Codes [BLOCK_N, 128] times codes [BLOCK_M, 128] -> float32; without e4m3 units in float16, which is exact."""
     if NATIVE:
         one, other = values.to(tl.float8e4nv, bitcast=True), tokens.to(tl.float8e4nv, bitcast=True)
     else:
@@ -121,12 +121,12 @@ def multiply_tile(
     THEN: tl.constexpr, FLOAT: tl.constexpr, DESCRIBED: tl.constexpr, EVEN: tl.constexpr, NATIVE: tl.constexpr,
     ROUNDS: tl.constexpr, KIND: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, LEFT: tl.constexpr,
 ):  # fmt: skip
-    """An expert's pairs from `first` on, at most BLOCK_M, by two blocks of its rows."""
+    """Multiplies an expert's pairs from `first` on, at most BLOCK_M, by two blocks of the expert's rows."""
     SIDES: tl.constexpr = 2 if GATED else 1
     TURN: tl.constexpr = 128
     HIGH: tl.constexpr = BLOCK_M if LEFT else BLOCK_N
     m_in, pair, source, target = pairs_of_tile(order, first, end, TOP_K, True, GATED, BLOCK_M)
-    source = tl.minimum(source, tokens - 1)  # what is read for no pair, and for no row, is not written
+    source = tl.minimum(source, tokens - 1)  # reads beyond the last pair or row are clamped, not written
     first_n = tl.program_id(0) * (BLOCK_N if GATED else 2 * BLOCK_N)
     next_n = first_n if GATED else first_n + BLOCK_N
     column, behind = first_n + tl.arange(0, BLOCK_N), next_n + tl.arange(0, BLOCK_N)
@@ -192,25 +192,25 @@ def float8_experts_kernel(
     x,  # codes; GATED: [tokens, depth]; else [pairs, depth] in sorted order, DESCRIBED in blocks [BLOCK_M, 128]
     x_scales,  # [groups, tokens] float32
     codes,  # [experts, width, depth], GATED [2 experts, ..]; DESCRIBED in blocks [1, BLOCK_N, 128]
-    scales,  # [rows of all experts, height]; WHOLE: [.. / 128, height]; of rows alone [rows of all experts]
+    scales,  # [rows of all experts, height]; WHOLE: [.. / 128, height]; scales per row: [rows of all experts]
     bias,  # [rows of all experts] float32, or None
-    weights,  # [pairs] float32 by pair, multiply the sums of gate and of up; or None
+    weights,  # [pairs] float32 by pair, factors of the sums of gate and of up; or None
     order,  # [pairs] int32
     ends,  # [experts] int32
-    tokens,  # of x_scales: GATED the tokens, else the pairs
+    tokens,  # columns of x_scales: the tokens with GATED, else the pairs
     pairs,
     experts,
     width,
     depth,
-    height,  # of a line of scales
+    height,  # length of a line of scales
     TOP_K: tl.constexpr,
     GATED: tl.constexpr,
     ACT: tl.constexpr,  # an Activation when GATED
     EXPERTS: tl.constexpr,  # power of two >= experts
     BLOCKED: tl.constexpr,  # scales per 128 columns
-    WHOLE: tl.constexpr,  # and per 128 rows
-    THEN: tl.constexpr,  # 0: floats; 1: codes for the next product; 2: and their scales are powers of two
-    FLOAT: tl.constexpr,  # what the next product's inputs are rounded to before they become codes
+    WHOLE: tl.constexpr,  # scales per 128 rows and 128 columns
+    THEN: tl.constexpr,  # result: 0: floats; 1: codes for the next product; 2: codes with power-of-two scales
+    FLOAT: tl.constexpr,  # dtype to which results are rounded before quantisation
     DESCRIBED: tl.constexpr,
     EVEN: tl.constexpr,  # depth is a multiple of 128
     NATIVE: tl.constexpr,  # the matrix units take e4m3
@@ -219,10 +219,10 @@ def float8_experts_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     LEFT: tl.constexpr,  # a tile is [BLOCK_M, BLOCK_N]; else [BLOCK_N, BLOCK_M]
-    LEAST: tl.constexpr,  # GATED: pairs of a tile where an expert has no more left; 0: of all tiles BLOCK_M
+    LEAST: tl.constexpr,  # GATED: pairs of an expert's smaller last tile; 0: all tiles have BLOCK_M
     OVERLAP: tl.constexpr,
 ):
-    """One tile of an expert's pairs and rows per program."""
+    """Computes one tile of an expert's pairs and rows per program."""
     grid_wait(OVERLAP)
     expert, first, end = tile_of_experts(ends, tl.program_id(1), experts, EXPERTS, BLOCK_M)
     if expert < experts:
@@ -244,25 +244,25 @@ def float8_experts_product(
     x: CodedRows, weight: Packed, experts: int, bias: Tensor | None, pairs: Pairs, activation: Activation | None,
     tile: Tile, dtype: torch.dtype, weights: Tensor | None = None, then: Inputs | None = None,
 ) -> Tensor | CodedRows:  # fmt: skip
-    """As moe/grouped's product of sorted pairs, of codes by codes [E * N, K], with an activation [E * 2N, K].
+    """As moe/grouped's product of sorted pairs, codes times codes [E * N, K], or with an activation [E * 2N, K].
 
-    The weight is E4M3 with a scale per row or per 128 columns of a row, and so is x. The result is of `dtype`; or,
-    behind an activation and where `codes_next(then)`, the codes that the next product reads. weights: float32
-    [T, top_k], as of moe/grouped.
+    The weight and x are E4M3 with a scale per row or per 128 columns of a row. The result has `dtype`; after an
+    activation, if `codes_next(then)` holds, the result is the codes that the next product reads. weights: float32
+    [T, top_k], as in moe/grouped.
     """
     launch = launch_float8_experts if x.codes.is_cuda else float8_experts_reference
     return launch(x, weight, experts, bias, pairs, activation, tile, dtype, weights, then)
 
 
 def pack_float8_experts(codes: Codes, width: int) -> Packed:
-    """Scales of blocks, where a product's `width` rows of an expert are whole ones, are held by blocks."""
+    """Packs codes; stores scales by blocks if 128 rows share them and `width` rows of an expert are whole blocks."""
     weight = packed(codes, words=False)
     blocks = None if weight.scales is None or width % BLOCK else blocks_of(weight.scales)
     return weight if blocks is None else replace(weight, scales=blocks, tall=BLOCK)
 
 
 def codes_next(inputs: Inputs | None) -> bool:
-    """Whether a program can make such codes: of its own 128 columns alone."""
+    """Whether a program can quantise in this way, from only its own 128 columns."""
     return inputs is not None and inputs.group == BLOCK and inputs.scale is None
 
 
@@ -271,9 +271,9 @@ def launch_float8_experts(
     tile: Tile, dtype: torch.dtype, weights: Tensor | None = None, then: Inputs | None = None,
     native: bool | None = None,
 ) -> Tensor | CodedRows:  # fmt: skip
-    """The Triton kernel; arguments as `float8_experts_product`. Capturable.
+    """The Triton kernel; arguments as `float8_experts_product`. Can be captured.
 
-    native: whether the matrix units take e4m3; None: as the device says.
+    native: whether the matrix units support e4m3; None: the device's value.
     """
     assert pairs.order is not None and pairs.ends is not None and tile.block_k == BLOCK
     gated, depth = activation is not None, weight.depth
@@ -287,7 +287,7 @@ def launch_float8_experts(
     assert x.codes.is_contiguous() and x.codes.shape[1] == depth and not weight.words
     assert x.scales.shape == (-(-depth // BLOCK) if blocked else 1, tokens)
     assert weights is None or (gated and weights.is_contiguous())
-    assert gated or not tile.least  # x lies in blocks of BLOCK_M
+    assert gated or not tile.least  # else x is in blocks of BLOCK_M
     makes = gated and codes_next(then)
     assert not makes or tile.block_n == BLOCK
     codes = weight.codes.view(experts * sides, width, depth)
@@ -302,7 +302,7 @@ def launch_float8_experts(
     if described:
         values = describe(values, 1, tile.block_n, BLOCK)
         rows = rows if gated else describe(rows, tile.block_m, BLOCK)
-    tiles = triton.cdiv(pairs.count, tile.block_m) + min(experts, pairs.count)  # every expert's last may be part empty
+    tiles = triton.cdiv(pairs.count, tile.block_m) + min(experts, pairs.count)  # an expert's last tile may be partial
     if pairs.count:
         columns = tile.block_n if gated else 2 * tile.block_n
         float8_experts_kernel[(triton.cdiv(width, columns), tiles)](
@@ -330,9 +330,9 @@ def float8_experts_reference(
 
 
 def float8_tile(device: Target, each: float, gated: bool) -> Tile:
-    """The tile for so many pairs of an expert on average: `block_n` rows of gate and of up, or twice as many.
+    """The tile for `each` pairs per expert on average: `block_n` rows of gate and of up, or twice as many.
 
-    The loads have three stages where a unit of the device has room for them, else two.
+    Loads have three stages if a unit's shared memory is large enough, else two.
     """
     block_m = 16 if each <= 16 else 32 if each <= 32 else 64
     block_n, stages = BLOCK if gated else BLOCK // 2, 3

@@ -1,8 +1,8 @@
-"""Float8Experts: experts in FP8 of an accelerator that meet FP8 inputs, as the checkpoint quantises them.
+"""Float8Experts: FP8 experts of an accelerator whose inputs are quantised to FP8, as the checkpoint specifies.
 
-Codes meet codes at every number of rows: a prefix that is computed again has the same bits. The kernel before gives the
-codes of the tokens' rows where there is a norm; the first product makes those of the second where a program has the
-columns that share a scale. moe/dispatch_float8 says which kernel multiplies.
+Codes are multiplied with codes at every number of rows, so that a recomputed prefix has the same bits. If there is a
+norm, its kernel also quantises the tokens' rows. The first product quantises the second product's inputs if a program
+has all columns that share a scale. moe/dispatch_float8 chooses the kernel.
 Users: engine/layers/moe, on devices whose units multiply e4m3.
 """
 
@@ -33,8 +33,8 @@ class Float8Experts(ExpertsWeight):
     takes: Inputs
     num_experts: int
     bias: Tensor | None  # [E, out_features] float32
-    dtype: torch.dtype  # of results
-    invariant: bool  # a row has the same bits in any company: one tile for any number of pairs
+    dtype: torch.dtype  # the results' dtype
+    invariant: bool  # a row's bits do not depend on other rows: one tile for any number of pairs
 
     @property
     def num_bytes(self) -> int:
@@ -84,6 +84,6 @@ class Float8Experts(ExpertsWeight):
 
 
 def floats(rows: Tensor | CodedRows) -> Tensor:
-    """The rows of a product that did not request codes: floats."""
+    """The float rows of a product for which codes were not requested."""
     assert isinstance(rows, Tensor)
     return rows

@@ -1,10 +1,10 @@
-"""Products of pairs by the matrices of their experts: y[pair] = x[token] W[expert]^T, or an activation of gate and up.
+"""Products of pairs with their experts' matrices: y[pair] = x[token] W[expert]^T, or an activation of gate and up.
 
-A program multiplies a tile of one expert's pairs by a tile of the expert's rows. Which expert is known on the device
-alone, so the grid is a bound: every expert's last tile may be part empty, and programs behind the last tile end early.
-Experts that no token chose are not read, and pairs of padding have no expert: what stands in their rows is undefined.
-Few pairs are not sorted: each pair is a tile by itself, of its own expert.
-The first product gathers the tokens' rows, the second writes each pair's row to the place of the pair.
+A program multiplies a tile of one expert's pairs by a tile of the expert's rows. Only the device knows the expert of a
+tile, so the grid is an upper bound: every expert's last tile may be partly empty, and programs beyond the last tile end
+early. Experts that no token chose are not read. Padding pairs have no expert, and their rows are undefined. Few pairs
+are not sorted: then each pair is a tile of its own.
+The first product gathers the tokens' rows, the second writes each pair's row to the pair's place.
 Users: moe/dispatch on accelerators.
 """
 
@@ -23,23 +23,23 @@ from engine.kernels.target import Target, tl, triton
 
 
 class Tile(NamedTuple):
-    """What one program computes."""
+    """The tile that a program computes."""
 
     block_m: int  # pairs
-    block_n: int  # rows of the expert's matrix; of a gated product as many of gate and of up
+    block_n: int  # rows of the expert's matrix; for a gated product, rows of gate and as many of up
     block_k: int  # columns read at a time
     stages: int
     warps: int
-    splits: int = 1  # programs that share a tile's sums, of pairs that are not sorted; MXFP4 alone
-    persistent: bool = False  # a program goes from tile to tile: moe/grouped_persistent, of sorted pairs
-    values: bool = False  # scales multiply values: moe/values, of sorted pairs
-    least: int = 0  # pairs of an expert's last tile where no more are left; 0: as of all; of moe/float8's gated ones
+    splits: int = 1  # programs that share a tile's sums; only for unsorted pairs with MXFP4
+    persistent: bool = False  # a program goes from tile to tile: moe/grouped_persistent, for sorted pairs
+    values: bool = False  # scales multiply values: moe/values, for sorted pairs
+    least: int = 0  # moe/float8, gated: pairs of an expert's smaller last tile; 0: as all tiles
 
 
 @triton.jit
 def wait_for_experts(SORTED: tl.constexpr, GATED: tl.constexpr, OVERLAP: tl.constexpr):
-    """Behind gate and up of pairs that are not sorted a kernel starts when the experts are known: it may read them, and
-    their weights, before it waits."""
+    """Waits for the previous kernel. A gated kernel of unsorted pairs starts when the experts are known, so it may read
+    the experts' numbers and weights before it waits."""
     if GATED and not SORTED:
         wait_then_allow(OVERLAP)
     else:
@@ -48,12 +48,13 @@ def wait_for_experts(SORTED: tl.constexpr, GATED: tl.constexpr, OVERLAP: tl.cons
 
 @triton.jit
 def tile_of_experts(ends, number, experts, EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr):
-    """The expert of tile `number`, or `experts` behind the last tile; its first pair and the end of its pairs."""
+    """Return the expert of tile `number` (`experts` after the last tile), the tile's first pair, and the end of the
+    expert's pairs."""
     lane = tl.arange(0, EXPERTS)
     end = tl.load(ends + lane, mask=lane < experts, other=0, cache_modifier=".cg")
     start = tl.load(ends + lane - 1, mask=(lane > 0) & (lane < experts), other=0, cache_modifier=".cg")
     tiles = tl.where(lane < experts, (end - start + BLOCK_M - 1) // BLOCK_M, 0)
-    behind = tl.cumsum(tiles, 0)  # tiles up to and with this expert
+    behind = tl.cumsum(tiles, 0)  # tiles up to and including this expert
     expert = tl.sum((behind <= number).to(tl.int32), 0)
     mine = lane == expert
     first = tl.sum(tl.where(mine, start + (number - behind + tiles) * BLOCK_M, 0), 0)
@@ -62,7 +63,7 @@ def tile_of_experts(ends, number, experts, EXPERTS: tl.constexpr, BLOCK_M: tl.co
 
 @triton.jit
 def expert_of_tile(ends, number, experts, SORTED: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr):
-    """The expert of tile `number`, `experts` where there is none; its first place in sorted order, and its end."""
+    """Return the expert of tile `number` (`experts` if there is none), and its first and end place in sorted order."""
     if SORTED:
         expert, first, end = tile_of_experts(ends, number, experts, EXPERTS, BLOCK_M)
     else:
@@ -73,7 +74,8 @@ def expert_of_tile(ends, number, experts, SORTED: tl.constexpr, EXPERTS: tl.cons
 @triton.jit
 def pairs_of_tile(order, first, end, TOP_K: tl.constexpr, SORTED: tl.constexpr, GATHER: tl.constexpr,
                   BLOCK_M: tl.constexpr):  # fmt: skip
-    """Of a tile's BLOCK_M places: which hold a pair, the pairs, the rows of x, and the rows of the result."""
+    """For a tile's BLOCK_M places return: the mask of places with a pair, the pairs, their rows of x, their result
+    rows."""
     place = first + tl.arange(0, BLOCK_M)  # in sorted order
     m_in = place < end
     pair = place
@@ -87,11 +89,11 @@ def pairs_of_tile(order, first, end, TOP_K: tl.constexpr, SORTED: tl.constexpr, 
 
 @triton.jit(do_not_specialize=["pairs"])
 def grouped_kernel(
-    out,  # [pairs, width]: GATHER: in sorted order, else by pair
+    out,  # [pairs, width]: in sorted order with GATHER, else by pair
     x,  # GATHER: [tokens, depth]; else [pairs, depth] in sorted order
     weight,  # [experts, width, depth]; when GATED [experts, 2 * width, depth]
     bias,  # [experts, width] or [experts, 2 * width], or None
-    weights,  # [pairs] float32 by pair, multiply the sums of gate and of up; or None
+    weights,  # [pairs] float32 by pair, factors for the sums of gate and of up; or None
     order,  # [pairs] int32 when SORTED
     ends,  # SORTED: [experts] int32; else [pairs] the experts
     pairs,
@@ -120,7 +122,7 @@ def grouped_kernel(
         k = tl.arange(0, BLOCK_K)
         base = weight + expert.to(tl.int64) * width * depth * (2 if GATED else 1)
         w_at = base + n.to(tl.int64)[:, None] * depth + k[None, :]
-        u_at = base + (n.to(tl.int64) + width)[:, None] * depth + k[None, :]  # of no use but when GATED
+        u_at = base + (n.to(tl.int64) + width)[:, None] * depth + k[None, :]  # used only when GATED
         x_at = x + source.to(tl.int64)[None, :] * depth + k[:, None]
         sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
         ups = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
@@ -155,11 +157,11 @@ def launch_grouped(
     x: Tensor, weight: Tensor, bias: Tensor | None, pairs: Pairs, activation: Activation | None, tile: Tile,
     weights: Tensor | None = None, of_tokens: bool = False,
 ) -> Tensor:  # fmt: skip
-    """The Triton kernel, with an activation from x [T, K] to [pairs, N] in sorted order, else from there to by pair.
+    """Launch the Triton kernel: with an activation x [T, K] -> [pairs, N] in sorted order, else from that to by pair.
 
-    weight [E, N, K], with an activation [E, 2N, K], gate first; bias [E, N] or [E, 2N]. Contiguous, of one dtype.
-    weights, with an activation alone: float32 [T, top_k], by which each pair's input is multiplied.
-    of_tokens: without an activation too, x and the result are what they are with one.
+    weight [E, N, K], with an activation [E, 2N, K], gate first; bias [E, N] or [E, 2N]. Contiguous; one dtype.
+    weights, only with an activation: float32 [T, top_k]; each pair's input is multiplied by its weight.
+    of_tokens: x [T, K] is by token and the result is in sorted order, even without an activation.
     """
     assert weights is None or (activation is not None and weights.is_contiguous())
     (experts, rows, depth), gated = weight.shape, activation is not None
@@ -168,7 +170,7 @@ def launch_grouped(
     assert x.is_contiguous() and weight.is_contiguous() and x.shape[1] == depth and x.dtype is weight.dtype
     out = x.new_empty(pairs.count, width)
     tiles = pairs.count
-    if pairs.order is not None:  # every expert's last tile may be part empty
+    if pairs.order is not None:  # every expert's last tile may be partly empty
         tiles = triton.cdiv(pairs.count, tile.block_m) + min(experts, pairs.count)
     if pairs.count:
         grouped_kernel[(triton.cdiv(width, tile.block_n), tiles)](
@@ -189,13 +191,13 @@ def grouped_reference(
     gather = activation is not None or of_tokens
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     places = torch.arange(pairs.count, device=x.device)
-    order = places if pairs.order is None else pairs.order.long()  # of pairs by place
+    order = places if pairs.order is None else pairs.order.long()  # pairs by place
     experts = pairs.chosen.flatten()[order]
     sources = order // pairs.top_k if gather else places
     each = torch.ones(len(order)) if weights is None else weights.flatten()[order]
     made = []
     for source, expert, factor in zip(sources.tolist(), experts.tolist(), each.tolist()):
-        if expert == len(weight):  # of padding
+        if expert == len(weight):  # padding
             made.append(torch.zeros(weight.shape[1] // (1 if activation is None else 2), dtype=wide, device=x.device))
             continue
         y = weight[expert].to(wide) @ x[source].to(wide) * factor
@@ -206,9 +208,9 @@ def grouped_reference(
 
 
 def tile_of(device: Target, pairs: int, experts: int, gated: bool, size: int) -> Tile:
-    """The tile for so many pairs: an expert's pairs lie in one, as far as that wastes no products; by bytes per value.
+    """Choose the tile: it holds all pairs of an expert, as far as this wastes no products. `size` is bytes per value.
 
-    A tile of few pairs reads its matrix once and computes next to nothing: it has many columns in flight.
+    A tile of few pairs reads its matrix once and computes almost nothing, so it keeps loads of many columns in flight.
     """
     each = pairs / experts
     block_m = 16 if each <= 16 else 32 if each <= 32 else 64 if each <= 64 else 128

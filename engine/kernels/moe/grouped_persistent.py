@@ -1,10 +1,10 @@
-"""Products of many pairs by the matrices of their experts: the results of moe/grouped, by programs that go on.
+"""Products of many pairs with their experts' matrices: the results of moe/grouped, by persistent programs.
 
-One matrix instruction multiplies a tile of an expert's pairs by as many gate rows as up rows, or by twice the rows of
-a product without an activation. Every unit runs one program, which goes from tile to tile and already loads the next
-tile's first columns while it writes the last; how many tiles there are is known on the device alone, so the programs
-count them. The expert's matrix, and rows that lie in sorted order, come through tensor descriptors (TMA, CUDA from
-sm_90 on); the tokens' rows are gathered by pointers. Rows behind an expert's last pair are computed with its tile and
+One matrix instruction multiplies a tile of an expert's pairs by BLOCK_N gate rows and BLOCK_N up rows, or by
+2 * BLOCK_N rows if there is no activation. Every unit runs one program, which goes from tile to tile and loads the next
+tile's first columns while it writes the previous result. Only the device knows how many tiles there are, so the
+programs count them. The expert's matrix, and rows in sorted order, are read through tensor descriptors (TMA, CUDA from
+sm_90 on); tokens' rows are gathered through pointers. Rows after an expert's last pair are computed with its tile but
 not written. Users: moe/dispatch on accelerators, for the weights and numbers of pairs that moe/tiles names.
 """
 
@@ -23,7 +23,7 @@ from engine.kernels.target import Target, target, tl, triton
 
 @triton.jit
 def store_part(out, bias, sums, target, m_in, n, width, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """sums [BLOCK_M, BLOCK_N] and the bias of these columns, to the rows `target` of the result."""
+    """Write sums [BLOCK_M, BLOCK_N], plus the bias of these columns, to the rows `target` of the result."""
     column = n + tl.arange(0, BLOCK_N)
     n_in = column < width
     if bias is not None:
@@ -34,11 +34,11 @@ def store_part(out, bias, sums, target, m_in, n, width, BLOCK_M: tl.constexpr, B
 
 @triton.jit
 def persistent_kernel(
-    out,  # [pairs, width]: GATHER: in sorted order, else by pair
+    out,  # [pairs, width]: in sorted order with GATHER, else by pair
     x,  # GATHER: [tokens, depth]; else [pairs, depth] in sorted order, in blocks [BLOCK_M, BLOCK_K]
     weight,  # [experts, width, depth] in blocks [1, 2 * BLOCK_N, BLOCK_K]; GATED [experts * 2, ..] in [2, BLOCK_N, ..]
     bias,  # [experts, width] or [experts, 2 * width], or None
-    weights,  # [pairs] float32 by pair, multiply the sums of gate and of up; or None
+    weights,  # [pairs] float32 by pair, factors for the sums of gate and of up; or None
     order,  # [pairs] int32
     ends,  # [experts] int32
     experts,
@@ -55,14 +55,14 @@ def persistent_kernel(
     EVEN: tl.constexpr,  # depth is a multiple of BLOCK_K
     OVERLAP: tl.constexpr,
 ):
-    """Tiles number program, program + programs, ...: the columns of a tile of pairs, then the next pairs."""
+    """Compute tiles program, program + programs, ...: all columns of a tile of pairs, then the next pairs."""
     grid_wait(OVERLAP)
     tl.assume(depth > 0)
     lane = tl.arange(0, EXPERTS)
     end_of = tl.load(ends + lane, mask=lane < experts, other=0, cache_modifier=".cg")
     start_of = tl.load(ends + lane - 1, mask=(lane > 0) & (lane < experts), other=0, cache_modifier=".cg")
     tiles_of = tl.where(lane < experts, (end_of - start_of + BLOCK_M - 1) // BLOCK_M, 0)
-    behind = tl.cumsum(tiles_of, 0)  # tiles up to and with each expert
+    behind = tl.cumsum(tiles_of, 0)  # tiles up to and including each expert
     columns: tl.constexpr = BLOCK_N if GATED else 2 * BLOCK_N
     tiles_n = tl.cdiv(width, columns)
     k = tl.arange(0, BLOCK_K)
@@ -79,7 +79,7 @@ def persistent_kernel(
             source = (pair // TOP_K).to(tl.int64) * depth
         sums = tl.zeros([BLOCK_M, 2 * BLOCK_N], tl.float32)
         for start in tl.range(0, depth, BLOCK_K):
-            if GATHER:  # rows begin at whole 16 bytes, which Triton 3.6 forgets: it would not pipeline these loads
+            if GATHER:  # rows are aligned to 16 bytes; Triton 3.6 loses this fact and would not pipeline loads
                 x_at = tl.multiple_of(x + (source[:, None] + (start + k)[None, :]), (1, 16))
                 x_at = tl.max_contiguous(x_at, (1, BLOCK_K))
                 rows = tl.load(x_at) if EVEN else tl.load(x_at, mask=(start + k < depth)[None, :], other=0.0)
@@ -111,7 +111,7 @@ def persistent_kernel(
 
 
 def takes(x: Tensor, weight: Tensor) -> bool:
-    """Whether this device and these tensors [rows, depth] and [E, N, depth] have what the kernel asks of them."""
+    """Whether the device and the tensors x [rows, depth] and weight [E, N, depth] meet the kernel's requirements."""
     return has_descriptors() and x.element_size() == 2 and is_aligned(x) and is_aligned(weight[0])
 
 
@@ -119,7 +119,7 @@ def persistent_product(
     x: Tensor, weight: Tensor, bias: Tensor | None, pairs: Pairs, activation: Activation | None, tile: Tile,
     weights: Tensor | None = None, of_tokens: bool = False,
 ) -> Tensor:  # fmt: skip
-    """As `launch_grouped`, of pairs that are sorted, where `takes`. Capturable."""
+    """Like `launch_grouped`, for sorted pairs and only if `takes` is true. Capturable."""
     if not x.is_cuda:
         return grouped_reference(x, weight, bias, pairs, activation, weights, of_tokens)
     return launch_persistent(x, weight, bias, pairs, activation, tile, weights, of_tokens)
@@ -129,7 +129,7 @@ def launch_persistent(
     x: Tensor, weight: Tensor, bias: Tensor | None, pairs: Pairs, activation: Activation | None, tile: Tile,
     weights: Tensor | None = None, of_tokens: bool = False,
 ) -> Tensor:  # fmt: skip
-    """The Triton kernel; arguments as `persistent_product`."""
+    """Launch the Triton kernel; arguments as `persistent_product`."""
     assert pairs.order is not None and pairs.ends is not None
     assert weights is None or (activation is not None and weights.is_contiguous())
     (experts, rows, depth), gated = weight.shape, activation is not None
@@ -140,7 +140,7 @@ def launch_persistent(
     if pairs.count == 0:
         return out
     tiles = (triton.cdiv(pairs.count, tile.block_m) + min(experts, pairs.count)) * triton.cdiv(width, tile.block_n)
-    # By value, so a graph holds them.
+    # Descriptors are passed by value, so a graph holds them.
     matrices = describe(weight.view(experts * halves, width, depth), halves, tile.block_n, tile.block_k)
     persistent_kernel[(min(tiles, programs_of(target(), tile, halves)),)](
         out, x if gather else describe(x, tile.block_m, tile.block_k), matrices, bias, weights, pairs.order,
@@ -153,7 +153,7 @@ def launch_persistent(
 
 
 def programs_of(device: Target, tile: Tile, halves: int) -> int:
-    """How many work at a time: two per unit where two tiles of 16-bit numbers, and a result, find room."""
+    """Number of concurrent programs: two per unit if shared memory holds two programs' 16-bit tiles and results."""
     columns = tile.block_n * halves
     taken = 2 * (tile.stages * (tile.block_m + columns) * tile.block_k + tile.block_m * columns // 2)
     return device.num_units * (2 if 2 * taken <= device.shared_memory and tile.warps <= 4 else 1)

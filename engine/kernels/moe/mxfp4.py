@@ -1,14 +1,14 @@
-"""Experts in MXFP4: moe/coded where 32 columns of a row share a scale that is a power of two.
+"""Experts in MXFP4: moe/coded for codes in which 32 columns of a row share a scale, a power of two.
 
     w[n, k] = value(code[n, k]) * scale[n, k // 32]        exact in bfloat16
 
-A step of the loop reads 64 columns of each row: 16 words of codes (gemm/widen) and two scales, which are one word of 32
-bits. So all its loads are pipelined, past the registers where units can. Gate and up are rows of one tile. The scales
-multiply values, because sums that end with each group would wait for the matrix units.
+An iteration of the loop reads 64 columns of each row: 16 words of codes (gemm/widen) and two scales in one 32-bit word.
+So all loads are pipelined, and bypass registers if the units can do so. Gate and up are rows of the same tile. The
+scales multiply values, because separate sums for each group would wait for the matrix units.
 
-A row's pairs have no tiles (moe/pairs). Tiles of other few pairs are too few to keep the memory busy: those of a
-row of gpt-oss-20b have 11 KB on their way to each of an H100's units. Then programs share a tile's columns, as in
-gemm/split_k: the last to arrive adds all sums, in order.
+The pairs of a single row use no tiles (moe/pairs). For a few more pairs there are too few tiles to keep the memory
+busy: a row of gpt-oss-20b has only 11 KB in flight to each unit of an H100. Then several programs share a tile's
+columns, as in gemm/split_k: the last program to arrive adds all sums, in order.
 Users: moe/dispatch_codes.
 """
 
@@ -29,13 +29,14 @@ from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import Target, tl, triton
 
 GROUP = 32  # columns that share a scale
-# Two bfloat16 times two; -0 is added.
+# Two bfloat16 times two others; -0 is added.
 TIMES = tl.constexpr("{ .reg .b32 zero; mov.b32 zero, 0x80008000; fma.rn.bf16x2 $0, $1, $2, zero; }")
 
 
 @triton.jit
 def scaled_values(words, scales, dtype: tl.constexpr, PLACE: tl.constexpr, PAIRS: tl.constexpr):
-    """Codes number PLACE of words [N, 16] times their scale: int32 [N, 1], two bfloat16, the lower columns' low."""
+    """Code PLACE of each word [N, 16], times its scale: int32 that holds two bfloat16, the lower column in the low
+    half."""
     values = values_of(words, dtype, 1, PLACE, PAIRS)
     bits = scales.to(tl.uint32, bitcast=True)
     mine = bits >> 16 if PLACE > 1 else bits & 0xFFFF
@@ -50,12 +51,12 @@ def scaled_values(words, scales, dtype: tl.constexpr, PLACE: tl.constexpr, PAIRS
 
 @triton.jit(do_not_specialize=["pairs"])
 def mxfp4_kernel(
-    out,  # [pairs, width]: GATHER: in sorted order, else by pair
+    out,  # [pairs, width]: in sorted order with GATHER, else by pair
     x,  # GATHER: [tokens, depth]; else [pairs, depth] in sorted order
     codes,  # words of gemm/widen [experts * width, depth / 4]; when GATED [experts * 2 * width, depth / 4]
     scales,  # [.., depth / 64] int32: of 32 columns and of the next 32
     bias,  # [..] float32, or None
-    weights,  # [pairs] float32 by pair, multiply the sums of gate and of up; or None
+    weights,  # [pairs] float32 by pair, factors for the sums of gate and of up; or None
     order,  # [pairs] int32 when SORTED
     ends,  # SORTED: [experts] int32; else [pairs] the experts
     partial,  # [tiles, SPLITS, BLOCK_M, rows of a tile] float32 when SPLITS > 1
@@ -70,7 +71,7 @@ def mxfp4_kernel(
     GATED: tl.constexpr,
     ACT: tl.constexpr,  # an Activation when GATED
     EXPERTS: tl.constexpr,  # power of two >= experts
-    PAIRS: tl.constexpr,  # of gemm/code_sums
+    PAIRS: tl.constexpr,  # as in gemm/code_sums
     SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -82,7 +83,7 @@ def mxfp4_kernel(
     if expert < experts:
         m_in, pair, source, target = pairs_of_tile(order, first, end, TOP_K, SORTED, GATHER, BLOCK_M)
         column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-        # GATED: a tile has rows of gate and, behind them, as many of up.
+        # GATED: a tile has rows of gate, followed by as many rows of up.
         row = tl.arange(0, BLOCK_N * (2 if GATED else 1))
         of_piece = tl.program_id(0) * BLOCK_N + row % BLOCK_N
         row_in = (of_piece < width)[:, None]
@@ -117,7 +118,7 @@ def mxfp4_kernel(
             last = tl.atomic_add(arrived + tile, 1, sem="acq_rel") == SPLITS - 1
             if last:
                 sums = tl.zeros([rows, BLOCK_M], tl.float32)
-                for part in tl.static_range(SPLITS):  # all of them are asked for at once
+                for part in tl.static_range(SPLITS):  # all loads are issued at once
                     sums += tl.load(mine + part * (rows * BLOCK_M), mask=m_in[None, :], other=0.0, cache_modifier=".cg")
                 tl.store(arrived + tile, 0)
         if last:
@@ -135,7 +136,7 @@ def mxfp4_kernel(
 
 
 def is_mxfp4(weight: Packed) -> bool:
-    """Whether the kernel reads such codes: scales alone, in words of two."""
+    """Whether the kernel reads these codes: they have only group scales, two in a word."""
     alone = weight.row_scales is None and weight.zeros is None
     whole = weight.group == GROUP and weight.depth % BLOCK == 0 and weight.words
     return (
@@ -151,7 +152,7 @@ def launch_mxfp4_product(
     x: Tensor, weight: Packed, experts: int, bias: Tensor | None, pairs: Pairs, activation: Activation | None,
     tile: Tile, weights: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """As moe/grouped's product, by codes [E * N, K], with an activation [E * 2N, K], gate first in each expert."""
+    """Like moe/grouped's product, with codes [E * N, K]; with an activation [E * 2N, K], gate first in each expert."""
     depth, gated = weight.depth, activation is not None
     assert weights is None or (gated and weights.is_contiguous())
     width = len(weight.codes) // experts // (2 if gated else 1)
@@ -159,7 +160,7 @@ def launch_mxfp4_product(
     assert is_mxfp4(weight) and weight.scales is not None
     out = x.new_empty(pairs.count, width)
     blocks, tiles, splits = triton.cdiv(width, tile.block_n), pairs.count, min(tile.splits, depth // BLOCK)
-    if pairs.order is not None:  # every expert's last tile may be part empty
+    if pairs.order is not None:  # every expert's last tile may be partly empty
         tiles, splits = triton.cdiv(pairs.count, tile.block_m) + min(experts, pairs.count), 1
     partial = out
     if splits > 1:
@@ -187,13 +188,13 @@ def mxfp4_product_reference(
 
 
 def mxfp4_tile(device: Target, each: float, size: int, gated: bool) -> Tile:
-    """The tile for so many pairs of an expert, 0 where pairs are not sorted, of `size` bytes per value.
+    """Choose the tile for `each` pairs per expert (0: pairs are not sorted) and `size` bytes per value.
 
-    Each is the fastest of those measured on an H100 in gpt-oss-20b's layers, but for programs that share a tile: those
-    are as many as fill its units. Many pairs share what a tile has widened.
+    Each tile is the fastest that was measured on an H100 in gpt-oss-20b's layers. The exception is `splits`, the number
+    of programs that share a tile: it is chosen to fill the units. Many pairs share the values that a tile has widened.
     """
     stages = 3 if device.loads_past_registers else 2
-    if not each and not gated and device.loads_past_registers:  # alone 23 us for a row, the next tile 28
+    if not each and not gated and device.loads_past_registers:  # 23 us for one row; the next best tile 28
         tile = Tile(8, 32, 64, 5, 2, splits=3)
     elif not each:
         tile = Tile(16, 64, 64, stages, 4, splits=4)

@@ -1,7 +1,7 @@
-"""From the matrices of a checkpoint to the router's Weight and to an ExpertsWeight, in the form of their place.
+"""Packs matrices of a checkpoint as the router's Weight and as an ExpertsWeight, in the form that the device needs.
 
-Owner: the thread that builds the model. In: matrices as a file or the loader holds them. Out: panels on a CPU, copied
-expert by expert; on an accelerator the matrices themselves, or one matrix of all experts' codes.
+Owner: the thread that builds the model. In: matrices from a file or from the loader. Out: on a CPU panels, copied
+expert by expert; on an accelerator the matrices themselves, or one matrix with all experts' codes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from engine.kernels.moe.weight import ExpertsWeight
 
 
 def pack_router(weight: Tensor, bias: Tensor | None, placement: Placement) -> Weight:
-    """weight [E, H] of any float dtype: bfloat16 stays on an accelerator in bfloat16, all else is float32."""
+    """Pack weight [E, H] of any float dtype. It stays in `placement.dtype` on an accelerator, else becomes float32."""
     narrow = placement.device != "cpu" and weight.dtype == placement.dtype
     dtype = weight.dtype if narrow else torch.float32
     return pack(weight.to(placement.device, dtype), None if bias is None else bias.to(placement.device), placement)
@@ -37,7 +37,8 @@ def pack_router(weight: Tensor, bias: Tensor | None, placement: Placement) -> We
 def pack_experts(
     matrices: Sequence[Codes | Tensor], biases: Tensor | None, num_experts: int, placement: Placement, gated: bool
 ) -> ExpertsWeight:
-    """matrices: [N, K] of each expert, or `gated` gate's and up's, or both in one; biases [E, N], gate's first."""
+    """Pack matrices: [N, K] per expert; if `gated`, gate and up separately or as one matrix; biases [E, N], gate
+    first."""
     if placement.device == "cpu":
         return _panels(matrices, biases, num_experts, placement, gated)
     codes = [matrix for matrix in matrices if isinstance(matrix, Codes)]
@@ -52,7 +53,8 @@ def pack_experts(
 def _coded(
     codes: list[Codes], count: int, biases: Tensor | None, num_experts: int, placement: Placement
 ) -> ExpertsWeight:
-    """All experts in one matrix of codes; FP8 meets FP8 where the device is for it; other inputs stay in floats."""
+    """Pack all experts as one matrix of codes. Inputs become FP8 only if the device multiplies FP8; else they stay
+    floats."""
     meets = placement.float8_units and takes(codes[0]) and alike(codes)
     if not meets:
         codes = [replace(matrix, inputs=None) for matrix in codes]
@@ -91,5 +93,5 @@ def _panels(
 
 
 def _in_activations_dtype(piece: Tensor, placement: Placement) -> Tensor:
-    """bfloat16 stays; other dtypes become the activations'."""
+    """Keep bfloat16; convert other dtypes to the activations' dtype."""
     return piece if piece.dtype == torch.bfloat16 else piece.to(placement.dtype)

@@ -1,13 +1,13 @@
-"""Experts in MXFP4 of a row's few pairs: each pair goes to its own expert, and no tile is shared.
+"""Experts in MXFP4 for the few pairs of a row: each pair goes to its own expert, and no tile is shared.
 
     y[pair, n] = sum_g scale[expert, n, g] sum_(k in g) code[expert, n, k] x[token, k]   (+ bias) (activation)
 
-With one row the time is the reading, and tiles on their way to matrix units would pass shared memory and barriers. Here
-a warp has two weight rows and the row of x, and the matrix unit multiplies what each thread holds (gemm/diagonals).
-Two codes become two bfloat16 in four operations (gemm/widen) and are off by 2^126: 2^96 goes to the scales, which are
-powers of two up to 2^31, and the rest to the result.
-A program takes several pairs of weight rows, one after the other; the next ones' codes are on their way meanwhile. The
-experts of the second product are known before the first one ends, so that its first codes are, too.
+With one row nearly all time goes to reading weights, and tiles for matrix units would have to pass through shared
+memory and barriers. Here a warp has two weight rows and the row of x, and the matrix unit multiplies the values that
+each thread holds (gemm/diagonals). Two codes become two bfloat16 in four operations (gemm/widen) and are too small by
+2^126: a factor 2^96 goes to the scales, which are powers of two up to 2^31, and the rest to the result.
+A program computes several pairs of weight rows in sequence and loads the next rows' codes meanwhile. The experts of the
+second product are known before the first product ends, so its first codes can be loaded before, too.
 Users: moe/dispatch_codes.
 """
 
@@ -26,11 +26,11 @@ from engine.kernels.moe.sort import Pairs
 from engine.kernels.pdl import grid_wait, launch_options, wait_then_allow
 from engine.kernels.target import target, tl, triton
 
-WORDS = 8  # of 32 bits that two scales, one word of 32 bits, stand for
-TURN = 128  # words that a warp reads of a row at a time, four a thread
-PROGRAMS = 16  # of a unit: what its registers hold
+WORDS = 8  # 32-bit words of codes per word of two scales
+TURN = 128  # words of a row that a warp reads in one iteration, four per thread
+PROGRAMS = 16  # per unit: as many as its registers allow
 FAR = tl.constexpr(2.0**30)  # 2^126 / 2^96
-# A scale, times 2^96, for both values of a word; $2 chooses the lower scale of a word or the upper.
+# A scale times 2^96, in both halves of a word; $2 selects the lower or the upper scale of a word.
 FACTOR = tl.constexpr(
     "{ .reg .b32 s, far, zero; mov.b32 far, 0x6f806f80; mov.b32 zero, 0x80008000;"
     " prmt.b32 s, $1, 0, $2; fma.rn.bf16x2 $0, s, far, zero; }"
@@ -40,8 +40,9 @@ PLACES = ("shl.b32 w, {0}, 12; shl.b32 s, {0}, 6;", "shl.b32 w, {0}, 8; shl.b32 
 
 
 def of_words() -> str:
-    """PTX: sums ($0 to $3, before $4 to $7) of four words of a row ($8), of another ($12), columns of x ($16, $20, $24,
-    $28), and factors: the first row's lower and upper ($32, $36), the other's ($40, $44)."""
+    """Return PTX that adds products of four words. Operands: sums ($0 to $3; before: $4 to $7), words of a row ($8) and
+    of another ($12), columns of x ($16, $20, $24, $28), lower and upper factors of the first row ($32, $36) and of the
+    other row ($40, $44)."""
     text = "{ .reg .b32 w, s, zero, a0, a1, b0, b1; .reg .f32 c0, c1, c2, c3; mov.b32 zero, 0x80008000;"
     text += "".join(f" mov.f32 c{at}, ${4 + at};" for at in range(4))
     for word in range(4):
@@ -68,9 +69,9 @@ def factor(scale, UPPER: tl.constexpr):
 
 @triton.jit
 def met_by_units(sums, one, other, x0, x1, x2, x3, of_one, of_other):
-    """sums + words [lanes, 4] of two weight rows times their columns; a warp's registers are the result of `mma`.
+    """Return sums + words [lanes, 4] of two weight rows times their columns, in registers as `mma` leaves them.
 
-    A thread's four words may be any four of the two rows: codes, columns, scales lie in them alike.
+    A thread may hold any four words of the two rows, because codes, columns and scales have the same layout.
     """
     low, high = factor(of_one, False), factor(of_one, True)
     other_low, other_high = factor(of_other, False), factor(of_other, True)
@@ -80,7 +81,7 @@ def met_by_units(sums, one, other, x0, x1, x2, x3, of_one, of_other):
 
 @triton.jit
 def met(words, x0, x1, x2, x3, scale):
-    """The words [lanes, 4] of a weight row times their columns, float32, where no such unit is."""
+    """Multiply the words [lanes, 4] of a weight row by their columns in float32, without matrix units."""
     columns, sums = (x0, x1, x2, x3), tl.zeros(words.shape, tl.float32)
     for place in tl.static_range(4):
         of_scale = as_float(scale << 16 if place < 2 else scale & -65536)
@@ -92,7 +93,7 @@ def met(words, x0, x1, x2, x3, scale):
 
 @triton.jit
 def line_of(words, scales, n, line, end, TURN: tl.constexpr, TURNS: tl.constexpr):
-    """The codes of weight row n, each turn's [lanes, 4], and their scales [lanes, 1]; 0 from word `end` on."""
+    """Load weight row n: per iteration codes [lanes, 4] and scales [lanes, 1]; 0 from word `end` on."""
     lane, word = tl.arange(0, TURN // 4)[:, None], tl.arange(0, 4)[None, :]
     code_at, scale_at = words + n * line + lane * 4 + word, scales + n * (line // 8) + lane // 2
     codes, factors = (), ()
@@ -105,7 +106,8 @@ def line_of(words, scales, n, line, end, TURN: tl.constexpr, TURNS: tl.constexpr
 
 @triton.jit
 def columns_of(x, line, TURN: tl.constexpr, TURNS: tl.constexpr):
-    """What the words of a weight row meet: of each turn and place in 16 bits two bfloat16, [lanes, 4]."""
+    """Load the columns of x that match a weight row's words: per iteration and place in 16 bits, two bfloat16 [lanes,
+    4]."""
     lane, word = tl.arange(0, TURN // 4)[:, None], tl.arange(0, 4)[None, :]
     x_at, columns = x + lane // 2 * 32 + lane % 2 * 4 + word, ()
     for turn in tl.static_range(TURNS):
@@ -118,7 +120,7 @@ def columns_of(x, line, TURN: tl.constexpr, TURNS: tl.constexpr):
 
 @triton.jit
 def two_lines(words, scales, bias, n, m, line, n_in, m_in, TURN: tl.constexpr, TURNS: tl.constexpr):
-    """Codes, scales and a bias of the weight rows n and m; zeros for a row whose mask is off."""
+    """Load codes, scales and biases of the weight rows n and m; a row whose mask is off gets zeros."""
     of_one, of_other = 0.0, 0.0
     if bias is not None:
         of_one = tl.load(bias + n, mask=n_in, other=0.0)
@@ -135,25 +137,26 @@ def pairs_kernel(
     words,  # [experts * width, runs * 8] int32 of gemm/widen; when GATED [experts * 2 * width, runs * 8]
     scales,  # [.., runs] int32: two bfloat16, of 32 columns and of the next 32
     bias,  # [..] float32, or None
-    weights,  # [pairs] float32, multiply the sums of gate and of up; or None
+    weights,  # [pairs] float32, factors for the sums of gate and of up; or None
     chosen,  # [pairs] int32: the experts
     experts,
     width,
-    runs,  # of 64 columns
-    blocks,  # of two weight rows that a program multiplies
+    runs,  # runs of 64 columns in a row
+    blocks,  # blocks of two weight rows per program
     TOP_K: tl.constexpr,
     GATHER: tl.constexpr,
     GATED: tl.constexpr,
     ACT: tl.constexpr,  # an Activation when GATED
-    TURN: tl.constexpr,  # words of a row that are read at a time
+    TURN: tl.constexpr,  # words of a row that are read in one iteration
     TURNS: tl.constexpr,
-    PAIRS: tl.constexpr,  # of gemm/code_sums: whether matrix units multiply
+    PAIRS: tl.constexpr,  # as in gemm/code_sums: whether matrix units multiply
     OVERLAP: tl.constexpr,
 ):
-    """`blocks` times two weight rows of a pair per program: of gate and of up when GATED, else side by side."""
+    """A program computes `blocks` times two weight rows for a pair: a gate and an up row when GATED, else adjacent
+    rows."""
     MATRICES: tl.constexpr = 2 if GATED else 1
     STEP: tl.constexpr = 1 if GATED else 2
-    line = runs * 8  # said so, the compiler knows that words come by fours
+    line = runs * 8  # this form shows the compiler that it is a multiple of 4
     pair, piece = tl.program_id(1), tl.program_id(0) * (blocks * STEP)
     end = tl.minimum(piece + blocks * STEP, width)
     if GATED:
@@ -200,9 +203,9 @@ def pairs_kernel(
 
 
 def takes(x: Tensor, pairs: Pairs) -> bool:
-    """Whether the kernel multiplies these rows x: those of one token, on a device whose units it is written for.
+    """Whether the kernel can multiply the rows x: they belong to one token, and the device runs the kernel's PTX.
 
-    A layer's two products are both its own, or neither: the second one relies on how the first one lets it start.
+    The kernel runs both products of a layer or neither, because the second relies on when the first lets it start.
     """
     if pairs.order is not None or len(pairs.chosen) != 1 or x.dtype is not torch.bfloat16:
         return False
@@ -210,7 +213,7 @@ def takes(x: Tensor, pairs: Pairs) -> bool:
 
 
 def blocks_of(width: int, pairs: int, gated: bool) -> int:
-    """Of a program: all programs are at work at the same time."""
+    """Blocks per program, chosen so that all programs run at the same time."""
     return triton.cdiv(width * pairs, (1 if gated else 2) * PROGRAMS * target().num_units)
 
 
@@ -218,7 +221,7 @@ def launch_pairs(
     x: Tensor, weight: Packed, experts: int, bias: Tensor | None, pairs: Pairs, activation: Activation | None,
     weights: Tensor | None = None, blocks: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """The Triton kernel; arguments as moe/mxfp4's product, x bfloat16 with rows at whole 16 bytes."""
+    """Launch the Triton kernel; arguments as moe/mxfp4's product; x is bfloat16, its rows are aligned to 16 bytes."""
     depth, gated = weight.depth, activation is not None
     width, words = len(weight.codes) // experts // (2 if gated else 1), weight.codes.view(torch.int32)
     assert weight.scales is not None and words.shape[1] * WORDS == depth and x.shape[1] == depth

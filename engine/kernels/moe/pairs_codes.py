@@ -1,7 +1,7 @@
-"""What the words of a weight row meet where inputs are FP8 too: codes that lie in memory, or are made of floats here.
+"""Inputs in FP8 for moe/pairs_float8: codes that are in memory, or floats that are quantised here.
 
-A warp holds a whole row of x, and a thread of each turn four words: 16 columns, of 128 that share a scale. Making the
-codes of a few rows in every program costs less than another launch. The codes are those of gemm/quantise_floats.
+A warp holds a whole row of x. In each iteration a thread holds four words: 16 of the 128 columns that share a scale.
+Quantising a few rows in every program costs less than another launch. The codes equal those of gemm/quantise_floats.
 Users: moe/pairs_float8.
 """
 
@@ -15,11 +15,12 @@ from engine.kernels.target import tl, triton
 OF_CODES, CODE_OPERANDS = tl.constexpr(of_words()), tl.constexpr(",".join(["=&f"] * 4 + ["r"] * 12))
 FLOATS, CODES, MADE = range(3)  # the constant FORM: floats that stay, codes, floats that become codes
 HIGHER = tl.constexpr("{ .reg .b32 one, other; abs.bf16x2 one, $1; abs.bf16x2 other, $2; max.bf16x2 $0, one, other; }")
-LEAST = tl.constexpr(2.0**-126)  # a scale below it has no reciprocal
+LEAST = tl.constexpr(2.0**-126)  # a smaller scale has no reciprocal in float32
 
 
 def to_words() -> str:
-    """PTX: four words of codes ($0 to $3) of the bfloat16 in $4 to $11, times $16 (both halves), then times $12."""
+    """Return PTX that makes four words of codes ($0 to $3): the bfloat16 in $4 to $11 times $16 (both halves), times
+    $12."""
     text = "{ .reg .b32 pair, half, zero; .reg .f32 low, high; .reg .b16 first, second; mov.b32 zero, 0x80008000;"
     for word in range(4):
         for name, at in (("first", 4 + 2 * word), ("second", 5 + 2 * word)):
@@ -36,7 +37,7 @@ WORD_OPERANDS = tl.constexpr(",".join(["=&r"] * 4 + ["r"] * 8 + ["f"] * 4 + ["r"
 
 @triton.jit
 def tokens_of(x, scales, token, rows, line, GROUPED: tl.constexpr, TURN: tl.constexpr, TURNS: tl.constexpr):
-    """A row's words, each turn's [lanes, 4]; the scales of their columns [lanes, 1] when GROUPED; the row's."""
+    """Load a row: per iteration words [lanes, 4] and, when GROUPED, column scales [lanes, 1]; then the row's scale."""
     lane, word = tl.arange(0, TURN // 4)[:, None], tl.arange(0, 4)[None, :]
     held, factors, factor = (), (), 1.0
     for turn in tl.static_range(TURNS):
@@ -51,14 +52,14 @@ def tokens_of(x, scales, token, rows, line, GROUPED: tl.constexpr, TURN: tl.cons
 
 @triton.jit
 def highest_of(first, second):
-    """The highest magnitude of each lane's 16 bfloat16: [lanes]."""
+    """Return the highest magnitude of each lane's 16 bfloat16: [lanes]."""
     pairs = tl.inline_asm_elementwise(HIGHER, "=r,r,r", [first, second], dtype=tl.int32, is_pure=True, pack=1)
     return tl.max(tl.maximum(as_float(pairs << 16), as_float(pairs & -65536)), 1)
 
 
 @triton.jit
 def words_of(first, second, scale):
-    """The words [lanes, 4] of each lane's 16 bfloat16 by a scale [lanes, 1], as tl.fdiv has the quotients."""
+    """Quantise each lane's 16 bfloat16 by scale [lanes, 1] to words [lanes, 4]; quotients are rounded as by tl.fdiv."""
     small = tl.broadcast_to(scale < LEAST, first.shape)
     by = tl.fdiv(1.0, tl.where(small, scale * 16777216.0, scale))
     wider = tl.where(small, 0x4B804B80, 0x3F803F80)  # 2^24 or 1 in both halves
@@ -68,7 +69,7 @@ def words_of(first, second, scale):
 
 @triton.jit
 def codes_of(values, scale, ROUNDS: tl.constexpr):
-    """The same of values [lanes, 16] in float32, where no such instruction is."""
+    """Quantise values [lanes, 16] in float32 like `words_of`, for devices without its instructions."""
     codes = coded(values, tl.broadcast_to(scale, values.shape), ROUNDS).to(tl.int32)
     places = tl.reshape(codes, [values.shape[0], 4, 4]) << (8 * tl.arange(0, 4))[None, None, :]
     return tl.sum(places, 2)
@@ -79,13 +80,13 @@ def made_of(
     x, given, token, line, GROUPED: tl.constexpr, STATIC: tl.constexpr, POWERS: tl.constexpr, ROUNDS: tl.constexpr,
     PAIRS: tl.constexpr, TURN: tl.constexpr, TURNS: tl.constexpr,
 ):  # fmt: skip
-    """As `tokens_of`, of floats x [rows, line * 4]; PAIRS: of two bfloat16 in 32 bits [rows, line * 2].
+    """Like `tokens_of`, but quantises floats x [rows, line * 4]; PAIRS: two bfloat16 per 32 bits, [rows, line * 2].
 
-    Every load is of four numbers a lane, as those of weights are: the instructions count on it that a thread has them.
+    Every load gives a lane four numbers, like the loads of weights: the instructions need them in the same thread.
     """
     LANES: tl.constexpr = TURN // 4
     lane, word, column = tl.arange(0, LANES)[:, None], tl.arange(0, 4)[None, :], tl.arange(0, 16)[None, :]
-    values, most, highest = (), (), 0.0  # the loop lengthens the tuples, which mypy has no type for
+    values, most, highest = (), (), 0.0  # the loop lengthens the tuples, so mypy has no type for them
     for turn in tl.static_range(TURNS):
         at = turn * TURN + lane * 4
         if PAIRS:

@@ -1,15 +1,16 @@
-"""Experts in FP8 of a few rows' pairs: moe/pairs by codes of eight bits.
+"""Experts in FP8 for the pairs of a few rows: moe/pairs with 8-bit codes.
 
     y[pair, n] = row_scale[expert, n] sum_b scale[expert, n, b] sum_(k in b) code[expert, n, k] x[token, k]
 
 with 128 columns b (+ bias) (activation).
 
-A warp has two weight rows and the row of x, and the matrix unit multiplies what each thread holds (gemm/diagonals). Two
-codes become two bfloat16 in three operations or four: a code's bits in the places of bfloat16's are off by 2^120. x, of
-magnitudes below 2^67, is multiplied by 2^60 once, and the result again: a code is not multiplied. What a thread holds
-of a turn lies within 128 columns, so scales multiply sums, one for each thread and weight row. As in moe/pairs, codes
-of the next weight rows are on their way meanwhile, and the second product's first ones are asked for before it waits.
-Where inputs are FP8 too, codes meet codes as they lie (moe/pairs_codes), and scales of x multiply with the others.
+A warp has two weight rows and the row of x, and the matrix unit multiplies the values that each thread holds
+(gemm/diagonals). Two codes become two bfloat16 in three or four operations: a code's bits, moved to the matching places
+of a bfloat16, give a value that is too small by 2^120. So x, whose magnitudes are below 2^67, is multiplied once by
+2^60, and the result again; codes need no multiplication. In one iteration a thread holds values within 128 columns, so
+scales multiply sums, one per thread and weight row. As in moe/pairs, codes of the next weight rows are loaded
+meanwhile, and the second product's first codes are requested before it waits.
+If inputs are FP8 too, their codes are multiplied directly (moe/pairs_codes), and the scales of x are factors as well.
 Users: moe/dispatch_codes, moe/dispatch_float8.
 """
 
@@ -33,10 +34,10 @@ from engine.kernels.moe.sort import Pairs
 from engine.kernels.pdl import grid_wait, launch_options, wait_then_allow
 from engine.kernels.target import target, tl, triton
 
-WORD = 4  # codes of 32 bits
+WORD = 4  # codes per 32-bit word
 GROUP = 128  # columns that share a scale
-TURN = 128  # words that a warp reads of a row at a time, four a thread: four groups
-# Programs of a unit, what its registers hold: of rows of more than two turns, and of shorter ones.
+TURN = 128  # words of a row that a warp reads in one iteration, four per thread: four groups
+# Programs per unit that its registers allow: for rows of more than two iterations, and for shorter rows.
 PROGRAMS = {FLOATS: (16, 24), CODES: (24, 32), MADE: (16, 32)}
 FAR = tl.constexpr(2.0**60)
 FURTHER = tl.constexpr("{ .reg .b32 far, zero; mov.b32 far, 0x5d805d80; mov.b32 zero, 0x80008000;"
@@ -45,7 +46,8 @@ PLACES = "shl.b32 w, {0}, 8; shl.b32 s, {0}, 4;", "mov.b32 w, {0}; shr.u32 s, {0
 
 
 def of_words() -> str:
-    """PTX: sums ($0 to $3) of four words of a weight row ($4), of another ($8), by their columns of x ($12, $16)."""
+    """Return PTX: sums ($0 to $3) of four words of a weight row ($4) and of another ($8) times columns of x ($12,
+    $16)."""
     text = "{ .reg .b32 w, s, a0, a1, b0, b1; .reg .f32 c0, c1, c2, c3;"
     text += "".join(f" mov.f32 c{at}, 0f00000000;" for at in range(4))
     for word in range(4):
@@ -63,7 +65,7 @@ OF_WORDS, OPERANDS = tl.constexpr(of_words()), tl.constexpr(",".join(["=&f"] * 4
 
 @triton.jit
 def floats_met(words, x0, x1):
-    """The words [lanes, 4] of a weight row times their columns, float32, where no such unit is."""
+    """Multiply the words [lanes, 4] of a weight row by their columns in float32, without matrix units."""
     sums = tl.zeros(words.shape, tl.float32)
     for half in tl.static_range(2):
         low = as_float(x0 << 16 if half == 0 else x0 & -65536)
@@ -75,7 +77,7 @@ def floats_met(words, x0, x1):
 
 @triton.jit
 def line_of(words, scales, n, line, height, end, TALL: tl.constexpr, TURN: tl.constexpr, TURNS: tl.constexpr):
-    """The codes of weight row n, each turn's [lanes, 4], and their scales [lanes, 1]; 0 from word `end` on."""
+    """Load weight row n: per iteration codes [lanes, 4] and scales [lanes, 1]; 0 from word `end` on."""
     lane, word = tl.arange(0, TURN // 4)[:, None], tl.arange(0, 4)[None, :]
     codes, factors = (), ()
     for turn in tl.static_range(TURNS):
@@ -89,7 +91,8 @@ def line_of(words, scales, n, line, height, end, TALL: tl.constexpr, TURN: tl.co
 
 @triton.jit
 def columns_of(x, line, PAIRS: tl.constexpr, TURN: tl.constexpr, TURNS: tl.constexpr):
-    """What the words of a weight row meet: of each turn and place in 16 bits two bfloat16, [lanes, 4]."""
+    """Load the columns of x that match a weight row's words: per iteration and place in 16 bits, two bfloat16 [lanes,
+    4]."""
     lane, word = tl.arange(0, TURN // 4)[:, None], tl.arange(0, 4)[None, :]
     x_at, columns = x + lane // 4 * 32 + lane % 4 * 4 + word, ()
     for turn in tl.static_range(TURNS):
@@ -105,7 +108,7 @@ def columns_of(x, line, PAIRS: tl.constexpr, TURN: tl.constexpr, TURNS: tl.const
 @triton.jit
 def two_lines(words, scales, row_scales, bias, n, m, line, height, n_in, m_in, TALL: tl.constexpr,
               TURN: tl.constexpr, TURNS: tl.constexpr):  # fmt: skip
-    """Codes, scales, a row's scale and bias of the weight rows n and m; zeros for a row whose mask is off."""
+    """Load codes, scales, row scales and biases of the weight rows n and m; a row whose mask is off gets zeros."""
     of_one, of_other, by_one, by_other = 0.0, 0.0, 1.0, 1.0
     if bias is not None:
         of_one = tl.load(bias + n, mask=n_in, other=0.0)
@@ -123,7 +126,7 @@ def of_turn(
     one, other, tokens, factors, scales, turn: tl.constexpr, PAIRS: tl.constexpr, FORM: tl.constexpr,
     GROUPED: tl.constexpr,
 ):  # fmt: skip
-    """Sums of a turn's columns, scaled: of one weight row and of the other, or of both by the unit and zeros."""
+    """Return an iteration's scaled sums for both weight rows; with matrix units both are in the first result."""
     if PAIRS:
         if FORM == 0:
             operands = (one[0][turn], other[0][turn], tokens[2 * turn], tokens[2 * turn + 1])
@@ -151,40 +154,41 @@ def of_turn(
 @triton.jit
 def pairs_float8_kernel(
     out,  # [pairs, width]
-    x,  # [rows, line * 2] int32: two bfloat16; of CODES [rows, line] int32; of MADE as of floats,
-    # or where no matrix units multiply [rows, line * 4] floats
-    x_scales,  # of CODES [groups, rows] float32; of MADE [] float32 when STATIC
-    words,  # [experts * width, line] int32, of floats stored as gemm/widen has them; GATED [experts * 2 * width, line]
+    x,  # FLOATS, MADE: [rows, line * 2] int32, two bfloat16 each; without matrix units [rows, line * 4] floats;
+    # CODES: [rows, line] int32
+    x_scales,  # CODES: [groups, rows] float32; MADE: [] float32 when STATIC
+    words,  # [experts * width, line] int32; for floats in gemm/widen's order; GATED [experts * 2 * width, line]
     scales,  # [.. / TALL, height], or None
     row_scales,  # [..] float32, or None
     bias,  # [..] float32, or None
-    weights,  # [pairs] float32, multiply the sums of gate and of up; or None
+    weights,  # [pairs] float32, factors for the sums of gate and of up; or None
     chosen,  # [pairs] int32: the experts
-    rows,  # of x: GATHER tokens, else pairs
+    rows,  # rows of x: GATHER tokens, else pairs
     experts,
     width,
-    runs,  # of 64 columns
-    height,  # of a line of scales
-    blocks,  # of two weight rows that a program multiplies
+    runs,  # runs of 64 columns in a row
+    height,  # length of a line of scales
+    blocks,  # blocks of two weight rows per program
     TOP_K: tl.constexpr,
     GATHER: tl.constexpr,
     GATED: tl.constexpr,
     ACT: tl.constexpr,  # an Activation when GATED
     TALL: tl.constexpr,  # rows that share a line of scales
-    TURN: tl.constexpr,  # words of a row that are read at a time
+    TURN: tl.constexpr,  # words of a row that are read in one iteration
     TURNS: tl.constexpr,
-    PAIRS: tl.constexpr,  # of gemm/code_sums: whether matrix units multiply
-    FORM: tl.constexpr,  # of x, of moe/pairs_codes
-    GROUPED: tl.constexpr,  # scales of x per 128 columns
-    STATIC: tl.constexpr,  # of MADE: one number is the scale
-    POWERS: tl.constexpr,  # of MADE: scales are powers of two
-    ROUNDS: tl.constexpr,  # of MADE: an instruction rounds to e4m3
+    PAIRS: tl.constexpr,  # as in gemm/code_sums: whether matrix units multiply
+    FORM: tl.constexpr,  # form of x, a constant of moe/pairs_codes
+    GROUPED: tl.constexpr,  # x has scales per 128 columns
+    STATIC: tl.constexpr,  # MADE: one number is the scale
+    POWERS: tl.constexpr,  # MADE: scales are powers of two
+    ROUNDS: tl.constexpr,  # MADE: an instruction rounds to e4m3
     OVERLAP: tl.constexpr,
 ):
-    """`blocks` times two weight rows of a pair per program: of gate and of up when GATED, else side by side."""
+    """A program computes `blocks` times two weight rows for a pair: a gate and an up row when GATED, else adjacent
+    rows."""
     MATRICES: tl.constexpr = 2 if GATED else 1
     STEP: tl.constexpr = 1 if GATED else 2
-    line = runs * 16  # said so, the compiler knows that words come by fours
+    line = runs * 16  # this form shows the compiler that it is a multiple of 4
     pair, piece = tl.program_id(1), tl.program_id(0) * (blocks * STEP)
     end = tl.minimum(piece + blocks * STEP, width)
     if GATED:
@@ -238,16 +242,16 @@ def pairs_float8_kernel(
 
 
 def suits(weight: Packed) -> bool:
-    """Whether the kernel reads such codes: with scales of 128 columns, of rows, or both.
+    """Whether the kernel reads these codes: they have scales per 128 columns, per row, or both.
 
-    A thread holds neighbours of a row, four words that are loaded together: elsewhere its instruction would be wrong.
+    The instruction requires that a thread holds four adjacent words of a row that are loaded together.
     """
     whole = weight.kind is Kind.E4M3 and weight.depth % BLOCK == 0 and weight.zeros is None and is_aligned(weight.codes)
     return whole and (weight.scales is None or weight.group == GROUP)
 
 
 def takes(x: Tensor, weight: Packed, pairs: Pairs) -> bool:
-    """Whether the kernel multiplies these rows x: few pairs, on a device whose units it is written for."""
+    """Whether the kernel can multiply the rows x: there are few pairs, and the device runs the kernel's PTX."""
     return pairs.order is None and makes_pairs(x) and weight.words and suits(weight)
 
 
@@ -256,9 +260,9 @@ def launch_pairs_float8(
     activation: Activation | None, weights: Tensor | None = None, blocks: int | None = None,
     inputs: Inputs | None = None, dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:  # fmt: skip
-    """The Triton kernel; arguments as moe/coded's product, x bfloat16 with rows at whole 16 bytes.
+    """Launch the Triton kernel; arguments as moe/coded's product; x is bfloat16, its rows are aligned to 16 bytes.
 
-    Or x is codes, and the result of `dtype`; or floats that become codes as `inputs` says.
+    Or x is codes, and the result has `dtype`; or x is floats, and `inputs` defines how they are quantised.
     """
     depth, gated = weight.depth, activation is not None
     coded, form = isinstance(x, CodedRows), inputs or Inputs()
@@ -271,7 +275,7 @@ def launch_pairs_float8(
     turns, step = triton.cdiv(depth // WORD, TURN), 1 if gated else 2
     kind = CODES if coded else FLOATS if inputs is None else MADE
     in_pairs = rows.is_cuda and target().runs_ptx if coded else makes_pairs(rows)
-    # All programs are at work at the same time.
+    # All programs run at the same time.
     programs = PROGRAMS[kind][0 if turns > 2 else 1] * target().num_units
     blocks = blocks or triton.cdiv(width * pairs.count, step * programs)
     out = torch.empty(pairs.count, width, dtype=dtype if coded else rows.dtype, device=rows.device)

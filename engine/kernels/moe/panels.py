@@ -1,6 +1,6 @@
-"""Experts of a CPU: the panels of gemm/panels, a set for each expert, multiplied by the rows that chose the expert.
+"""Experts of a CPU: each expert has its own panels (gemm/panels), which multiply the rows that chose the expert.
 
-A row's bits depend on the row and on the expert alone, as in gemm/panels. Users: engine/layers/moe, on a CPU.
+A row's bits depend only on the row and the expert, as in gemm/panels. Users: engine/layers/moe, on a CPU.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class ExpertPanels(ExpertsWeight):
     """One Weight per expert."""
 
     experts: tuple[Weight, ...]
-    out_features: int  # of a product; of a gated one half the rows of a matrix
+    out_features: int  # columns of a product; if gated, half of the matrix's rows
 
     @property
     def num_bytes(self) -> int:
@@ -57,7 +57,7 @@ class ExpertPanels(ExpertsWeight):
         return by_pair.view(len(rows) // pairs.top_k, pairs.top_k, self.out_features)
 
     def _each(self, pairs: Pairs) -> Iterator[tuple[Weight, slice]]:
-        """Experts that tokens chose, and their rows."""
+        """Yield the experts that tokens chose, each with the slice of its rows."""
         assert pairs.ends is not None
         start = 0
         for weight, end in zip(self.experts, pairs.ends.tolist()):

@@ -1,16 +1,16 @@
-"""Which experts a token chooses, and their weights: scores of the router's logits, and the rules of a `Routing`.
+"""Router: chooses each token's experts and their weights from the router's logits by the rules of a `Routing`.
 
     logits  = x W^T (+ bias), float32
-    scores  = softmax(logits) or sigmoid(logits), float32; or, expert by expert, the softmax of those near the highest
+    scores  = softmax(logits) or sigmoid(logits), float32; or, expert by expert, a softmax over logits near the highest
     ranks   = scores + correction; minus infinity outside the token's best groups
-    experts = the top_k highest ranks, of equal ranks the lower number
-    weights = scores of these experts, divided by their sum where the routing says so, times its scale and the expert's
+    experts = the top_k highest ranks; among equal ranks the lower number wins
+    weights = these experts' scores, divided by their sum if renormalised, times the routing's and the expert's scale
 
-A token with a NaN among its ranks chooses the experts 0 ... top_k - 1, all with weight NaN: the token's own request
-fails as every NaN does, and no other token changes. A row's bits depend on no other row. Rows of padding choose the
-expert `num_experts`, which is none, with weight 0: the kernels that follow read no weight for them.
-On an accelerator one launch: programs share a tile's experts, and the program that arrives last has all logits of its
-tokens and chooses. Users: engine/layers/moe.
+A token with a NaN among its ranks chooses the experts 0 ... top_k - 1, all with weight NaN: its own request fails like
+any request with a NaN, and no other token changes. A row's bits depend on no other row. Padding rows choose the expert
+`num_experts`, which does not exist, with weight 0: the following kernels read no weights for them.
+An accelerator needs one launch: programs divide a tile's experts among them, and the program that arrives last has all
+logits of the tile's tokens and chooses. Users: engine/layers/moe.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -26,16 +26,16 @@ from engine.kernels.moe.capture import Capture
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import target, tl, triton
 
-BLOCK_M = 16  # tokens of a tile, whatever their number: the bits of a token's logits depend on the tile
+BLOCK_M = 16  # tokens of a tile; constant, because the bits of a token's logits depend on the tile
 BLOCK_N = 16  # experts of a program
-WIDER = ((2048, 64), (256, 32))  # from so many rows on, of 16-bit routers: rows are read less often
+WIDER = ((2048, 64), (256, 32))  # (least rows, experts of a program) for 16-bit routers: fewer reads of rows
 BLOCK_K = 128
-STAGES = 6  # where loads go past the registers: a turn takes a fifth of the time that its loads take
+STAGES = 6  # if loads bypass registers: an iteration computes for a fifth of its loads' time
 
 
 @triton.jit
 def first_of(values, column, COLUMNS: tl.constexpr):
-    """The highest of each row, [rows, 1], and the first column that holds it."""
+    """Return the highest value of each row, [rows, 1], and the first column that holds it."""
     best = tl.max(values, 1)[:, None]
     return best, tl.min(tl.where(values == best, column, COLUMNS), 1)[:, None]
 
@@ -43,7 +43,7 @@ def first_of(values, column, COLUMNS: tl.constexpr):
 @triton.jit
 def keep_groups(ranks, column, GROUPS: tl.constexpr, TOPK_GROUP: tl.constexpr, SIZE: tl.constexpr, TWO: tl.constexpr,
                 COLUMNS: tl.constexpr):  # fmt: skip
-    """ranks [rows, COLUMNS], with minus infinity outside the best of the groups of SIZE columns."""
+    """Set ranks [rows, COLUMNS] to minus infinity outside the best groups of SIZE columns."""
     lowest = float("-inf")
     group = column // SIZE
     of_group = tl.full(ranks.shape, lowest, tl.float32)
@@ -69,7 +69,7 @@ def choose_tile(
     GROUPS: tl.constexpr, TOPK_GROUP: tl.constexpr, SIZE: tl.constexpr, TWO: tl.constexpr, COLUMNS: tl.constexpr,
     SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """The choice of the tokens m, whose logits are written; from `live` on they are padding."""
+    """Choose experts for the tokens m, whose logits are already written; tokens from `live` on are padding."""
     column = tl.arange(0, COLUMNS)[None, :]
     real = column < experts
     at = logits + m.to(tl.int64)[:, None] * experts + column
@@ -85,7 +85,7 @@ def choose_tile(
     ranks = scores
     if correction is not None:
         ranks += tl.load(correction + column, mask=real, other=0.0)
-    # A NaN anywhere: a sum of flags, since a maximum may drop NaN.
+    # NaN is found by a sum of flags, because a maximum may drop NaN.
     broken = tl.sum(tl.where(real & (ranks != ranks), 1, 0), 1)[:, None] > 0
     ranks = tl.where(broken, 0.0, ranks)
     scores = tl.where(broken, float("nan"), scores)
@@ -137,7 +137,7 @@ def route_kernel(
     correction,  # [experts] float32, or None
     scales,  # [experts] float32, or None
     count,  # [1] int32: rows from here on are padding; None: there is none
-    mapping,  # [rows] int64: where the experts of each row are captured, negative: nowhere; or None
+    mapping,  # [rows] int64: the place where each row's experts are captured, negative: none; or None
     capture_line,
     rows,
     experts,
@@ -160,7 +160,7 @@ def route_kernel(
     BLOCK_K: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """BLOCK_N experts' logits of BLOCK_M tokens per program; the last program of a tile of tokens chooses."""
+    """A program computes logits of BLOCK_N experts for BLOCK_M tokens; the last program of a tile of tokens chooses."""
     tile = tl.program_id(1)
     m = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -200,11 +200,12 @@ def route(
     scales: Tensor | None = None,
     lasting: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """x [T, H], router [E, H], correction [E] float32 -> experts [T, top_k] int32, weights [T, top_k] float32.
+    """Route x [T, H] by router [E, H], correction [E] float32 -> experts [T, top_k] int32, weights [T, top_k] float32.
 
-    scales: float32 [E], multiply the experts' weights.
-    count: int32 [1], on the device: rows from here on are padding. The layer's capture, if any, gets the experts too.
-    lasting: int32 [T * top_k] or more, becomes the memory of the experts that are returned.
+    scales: float32 [E], factors for the experts' weights.
+    count: int32 [1] on the device; rows from `count` on are padding.
+    capture: gets the experts, too.
+    lasting: int32 [T * top_k] or more; the returned experts use this memory.
     """
     if x.is_cuda:
         return launch_route(
@@ -228,7 +229,8 @@ def launch_route(
     scales: Tensor | None = None,
     lasting: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The Triton kernel: x [T, H] contiguous, router [E, H] of x's dtype or float32, bias [E]. Needs `arrivals`."""
+    """Launch the Triton kernel: contiguous x [T, H], router [E, H] in x's dtype or float32, bias [E]. Needs
+    `arrivals`."""
     (rows, depth), experts = x.shape, routing.num_experts
     assert router.shape == (experts, depth) and router.is_contiguous() and x.is_contiguous()
     tiles = triton.cdiv(rows, BLOCK_M)
@@ -271,7 +273,7 @@ def route_reference(
 
 
 def without_padding(chosen: Tensor, weights: Tensor, routing: Routing, count: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The choice, but rows from `count` on choose no expert."""
+    """Return the choice, changed so that rows from `count` on choose no expert."""
     if count is None:
         return chosen, weights
     padding = torch.arange(len(chosen), device=chosen.device)[:, None] >= count
@@ -281,11 +283,11 @@ def without_padding(chosen: Tensor, weights: Tensor, routing: Routing, count: Te
 def choose_experts(
     logits: Tensor, correction: Tensor | None, routing: Routing, scales: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """logits [T, E] float32 or float64 -> experts [T, top_k] int32, weights [T, top_k] of the logits' dtype."""
+    """Choose by logits [T, E] float32 or float64: experts [T, top_k] int32, weights [T, top_k] in the logits' dtype."""
     if routing.score == "near":
         return near_experts(logits, routing)
-    # A row's softmax does not depend on the other rows. torch's float32 sigmoid does: it computes the end of a tensor
-    # by other instructions, whose last bit may differ; float64 hides that bit.
+    # A row's softmax does not depend on the other rows. torch's float32 sigmoid does: for the end of a tensor it uses
+    # other instructions, which may differ in the last bit. Float64 hides this bit.
     scores = torch.softmax(logits, -1) if routing.score == "softmax" else logits.double().sigmoid().to(logits.dtype)
     ranks = scores if correction is None else scores + correction
     broken = ranks.isnan().any(-1, keepdim=True)
@@ -296,7 +298,7 @@ def choose_experts(
     weights = scores.gather(-1, chosen)
     if routing.norm_topk_prob:
         total = weights[:, :1]
-        for slot in range(1, routing.top_k):  # in slot order, whatever the number of tokens
+        for slot in range(1, routing.top_k):  # in slot order for any number of tokens
             total = total + weights[:, slot : slot + 1]
         weights = weights / (total + routing.eps).clamp(min=routing.least_sum)
     weights = weights * routing.scale
@@ -304,7 +306,8 @@ def choose_experts(
 
 
 def near_experts(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
-    """The highest logit first; the weight is its share among the logits that are left and near it."""
+    """Choose the highest remaining logit top_k times; its weight is its softmax share among remaining logits near
+    it."""
     broken = logits.isnan().any(-1, keepdim=True)
     left = logits.masked_fill(broken, 0.0)
     numbers, weights = [], []
@@ -320,7 +323,7 @@ def near_experts(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
 
 
 def _of_chosen_groups(ranks: Tensor, routing: Routing) -> Tensor:
-    """[T, E] bool: the experts of each token's best groups."""
+    """Return [T, E] bool: the experts in each token's best groups."""
     grouped = ranks.unflatten(-1, (routing.n_group, -1))  # [T, groups, E / groups]
     if routing.group_rank == "maximum":
         of_group = grouped.amax(-1)

@@ -1,12 +1,12 @@
-"""The experts of few rows and the norm before them, in one launch: moe/route where tiles of rows are mostly empty.
+"""Routing of a few rows, with the norm before it, in one launch; moe/route's tiles would be mostly empty.
 
     n       = x / sqrt(mean(x^2) + norm_eps) * gain, rounded
     logits  = n W^T (+ bias), float32; scores, ranks, experts and weights as in moe/route
 
-A program multiplies one row by a few experts' whole lines, which it reads before it waits for the row. The program that
-arrives last has all logits of its row and chooses: an expert's place is the number of experts that rank before it, so
-places are found side by side and not one after the other. A row's bits depend on no other row, but those of more rows
-(moe/route) are summed in another order. Where experts multiply codes, one more program of a row makes them.
+A program multiplies one row by the router's rows of a few experts, which it reads before it waits for the row. The
+program that arrives last has all logits of its row and chooses: an expert's place is the number of experts that rank
+before it, so all places are found in parallel. A row's bits depend on no other row, but moe/route, for more rows, sums
+in another order. If experts multiply codes, one more program per row makes the codes.
 Users: engine/layers/moe.
 """
 
@@ -29,15 +29,15 @@ from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import target, tl, triton
 
 MAX_ROWS = 16
-MAX_DEPTH = 8192  # columns of a row, which lie in a program's registers
-MAX_EXPERTS = 256  # whose ranks are compared, each with each
-RIVALS = 32  # experts that all are compared with at a time
+MAX_DEPTH = 8192  # columns of a row, which a program holds in registers
+MAX_EXPERTS = 256  # all pairs of experts are compared
+RIVALS = 32  # experts with which all experts are compared at a time
 WARPS = 4
 
 
 @triton.jit
 def ranks_of(logits, highest, total, correction, expert, real, SIGMOID: tl.constexpr):
-    """The scores of a row's experts, and their ranks: the same bits wherever an expert's are computed."""
+    """Return scores and ranks of a row's experts; an expert's bits are the same in every call."""
     scores = 1.0 / (1.0 + tl.exp(-logits)) if SIGMOID else tl.exp(logits - highest) / total
     ranks = scores
     if correction is not None:
@@ -51,7 +51,7 @@ def choose_row(
     scale, SIGMOID: tl.constexpr, TOP_K: tl.constexpr, RENORMALISE: tl.constexpr, COLUMNS: tl.constexpr,
     RIVALS: tl.constexpr,
 ):  # fmt: skip
-    """The choice of one row, whose logits are written."""
+    """Choose the experts of one row, whose logits are already written."""
     mine = tl.arange(0, COLUMNS)
     real = mine < experts
     x = tl.load(logits + row * experts + mine, mask=real, other=float("-inf"), cache_modifier=".cg")
@@ -63,7 +63,7 @@ def choose_row(
     broken = tl.sum(tl.where(real & (ranks != ranks), 1, 0), 0) > 0
     ranks, scores = tl.where(broken, 0.0, ranks), tl.where(broken, float("nan"), scores)
     place = tl.zeros([COLUMNS], tl.int32)
-    for first in tl.static_range(0, COLUMNS, RIVALS):  # so many comparisons at a time as registers hold
+    for first in tl.static_range(0, COLUMNS, RIVALS):  # as many comparisons at a time as fit in registers
         other = first + tl.arange(0, RIVALS)
         there = other < experts
         y = tl.load(logits + row * experts + other, mask=there, other=float("-inf"), cache_modifier=".cg")
@@ -105,7 +105,7 @@ def route_rows_kernel(
     correction,  # [experts] float32, or None
     scales,  # [experts] float32, or None
     count,  # [1] int32: rows from here on are padding; None: there is none
-    mapping,  # [rows] int64: where the experts of each row are captured, negative: nowhere; or None
+    mapping,  # [rows] int64: the place where each row's experts are captured, negative: none; or None
     capture_line,
     experts,
     depth,
@@ -117,16 +117,16 @@ def route_rows_kernel(
     TOP_K: tl.constexpr,
     RENORMALISE: tl.constexpr,
     COLUMNS: tl.constexpr,  # power of two >= experts
-    RIVALS: tl.constexpr,  # experts that all are compared with at a time
+    RIVALS: tl.constexpr,  # experts with which all experts are compared at a time
     BLOCK_N: tl.constexpr,  # experts of a program
     BLOCK_K: tl.constexpr,  # power of two >= depth
-    STATIC: tl.constexpr,  # of gemm/quantise_floats, as POWERS, GROUP and NATIVE
+    STATIC: tl.constexpr,  # STATIC, POWERS, GROUP, NATIVE: as in gemm/quantise_floats
     POWERS: tl.constexpr,
     GROUP: tl.constexpr,
     NATIVE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """One row and BLOCK_N experts per program, or a row's codes."""
+    """A program computes BLOCK_N experts' logits of one row, or a row's codes."""
     row, n, k = tl.program_id(1), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
     k_in = k < depth
     each = tl.load(router + n[:, None] * depth + k[None, :], mask=(n < experts)[:, None] & k_in[None, :], other=0.0)
@@ -140,7 +140,7 @@ def route_rows_kernel(
     tokens = (wide * gains).to(x.dtype.element_ty)
     if tl.program_id(0) == 0:
         tl.store(normed + row.to(tl.int64) * depth + k, tokens, mask=k_in)
-    LAST: tl.constexpr = 1 if codes is None else 2  # counted from the end, of the programs that have experts
+    LAST: tl.constexpr = 1 if codes is None else 2  # number, from the end, of the last program with experts
     if codes is not None and tl.program_id(0) == tl.num_programs(0) - 1:
         code_row(codes, code_scales, tokens.to(tl.float32), given, row.to(tl.int64), tl.num_programs(1), depth, STATIC,
                  POWERS, GROUP, BLOCK_K, NATIVE)  # fmt: skip
@@ -157,12 +157,12 @@ def route_rows_kernel(
 
 
 def is_plain(routing: Routing) -> bool:
-    """Whether ranks alone say which experts are chosen."""
+    """Whether ranks alone determine which experts are chosen."""
     return routing.score != "near" and routing.topk_group == routing.n_group
 
 
 def takes(x: Tensor, router: Weight, routing: Routing) -> bool:
-    """Whether the kernel routes these rows [T, H]: not where a row has the same bits in any company."""
+    """Whether the kernel routes the rows x [T, H]; never if a row's bits must not depend on the batch."""
     few = len(x) <= MAX_ROWS and routing.num_experts <= MAX_EXPERTS and x.shape[1] <= MAX_DEPTH
     return x.is_cuda and few and is_plain(routing) and isinstance(router, DenseWeight)
 
@@ -172,7 +172,7 @@ def route_of_normed(
     count: Tensor | None = None, capture: Capture | None = None, scales: Tensor | None = None,
     lasting: Tensor | None = None, inputs: Inputs | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, CodedRows | None]:  # fmt: skip
-    """rms_norm(x, gain, norm_eps) [T, H]; what moe/route's `route` returns; codes of the rows where `inputs` has any.
+    """Return rms_norm(x, gain, norm_eps) [T, H], the results of moe/route's `route`, and the rows' codes if `inputs`.
 
     x [T, H] contiguous, gain [H] float32; the other arguments are those of `route`.
     """
@@ -192,9 +192,9 @@ def launch_route_rows(
     routing: Routing, count: Tensor | None = None, capture: Capture | None = None, scales: Tensor | None = None,
     lasting: Tensor | None = None, inputs: Inputs | None = None, native: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, CodedRows | None]:  # fmt: skip
-    """The Triton kernel; arguments as `route_of_normed`, the router's matrix [E, H] of any dtype, its bias [E].
+    """Launch the Triton kernel; arguments as `route_of_normed`; router is a matrix [E, H] of any dtype, bias [E].
 
-    Needs `arrivals`. `native`: an instruction rounds to e4m3; the bits are the same.
+    Needs `arrivals`. native: an instruction rounds to e4m3; the bits are the same without it.
     """
     (rows, depth), experts, top_k = x.shape, routing.num_experts, routing.top_k
     assert router.shape == (experts, depth) and router.is_contiguous() and x.is_contiguous()

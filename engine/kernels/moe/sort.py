@@ -1,10 +1,10 @@
-"""Pairs: the pairs of a token and an expert of a step, sorted by expert, so that an expert's matrix is read once.
+"""Pairs: a step's (token, expert) pairs, sorted by expert so that each expert's matrix is read once.
 
-In: the experts that the tokens chose, [T, top_k]. Out: the order of pairs in which an expert's pairs lie side by side,
-tokens ascending, and where the pairs of each expert end. Pairs of padding, whose expert is `num_experts`, are behind
-the last end. On an accelerator each expert has a program, which reads all
-pairs: it counts those of lower experts, and writes its own behind them. So there is one launch, nothing is counted
-twice and no program waits for another. Users: engine/layers/moe; read by the forms of ExpertsWeight.
+In: the experts that the tokens chose, [T, top_k]. Out: an order of pairs in which an expert's pairs are adjacent,
+tokens ascending, and the end of each expert's pairs. Padding pairs, whose expert is `num_experts`, come after the last
+end. On an accelerator each expert has a program, which reads all pairs: it counts the pairs of lower experts and writes
+its own pairs after them. So there is one launch, nothing is counted twice and no program waits for another.
+Users: engine/layers/moe; read by the forms of ExpertsWeight.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -18,23 +18,23 @@ from torch import Tensor
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import tl, triton
 
-# Pairs that a program looks at, at a time, and warps, by the least number of pairs: each turn waits for memory twice.
+# Least number of pairs -> (pairs per iteration, warps). Each iteration waits for memory twice.
 BLOCKS = {0: (1024, 4), 4096: (4096, 8), 32768: (16384, 16)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pairs:
-    """A pair's number is token * top_k + its place among the token's experts."""
+    """Sorted pairs; a pair's number is token * top_k + its place among the token's experts."""
 
     top_k: int
     chosen: Tensor  # [T, top_k] int32
-    # [pairs]: the pairs sorted by expert, any behind the last end; None: few pairs, each goes to its expert by itself
+    # [pairs]: the pairs sorted by expert; entries after the last end are arbitrary; None: few pairs, handled one by one
     order: Tensor | None
-    ends: Tensor | None  # [E]: where the pairs of each expert end in that order
+    ends: Tensor | None  # [E]: the end of each expert's pairs in `order`
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """Number of pairs."""
         return self.chosen.numel()
 
 
@@ -47,7 +47,7 @@ def sort_kernel(
     BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """The pairs of one expert per program."""
+    """A program sorts the pairs of one expert."""
     expert = tl.program_id(0)
     lane = tl.arange(0, BLOCK)
     grid_wait(OVERLAP)
@@ -64,12 +64,12 @@ def sort_kernel(
 
 
 def sort_pairs(chosen: Tensor, num_experts: int) -> Pairs:
-    """chosen [T, top_k] int32, each from 0 to num_experts - 1, or num_experts: no expert."""
+    """Sort the pairs of chosen [T, top_k] int32: experts 0 to num_experts - 1; num_experts means no expert."""
     return launch_sort_pairs(chosen, num_experts) if chosen.is_cuda else sort_pairs_reference(chosen, num_experts)
 
 
 def launch_sort_pairs(chosen: Tensor, num_experts: int) -> Pairs:
-    """The Triton kernel."""
+    """Launch the Triton kernel."""
     assert chosen.is_contiguous() and chosen.dtype is torch.int32
     order = torch.empty(chosen.numel(), dtype=torch.int32, device=chosen.device)
     ends = torch.empty(num_experts, dtype=torch.int32, device=chosen.device)

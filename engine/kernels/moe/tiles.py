@@ -1,9 +1,9 @@
-"""Which tile a product of experts takes: measured tables by card, form of the weight and shape.
+"""Tile choice for products of experts: measured tables by card, form of the weight and shape.
 
-The tables are measured offline and committed; `python -m tests.bench.gpu_moe_tiles` prints their lines. A shape is
-looked up with the least class that holds the pairs of an expert. A shape without a line takes those of the nearest
-shape of its form, and a card or a form without a table the form's rule; the log says either once. Users: the dispatch
-tables of this folder.
+The tables are measured offline and committed; `python -m tests.bench.gpu_moe_tiles` prints their lines. The lookup uses
+the shape and the least class that includes the number of pairs per expert. A shape without a line uses the line of the
+nearest shape of its form. A card or form without a table uses the form's rule. Both cases are logged once.
+Users: the dispatch tables of this folder.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from engine.kernels.target import target
 
 log = logging.getLogger("omniloop.engine")
 
-SAME = 64  # pairs per expert for whose tile every product of an invariant form is cut
-CLASSES = (0, 8, 16, 32, 48, 64, 128, math.inf)  # pairs of an expert; 0: few pairs, which are not sorted
-Line = tuple[Tile, ...]  # by class
+SAME = 64  # pairs per expert that determine the tile of every product of an invariant form
+CLASSES = (0, 8, 16, 32, 48, 64, 128, math.inf)  # pairs per expert; 0: few pairs, not sorted
+Line = tuple[Tile, ...]  # one tile per class
 
 
 class Shape(NamedTuple):
-    """A product."""
+    """Shape of a product."""
 
     experts: int
-    width: int  # rows of an expert's matrix; of a gated product of gate's, and as many of up's
+    width: int  # rows of an expert's matrix; if gated, rows of gate (up has as many)
     depth: int
     gated: bool
 
 
 def _line(*runs: tuple[int, Tile]) -> Line:
-    """Tiles and for how many classes in turn each of them stands."""
+    """Build a line from (number of consecutive classes, tile) runs."""
     return tuple(tile for count, tile in runs for _ in range(count))
 
 
-# Each is the fastest of those that an H100 measured, but for bfloat16's gate and up of up to 128 pairs, which are the
-# rule's own, and for the splits, which were not measured yet.
+# Each tile is the fastest measured on an H100, with two exceptions: bfloat16's gate and up for up to 128 pairs use the
+# rule's tiles, and splits were not measured yet.
 LINES: dict[str, dict[str, dict[Shape, Line]]] = {
     "sm_90": {
         "bfloat16": {  # Qwen3-30B-A3B
@@ -103,26 +103,27 @@ LINES: dict[str, dict[str, dict[Shape, Line]]] = {
 
 
 def count_of(pairs: Pairs, experts: int, invariant: bool) -> int:
-    """The number of pairs for which a product is cut: 0 for pairs that are not sorted; an invariant form has one."""
+    """Return the number of pairs that determines a product's tile: 0 for unsorted pairs; constant for invariant
+    forms."""
     if invariant:
         return SAME * experts
     return 0 if pairs.order is None else pairs.count
 
 
 def measured_tile(form: str, shape: Shape, each: float) -> Tile | None:
-    """The tile for so many pairs of an expert, on this card; None: the form's rule says it."""
+    """Return this card's measured tile for `each` pairs per expert, or None: the form's rule decides."""
     line = line_of(target().arch, form, shape)
     return None if line is None else line[next(number for number, most in enumerate(CLASSES) if each <= most)]
 
 
 def tile_for(form: str, shape: Shape, each: float, rule: Callable[[], Tile]) -> Tile:
-    """The measured tile, or the rule's."""
+    """Return the measured tile, or else the rule's."""
     return measured_tile(form, shape, each) or rule()
 
 
 @functools.cache
 def line_of(arch: str, form: str, shape: Shape) -> Line | None:
-    """The shape's tiles, or the nearest shape's; None: the form's rule says them."""
+    """Return the tiles of the shape or of the nearest shape, or None: the form's rule decides."""
     lines = LINES.get(arch, {}).get(form, {})
     if shape in lines:
         return lines[shape]
@@ -138,5 +139,5 @@ def line_of(arch: str, form: str, shape: Shape) -> Line | None:
 
 
 def _distance(one: Shape, other: Shape) -> float:
-    """How unlike two shapes are, in doublings of a side."""
+    """Return the distance of two shapes: the sum of doublings by which their sides differ."""
     return sum(abs(math.log2(mine / others)) for mine, others in zip(one[:3], other[:3]))

@@ -1,11 +1,11 @@
-"""Products of sorted pairs by experts in four or eight bits, whose scales multiply values: moe/coded's on sm_90.
+"""Products of sorted pairs with 4-bit or 8-bit experts; scales multiply values: moe/coded's products on sm_90.
 
     w[n, k] = round((value(code[n, k]) - zero[n, k // group]) * scale[n, k // group])        row_scale[n] joins the sums
 
-As in gemm/scaled_values a tile has one accumulator for the whole depth, and the matrix units take values from
-registers. Gate and up are rows of one tile. The expert's words, and rows that lie in sorted order, come through tensor
-descriptors; the tokens' rows are gathered by pointers. Rows behind an expert's last pair are computed with its tile and
-not written. The products are for NVIDIA's sm_90 alone; moe/mxfp4 and moe/coded serve what `takes` refuses.
+As in gemm/scaled_values, a tile has one accumulator for the whole depth, and the matrix units read values from
+registers. Gate and up are rows of the same tile. The expert's words, and rows in sorted order, are read through tensor
+descriptors; tokens' rows are gathered through pointers. Rows after an expert's last pair are computed with its tile but
+not written. These products run only on NVIDIA's sm_90; moe/mxfp4 and moe/coded handle everything that `takes` refuses.
 Users: moe/dispatch_codes.
 """
 
@@ -30,7 +30,7 @@ from engine.kernels.target import target, tl, triton
 def of_columns(
     table, first_n, apart, height, groups, first, GROUP: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl.constexpr
 ):
-    """A table's entries of column `first` and, in a turn of 128, of column first + 64: [ROWS, 1 or 2, 1]."""
+    """Load a table's entries for column `first` and, if BLOCK_K is 128, for column first + 64: [ROWS, 1 or 2, 1]."""
     found = of_rows(table, first_n, apart, height, groups, tl.minimum(first // GROUP, groups - 1), ROWS)
     if BLOCK_K > 64 and GROUP % BLOCK_K != 0:
         others = of_rows(table, first_n, apart, height, groups, tl.minimum((first + 64) // GROUP, groups - 1), ROWS)
@@ -43,7 +43,7 @@ def of_turn(
     table, first_n, apart, height, groups, first, HAS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Scales or zeros of columns 0, 16, 32 and 48 of each 64 from `first` on; of a table that is not there, 0."""
+    """Load scales or zeros for columns 0, 16, 32 and 48 of each 64 from `first` on; 0 if there is no table."""
     e0 = 0
     if HAS:
         e0 = of_columns(table, first_n, apart, height, groups, first, GROUP, ROWS, BLOCK_K)
@@ -59,7 +59,7 @@ def of_turn(
 
 @triton.jit
 def of_word(words):
-    """Words of two scales: of the first 32 columns of each 64, and of the others."""
+    """Split words of two scales into the scales of the first 32 of each 64 columns and the scales of the other 32."""
     bits = words.to(tl.uint32, bitcast=True)[:, :, None]
     low = (bits & 0xFFFF).to(tl.uint16).to(tl.bfloat16, bitcast=True)
     return low, (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
@@ -69,12 +69,12 @@ def of_word(words):
 def values_kernel(
     out,  # [pairs, width]: GATED: in sorted order, else by pair
     x,  # GATED: [tokens, depth]; else [pairs, depth] in sorted order, in blocks [BLOCK_M, BLOCK_K]
-    words,  # of gemm/widen [experts, width, line] in blocks [1, ROWS, BLOCK_K / PER]; GATED [2 experts, ..] in [2, ..]
+    words,  # gemm/widen's [experts, width, line] in blocks [1, ROWS, BLOCK_K / PER]; GATED [2 experts, ..] in [2, ..]
     scales,  # [experts * rows, groups] when SCALES
     zeros,  # [.., groups] int8 when ZEROS
     row_scales,  # [..] float32 when ROW_SCALES
     bias,  # [..] float32, or None
-    weights,  # [pairs] float32 by pair, multiply the sums of gate and of up; or None
+    weights,  # [pairs] float32 by pair, factors for the sums of gate and of up; or None
     order,  # [pairs] int32
     ends,  # [experts] int32
     pairs,
@@ -86,21 +86,21 @@ def values_kernel(
     GATED: tl.constexpr,
     ACT: tl.constexpr,  # an Activation when GATED
     EXPERTS: tl.constexpr,  # power of two >= experts
-    KIND: tl.constexpr,  # of gemm/widen
+    KIND: tl.constexpr,  # a kind of gemm/widen
     GROUP: tl.constexpr,
     SCALES: tl.constexpr,
     ZEROS: tl.constexpr,
     ROW_SCALES: tl.constexpr,
-    PAIRED: tl.constexpr,  # a word of scales has those of 32 columns and of the next 32
-    PAIRS: tl.constexpr,  # of gemm/scaled_values
+    PAIRED: tl.constexpr,  # a word holds the scales of 32 columns and of the next 32
+    PAIRS: tl.constexpr,  # as in gemm/scaled_values
     EVEN: tl.constexpr,  # depth is a multiple of BLOCK_K
     BLOCK_M: tl.constexpr,
-    ROWS: tl.constexpr,  # of a tile of the weight; GATED: half of them gate's
+    ROWS: tl.constexpr,  # rows of a tile of the weight; GATED: half of them are gate's
     BLOCK_K: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """One tile of an expert's pairs and rows per program."""
-    COLUMNS: tl.constexpr = ROWS // 2 if GATED else ROWS  # of the result
+    COLUMNS: tl.constexpr = ROWS // 2 if GATED else ROWS  # columns of the result
     SIDES: tl.constexpr = 2 if GATED else 1
     PER: tl.constexpr = 4 if KIND < 3 else 2  # codes of a word
     grid_wait(OVERLAP)
@@ -119,16 +119,16 @@ def values_kernel(
             n = base_n + row if ROWS == 64 else base_n + row % (ROWS // 2) + row // (ROWS // 2) * apart
             scale_at = scales + (tl.minimum(n, height - 1).to(tl.int64) * (groups // 2))[:, None] + run[None, :]
         for start in range(0, depth, BLOCK_K):
-            # Asked for before the blocks are waited for.
+            # These loads are issued before the wait for the blocks.
             z0, z1, z2, z3 = of_turn(zeros, base_n, apart, height, groups, start, ZEROS, GROUP, ROWS, BLOCK_K)
-            if PAIRED:  # pipelined, past the registers
+            if PAIRED:  # pipelined loads, which bypass registers
                 inside = (start // 64 + run < groups // 2)[None, :]
                 s0, s2 = of_word(tl.load(scale_at + start // 64, mask=inside, other=0))
                 s1, s3 = s0, s2
             else:
                 s0, s1, s2, s3 = of_turn(scales, base_n, apart, height, groups, start, SCALES, GROUP, ROWS, BLOCK_K)
             block = words.load([expert * SIDES, first_n, start // PER]).reshape((ROWS, BLOCK_K // 64, 64 // PER))
-            if GATED:  # rows begin at whole 16 bytes, which Triton 3.6 forgets: it would not pipeline these loads
+            if GATED:  # rows are aligned to 16 bytes; Triton 3.6 loses this fact and would not pipeline loads
                 at = tl.multiple_of(x + (x_at + (start + k)[None, :]), (1, 16))
                 at = tl.max_contiguous(at, (1, BLOCK_K))
                 x_in = m_in[:, None] if EVEN else m_in[:, None] & (start + k < depth)[None, :]
@@ -136,7 +136,7 @@ def values_kernel(
             else:
                 tokens = x.load([first, start])
             dtype: tl.constexpr = tokens.dtype
-            # A thread's codes stay where they are: only the names of its registers change.
+            # A thread's codes do not move: only the names of its registers change.
             if PER == 4:
                 v0 = scaled_of(block, s0, z0, dtype, 0, KIND, SCALES, ZEROS, PAIRS)
                 v1 = scaled_of(block, s1, z1, dtype, 1, KIND, SCALES, ZEROS, PAIRS)
@@ -166,7 +166,7 @@ def values_kernel(
 
 
 def takes(x: Tensor, weight: Packed, pairs: Pairs) -> bool:
-    """Whether this product is for rows x and these pairs by this weight: the one place that says so."""
+    """Whether this kernel computes the product of x, pairs and weight; no other place decides this."""
     return (
         pairs.order is not None
         and x.dtype is torch.bfloat16
@@ -183,7 +183,7 @@ def launch_values_product(
     x: Tensor, weight: Packed, experts: int, bias: Tensor | None, pairs: Pairs, activation: Activation | None,
     tile: Tile, weights: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """As `launch_coded_product` of moe/coded, of pairs that are sorted, where `takes`. Capturable."""
+    """Like `launch_coded_product` of moe/coded, for sorted pairs and only if `takes` is true. Capturable."""
     assert pairs.order is not None and pairs.ends is not None
     depth, gated = weight.depth, activation is not None
     assert weights is None or (gated and weights.is_contiguous())
@@ -193,7 +193,7 @@ def launch_values_product(
     out = x.new_empty(pairs.count, width)
     tiles = triton.cdiv(pairs.count, tile.block_m) + min(
         experts, pairs.count
-    )  # the last of an expert may be part empty
+    )  # an expert's last tile may be partly empty
     if pairs.count:
         words, scales = weight.codes.view(experts * sides, width, line), weight.scales
         paired = False
@@ -216,6 +216,6 @@ def launch_values_product(
 
 
 def values_tile(each: float, gated: bool) -> Tile:
-    """The tile for so many pairs of an expert on average, where moe/tiles has no line of the form."""
+    """Choose the tile for an average of `each` pairs per expert, if moe/tiles has no line for the form."""
     block_m = 16 if each <= 8 else 32 if each <= 16 else 64 if each <= 64 else 128
     return Tile(block_m, 64 if gated else 128, 64 if gated and block_m > 32 else 128, 3, 4, values=True)

@@ -1,13 +1,13 @@
-"""ExpertsWeight: the matrices of all experts of a layer, in the form in which a device multiplies by them.
+"""ExpertsWeight: the matrices of all experts of a layer, in the form that a device's products need.
 
-Owner: the model; read only after loading. In: the rows of tokens and the experts that the tokens chose. Out: a row for
-each pair of a token and an expert. A form is a class and a file: panels (CPU); dense, coded and float8_weight
+Owner: the model; read-only after loading. In: tokens' rows and the experts that the tokens chose. Out: a row for each
+(token, expert) pair. A form is a class and a file: panels (CPU); dense, coded and float8_weight
 (accelerators).
 
-    pairs       the experts that tokens chose -> pairs, side by side where one expert has several
-    of_tokens   x [T, H] -> a row for each pair, pairs of one expert side by side; with an activation of gate and up
+    pairs       the experts that tokens chose -> pairs; the pairs of one expert are adjacent
+    of_tokens   x [T, H] -> a row for each pair, pairs of one expert adjacent; with an activation of gate and up
     of_pairs    these rows -> [T, top_k, H], each token's experts in the order in which the token chose them
-    of_mlp      one behind the other, which forms may join; `inputs` says whether it takes codes of x too
+    of_mlp      of_tokens, then of_pairs; a form may fuse them; `inputs` is set if it accepts codes of x too
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from engine.kernels.moe.sort import Pairs
 
 
 class ExpertsWeight(ABC):
-    """W [E, out_features, in_features]; of a gated product gate's rows, then up's."""
+    """W [E, out_features, in_features]; for a gated product gate's rows come first, then up's."""
 
     __slots__ = ()
 
     @property
     @abstractmethod
     def num_bytes(self) -> int:
-        """What the form takes in memory."""
+        """Memory of this form."""
 
     @abstractmethod
     def dense(self, expert: int) -> Tensor:
-        """The matrix of an expert, [out_features, in_features], a copy where the form is another."""
+        """Return an expert's matrix [out_features, in_features]; a copy if the form stores it differently."""
 
     @abstractmethod
     def pairs(self, chosen: Tensor) -> Pairs:
-        """chosen [T, top_k] int32 -> the order in which this form multiplies the pairs."""
+        """Return the order in which this form multiplies the pairs of chosen [T, top_k] int32."""
 
     @property
     def inputs(self) -> Inputs | None:
-        """How what is multiplied becomes codes; None: it stays in floats."""
+        """How inputs are quantised; None: inputs stay floats."""
         return None
 
     @abstractmethod
@@ -52,8 +52,7 @@ class ExpertsWeight(ABC):
         """x [T, in_features] -> activate(gate, up) [pairs, out_features / 2], pairs sorted by expert.
 
         activation: None: experts have no gate, and the result is the product, [pairs, out_features].
-        weights, with an activation alone: float32 [T, top_k], by which each pair's input is multiplied; None: the input
-        stays.
+        weights, only with an activation: float32 [T, top_k]; each pair's input is multiplied by its weight; None: by 1.
         """
 
     @abstractmethod
@@ -64,5 +63,6 @@ class ExpertsWeight(ABC):
         self, down: ExpertsWeight, x: Tensor, codes: CodedRows | None, pairs: Pairs, activation: Activation,
         weights: Tensor | None,
     ) -> Tensor:  # fmt: skip
-        """x [T, in_features] through this product and `down`: [T, top_k, in_features]; codes: of x, where `inputs`."""
+        """Apply this product, then `down`: x [T, in_features] -> [T, top_k, in_features]. codes: codes of x, if
+        `inputs`."""
         return down.of_pairs(self.of_tokens(x, pairs, activation, weights), pairs)

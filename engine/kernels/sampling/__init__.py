@@ -1,1 +1,2 @@
-"""Ops on logits: filter, penalise, draw, log-probabilities. One op per file; see each file's formula."""
+"""Operations on logits: filter, penalise, draw, log-probabilities. One operation per file; each file has its
+formula."""

@@ -1,11 +1,11 @@
-"""Logits -> one token per row, on the device: rules, then greedy or drawn, with min-p, top-k and top-p, without a sort.
+"""Token choice on the device, one per row of logits: rules, then greedy or a draw with min-p, top-k, top-p; no sort.
 
-    groups (one pass over the logits, to which it applies the rules of rows that have some)
-        -> pick (draws from the row as it is: greedy, temperature, most rows with top-p)
-        -> cut (draws from above a threshold: top-k, min-p, and whatever pick has left open; counts the rules' tokens)
+    groups (one pass over the logits; applies the rules of rows that have rules)
+        -> pick (draws from the whole row: greedy, temperature, most rows with top-p)
+        -> cut (draws above a threshold: top-k, min-p, and rows that pick left open; counts tokens for the rules)
 
-A row's token is a function of its logits, its slot's parameters and rules, and its place in the answer; the number of
-rows and its position among them do not enter. Rows whose logits hold NaN or +inf, or nothing finite, get -1; -inf is a
+A row's token depends only on its logits, its slot's parameters and rules, and its place in the answer, not on the
+number of rows or on the row's position. Rows whose logits contain NaN or +inf, or no finite value, get -1; -inf is a
 ban. User: engine/sampling/device.
 """
 
@@ -29,17 +29,17 @@ from engine.kernels.target import triton
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChooseRoom:
-    """Workspace of `choose`, made once; what one call leaves in it is of use until the next."""
+    """Workspace of `choose`, allocated once; a call's results in it are valid until the next call."""
 
     best: Tensor  # [max_rows, num_groups] float32: each group's largest logit
     mass: Tensor  # [max_rows, num_groups] float32
     chosen: Tensor  # [max_rows, num_groups] int32: groups that reach the row's bound
-    threshold: Tensor  # [max_rows] float32: the smallest logit that could be drawn, where that was wanted; else -inf
-    work: Tensor  # [max_rows, vocab] float32: the logits of rows with rules, after them
+    threshold: Tensor  # [max_rows] float32: the smallest logit that can be drawn, if requested; else -inf
+    work: Tensor  # [max_rows, vocab] float32: logits of rows with rules, after the rules
 
 
 def choose_room(max_rows: int, vocab: int, device: str | torch.device) -> ChooseRoom:
-    """Room for steps of up to max_rows rows: for each row 4 bytes per token, and 12 for every GROUP tokens."""
+    """Allocate the workspace for steps of up to max_rows rows: per row 4 bytes per token, and 12 per GROUP tokens."""
 
     def lines(dtype: torch.dtype) -> Tensor:
         return torch.zeros(max_rows, -(-vocab // GROUP), dtype=dtype, device=device)
@@ -60,11 +60,11 @@ def choose(
     sample_place: Tensor,
     thresholds: bool = False,
 ) -> None:
-    """Writes tokens_out[sample_row] and SlotWord.LAST_TOKEN of sample_slot (0 for -1); sample_row -1 writes nothing.
+    """Write tokens_out[sample_row] and SlotWord.LAST_TOKEN of sample_slot (0 for -1); sample_row -1 writes nothing.
 
     tokens_out int32 [max_rows]; logits [rows, vocab], bfloat16, float16 or float32; sample_* int32 [rows or more].
-    With `thresholds` room.threshold holds every row's smallest logit that could be drawn, which top-p alone does not
-    need otherwise; the tokens are the same.
+    thresholds: fill room.threshold with the smallest logit of every row that can be drawn, which rows with only top-p
+    do not need otherwise. The tokens are the same.
     """
     if not logits.is_cuda:
         choose_reference(tokens_out, slots, tables, room, logits, sample_row, sample_slot, sample_place, thresholds)
@@ -83,7 +83,7 @@ def launch_choose(
     sample_place: Tensor,
     thresholds: bool = False,
 ) -> None:
-    """The three kernels, on grids that depend on shapes only."""
+    """Launch the three kernels on grids that depend only on shapes."""
     rows, vocab = logits.shape
     if rows == 0:
         return
@@ -140,7 +140,8 @@ def choose_reference(
 def cut_reference(
     line: Tensor, best: Tensor, mass: Tensor, heat: float, limits: tuple[int, float, float], seed: int, place: int
 ) -> tuple[int, float]:
-    """Token and threshold of a row with (top-k, top-p, min-p); line, best and mass as for pick_reference."""
+    """Return token and threshold of a row with limits (top-k, top-p, min-p); line, best and mass as for
+    pick_reference."""
     least = threshold_reference(line, heat, *limits)
     for trial in range(TRIALS if is_tried_reference(*limits, len(line)) else 0):
         token = pick_reference(line, best, mass, heat, seed, place, trial)

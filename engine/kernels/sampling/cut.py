@@ -1,13 +1,13 @@
-"""Rows that pick leaves open: the exact threshold without sorting, and the token drawn from what is above it.
+"""Rows that pick leaves open: the exact threshold without sorting, and a token drawn from the logits at or above it.
 
-    keep x where 2^((x - max) * scale) >= min_p;  of these, where fewer than k are larger;
-    of these, where the larger ones' mass is below p * the mass of all of these
+    keep x if 2^((x - max) * scale) >= min_p;  then of these, x if fewer than k are larger;
+    then of these, x if the mass of larger x is below p * the mass of all of these
 
-as in top_k_top_p.py, with all ties at a threshold. The groups' numbers give a bound that no threshold lies below: so
-many groups have a larger best (top-k), or hold so much mass above it (top-p). Only groups that reach the bound are read
-again; over their tokens a search on the ordered bits of the logits ends at the threshold itself. Peaked rows read a few
-dozen groups, a flat row all of them. Rows that have their token already are searched only if the caller needs the
-thresholds. User: choose.
+as in top_k_top_p.py; all ties at a threshold are included. The groups' numbers give a lower bound of the threshold:
+enough groups have a larger best (top-k), or hold enough mass above the bound (top-p). Only groups that reach the bound
+are read again; a search over the ordered bits of their logits finds the exact threshold. Peaked rows read a few dozen
+groups, a flat row reads all. Rows that already have their token are searched only if the caller needs the thresholds.
+User: choose.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from engine.kernels.step_tensors import seed_of, word
 from engine.kernels.target import tl, triton
 
 LAST_TOKEN = tl.constexpr(int(SlotWord.LAST_TOKEN))
-CHUNK = 64  # groups that are read side by side
+CHUNK = 64  # groups that are read together
 
 
 @triton.jit
 def key_of(x, SHIFT: tl.constexpr):
-    """int32 in the order of float32 x; with SHIFT 16 of values that came from bfloat16. -0 counts as 0."""
+    """Return an int32 key with the order of float32 x; SHIFT is 16 if x came from bfloat16. -0 counts as 0."""
     bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> SHIFT
 
 
 @triton.jit
 def value_of(key, SHIFT: tl.constexpr):
-    """A float32 that is above all values of smaller keys and not above those of `key`."""
+    """Return a float32 that is above all values of smaller keys and not above the values of `key`."""
     bits = key << SHIFT
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def bound_key(top, part, highest, scale, need, by_count, SHIFT: tl.constexpr, GRAIN: tl.constexpr, GROUP: tl.constexpr):
-    """A key that is not above the one sought: `need` tokens, or `need` of mass, are at or above it."""
+    """Return a lower bound of the threshold's key: tokens at or above it number `need`, or have mass `need`."""
     keys = key_of(top, SHIFT)
     peak = tl.exp2((top - highest) * scale)
     low = key_of(tl.full([], -3.4028234e38, tl.float32), SHIFT).to(tl.int64)
@@ -52,7 +52,7 @@ def bound_key(top, part, highest, scale, need, by_count, SHIFT: tl.constexpr, GR
     while high - low > GRAIN:
         middle = low + ((high - low) >> 1)
         edge = tl.exp2((value_of(middle.to(tl.int32), SHIFT) - highest) * scale)
-        # Of a group that reaches the key, at most GROUP - 1 tokens are below it.
+        # In a group that reaches the key, at most GROUP - 1 tokens are below the key.
         held = tl.where(by_count, 1.0, tl.maximum(peak, part * peak - (GROUP - 1) * edge))
         enough = tl.sum(tl.where(keys >= middle.to(tl.int32), held, 0.0), 0) >= need
         low = tl.where(enough, middle, low)
@@ -62,7 +62,7 @@ def bound_key(top, part, highest, scale, need, by_count, SHIFT: tl.constexpr, GR
 
 @triton.jit
 def read(at, chosen, first, count, vocab, GROUP: tl.constexpr, CHUNK: tl.constexpr):
-    """Logits and token ids [CHUNK, GROUP] of the chosen groups from `first` on; -inf beyond the last."""
+    """Read logits and token ids [CHUNK, GROUP] of the chosen groups from `first` on; -inf after the last."""
     number = first + tl.arange(0, CHUNK)
     group = tl.load(chosen + number, mask=number < count, other=0)
     token = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
@@ -73,13 +73,13 @@ def read(at, chosen, first, count, vocab, GROUP: tl.constexpr, CHUNK: tl.constex
 @triton.jit
 def weigh(at, chosen, count, vocab, low, middle, high, highest, scale,
           BY_COUNT: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
-    """How many tokens of the chosen groups are at or above each of three values, or their mass."""
+    """Return, for each of three values, the number or the mass of the chosen groups' tokens at or above the value."""
     above_low = tl.zeros([CHUNK, GROUP], tl.float32)
     above_middle = tl.zeros([CHUNK, GROUP], tl.float32)
     above_high = tl.zeros([CHUNK, GROUP], tl.float32)
     for first in range(0, count, CHUNK):
         x, _ = read(at, chosen, first, count, vocab, GROUP, CHUNK)
-        # Comparisons as numbers: a product is one instruction on units that the comparisons leave idle.
+        # Comparisons become numbers, because products run on units that are idle during comparisons.
         is_low, is_middle, is_high = (x >= low).to(tl.float32), (x >= middle).to(tl.float32), (x >= high).to(tl.float32)
         if BY_COUNT:
             above_low += is_low
@@ -96,7 +96,7 @@ def weigh(at, chosen, count, vocab, low, middle, high, highest, scale,
 @triton.jit
 def search(at, chosen, count, vocab, lowest, highest, scale, need,
            BY_COUNT: tl.constexpr, SHIFT: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
-    """The smallest key, `lowest` or above, above which there is less than `need`; two bits of it per pass."""
+    """Return the smallest key >= `lowest` with less than `need` above it; each pass finds two of its bits."""
     low = lowest.to(tl.int64) - 1
     high = key_of(highest, SHIFT).to(tl.int64)
     while high - low > 1:
@@ -104,7 +104,7 @@ def search(at, chosen, count, vocab, lowest, highest, scale, need,
         b = low + ((high - low) >> 1)
         c = low + (((high - low) * 3) >> 2)
         if (low < -1) & (high > 1):
-            # Most keys lie close to zero, most logits do not: first find the side and about how far out.
+            # Most keys are close to zero, but most logits are not: first find the sign and the rough magnitude.
             far = tl.maximum(value_of((low + 1).to(tl.int32), SHIFT), highest - 32.0 / scale)
             a = tl.minimum(tl.maximum(key_of(far * 0.125, SHIFT).to(tl.int64), low + 1), -1)
             b = low * 0
@@ -122,7 +122,7 @@ def search(at, chosen, count, vocab, lowest, highest, scale, need,
 @triton.jit
 def draw(at, chosen, count, vocab, least, highest, scale, seed, place, stream,
          GROUP: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
-    """One of the tokens whose logit is `least` or more: first its group, then itself, as in pick.py."""
+    """Draw one of the tokens whose logit is >= `least`: first the group, then the token, as in pick.py."""
     best = tl.full([CHUNK], float("-inf"), tl.float32)
     winner = tl.zeros([CHUNK], tl.int32)
     for first in range(0, count, CHUNK):
@@ -145,7 +145,8 @@ def cut_from(
     OPEN: tl.constexpr, TRIALS: tl.constexpr, EXACT: tl.constexpr, SHIFT: tl.constexpr, GROUP: tl.constexpr,
     LANES: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Token and threshold of a row whose logits are at `at`; `result` is its token, or OPEN. All are its lines."""
+    """Return token and threshold of a row with logits at `at`; `result` is its token or OPEN. Pointers are the
+    row's."""
     scale = scale_of(heat)
     group = tl.arange(0, LANES)
     top = tl.load(best + group, mask=group < num_groups, other=float("-inf"))
@@ -159,12 +160,12 @@ def cut_from(
         need = tl.where(by_count, k.to(tl.float32), p * total)
         key = key_of(tl.full([], -3.4028234e38, tl.float32), SHIFT)
         if by_count | (floor <= 0.0):
-            # A little more than needed: sums taken in another order may differ in their last bits.
+            # Slightly more than needed, because sums in another order may differ in their last bits.
             more = tl.where(by_count, need, need * 1.00001)
             key = bound_key(top, part, highest, scale, more, by_count, SHIFT, 1 if SHIFT else 4096, GROUP)
         if floor > 0.0:
-            # The first key whose value is not below the bound: of bfloat16's keys the positive ones are of the
-            # smallest float32 that they stand for, the negative ones of the largest.
+            # The first key whose value is not below the bound: a positive bfloat16 key stands for the smallest
+            # of its float32 values, a negative key for the largest.
             lowest = key_of(highest + tl.log2(tl.minimum(floor, 1.0)) / scale, 0).to(tl.int64)
             up = tl.where(lowest >= 0, (1 << SHIFT) - 1, 0)
             key = tl.maximum(key, ((lowest + up) >> SHIFT).to(tl.int32))
@@ -183,7 +184,7 @@ def cut_from(
         least = value_of(key, SHIFT)
         token = result
         if EXACT:
-            # Sums taken in another order may give a threshold above the drawn token's logit.
+            # Sums in another order may give a threshold above the drawn token's logit.
             drawn = tl.load(at + token, mask=token >= 0, other=float("inf")).to(tl.float32)
             least = tl.minimum(least, drawn)
         if token == OPEN:
@@ -198,8 +199,8 @@ def cut_kernel(
     chosen,  # [rows, num_groups] int32: room for the list of groups
     best,  # [rows, num_groups] float32
     mass,  # [rows, num_groups] float32
-    work,  # [rows, vocab] float32: the logits of rows with rules
-    logits,  # [rows, vocab]: of the others
+    work,  # [rows, vocab] float32: logits of rows with rules
+    logits,  # [rows, vocab]: logits of the other rows
     words,  # [slots, SLOT_WORDS]
     counts,  # [lines, vocab], as the next in RuleTables
     seen,
@@ -211,13 +212,13 @@ def cut_kernel(
     num_groups,
     OPEN: tl.constexpr,
     TRIALS: tl.constexpr,
-    EXACT: tl.constexpr,  # whether the thresholds of rows that have their token are wanted
+    EXACT: tl.constexpr,  # rows that have their token need thresholds, too
     SHIFT: tl.constexpr,  # 16 for bfloat16 logits, else 0
     GROUP: tl.constexpr,
     LANES: tl.constexpr,  # power of two >= num_groups
     CHUNK: tl.constexpr,
 ):
-    """One row per program; without a cut and rules it ends at once, and unless EXACT where the row has its token."""
+    """A program handles one row. It ends at once if the row has no cut and no rules, or has its token and not EXACT."""
     row = tl.program_id(0)
     target = tl.load(sample_row + row)
     slot = tl.load(sample_slot + row)
@@ -230,7 +231,7 @@ def cut_kernel(
     token, least = result, float("-inf")
     if wanted:
         place, code, own = tl.load(sample_place + row), seed_of(words, slot), row.to(tl.int64) * num_groups
-        # Two copies, as logits and work differ in their type.
+        # Two copies, because logits and work have different types.
         if rules < 0:
             token, least = cut_from(
                 logits + row.to(tl.int64) * logits_stride, chosen + own, best + own, mass + own, num_groups, vocab,
@@ -249,7 +250,7 @@ def cut_kernel(
 
 
 def threshold_reference(line: Tensor, heat: float, top_k: int, top_p: float, min_p: float) -> float:
-    """The specification, from sorted float64: the smallest logit of line float32 [vocab] that may be drawn."""
+    """Specification, with sorted float64: the smallest logit of line float32 [vocab] that may be drawn."""
     scale = scale_reference(heat)
     ordered = line.sort(descending=True).values.double()
     weight = torch.exp2((ordered - ordered[0]) * scale)
@@ -268,7 +269,7 @@ def threshold_reference(line: Tensor, heat: float, top_k: int, top_p: float, min
 
 
 def draw_reference(line: Tensor, least: float, heat: float, seed: int, place: int) -> int:
-    """The specification of the draw: line float32 [vocab], from the tokens whose logit is `least` or more."""
+    """Specification of the draw from line float32 [vocab], among tokens whose logit is >= `least`."""
     scale, vocab, stream = scale_reference(heat), len(line), 2 * TRIALS
     score = torch.full((-(-vocab // GROUP) * GROUP,), float("-inf"))
     score[:vocab] = torch.where(line >= least, (line - line.max()) * scale, float("-inf"))

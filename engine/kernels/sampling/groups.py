@@ -1,11 +1,11 @@
-"""One pass over the logits: rules, then of every GROUP neighbouring tokens the largest logit and the relative mass.
+"""One pass over the logits: applies rules, then finds the largest logit and the mass of each group of GROUP tokens.
 
     best_g = max x_i;  mass_g = sum 2^((x_i - best_g) * scale),  i in g,  scale = log2(e) / temperature (greedy: 1)
 
-Everything that chooses a token reads these [rows, vocab / GROUP] numbers and then only the groups it needs. A group's
-sum is taken in the same order at any number of rows. mass is NaN where the group holds NaN or +inf, and 0 where it
-holds -inf (a ban) only. The logits x of a slot with rules are those after its rules (rules.py); they are also written
-to `work`, from where the row is read afterwards. Rows without rules pay for one predicate. User: choose.
+The kernels that choose tokens read these [rows, vocab / GROUP] numbers and then only the groups that they need. The
+order of a group's sum does not depend on the number of rows. mass is NaN if the group contains NaN or +inf, and 0 if it
+contains only -inf (a ban). For a slot with rules, x are the logits after the rules (rules.py); they are also written to
+`work`, from which the row is read afterwards. Rows without rules pay for one predicate. User: choose.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -23,9 +23,9 @@ from engine.kernels.target import tl, triton
 
 TEMPERATURE = tl.constexpr(int(SlotWord.TEMPERATURE))
 GROUP = 64  # tokens
-TILE = 64  # groups of one program
-PART = tl.constexpr(16)  # of them side by side where there are rules: few registers, so that others lose no programs
-LEAST_HEAT = 1e-30  # colder rows are drawn as this warm, so that 1 / temperature stays finite
+TILE = 64  # groups per program
+PART = tl.constexpr(16)  # groups at a time in rows with rules; few registers, so that other rows keep occupancy
+LEAST_HEAT = 1e-30  # lower temperatures are raised to this value, so that 1 / temperature stays finite
 
 
 @triton.jit
@@ -36,7 +36,7 @@ def scale_of(heat):
 
 @triton.jit
 def sum_up(best, mass, x, group, num_groups, scale):
-    """Writes best and mass, the row's lines, of some groups with logits x [groups, GROUP]."""
+    """Write to best and mass, the row's lines, the numbers of some groups with logits x [groups, GROUP]."""
     top = tl.max(x, 1)
     anchor = tl.where(top == float("-inf"), 0.0, top)
     part = tl.sum(tl.exp2((x - anchor[:, None]) * scale), 1)
@@ -64,7 +64,7 @@ def groups_kernel(
     GROUP: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """TILE groups of one row per program."""
+    """A program handles TILE groups of one row."""
     row = tl.program_id(1)
     if tl.load(sample_row + row) >= 0:
         slot = tl.load(sample_slot + row)
@@ -100,10 +100,10 @@ def groups(
     sample_slot: Tensor,
     sample_place: Tensor,
 ) -> None:
-    """Writes best and mass float32 [rows, num_groups], all but the lines of rows whose sample_row is -1.
+    """Write best and mass float32 [rows, num_groups], except lines of rows whose sample_row is -1.
 
-    work float32 [rows or more, vocab]: the logits of rows with rules, after them. logits [rows, vocab], bfloat16,
-    float16 or float32, unit stride along the row; the rest as in StepInputs.
+    work float32 [rows or more, vocab]: receives logits of rows with rules, after the rules. logits [rows, vocab],
+    bfloat16, float16 or float32, unit stride along the row; the rest as in StepInputs.
     """
     rows, vocab = logits.shape
     num_groups = best.shape[1]

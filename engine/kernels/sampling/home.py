@@ -1,13 +1,13 @@
-"""A step's tokens into the pinned memory of the host that the step named: the last kernel of whatever samples.
+"""Copy of a step's tokens to the pinned host buffer that the step names: the last kernel of every sampling step.
 
     ring[home, row, k] = OUTSIDE if words[row_slot[row], SlotWord.OUTSIDE] else tokens[k, row]
 
-A row's run is its tokens, then TokenCode.END where it has fewer than `width`. On the device the first tokens of all
-rows lie side by side, as sampling writes them; on the host the tokens of each run do.
-The device writes over the bus by itself, so a recorded step can send its tokens to another buffer each time it runs,
-and no copy on another stream has to wait for it. The host reads them when an event behind the kernel has been reached.
-Pinned memory is coherent with both vendors' devices as torch asks for it, so any event will do. A row that read a token
-id which the model does not have was given another one by the step's prep; here its token is withheld.
+A row's run is its tokens, then TokenCode.END if there are fewer than `width`. On the device the first tokens of all
+rows are adjacent, as sampling writes them; on the host the tokens of each run are adjacent.
+The kernel writes over the bus directly, so a recorded step can send its tokens to a different buffer in each run, and
+no copy on another stream has to wait for the step. The host reads the tokens after an event that follows the kernel.
+torch allocates pinned memory so that it is coherent with both vendors' devices, so any event works. If a row's input
+had a token id that the model does not have, the step's prep replaced the id; here the row's token is withheld.
 Users: engine/step/backend/device/home.
 """
 
@@ -40,7 +40,7 @@ def home_kernel(
     BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """BLOCK places of the step's buffer per program."""
+    """A program writes BLOCK places of the step's buffer."""
     grid_wait(OVERLAP)
     line = tl.minimum(tl.maximum(tl.load(home), 0), num_buffers - 1)
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -53,10 +53,10 @@ def home_kernel(
 
 
 def send_home(ring: Tensor, tokens: Tensor, home: Tensor, row_slot: Tensor, slots: SlotTensors) -> None:
-    """ring int32 [num_buffers, max_rows, width] in pinned memory; tokens int32 [width, max_rows]; home int32 [1].
+    """Write tokens int32 [width, max_rows] to ring int32 [num_buffers, max_rows, width] (pinned) at home int32 [1].
 
-    `home` is clamped. row_slot int32 [max_rows]: each is one of `slots`. Rows whose slot is marked in SlotWord.OUTSIDE
-    get TokenCode.OUTSIDE.
+    `home` is clamped. row_slot int32 [max_rows]: each row's slot in `slots`. Rows whose slot is marked in
+    SlotWord.OUTSIDE get TokenCode.OUTSIDE.
     """
     if not tokens.is_cuda:
         send_home_reference(ring, tokens, home, row_slot, slots)
@@ -65,7 +65,7 @@ def send_home(ring: Tensor, tokens: Tensor, home: Tensor, row_slot: Tensor, slot
 
 
 def launch_home(ring: Tensor, tokens: Tensor, home: Tensor, row_slot: Tensor, slots: SlotTensors) -> None:
-    """The kernel, on a grid that depends on shapes only."""
+    """Launch the kernel on a grid that depends only on shapes."""
     buffers, rows, width = ring.shape
     assert ring.is_contiguous() and tokens.is_contiguous() and tokens.shape == (width, rows)
     assert ring.dtype is tokens.dtype is torch.int32

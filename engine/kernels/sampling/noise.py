@@ -1,10 +1,10 @@
-"""The random numbers of the device's draws: a function of (seed, place in the answer, number), without any state.
+"""Random numbers for draws on the device: a stateless function of (seed, place in the answer, number).
 
     word = Philox4x32-10(key = seed, counter = (number, place, stream))   stream = TOKEN or GROUP, plus 2 per draw
     v = (word + 1/2) / 2^32;  noise = -log2(-ln(1 - v))
 
-The largest of `log2(weight) + noise` falls on each number with probability proportional to its weight (Gumbel-max).
--ln(1 - v) is summed as a series where v is small: the winners have small v, and 1 - v would drop the bits in which they
+Each number has the largest `log2(weight) + noise` with a probability proportional to its weight (Gumbel-max).
+-ln(1 - v) is computed as a series if v is small: winners have small v, and 1 - v would drop the bits in which they
 differ. Philox: Salmon et al. 2011. Users: pick and cut.
 """
 
@@ -15,14 +15,14 @@ from torch import Tensor
 
 from engine.kernels.target import tl, triton
 
-TOKEN_STREAM, GROUP_STREAM = 0, 1  # tokens and groups have numbers of their own; of the n-th draw from 0, 2 n more
+TOKEN_STREAM, GROUP_STREAM = 0, 1  # separate streams for tokens and groups; draw n (from 0) adds 2 n
 MASK = 0xFFFF_FFFF
-NEAREST_TO_ONE = 1 - 2.0**-24  # the float32 below 1
+NEAREST_TO_ONE = 1 - 2.0**-24  # the largest float32 below 1
 
 
 @triton.jit
 def noise(seed, place, number, stream):
-    """float32 of number's shape; seed int64, place and stream int32 are scalars, number is int32."""
+    """Return float32 in number's shape; seed int64, place and stream int32 are scalars, number is int32."""
     zero = number * 0
     word, _, _, _ = tl.philox(seed, number, zero + place, zero + stream, zero)
     v = tl.minimum(word.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10, 0.99999994)
@@ -32,19 +32,19 @@ def noise(seed, place, number, stream):
 
 
 def noise_reference(seed: int, place: int, number: Tensor, stream: int) -> Tensor:
-    """The specification: number int64 [n] -> float32 [n]."""
+    """Specification: number int64 [n] -> float32 [n]."""
     v = (philox(seed, place, number, stream).float() * 2.0**-32 + 2.0**-33).clamp(max=NEAREST_TO_ONE)
     small = v * (1.0 + v * (0.5 + v * (1 / 3)))
     return -torch.log2(torch.where(v < 2.0**-6, small, -torch.log(1.0 - v)))
 
 
 def philox(seed: int, place: int, number: Tensor, stream: int, rounds: int = 10) -> Tensor:
-    """First word of Philox4x32 for the counters (number, place, stream, 0): int64 [n] in [0, 2^32)."""
+    """Return the first word of Philox4x32 for the counters (number, place, stream, 0): int64 [n] in [0, 2^32)."""
     zero = torch.zeros_like(number)
     c = [number & MASK, zero + (place & MASK), zero + stream, zero]
     low, high = seed & MASK, seed >> 32 & MASK
     for _ in range(rounds):
-        a, b = c[0] * 0xD2511F53, c[2] * 0xCD9E8D57  # int64 wraps as uint64 would: all 64 bits are right
+        a, b = c[0] * 0xD2511F53, c[2] * 0xCD9E8D57  # int64 wraps like uint64, so all 64 bits are right
         c = [(b >> 32 & MASK) ^ c[1] ^ low, b & MASK, (a >> 32 & MASK) ^ c[3] ^ high, a & MASK]
         low, high = low + 0x9E3779B9 & MASK, high + 0xBB67AE85 & MASK
     return c[0]

@@ -19,7 +19,7 @@ def penalties(
     frequency: float,
     repetition: float,
 ) -> None:
-    """Changes logits float32 [vocab] in place. counts int32 [vocab] of the answer; in_prompt bool [vocab]."""
+    """Change logits float32 [vocab] in place. counts int32 [vocab]: tokens of the answer; in_prompt bool [vocab]."""
     penalties_reference(logits, counts, in_prompt, presence, frequency, repetition)
 
 
@@ -31,7 +31,7 @@ def penalties_reference(
     frequency: float,
     repetition: float,
 ) -> None:
-    """The specification, in plain torch."""
+    """Specification in plain torch."""
     said = counts > 0
     if repetition != 1.0:
         seen = said | in_prompt

@@ -1,11 +1,11 @@
-"""Draws from a row as it is, from the groups' numbers and one group of logits: greedy, temperature, and top-p by trial.
+"""Draws from a whole row with the groups' numbers and one group of logits: greedy, temperature, and top-p by trial.
 
     greedy: the first group with the row's largest logit, the first such token in it
     drawn:  group = argmax log2(mass_g) + best_g * scale + noise;  token = argmax x_i * scale + noise,  i in the group
-    top-p:  the first such draw of a few, each with noise of its own, that top-p keeps (see top_p_rejection)
+    top-p:  the first of a few such draws, each with its own noise, that top-p accepts (see top_p_rejection)
 
-Draws are exact, since a group's mass is that of its tokens; each needs numbers for num_groups + GROUP candidates only.
-Rows with top-k, min-p or a small top-p, and those whose draws were all refused, are left OPEN. User: choose.
+Draws are exact, because a group's mass is the mass of its tokens; a draw needs only num_groups + GROUP random numbers.
+Rows with top-k, min-p or a small top-p, and rows whose draws were all refused, stay OPEN. User: choose.
 """
 
 from __future__ import annotations
@@ -26,32 +26,33 @@ TOP_K = tl.constexpr(int(SlotWord.TOP_K))
 TOP_P = tl.constexpr(int(SlotWord.TOP_P))
 MIN_P = tl.constexpr(int(SlotWord.MIN_P))
 LAST_TOKEN = tl.constexpr(int(SlotWord.LAST_TOKEN))
-OPEN = -2  # instead of a token: cut is to draw it
+OPEN = -2  # in place of a token: `cut` draws the token
 
 
 @triton.jit
 def limits_of(words, slot):
-    """A slot's temperature, top-k, top-p and min-p."""
+    """Return a slot's temperature, top-k, top-p and min-p."""
     heat, k = real(words, slot, TEMPERATURE), tl.load(word(words, slot, TOP_K))
     return heat, k, real(words, slot, TOP_P), real(words, slot, MIN_P)
 
 
 @triton.jit
 def is_cut(heat, top_k, top_p, min_p, vocab):
-    """True for a row with top-k, top-p or min-p."""
+    """Whether a row has top-k, top-p or min-p."""
     return (heat > 0.0) & (((top_k > 0) & (top_k < vocab)) | (top_p < 1.0) | (min_p > 0.0))
 
 
 @triton.jit
 def is_tried(top_k, top_p, min_p, vocab, LEAST_P: tl.constexpr):
-    """True for a cut row with nothing but a top-p that is worth trying."""
+    """Whether a cut row has only top-p, and it is large enough for trial draws."""
     return ((top_k <= 0) | (top_k >= vocab)) & (top_p >= LEAST_P) & (min_p <= 0.0)
 
 
 @triton.jit
 def draw_any(at, best, mass, num_groups, vocab, highest, scale, greedy, seed, place, stream,
              GROUP: tl.constexpr, LANES: tl.constexpr):  # fmt: skip
-    """A token of the whole row and its logit: first its group, then itself. best and mass are the row's lines."""
+    """Draw a token of the whole row, and return it with its logit: first its group, then the token. Pointers are the
+    row's."""
     high = tl.full([LANES], float("-inf"), tl.float32)
     winner = tl.zeros([LANES], tl.int32)
     for first in range(0, num_groups, LANES):
@@ -75,7 +76,8 @@ def draw_any(at, best, mass, num_groups, vocab, highest, scale, greedy, seed, pl
 @triton.jit
 def pick_from(at, chosen, best, mass, num_groups, vocab, heat, cut, left, p, seed, place, OPEN: tl.constexpr,
               GROUP: tl.constexpr, LANES: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
-    """A row's token from its logits at `at`, in at most `left` draws; OPEN if all are refused. Pointers: the row's."""
+    """Choose a row's token from logits at `at` in at most `left` draws; OPEN if all are refused. Pointers are the
+    row's."""
     scale = scale_of(heat)
     result = -1
     high, bad = tl.full([LANES], float("-inf"), tl.float32), tl.zeros([LANES], tl.int32)
@@ -90,7 +92,7 @@ def pick_from(at, chosen, best, mass, num_groups, vocab, heat, cut, left, p, see
         token, x = draw_any(at, best, mass, num_groups, vocab, highest, scale, heat <= 0.0, seed, place, stream,
                             GROUP, LANES)  # fmt: skip
         kept = cut == 0
-        if cut & (x > refused):  # a logit that is not above a refused one is refused too
+        if cut & (x > refused):  # a logit not above a refused logit is refused too
             kept = accepts(at, chosen, best, mass, num_groups, vocab, x, p, highest, scale, GROUP, LANES, CHUNK)
         result = tl.where(kept, token, OPEN)
         refused = tl.maximum(refused, x)
@@ -106,8 +108,8 @@ def pick_kernel(
     chosen,  # [rows, num_groups] int32: room for a list of groups
     best,  # [rows, num_groups] float32
     mass,  # [rows, num_groups] float32
-    work,  # [rows, vocab] float32: the logits of rows with rules
-    logits,  # [rows, vocab]: of the others
+    work,  # [rows, vocab] float32: logits of rows with rules
+    logits,  # [rows, vocab]: logits of the other rows
     words,  # [slots, SLOT_WORDS]
     sample_row,  # [rows], as are the next two
     sample_slot,
@@ -122,7 +124,7 @@ def pick_kernel(
     LANES: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """One row per program."""
+    """A program handles one row."""
     row = tl.program_id(0)
     target = tl.load(sample_row + row)
     if target >= 0:
@@ -133,7 +135,7 @@ def pick_kernel(
         result = tl.where(left > 0, -1, OPEN)
         if left > 0:
             code, place, own = seed_of(words, slot), tl.load(sample_place + row), row.to(tl.int64) * num_groups
-            # Two copies, as logits and work differ in their type.
+            # Two copies, because logits and work have different types.
             if line_of(words, slot) < 0:
                 result = pick_from(
                     logits + row.to(tl.int64) * logits_stride, chosen + own, best + own, mass + own, num_groups, vocab,
@@ -155,7 +157,7 @@ def is_tried_reference(top_k: int, top_p: float, min_p: float, vocab: int) -> bo
 
 
 def pick_reference(line: Tensor, best: Tensor, mass: Tensor, heat: float, seed: int, place: int, trial: int = 0) -> int:
-    """The specification for one row of finite logits: line float32 [vocab], best and mass float32 [num_groups]."""
+    """Specification for one row of finite logits: line float32 [vocab], best and mass float32 [num_groups]."""
     if heat <= 0:
         return int(line.argmax())
     scale, highest, stream = scale_reference(heat), best.max(), 2 * trial

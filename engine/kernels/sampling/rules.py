@@ -1,13 +1,13 @@
-"""A slot's rules on the logits of its next token: bias, bans, allowed ids, penalties; then the chosen token is counted.
+"""A slot's rules for the logits of its next token: bias, bans, allowed ids, penalties; and the count of chosen tokens.
 
-    x = x + value                        an edit (token, value, until); -inf instead before token number `until`
-    x = x - inf                          where the token has no bit in `allowed`
-    x = x / r if x > 0 else x * r        where the token has a bit in `seen`: prompt and answer (r: repetition)
+    x = x + value                        an edit (token, value, until); before token number `until` it adds -inf
+    x = x - inf                          if the token has no bit in `allowed`
+    x = x / r if x > 0 else x * r        if the token has a bit in `seen`: prompt and answer (r: repetition)
     x = x - frequency * count - presence * (count > 0)             count: times in the answer
 
-A slot with rules has a line of each table of RuleTables; SlotWord says which line, and what of it counts. A ban adds
--inf, so NaN and +inf stay what they are and are still found. Bit t of a line of bits is bit t % 32 of its word t // 32.
-What is here is called by other kernels: `groups` applies rules where it reads the logits, `cut` counts the token.
+A slot with rules has one line in each table of RuleTables; SlotWord defines the line and which entries are used. A ban
+adds -inf, so NaN and +inf still yield NaN and are detected. Bit t of a line of bits is bit t % 32 of its word t // 32.
+Other kernels call these functions: `groups` applies rules when it reads the logits, `cut` counts the token.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ REPETITION = tl.constexpr(int(SlotWord.REPETITION))
 SEEN, COUNTED, ALLOWED = 1, 2, 4  # bits of SlotWord.RULE_KINDS
 IS_SEEN, IS_COUNTED, IS_ALLOWED = tl.constexpr(SEEN), tl.constexpr(COUNTED), tl.constexpr(ALLOWED)
 LINE_OF_EDITS = tl.constexpr(3 * MAX_EDITS)
-LANES = tl.constexpr(256)  # edits that are looked at side by side
+LANES = tl.constexpr(256)  # edits that are processed together
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RuleTables:
-    """A line of each table for every slot that has rules; lines beyond what SlotWord says hold anything."""
+    """One line in each table for every slot with rules; entries that SlotWord does not mark as used are arbitrary."""
 
     counts: Tensor  # [lines, vocab] int32: times in the answer
     seen: Tensor  # [lines, ceil(vocab / 32)] int32, bits: in the prompt or the answer
@@ -46,14 +46,14 @@ class RuleTables:
 
 
 def rule_tables(lines: int, vocab: int, device: str | torch.device) -> RuleTables:
-    """All zero."""
+    """Allocate tables of zeros."""
     shapes = (lines, vocab), (lines, -(-vocab // 32)), (lines, -(-vocab // 32)), (lines, MAX_EDITS, 3)
     return RuleTables(*(torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes))
 
 
 @triton.jit
 def line_of(words, slot):
-    """The line of a slot's rules; -1 for a slot without."""
+    """Return the line of a slot's rules; -1 for a slot without rules."""
     return tl.load(word(words, slot, RULE_LINE)) - 1
 
 
@@ -65,7 +65,7 @@ def bits_at(table, token, inside):
 
 @triton.jit
 def add_edits(work, edits, count, first, end, place):
-    """work[token] += value for the edits of tokens first .. end - 1, for the whole program to see."""
+    """work[token] += value for the edits of tokens first .. end - 1; afterwards visible to the whole program."""
     tl.debug_barrier()
     for start in range(0, count, LANES):
         number = start + tl.arange(0, LANES)
@@ -80,7 +80,8 @@ def add_edits(work, edits, count, first, end, place):
 
 @triton.jit
 def ruled(x, token, first, end, vocab, work, words, slot, line, place, counts, seen, allowed, edits):
-    """The logits x of tokens first .. end - 1 after the slot's rules, also in `work`, which is the row's [vocab]."""
+    """Apply the slot's rules to the logits x of tokens first .. end - 1; also write them to `work`, the row's
+    [vocab]."""
     inside = token < vocab
     at, num_words = line.to(tl.int64), (vocab + 31) // 32
     kinds, num_edits = tl.load(word(words, slot, RULE_KINDS)), tl.load(word(words, slot, NUM_EDITS))
@@ -103,7 +104,7 @@ def ruled(x, token, first, end, vocab, work, words, slot, line, place, counts, s
 
 @triton.jit
 def count_token(token, vocab, words, slot, line, counts, seen):
-    """Notes the token, which is one of the vocabulary, in the slot's line."""
+    """Record the token (0 <= token < vocab) in the slot's line."""
     at, kinds = line.to(tl.int64), tl.load(word(words, slot, RULE_KINDS))
     if (kinds & IS_COUNTED) != 0:
         count = counts + at * vocab + token
@@ -114,7 +115,7 @@ def count_token(token, vocab, words, slot, line, counts, seen):
 
 
 def ruled_reference(logits: Tensor, tables: RuleTables, slots: SlotTensors, slot: int, place: int) -> Tensor:
-    """The specification: one row of logits [vocab] after the rules of its slot, float32."""
+    """Specification: one row of logits [vocab] after the rules of its slot, float32."""
     x = logits.float().clone()
     line, kinds = int(slots.word(SlotWord.RULE_LINE)[slot]) - 1, int(slots.word(SlotWord.RULE_KINDS)[slot])
     edits = tables.edits[line, : int(slots.word(SlotWord.NUM_EDITS)[slot])]
@@ -132,7 +133,7 @@ def ruled_reference(logits: Tensor, tables: RuleTables, slots: SlotTensors, slot
 
 
 def count_reference(token: int, tables: RuleTables, slots: SlotTensors, slot: int) -> None:
-    """The specification of count_token."""
+    """Specification of count_token."""
     line, kinds = int(slots.word(SlotWord.RULE_LINE)[slot]) - 1, int(slots.word(SlotWord.RULE_KINDS)[slot])
     if kinds & COUNTED:
         tables.counts[line, token] += 1
@@ -141,5 +142,5 @@ def count_reference(token: int, tables: RuleTables, slots: SlotTensors, slot: in
 
 
 def unpack(words: Tensor, vocab: int) -> Tensor:
-    """bool [vocab] of one line of bits int32 [words]."""
+    """Unpack one line of bits, int32 [words], to bool [vocab]."""
     return ((words[:, None] >> torch.arange(32, dtype=torch.int32, device=words.device)) & 1).bool().reshape(-1)[:vocab]

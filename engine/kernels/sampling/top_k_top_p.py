@@ -1,4 +1,4 @@
-"""Temperature, min-p, top-k and top-p: logits -> probabilities of the tokens that may still be drawn.
+"""Temperature, min-p, top-k and top-p: logits -> probabilities of the tokens that may be drawn.
 
     p = softmax(logits / t);  keep p >= min_p * max(p);  keep the k largest;  keep the smallest set whose sum >= top_p
 
@@ -13,10 +13,10 @@ import torch
 def top_k_top_p(
     logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
 ) -> torch.Tensor:
-    """Unnormalised probabilities, float32 [rows, vocab], 0 where a token may not be drawn.
+    """Return unnormalised probabilities, float32 [rows, vocab]; 0 for tokens that may not be drawn.
 
-    logits float32 [rows, vocab] (may hold -inf); temperature, top_p, min_p float32 [rows]; top_k int64 [rows], 0 = off.
-    A row's result depends on that row alone.
+    logits float32 [rows, vocab] (-inf allowed); temperature, top_p, min_p float32 [rows]; top_k int64 [rows], 0 = off.
+    A row's result depends only on that row.
     """
     return top_k_top_p_reference(logits, temperature, top_k, top_p, min_p)
 
@@ -24,7 +24,7 @@ def top_k_top_p(
 def top_k_top_p_reference(
     logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
 ) -> torch.Tensor:
-    """The specification, in plain torch."""
+    """Specification in plain torch."""
     probs = torch.softmax(logits / temperature[:, None], dim=-1)  # [rows, vocab]
     if bool((min_p > 0).any()):
         floor = min_p[:, None] * probs.amax(dim=-1, keepdim=True)
@@ -40,12 +40,12 @@ def _keep_largest(probs: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor)
     ordered = probs.sort(dim=-1, descending=True).values  # [rows, vocab]
     last = torch.where(top_k > 0, top_k.clamp(max=vocab), vocab) - 1
     kth = ordered.gather(1, last[:, None])  # smallest value that top-k keeps
-    # top-p applies to what top-k and min-p left, renormalised.
+    # top-p applies to the renormalised probabilities that top-k and min-p left.
     ordered = torch.where(ordered < kth, 0.0, ordered)
     total = ordered.double().cumsum(dim=-1)
     before = total - ordered  # mass of everything larger
     inside = before < top_p[:, None].double() * total[:, -1:]
     smallest = torch.where(inside & (ordered > 0), ordered, torch.inf).amin(dim=-1, keepdim=True)
-    # With top_p off every value stays, also those that rounding in the sum would push past 1.
+    # With top_p off every value stays, including values after which rounding makes the sum exceed 1.
     threshold = torch.where(top_p[:, None] < 1, torch.maximum(kth, smallest), kth)
     return torch.where(probs < threshold, 0.0, probs)

@@ -1,14 +1,14 @@
-"""The chosen token's log-probability and rank, and the most likely tokens, of rows that ask: to the host's memory.
+"""Log-probability and rank of the chosen token, and the most likely tokens, for rows that request them.
 
     logprob = logit - log(sum(exp(logits)));  rank = 1 + number of strictly larger logits
 
-A row requests them by SlotWord.TOP_LOGPROBS, 1 + k; they lie in its line of the buffer that the step named:
+A row requests them with SlotWord.TOP_LOGPROBS = 1 + k. They are written to the row's line of the step's host buffer:
 
-    token | logprob | rank | k ids, of equals the least first | from 3 + MOST on their k logprobs    (floats as bits)
+    token | logprob | rank | k ids, lowest id first among equals | from 3 + MOST on their k logprobs    (floats as bits)
 
-The numbers are those of the model's logits, before rules. The k tokens lie in the k groups whose largest logits are the
-first, so a row is read once, and then k groups of it. One launch on a fixed grid; rows that do not ask end at once. As
-`home` does, it writes over the bus by itself. User: engine/sampling/device.
+The numbers refer to the model's logits before rules. The k tokens are in the k groups with the highest largest logits,
+so a row is read once, and then k of its groups. One launch on a fixed grid; programs of other rows end at once. Like
+`home`, the kernel writes over the bus directly. User: engine/sampling/device.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -24,21 +24,21 @@ from engine.kernels.step_tensors import SlotTensors, word
 from engine.kernels.target import tl, triton
 
 TOP_LOGPROBS = tl.constexpr(int(SlotWord.TOP_LOGPROBS))
-MOST = 20  # of the most likely
+MOST = 20  # largest k
 LINE = 3 + 2 * MOST  # words of a row
-TILE = 64  # groups that are read side by side
+TILE = 64  # groups that are read together
 NO_KEY = tl.constexpr(-(2**63))  # below every key
 
 
 @triton.jit
 def order(bits):
-    """int32 in the order of the float32 with these bits, and back."""
+    """Map the bits of a float32 to an int32 with the same order, or back."""
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
 def keys_of(value, number):
-    """int64 in the order of value, and of equals the least number first."""
+    """Return an int64 key with the order of value; among equal values the lowest number has the largest key."""
     return (value.to(tl.int64) << 32) | (0x7FFFFFFF - number)
 
 
@@ -69,7 +69,7 @@ def top_logprobs_kernel(
     GROUP: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """One row per program."""
+    """A program handles one row."""
     row = tl.program_id(0)
     target = tl.load(sample_row + row)
     asked = tl.load(word(words, tl.load(sample_slot + row), TOP_LOGPROBS))
@@ -87,7 +87,7 @@ def top_logprobs_kernel(
             tl.store(own_tops + group, tl.max(order(x.to(tl.int32, bitcast=True)), 1), mask=group < num_groups)
             above += (x > own).to(tl.int32)
             higher = tl.maximum(best, x)
-            beside = tl.where(tl.abs(higher) == float("inf"), 0.0, higher)  # infinities are not taken from each other
+            beside = tl.where(tl.abs(higher) == float("inf"), 0.0, higher)  # avoids inf - inf
             total = total * tl.exp(best - beside) + tl.exp(x - beside)
             best = higher
         highest = tl.max(tl.max(best, 1), 0)
@@ -95,7 +95,7 @@ def top_logprobs_kernel(
         if AS_LOGITS:
             norm = 0.0
         tl.debug_barrier()
-        # Of the groups the first k, then of their tokens.
+        # First the top k groups, then the top k of their tokens.
         lane, group = tl.arange(0, WIDTH), tl.arange(0, LANES)
         keys = keys_of(tl.load(own_tops + group, mask=group < num_groups, other=0), group)
         keys = tl.where(group < num_groups, keys, NO_KEY)
@@ -137,10 +137,10 @@ def top_logprobs(
     sample_slot: Tensor,
     as_logits: bool = False,
 ) -> None:
-    """ring int32 [num_buffers, max_rows, LINE] in pinned memory; tops int32 [rows or more, groups of GROUP tokens].
+    """Write lines to ring int32 [num_buffers, max_rows, LINE] (pinned); tops: int32 [rows or more, groups], workspace.
 
     logits [rows, vocab], bfloat16, float16 or float32, unit stride along the row; tokens int32 [max_rows] by plan row;
-    home int32 [1], clamped. With `as_logits` the values are the logits themselves. A line of token -1 is empty.
+    home int32 [1], clamped. as_logits: write logits in place of logprobs. A line with token -1 is empty.
     """
     if not logits.is_cuda:
         top_logprobs_reference(ring, tops, logits, slots, tokens, home, sample_row, sample_slot, as_logits)
@@ -159,7 +159,7 @@ def launch_top_logprobs(
     sample_slot: Tensor,
     as_logits: bool = False,
 ) -> None:
-    """The kernel, on a grid that depends on shapes only."""
+    """Launch the kernel on a grid that depends only on shapes."""
     rows, vocab = logits.shape
     buffers, max_rows, line = ring.shape
     num_groups = tops.shape[1]

@@ -1,24 +1,24 @@
 """Top-p by rejection sampling: tokens are drawn from the whole row until top-p accepts the drawn token.
 
-    x is accepted where the mass of all logits above x is below p * the mass of all logits
+    x is accepted if the mass of all logits above x is below p * the mass of all logits
 
-An accepted token is distributed as a token drawn from all that top-p accepts. A row takes 1 / p draws or fewer on
-average. Accepting compares one sum: the groups' masses bound the sum, and where the bound does not decide, one pass
-over the groups with a larger logit computes it. The threshold itself is not needed. User: pick.
+An accepted token has the distribution of a draw from the set that top-p accepts. On average a row needs at most 1 / p
+draws. Acceptance compares one sum: the groups' masses bound the sum, and if the bound does not decide, one pass over
+the groups with a larger logit computes the sum. The threshold itself is not needed. User: pick.
 """
 
 from __future__ import annotations
 
 from engine.kernels.target import tl, triton
 
-TRIALS = 16  # a row without an accepted token after so many draws is left to cut
-LEAST_P = 0.6  # below this p, cut's search finds a peaked row's token sooner
-LANES, WIDE = 1024, 128  # groups whose numbers, and whose logits, are read side by side
+TRIALS = 16  # draws; then `cut` handles a row without an accepted token
+LEAST_P = 0.6  # below this p, cut's search is faster for a peaked row
+LANES, WIDE = 1024, 128  # groups whose numbers, and groups whose logits, are read together
 
 
 @triton.jit
 def listed(chosen, first, count, CHUNK: tl.constexpr):
-    """Groups [CHUNK] of the list from `first` on; beyond its end one that lies past every vocabulary."""
+    """Load groups [CHUNK] of the list from `first` on; after its end return a group beyond every vocabulary."""
     number = first + tl.arange(0, CHUNK)
     return tl.load(chosen + number, mask=number < count, other=1 << 24)
 
@@ -31,13 +31,13 @@ def tile(at, group, vocab, GROUP: tl.constexpr):
 
 @triton.jit
 def mass_above(at, chosen, count, vocab, x, highest, scale, GROUP: tl.constexpr, CHUNK: tl.constexpr):
-    """The mass, relative to `highest`, of the chosen groups' logits above x."""
+    """Return the mass, relative to `highest`, of the chosen groups' logits above x."""
     above = tl.zeros([CHUNK, GROUP], tl.float32)
     group = listed(chosen, 0, count, CHUNK)
     y = tile(at, group, vocab, GROUP)
     group = listed(chosen, CHUNK, count, CHUNK)
     for first in range(0, count, CHUNK):
-        after = tile(at, group, vocab, GROUP)  # on its way while this one is summed
+        after = tile(at, group, vocab, GROUP)  # loads while the current chunk is summed
         group = listed(chosen, first + 2 * CHUNK, count, CHUNK)
         z = y.to(tl.float32)
         above += tl.where(z > x, tl.exp2((z - highest) * scale), 0.0)
@@ -47,7 +47,7 @@ def mass_above(at, chosen, count, vocab, x, highest, scale, GROUP: tl.constexpr,
 
 @triton.jit
 def numbers(best, mass, first, num_groups, LANES: tl.constexpr):
-    """Best and mass [LANES] of the row's groups from `first` on, and which these are."""
+    """Load best and mass [LANES] of the row's groups from `first` on; also return the groups' numbers."""
     group = first + tl.arange(0, LANES)
     top = tl.load(best + group, mask=group < num_groups, other=float("-inf"))
     return top, tl.load(mass + group, mask=group < num_groups, other=0.0), group
@@ -56,9 +56,9 @@ def numbers(best, mass, first, num_groups, LANES: tl.constexpr):
 @triton.jit
 def accepts(at, chosen, best, mass, num_groups, vocab, x, p, highest, scale,
             GROUP: tl.constexpr, LANES: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
-    """True where less than p of the mass is above x; best, mass and `chosen` (room for a list) are the row's lines."""
+    """Whether less than p of the mass is above x; best, mass and `chosen` (room for a list) are the row's lines."""
     total, most, least = tl.zeros([LANES], tl.float32), tl.zeros([LANES], tl.float32), tl.zeros([LANES], tl.float32)
-    # Of a group that holds something larger, at most GROUP - 1 tokens are x or less.
+    # In a group with a larger logit, at most GROUP - 1 tokens are <= x.
     others = (GROUP - 1) * tl.exp2((x - highest) * scale)
     for first in range(0, num_groups, LANES):
         top, part, _ = numbers(best, mass, first, num_groups, LANES)

@@ -1,1 +1,1 @@
-"""What families are made of: Model, the decoder and the encoder, Family, and how names of classes are read."""
+"""The bases of all families: Model, decoder, encoder, Family, and the reading of class names."""

@@ -1,7 +1,7 @@
-"""Models made of matrices and of adapters (engine/layers/adapted.py): how adapters are read and placed.
+"""Models with adapters of their matrices (engine/layers/adapted.py): reads adapters and adds them to a model.
 
-Thread: device. In: a decoder whose parts are empty, and its adapters. Out: the same with a site added to each matrix
-that an adapter changes, and a row of its table for each site.
+Thread: device. In: a decoder whose parts are empty, and its adapters. Out: the decoder with a site at each matrix that
+an adapter changes, and a row for each site in its weight table.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def adapt(model: Decoder, adapters: Sequence[Adapter]) -> None:
 def place(
     model: Model, table: Table, adapters: Sequence[Adapter], chosen: Chosen, kind: type[Site] = Site
 ) -> list[Row]:
-    """Adds a site to each linear layer that an adapter changes -> the rows of the sites."""
+    """Adds a site to each linear layer that an adapter changes; returns the weight rows of the sites."""
     modules = {name for each in adapters for name in each.modules}
     sites: dict[str, Row] = {}
     part: Any
@@ -43,7 +43,7 @@ def place(
 
 
 def read_adapter(section: Section, name: str) -> Adapter:
-    """Of adapter_config.json, as PEFT writes it; `name`: the media or the task that the adapter is for."""
+    """Reads PEFT's adapter_config.json; `name`: the modality or the task of the adapter."""
     plain = {"peft_type": "LORA", "bias": "none", "use_rslora": False, "use_dora": False, "fan_in_fan_out": False}
     for key, needed in {**plain, "rank_pattern": {}, "alpha_pattern": {}}.items():
         given = section.values.get(key)

@@ -1,7 +1,7 @@
-"""Bodies of models that pool: which classes have one, whose tokens see those behind them, a decoder's configuration.
+"""Bodies of pooling models: which classes have one, which of them attend bidirectionally, and a decoder's config.
 
-An encoder was never trained to generate; a decoder may have been trained on as an embedder, which its files say by
-`is_causal`, `use_bidirectional_attention`, or the name of a class. Thread: any; pure functions.
+An encoder was never trained to generate. A decoder may have been trained further as an embedder; its files then say so
+by `is_causal`, `use_bidirectional_attention`, or the name of a class. Thread: any; pure functions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from engine.models.base.family import Family
 
 USE_BIDIRECTIONAL = "use_bidirectional_attention"
 BOTH_WAYS = "Bidirectional"  # in the names of classes that NVIDIA made of a decoder: LlamaBidirectionalModel
-# What the classes of a body are called that end with something else than a language model's head; longer names first.
+# Suffixes of class names whose head is not a language model's, and the kind of head; longer names first.
 POOLED: dict[str, Form] = {
     "ForProcessRewardModel": "process",
     "ForRewardModel": "reward",
@@ -28,7 +28,7 @@ POOLED: dict[str, Form] = {
 
 
 def class_of_body(name: str) -> tuple[str, Form]:
-    """The class of the same decoder that generates, and what the class of this name makes."""
+    """The generating class of the same decoder, and the kind of result of the class `name`."""
     for ending, form in POOLED.items():
         if name.endswith(ending):
             return name.removesuffix(ending).removesuffix("Text").removesuffix(BOTH_WAYS) + "ForCausalLM", form
@@ -36,13 +36,13 @@ def class_of_body(name: str) -> tuple[str, Form]:
 
 
 def sees_all(family: Family, root: Section, body: Section) -> bool:
-    """Whether each token attends to all of its input."""
+    """Whether each token attends to all tokens of its input."""
     said = root.values.get("is_causal") is False or attends_both_ways(body)
     return said or family.head is not None or any(BOTH_WAYS in str(name) for name in root.items("architectures", ()))
 
 
 def attends_both_ways(body: Section) -> bool:
-    """Whether a decoder's texts do; Gemma 4 says "all", or "vision" where the tokens of a picture do."""
+    """Whether a decoder attends bidirectionally to all tokens; Gemma 4 says "all", or "vision" for pictures only."""
     said = body.values.get(USE_BIDIRECTIONAL)
     return said == "all" if isinstance(said, str) else body.boolean(USE_BIDIRECTIONAL, False)
 
@@ -54,7 +54,7 @@ def pooled_text(
     encoder_prefix: int,
     implementation: str,
 ) -> TextConfig:
-    """The body of a model that pools; arguments as in ModelConfig. Raises ConfigError where this version has none."""
+    """The body of a pooling model; arguments as in ModelConfig. Raises ConfigError if pooling is not supported."""
     if pooling.two_towers:
         return text
     if implementation != "native":

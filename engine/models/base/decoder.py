@@ -1,14 +1,14 @@
-"""Decoder: what text decoders have in common; the base of every model whose text part is a stack of layers.
+"""Decoder: the base of every model whose text part is a stack of decoder layers.
 
 Thread: device. One residual stream (engine/layers/stream.py), changed in place by every layer:
 
-    x = embed(tokens), media in the place of their placeholders, or added to embeddings
+    x = embed(tokens); media rows replace the embeddings of placeholders, or are added to embeddings
     each layer: layer(x); after_layer(x)
     logits = head(norm(x))
 
-A layer has one cache, several, or none. The last layer that has one writes it for every token; behind that only the
-sampled tokens are read. So from the layer's output product on there are no others, and where nothing is sampled a
-forward ends with that cache.
+A layer has one cache, several, or none. The last layer with a cache writes it for every token; after that only the
+sampled tokens matter. So from that layer's output projection on, forward computes only the sampled tokens. If the step
+samples nothing, forward ends once that cache is written.
 """
 
 from __future__ import annotations
@@ -42,25 +42,25 @@ from engine.weights.table import Table
 
 
 class Mixer(Protocol):
-    """Attention, or a convolution."""
+    """A layer's attention or convolution, which mixes tokens."""
 
     def cache_spec(self, dtype: torch.dtype) -> CacheSpec:
-        """What a layer of a model in `dtype` keeps."""
+        """The cache of a layer of a model in `dtype`."""
 
     def __call__(self, x: Normed, rope: Rope, meta: AttentionMeta, cache: LayerCache) -> Tensor:
-        """Writes the cache; returns what the layer's output product reads, [T, its width]."""
+        """Writes the cache; returns the input of the layer's output projection, [T, its width]."""
 
     def store(self, x: Normed, rope: Rope, meta: AttentionMeta, cache: LayerCache) -> Tensor:
-        """Writes the cache; the result is not used."""
+        """Only writes the cache, for steps that do not use the result."""
 
 
-Metas = Sequence[AttentionMeta]  # by cache of a layer: where the step's rows lie in it
-Caches = Sequence[LayerCache]  # of a layer, in the order of its mixers
+Metas = Sequence[AttentionMeta]  # for each cache of a layer: where the step's rows lie in the cache
+Caches = Sequence[LayerCache]  # the caches of a layer, in the order of its mixers
 
 
 class DecoderLayer(ABC):
-    """One layer: attention, or what stands in its place, behind a norm, then what the family adds. Its parts are named
-    in the family's WEIGHTS."""
+    """One layer: a norm, attention or its replacement, then the parts that the family adds. The family's WEIGHTS name
+    the parts."""
 
     attention: PagedSelfAttention | None = None  # None: `convolution`, or the family's own `mixers`
     attention_norm: Norm | None
@@ -69,23 +69,23 @@ class DecoderLayer(ABC):
 
     @property
     def mixers(self) -> Sequence[Mixer]:
-        """What brings a token together with those before it, each with a cache of its own: one, several, or none."""
+        """The layer's attention or convolutions, each with its own cache: one, several, or none."""
         found = self.convolution or self.attention
         return () if found is None else (found,)
 
     @abstractmethod
     def __call__(self, x: Stream, rope: Rope, metas: Metas, caches: Caches, index: Tensor | None) -> None:
-        """Adds this layer's parts to `x`; with `index` the stream goes on with these tokens once all are stored."""
+        """Adds this layer's outputs to `x`; with `index`, only these tokens continue after the cache is written."""
 
     def store(self, x: Stream, rope: Rope, metas: Metas, caches: Caches) -> None:
-        """Writes the caches and nothing else: for the last layer that has one, if its result is not used."""
+        """Only writes the caches: for the last layer with a cache, if the step does not use its result."""
         rows = x.normed(self.attention_norm)
         for mixer, meta, cache in zip(self.mixers, metas, caches, strict=True):
             mixer.store(rows, rope, meta, cache)
 
 
 class Decoder(Model):
-    """A text decoder; a family says what its layers are."""
+    """A text decoder; a family defines its layers."""
 
     takes_rows = True
 
@@ -99,7 +99,7 @@ class Decoder(Model):
         self.audio: Tower | None = None
         self.table = self.WEIGHTS
         self.chosen: Chosen | None = None
-        self.replaced_parts: Any = None  # what a table's further rows name: parts that no layer here has
+        self.replaced_parts: Any = None  # parts outside the layers that further rows of a table name
         self.head = (
             None if config.pooling else Head(text.vocab_size, text.hidden_size, text.tie_embeddings, text.head_bias)
         )
@@ -112,7 +112,7 @@ class Decoder(Model):
         for number, experts in enumerate(sparse.values()):
             experts.number = number
         self.sparse = sparse
-        self.numbers = list(range(len(text.layers)))  # of the layers that forward runs
+        self.numbers = list(range(len(text.layers)))  # numbers of the layers that forward runs
         self.place_caches()
         self._causal = text.causal
         kinds = list(dict.fromkeys(layer.rope for layer in text.layers))
@@ -123,10 +123,10 @@ class Decoder(Model):
 
     @abstractmethod
     def layer(self, number: int) -> DecoderLayer:
-        """The layer `number`, from 0, as config.text.layers describes it; its parts are empty."""
+        """Makes layer `number`, from 0, as config.text.layers describes it, with empty parts."""
 
     def after_layer(self, number: int, x: Stream, batch: Batch) -> None:
-        """Called behind every layer that was run to its end: for models that add to the stream or read it there."""
+        """Called after every layer that ran completely, for models that read or change the stream there."""
 
     def weight_table(self) -> Table:
         text, count = self.config.text, len(self.layers)
@@ -140,7 +140,7 @@ class Decoder(Model):
         return replace(table, ignore=(*table.ignore, "lm_head.weight"))
 
     def place_caches(self) -> None:
-        """Each layer's caches, or those that another layer writes and it reads, get their places among cache_specs."""
+        """Assigns each layer the indices, in cache_specs, of its own caches or of the caches that it shares."""
         self._caches_of: list[slice] = []
         count = 0
         for layer, config in zip(self.layers, self.config.text.layers):
@@ -169,7 +169,7 @@ class Decoder(Model):
         if not self._causal:
             attention = [meta.covering(len(batch.token_ids)) for meta in attention]
         ropes = [rope(batch.positions) for rope in self.ropes]
-        metas = [attention[group] for group in batch.group_of]  # by cache
+        metas = [attention[group] for group in batch.group_of]  # one per cache
         last = next(number for number in reversed(self.numbers) if self.caches_of(number))
         for number in self.numbers:
             layer, rope, places = self.layers[number], ropes[self._rope_of[number]], self._caches_of[number]
@@ -189,7 +189,8 @@ class Decoder(Model):
 
     @contextmanager
     def abridged(self) -> Iterator[None]:
-        """The first layer, whose norm no product does, the last, and of those between one of each kind."""
+        """The first layer, whose norm is not fused into a linear layer, the last, and one layer of each kind
+        between."""
         whole, kinds = self.numbers, self.config.text.layers
         first, last = whole[0], whole[-1]
         self.numbers = list({(kinds[n], n == first, n == last): n for n in whole}.values())
@@ -214,20 +215,20 @@ class Decoder(Model):
         return residual
 
     def _visible(self, rows: Tensor, embedded: Tensor) -> Tensor:
-        """What rows of media make of the embeddings of their tokens."""
+        """The media rows, or the embeddings plus the media rows, in place of the embeddings."""
         rows = self._scaled(rows[:, : embedded.shape[1]])
         return embedded + rows if self.config.adds_media else rows
 
     def _scaled(self, rows: Tensor) -> Tensor:
-        """Rows of media; most families do not scale them."""
+        """Media rows times the media scale; most families have none."""
         return rows if self._media_scale == 1.0 else rows * self._media_scale
 
     def per_layer_inputs(self, batch: Batch, rows: Tensor) -> Tensor | None:
-        """The per-layer inputs, [T, layers, n], if layers have any; `rows`: the stream before the first layer."""
+        """The per-layer inputs [T, layers, n], or None; `rows`: the stream before the first layer."""
         return None
 
     def embedded(self, batch: Batch) -> Tensor:
-        """The tokens' embeddings, [T, hidden], new."""
+        """The tokens' embeddings, a new tensor [T, hidden]."""
         return self.embed(batch.token_ids)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -1,13 +1,13 @@
-"""Encoder: a post-norm body whose tokens attend to all of their input; the base of BERT, RoBERTa and others.
+"""Encoder: a bidirectional post-norm body; the base of BERT, RoBERTa and others.
 
-Thread: device. Inputs lie one behind the other, without padding between them, each computed in one step; nothing is
-cached. The norms stand behind attention and MLP:
+Thread: device. Inputs are concatenated without padding; one step computes an input completely, and nothing is
+cached. Norms follow attention and MLP:
 
-    x = norm(word + position + type), or without positions, by which queries and keys are rotated then
+    x = norm(word + position + type); without the position if queries and keys are rotated
     each layer: x = norm(x + o(attention(x))); x = norm(x + down(activate(up(x)))), or down(activate(gate(x)) * up(x))
 
-Scores may be raised by the distance of a key (layers/distance). Of the last layer only the tokens that are read go on
-behind attention.
+Scores may have a bias by the distance of a key (layers/distance). In the last layer only the tokens that the pooler
+reads continue after attention.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from engine.weights.table import Table
 
 
 class EncoderLayer:
-    """Attention, then MLP, with a norm behind each."""
+    """Attention, then MLP, each followed by a norm."""
 
     def __init__(self, text: TextConfig) -> None:
         width = text.num_heads * text.head_dim
@@ -61,7 +61,7 @@ class EncoderLayer:
     def __call__(
         self, x: Tensor, bounds: Tensor, index: Tensor | None, rope: Rope | None, bias: Tensor | None
     ) -> Tensor:
-        """x [T, hidden], which is overwritten; with `index` the result has these tokens alone."""
+        """Overwrites x [T, hidden]; with `index` the result has only these tokens."""
         heads = self.qkv(x).view(len(x), 3 * self.heads, self.head_dim)
         queries, keys, values = self.normed(*heads.split(self.heads, 1))
         if rope is not None:
@@ -72,11 +72,11 @@ class EncoderLayer:
         return self.after_mlp(self.after_attention(x, attended))
 
     def keep(self, index: Tensor, x: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
-        """The tokens of `index`, int64 [S], with which the layer goes on."""
+        """Selects the tokens of `index`, int64 [S], with which the layer continues."""
         return x.index_select(0, index), attended.index_select(0, index)
 
     def normed(self, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[T, heads, head_dim] each, before they are rotated."""
+        """Normalises queries, keys and values, [T, heads, head_dim] each, before the rotation; here: unchanged."""
         return queries, keys, values
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, bounds: Tensor, bias: Tensor | None) -> Tensor:
@@ -84,7 +84,7 @@ class EncoderLayer:
         return dense_attention(queries, keys, values, bounds, self.scale, mixed_lengths=True, bias=bias)
 
     def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
-        """x [T, hidden], which is overwritten, attended [T, heads * head_dim] -> what the MLP reads."""
+        """x [T, hidden], which is overwritten, attended [T, heads * head_dim] -> the MLP's input."""
         return self.o.normed_sum(self.attention_norm, x, attended)
 
     def after_mlp(self, x: Tensor) -> Tensor:
@@ -95,11 +95,10 @@ class EncoderLayer:
 
 
 class Encoder(Model):
-    """An encoder of texts; `types`: kinds of tokens, of which a pair's second text has the second; 0: none have rows.
+    """A text encoder; `types`: number of token types, the second of which marks a pair's second text; 0: no types.
 
-    `first_position`: the row of the table of positions where an input begins; None: there is no table, and
-    heads are rotated where the layers say so. `narrow`: numbers of an embedding, which a product widens behind the
-    norm; None: as many as of a hidden state.
+    `first_position`: the row of the position table for an input's first token; None: no table, heads are rotated if
+    the layers say so. `narrow`: width of an embedding, widened by a linear layer after the norm; None: the hidden size.
     """
 
     def __init__(
@@ -124,23 +123,23 @@ class Encoder(Model):
             self.positions = Positions(config.max_position, width, first_position)
         self.types = Positions(types, width) if types else None
         self.embed_norm: LayerNorm | None = LayerNorm(width, text.norm_eps)
-        self.norm: RMSNorm | None = None  # behind the last layer
+        self.norm: RMSNorm | None = None  # after the last layer
         self.widen = None if width == text.hidden_size else Linear(width, text.hidden_size, bias=True)
         self.distances: Buckets | Slopes | None = None
         self.layers = self.made_layers(text)
         self.pooler = Pooler(config.pooling, self.embed, text.vocab_size, tied=False)
-        self._run = self.layers  # those that forward runs
+        self._run = self.layers  # the layers that forward runs
 
     def made_layers(self, text: TextConfig) -> list[EncoderLayer]:
-        """All of them, in the order in which they run."""
+        """Makes all layers, in the order in which they run."""
         return [self.layer(text) for _ in text.layers]
 
     def layer(self, text: TextConfig) -> EncoderLayer:
-        """One of the layers."""
+        """Makes one layer."""
         return EncoderLayer(text)
 
     def weight_table(self) -> Table:
-        """WEIGHTS without the parts that this checkpoint does not have."""
+        """WEIGHTS without the parts that this checkpoint lacks."""
         assert self.pooler is not None
         rows = [row for row in self.WEIGHTS.rows if getattr(self, row.target.partition(".")[0]) is not None]
         return self.pooler.table(replace(self.WEIGHTS, rows=tuple(rows)))
@@ -182,7 +181,7 @@ class Encoder(Model):
 
     @contextmanager
     def abridged(self) -> Iterator[None]:
-        """The first layer and the last, which launch what all do."""
+        """The first layer and the last layer, which together launch all kernels."""
         whole, self._run = self._run, self._run[:1] + self._run[1:][-1:]
         try:
             yield

@@ -1,4 +1,4 @@
-"""Family: everything by which one family of checkpoints differs from the others.
+"""Family: all differences between one family of checkpoints and the others.
 
 A model file ends with its `FAMILY`, which lists the architectures that it serves (engine/models/lookup.py finds the
 file by its name). Nothing else in the engine, in the server or in mm knows a family. Thread: any; frozen.
@@ -29,41 +29,42 @@ def _zero(body: Section) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How checkpoints of one family are read, built and given media."""
+    """How to read and build checkpoints of one family, and how to process their media."""
 
-    name: str  # as its makers write it
-    architectures: tuple[str, ...]  # classes in config.json that it serves; of a decoder the first one generates
+    name: str  # the publisher's spelling
+    architectures: tuple[str, ...]  # classes in config.json that the family serves; a decoder's first class generates
     model: Callable[[ModelConfig, torch.dtype, str], Model]
     text: Callable[[Section, Section], TextConfig]  # the decoder's section, and the section that holds it
     towers: Mapping[str, Callable[[Section], TowerConfig]] = field(default_factory=dict)  # "vision": of vision_config
-    # Of media, as mm/processors/registry names it; "" for text only. Of some families the towers decide.
+    # The media processor, a name in mm/processors/registry; "" for text only. In some families it depends on the
+    # towers.
     processor: str | Callable[[Section, Collection[Modality]], str] = ""
-    # A tower for fewer kinds than it reads, where it is built without those that no prompt will hold; None: it is not.
+    # Makes a tower config for fewer modalities, if no prompt will hold the others; None: towers are not narrowed.
     narrowed: Callable[[Any, tuple[Modality, ...]], TowerConfig] | None = None
-    keys: Mapping[str, str] = field(default_factory=dict)  # of the decoder's section -> Llama's word for the same
-    encoder_prefix: Callable[[Section], int] | None = None  # rows of sound that begin each prompt; no section
-    # Of encoders, whose tokens attend to all others: the layers of a classifier of this form; None: a decoder.
+    keys: Mapping[str, str] = field(default_factory=dict)  # key of the decoder's section -> Llama's key
+    encoder_prefix: Callable[[Section], int] | None = None  # audio rows at the start of each prompt
+    # For encoders: the layers of a classification head of a form; None: the family is a decoder.
     head: Callable[[Section, Form], tuple[HeadLayer, ...]] | None = None
-    first_position: Callable[[Section], int] = _zero  # positions of the table that no token has
-    # Which tokens of a prompt see later ones, where the model sees. In some families the checkpoint decides.
+    first_position: Callable[[Section], int] = _zero  # unused rows at the start of the position table
+    # Which tokens of a prompt attend to later tokens, in a model with towers. In some families the checkpoint decides.
     bidirectional: Bidirectional | Callable[[Section], Bidirectional] = ""
-    # Rows of media are added to the embeddings of tokens, those of the answer included: spans go on behind the prompt.
+    # Media rows are added to token embeddings, including the answer's, so spans extend beyond the prompt.
     adds_media: bool = False
-    # Of config.json: the tokens that templates write where an item stands, and those around them.
+    # From config.json: the placeholder tokens that templates write for an item, and the tokens around placeholders.
     media_token_ids: Callable[[Section], dict[str, int]] = media_token_ids
-    inside: bool = False  # a decoder that models with towers have inside, where its model_type is the file's name
-    section: str = ""  # the object of config.json that describes the model, where a checkpoint has several models
-    # Of a family that only makes vectors: the folder, text_config, config.json, --pooler-config -> what it pools.
+    inside: bool = False  # models with towers may contain this decoder; its model_type is the file's name
+    section: str = ""  # the object of config.json that describes the model, if a checkpoint holds several models
+    # For a family that only makes vectors: (folder, text_config, config.json, --pooler-config) -> PoolingConfig.
     pooling: Callable[[Path, Section, Section, Mapping[str, Any]], PoolingConfig] | None = None
 
     def bidirectional_in(self, outer: Section, sees: bool) -> Bidirectional:
-        """Which tokens of a prompt see later ones; `sees`: whether the model has a tower."""
+        """Which tokens of a prompt attend to later tokens; `sees`: whether the model has a tower."""
         if isinstance(self.bidirectional, str):
             return self.bidirectional if sees or self.bidirectional == "prompt" else ""
         return self.bidirectional(outer) if sees else ""
 
     def towers_of(self, outer: Section, text: TextConfig, without: Collection[str]) -> dict[str, TowerConfig]:
-        """The towers that this checkpoint has, but for those that would encode only what no prompt will hold."""
+        """The checkpoint's towers, except towers that encode only modalities of `without`."""
         towers: dict[str, TowerConfig] = {}
         for name, read in self.towers.items():
             key = f"{name}_config" if outer.values.get(f"{name}_config") is not None else name
@@ -80,7 +81,7 @@ class Family:
         return towers
 
     def leaves_out(self, outer: Section, towers: Mapping[str, TowerConfig], without: Collection[str]) -> bool:
-        """Whether a tower that the checkpoint has is not built, or not all of it."""
+        """Whether a tower of the checkpoint is not built, or only partly."""
         narrower = self.narrowed is not None and bool(without)
         return narrower or any(
             outer.values.get(f"{name}_config") is not None and name not in towers for name in self.towers

@@ -1,4 +1,4 @@
-"""Model: what the engine asks of an architecture. It declares its caches and weights, and computes.
+"""Model: the interface of an architecture. A model declares its caches and weights, and computes.
 
 Owner: device thread. In: a Batch (forward), hidden rows (logits). Out: tensors on the model's device. Media are encoded
 by the model's towers (engine/encoders/tower.py). Weights are filled once by engine/weights/load and never change.
@@ -29,58 +29,58 @@ class SparseLayer(Protocol):
     """A layer whose tokens choose experts."""
 
     routing: Routing
-    lasting: Tensor | None  # int32 [tokens * top_k] or more, becomes the memory of what the newest step chose
-    newest: Tensor | None  # on a CPU: [rows, top_k]
+    lasting: Tensor | None  # int32 [tokens * top_k] or more: a buffer for the experts that the newest step chose
+    newest: Tensor | None  # on a CPU: the experts that the newest step chose, [rows, top_k]
 
 
 class Model(ABC):
     """One architecture, built for one checkpoint."""
 
     WEIGHTS: ClassVar[Table]
-    reads_pairs: ClassVar[bool] = False  # tokens of an input's second text have embeddings of their own
+    reads_pairs: ClassVar[bool] = False  # tokens of an input's second text have a separate type embedding
 
-    takes_rows: ClassVar[bool] = False  # any token's embedding may be replaced: batch.media may stand anywhere
+    takes_rows: ClassVar[bool] = False  # batch.media may replace any token's embedding
 
     config: ModelConfig
-    dtype: torch.dtype  # of activations and caches
+    dtype: torch.dtype  # dtype of activations and caches
     device: str
-    towers: Mapping[Modality, Tower]  # by what they encode; empty for text only
-    # Adapters of the checkpoint by the media, or by the task, that they are for: a request has the first whose media it
-    # shows, an input that is pooled the one it asks for.
+    towers: Mapping[Modality, Tower]  # modality -> tower; empty for text only
+    # The modality or the task of each adapter of the checkpoint. A request uses the first adapter whose modality is
+    # among its media; a pooled input uses the adapter that it names.
     adapters: tuple[str, ...] = ()
-    sparse: Mapping[int, SparseLayer] = MappingProxyType({})  # by layer number: those that have experts
-    pooler: Pooler | None = None  # of a model that makes vectors or scores in the place of tokens
+    sparse: Mapping[int, SparseLayer] = MappingProxyType({})  # layer number -> layer, for layers with experts
+    pooler: Pooler | None = None  # set in a model that makes vectors or scores instead of tokens
 
     def weight_table(self) -> Table:
-        """WEIGHTS as this checkpoint needs them."""
+        """WEIGHTS, adjusted to this checkpoint."""
         return self.WEIGHTS
 
     @abstractmethod
     def cache_specs(self) -> list[CacheSpec]:
-        """What decoder layers keep, in layer order: one spec for each cache, and none for layers that have none or read
-        another layer's."""
+        """The caches of the decoder layers, in layer order: one spec per cache. Layers without a cache, and layers that
+        share another layer's cache, have no spec."""
 
     def caches_of(self, number: int) -> Sequence[int]:
-        """The places among cache_specs of what decoder layer `number`, from 0, reads: one for each layer in order."""
+        """The indices in cache_specs of the caches that decoder layer `number`, from 0, reads."""
         return (number,)
 
     @abstractmethod
     def forward(self, batch: Batch, out: Tensor | None = None) -> Tensor:
-        """Hidden states after the final norm, of the tokens of batch.sample_index in its order, or of all: [n, hidden].
+        """Hidden states after the final norm, [n, hidden], of the tokens in batch.sample_index, in its order, or all.
 
-        Writes the keys and values of every token into batch.caches. `out`, of the result's shape, takes it when given.
+        Writes the keys and values of every token into batch.caches. The result goes to `out`, if given.
         """
 
     @contextmanager
     def abridged(self) -> Iterator[None]:
-        """Inside, forward leaves out layers that only repeat launches of others: for steps whose results are not used.
+        """A context in which forward skips layers whose launches repeat other layers', for steps with unused results.
 
-        Every kernel and every product's shape is met nevertheless. Caches are those of all layers, made before.
+        Every kernel and every matrix shape still occurs. The caches of all layers must exist already.
         """
         yield
 
     def is_run(self, number: int) -> bool:
-        """Whether forward runs the layer of this number: it runs all, except inside `abridged`."""
+        """Whether forward runs layer `number`: it runs all layers, except inside `abridged`."""
         return True
 
     @abstractmethod
@@ -89,7 +89,7 @@ class Model(ABC):
 
 
 def check_prompt_rows(asked: bool, model: Model) -> None:
-    """Whether requests may bring rows in the place of text, where the operator asks for that. Raises ConfigError."""
+    """Raises ConfigError if --enable-prompt-embeds is set (`asked`) and the model takes tokens only."""
     if asked and (model.pooler is not None or not model.takes_rows):
         name = model.config.architecture
         raise ConfigError(f"--enable-prompt-embeds: {name} reads tokens only; leave it out")

@@ -1,4 +1,4 @@
-"""How names of architectures are compared: by the family in them, whatever the class is for."""
+"""Compares names of architectures by the family in the name, without the ending that names the class's task."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 
 def nearest_families(name: str, known: Iterable[str]) -> list[str]:
-    """At most three of the known architectures, whose family is spelled much like the one in `name`."""
+    """At most three known architectures whose family is spelled similarly to the family in `name`."""
     families: dict[str, list[str]] = {}
     for architecture in known:
         families.setdefault(_family_in(architecture), []).append(architecture)

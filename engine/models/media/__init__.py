@@ -1,1 +1,1 @@
-"""Models with towers of pictures, films or sound: a file per family, named as its `model_type` in config.json."""
+"""Models with towers for pictures, video or audio: a file per family, named by its `model_type` in config.json."""

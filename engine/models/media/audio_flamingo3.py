@@ -1,4 +1,4 @@
-"""Audio Flamingo 3: a Qwen2 decoder that takes speech, sounds and music of any length in windows of thirty seconds."""
+"""Audio Flamingo 3: a Qwen2 decoder that takes speech, sounds and music of any length, in windows of thirty seconds."""
 
 from __future__ import annotations
 

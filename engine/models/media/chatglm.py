@@ -1,13 +1,13 @@
-"""ChatGLM2, ChatGLM3, GLM-4 (2024) and GLM-4V: Llama from other names, before which GLM-4V has a tower.
+"""ChatGLM2, ChatGLM3, GLM-4 (2024) and GLM-4V: Llama with other weight names; GLM-4V also has a vision tower.
 
-The first half of each head turns, neighbouring dimensions together; gate and up are joined. Names and sums are those of
-modeling_chatglm.py in the checkpoints (https://huggingface.co/THUDM/glm-4v-9b), which is not run. All the tokens that a
-picture's patches become have one position, which is why positions come in rows (mm/processors/chatglm.py); each row
-says the same, and the first is read.
+The first half of each head is rotated, in pairs of neighbouring dimensions; gate and up are one matrix. Names and
+formulas follow modeling_chatglm.py in the checkpoints (https://huggingface.co/THUDM/glm-4v-9b), which is not executed.
+All tokens of a picture's patches have the same position, so the processor (mm/processors/chatglm.py) passes positions
+as rows, one per axis; all rows are equal, and the first is read.
 
-ChatGLM2-6B-32k differs: its code divides positions by rope_ratio, where the code of all others multiplies theta. No key
-of the file shows which; --hf-overrides '{"rope_ratio": 1, "rope_scaling": {"type": "linear", "factor": N}}' serves it,
-where N is the rope_ratio of its file.
+ChatGLM2-6B-32k differs: its code divides positions by rope_ratio, while the code of all other checkpoints multiplies
+theta. No key of the file shows the difference. To serve it, pass --hf-overrides
+'{"rope_ratio": 1, "rope_scaling": {"type": "linear", "factor": N}}', where N is the rope_ratio of its file.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ KEYS = {
 
 
 class ChatGLM(Llama):
-    """Text in, and pictures where there is a tower; text out."""
+    """Text in, also pictures if there is a tower; text out."""
 
     WEIGHTS = Table(
         (
@@ -69,7 +69,7 @@ class ChatGLM(Llama):
 
 
 def text(body: Section, outer: Section) -> TextConfig:
-    """The decoder, whose switches all published checkpoints but the first ChatGLM-6B set alike."""
+    """The decoder's config; all published checkpoints but the first ChatGLM-6B have the same switches."""
     if not body.boolean("multi_query_attention", False):
         raise ConfigError(f"{body.path}: multi_query_attention=true is needed; ChatGLM-6B (2023) is not supported")
     refuse(
@@ -103,7 +103,7 @@ def media_token_ids(outer: Section) -> dict[str, int]:
 
 
 def processor(outer: Section, taken: Collection[Modality]) -> str:
-    """None for checkpoints of text; an empty section asks what there may be."""
+    """The processor's name; "" for text checkpoints. An empty section means: the name for any checkpoint."""
     return "chatglm:ChatGLM" if "image" in taken or not outer.values else ""
 
 

@@ -1,4 +1,4 @@
-"""FunAudioChat (8B): a Qwen3 decoder that takes sounds of up to five minutes, and answers with texts alone."""
+"""FunAudioChat (8B): a Qwen3 decoder that takes audio of up to five minutes, and answers with text only."""
 
 from __future__ import annotations
 

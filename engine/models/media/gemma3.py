@@ -1,6 +1,6 @@
-"""Gemma 3 that sees: SigLIP, an average over neighbours, a norm and one product, before Gemma 3's decoder.
+"""Gemma 3 with pictures: SigLIP, an average over neighbours, a norm and a linear layer, before Gemma 3's decoder.
 
-The tokens of a picture see each other, in layers with a window too as far as that reaches.
+The tokens of a picture see each other; in layers with a window, as far as the window reaches.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ PROJECTOR = "multi_modal_projector"
 
 
 def text(body: Section, outer: Section) -> TextConfig:
-    """The decoder; released files leave out that embedding and head are tied."""
+    """The decoder's config; embedding and head are tied, which released files do not say."""
     return seeing_text(body, outer, tied=True)
 
 
 def vision(section: Section) -> VitConfig:
-    """The tower; mm_tokens_per_image says how many rows are left of its patches."""
+    """The tower's config; mm_tokens_per_image is the number of rows per picture."""
     outer = outside(section)
     tokens = outer.size("mm_tokens_per_image", 256)
     side = math.isqrt(tokens)

@@ -1,6 +1,6 @@
-"""Gemma 4 with pictures and audio: towers of its own (engine/encoders/gemma4, gemma4_audio) before Gemma 4's decoder.
+"""Gemma 4 with pictures and audio: its own towers (engine/encoders/gemma4, gemma4_audio) before Gemma 4's decoder.
 
-In the large models the tokens of a picture, and of a film's frame, attend to each other in both directions, but only in
+In the large models the tokens of a picture, or of a video frame, attend to each other in both directions, but only in
 layers with a window. The small models take audio.
 """
 
@@ -23,11 +23,11 @@ from engine.models.text.gemma import KEYS
 from engine.models.text.gemma4_config import text as decoder
 from engine.models.text.gemma4_text import Gemma4
 
-MARKS = {"image": 258_880, "video": 258_884, "audio": 258_881}  # tokens of media, of a file that does not say
+MARKS = {"image": 258_880, "video": 258_884, "audio": 258_881}  # default placeholder tokens
 
 
 class SeeingGemma4(Gemma4):
-    """Text, pictures, films and sounds in; text out."""
+    """Text, pictures, video and audio in; text out."""
 
     WEIGHTS = replace(Gemma4.WEIGHTS, rows=(*Gemma4.WEIGHTS.rows, *ROWS, *AUDIO_ROWS))
 
@@ -43,7 +43,7 @@ class SeeingGemma4(Gemma4):
 
 
 def text(body: Section, outer: Section) -> TextConfig:
-    """The decoder; files may say outside of its section that embedding and head are tied."""
+    """The decoder's config; tie_word_embeddings may be outside the decoder's section."""
     tied = outer.boolean("tie_word_embeddings", body.boolean("tie_word_embeddings", True))
     return decoder(body, Section({**outer.values, "tie_word_embeddings": tied}, outer.path))
 
@@ -54,7 +54,7 @@ def bidirectional(outer: Section) -> Bidirectional:
 
 
 def media_token_ids(outer: Section) -> dict[str, int]:
-    """What templates write where an item stands."""
+    """The placeholder tokens that templates write for items."""
     return {kind: outer.integer(f"{kind}_token_id", mark) for kind, mark in MARKS.items()}
 
 

@@ -1,4 +1,4 @@
-"""GLM-4.6V under its own name: GLM-4.1V, or where the decoder has experts GLM-4.5V; its films are cut otherwise."""
+"""GLM-4.6V: the model of GLM-4.1V, or of GLM-4.5V if the decoder has experts; video is sampled differently."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.models.media import glm4v, glm4v_moe
 
 
 def alike(decoder: dict[str, Any]) -> Family:
-    """The family whose decoder this is."""
+    """The family with the same decoder: GLM-4.5V or GLM-4.1V."""
     return glm4v_moe.FAMILY if str(decoder.get("model_type")).startswith("glm4v_moe") else glm4v.FAMILY
 
 

@@ -1,4 +1,4 @@
-"""GLM-4.1V: GLM-4-0414 with three position axes, behind a tower of its own (engine/encoders/glm4v)."""
+"""GLM-4.1V: GLM-4-0414 with three position axes, and a vision tower (engine/encoders/glm4v)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROPE = RopeDefaults(sections=(8, 12, 12), interleaved=True)
 
 
 class Glm4V(Glm4):
-    """Text, pictures and films in; text out."""
+    """Text, pictures and video in; text out."""
 
     WEIGHTS = replace(Glm4.WEIGHTS, rows=(*Glm4.WEIGHTS.rows, *ROWS), prefixes=("model.", "language_model."))
 

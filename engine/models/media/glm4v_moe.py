@@ -1,4 +1,4 @@
-"""GLM-4.5V: GLM-4.5's experts with three position axes, behind GLM-4.1V's tower."""
+"""GLM-4.5V: GLM-4.5's decoder with three position axes, and GLM-4.1V's tower."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TEXT = Sparse.WEIGHTS
 
 
 class Glm4VMoe(Sparse):
-    """Text, pictures and films in; text out."""
+    """Text, pictures and video in; text out."""
 
     WEIGHTS = replace(TEXT, rows=(*TEXT.rows, *ROWS), prefixes=("model.", "language_model."))
 
@@ -32,7 +32,7 @@ class Glm4VMoe(Sparse):
 
 
 def text(body: Section, outer: Section) -> TextConfig:
-    """The decoder; a silent file means that queries, keys and values have biases."""
+    """The decoder's config; by default queries, keys and values have biases."""
     body = Section({"attention_bias": True, **body.values}, body.path, body.outer)
     read = glm4_moe.text(body, outer, ROPE)
     return replace(read, tie_embeddings=read.tie_embeddings or body.boolean("tie_word_embeddings", False))

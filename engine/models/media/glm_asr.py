@@ -1,4 +1,4 @@
-"""GLM-ASR (Nano): a Llama decoder that transcribes sounds in windows of thirty seconds."""
+"""GLM-ASR (Nano): a Llama decoder that transcribes audio in windows of thirty seconds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from engine.models.media.hearing import hearing
 
 
 def text(body: Section, outer: Section) -> TextConfig:
-    """Embedding and head are one unless the outer object denies it; the decoder's own says Llama's false."""
+    """The decoder's config. Embedding and head are tied unless the outer object says otherwise; the decoder's section
+    has Llama's default false, which does not count."""
     tied = outer.boolean("tie_word_embeddings", True)
     return seeing.text(body, Section({**outer.values, "tie_word_embeddings": tied}, outer.path))
 

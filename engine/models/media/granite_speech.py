@@ -1,6 +1,6 @@
-"""Granite Speech (3.2, 3.3, 4.0): a Granite decoder that takes sounds of any length.
+"""Granite Speech (3.2, 3.3, 4.0): a Granite decoder that takes audio of any length.
 
-Before 4.0 an adapter lies next to the weights (`has_lora_adapter`): requests with a sound are computed with it.
+Before 4.0 the checkpoint has an adapter (`has_lora_adapter`), which requests with audio use.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ plain = hearing(GraniteSpeechTower, rows(), tower_name="encoder", ignore=UNREAD)
 
 
 def model(config: ModelConfig, dtype: torch.dtype, device: str) -> Decoder:
-    """With the adapter, where the checkpoint has one and the tower is loaded."""
+    """The decoder and tower, with the adapter if the checkpoint has one and the tower is loaded."""
     made = plain(config, dtype, device)
     if config.raw.get("has_lora_adapter"):
         made.table = replace(made.table, prefixes=("base_model.model.", *PREFIXES))

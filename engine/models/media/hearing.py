@@ -1,7 +1,8 @@
-"""Models that are a decoder of another family behind a tower of sound: how both are built.
+"""Builds models that combine an audio tower with a decoder of another family.
 
-Thread: device. The decoder's section of config.json names its family by its model_type (engine/models/media/seeing.py
-reads it); the tower runs once per sound, and forward puts its rows in place of the placeholders' embeddings.
+Thread: device. The model_type in the decoder's section of config.json names the decoder's family
+(engine/models/media/seeing.py reads it). The tower runs once per item, and forward replaces the placeholders'
+embeddings by the tower's rows.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from engine.models.base.decoder import Decoder
 from engine.models.media.seeing import decoder_family
 from engine.weights.table import Row
 
-# Of the tower's and the decoder's tensors: by transformers 5, and released.
+# Prefixes of the tower's and the decoder's tensors, in transformers 5 and in released files.
 PREFIXES = ("model.", "language_model.", "model.")
 
 
@@ -28,9 +29,9 @@ def hearing(
     tower_name: str = "audio",
     ignore: tuple[str, ...] = (),
 ) -> Callable[..., Decoder]:
-    """Family.model of decoders behind this kind of tower; `rows`: the tower's weight rows, of attribute `audio`.
+    """Returns Family.model for a decoder with this tower; `rows`: weight rows of the tower, the attribute `audio`.
 
-    `tower_name`: among the Family's towers; `ignore`: tensors of the tower in checkpoints that are not used.
+    `tower_name`: the tower's key in Family.towers; `ignore`: unused tensors of the tower in checkpoints.
     """
 
     def made(config: ModelConfig, dtype: torch.dtype, device: str) -> Decoder:

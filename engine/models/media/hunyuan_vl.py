@@ -1,9 +1,10 @@
-"""HunyuanOCR (HunYuanVL): HunYuan dense with four rows of positions, behind a tower of its own (engine/encoders).
+"""HunyuanOCR (HunYuanVL): HunYuan dense with four position axes, and a vision tower (engine/encoders).
 
-Each section of a head's pairs turns by a row of its own: by the token's place in the prompt, and in pictures by column,
-line and number of the picture. A pair turns by one row, as in the makers' code and in vLLM's XDRotaryEmbedding;
-transformers (5.13 to 5.23) cuts a head's dimensions in its stead, so that the halves of a pair turn by different rows
-(https://github.com/huggingface/transformers/pull/46417), which differs where a prompt has pictures.
+A head's pairs are divided into sections. Each section is rotated by one position axis: the token's place in the
+prompt, or in pictures column, line and number of the picture. Both dimensions of a pair use the same axis, as in the
+published code and in vLLM's XDRotaryEmbedding. transformers (5.13 to 5.23) divides a head's dimensions instead, so the
+halves of a pair use different axes (https://github.com/huggingface/transformers/pull/46417); its results differ for
+prompts with pictures.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class HunYuanVL(HunYuanDense):
 
 
 def text(body: Section, outer: Section) -> TextConfig:
-    """The decoder; released files call the sections xdrope_section, and the kind of their scaling xdrope."""
+    """The decoder's config; released files use the names xdrope_section for the sections and xdrope for the type."""
     values = {**body.values, **{key: _renamed(body.values.get(key)) for key in ("rope_parameters", "rope_scaling")}}
     read = read_text(Section(values, body.path), outer, rope=ROPE, eps=1e-5, qk_norm="head after rotation", tied=True)
     if read.layers[0].rope.axes == 1:

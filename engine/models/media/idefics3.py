@@ -1,4 +1,4 @@
-"""Idefics3 and SmolVLM: SigLIP, neighbours side by side, one product, before a Llama."""
+"""Idefics3 and SmolVLM: SigLIP, concatenated neighbours, a linear layer, before a Llama."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engine.models.media.seeing import outside, read_vision, seeing, text
 
 
 def vision(section: Section) -> VitConfig:
-    """The tower; released files call it as the model."""
+    """The tower's config; in released files the tower's model_type may be the model's."""
     kind = {"idefics3_vision": "idefics3", "smolvlm_vision": "idefics3", "smolvlm": "idefics3"}
     given = str(section.values.get("model_type") or "idefics3")
     named = Section({**section.values, "model_type": kind.get(given, given)}, section.path, section.outer)

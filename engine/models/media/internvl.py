@@ -1,4 +1,4 @@
-"""InternVL (as transformers writes it): InternViT, four neighbours side by side, two products, a Qwen or Llama."""
+"""InternVL in transformers' layout: InternViT, four concatenated neighbours, two linear layers, a Qwen or Llama."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def vision(section: Section) -> VitConfig:
 
 
 def neighbours(outer: Section) -> int:
-    """Patches along a side that become one row."""
+    """Patches along a side of the square that becomes one row."""
     ratio = outer.number("downsample_ratio", 0.5)
     if ratio <= 0 or 1 / ratio != int(1 / ratio):
         raise ConfigError(f"{outer.path}: downsample_ratio={ratio} must be one over a whole number")

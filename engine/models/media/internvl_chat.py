@@ -1,7 +1,7 @@
-"""InternVL as its makers publish it (InternVLChatModel): the same model as in transformers' layout, by other names.
+"""InternVL in its publisher's layout (InternVLChatModel): the model of internvl.py with other names.
 
 config.json calls the decoder's section llm_config, which is read as text_config (engine/checkpoint/files). Names and
-sums are those of modeling_internvl_chat.py and modeling_intern_vit.py in those checkpoints; no code of theirs is run.
+formulas follow modeling_internvl_chat.py and modeling_intern_vit.py in these checkpoints, which are not executed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from engine.models.media.seeing import outside, read_vision, seeing, text
 
 
 def vision(section: Section) -> VitConfig:
-    """The tower; neighbours are shuffled as in the second version of the makers' code."""
+    """The tower's config; the order of concatenated neighbours is that of version 2 of the published code."""
     outer = outside(section)
     version, image = outer.values.get("ps_version", "v1"), section.size("image_size", 224)
     if version != "v2":

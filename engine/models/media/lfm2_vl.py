@@ -1,4 +1,4 @@
-"""LFM2-VL: SigLIP 2 of pictures of any shape, blocks of neighbours side by side, two products, before an LFM2."""
+"""LFM2-VL: SigLIP 2 for pictures of any shape, concatenated neighbours, two linear layers, before an LFM2."""
 
 from __future__ import annotations
 

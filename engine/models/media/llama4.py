@@ -1,4 +1,4 @@
-"""Llama 4 that sees: a tower of its own (engine/encoders/llama4) before Llama 4's decoder."""
+"""Llama 4 with pictures: its own tower (engine/encoders/llama4) before Llama 4's decoder."""
 
 from __future__ import annotations
 

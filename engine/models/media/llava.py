@@ -1,4 +1,5 @@
-"""LLaVA: CLIP without its last layer, SigLIP or Pixtral's tower, two products, before a Llama, Mistral or Qwen2."""
+"""LLaVA: CLIP without its last layer, SigLIP or Pixtral's tower, two linear layers, before a Llama, Mistral or
+Qwen2."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from engine.models.media.seeing import outside, read_vision, seeing, text
 def vision(section: Section) -> VitConfig:
     """The tower; its class token makes no row."""
     outer = outside(section)
-    layer = -1 if outer.values.get("model_type") == "llava_onevision" else -2  # where the file is silent
+    layer = -1 if outer.values.get("model_type") == "llava_onevision" else -2  # the default
     config = read_vision(section, feature_layer=layer, bias=outer.boolean("multimodal_projector_bias", True))
     wanted = "default" if config.class_token else "full"
     given = outer.values.get("vision_feature_select_strategy") or wanted
@@ -27,7 +28,7 @@ def vision(section: Section) -> VitConfig:
 
 
 def processor(outer: Section, kinds: Collection[Modality]) -> str:
-    """Pixtral's pictures have sizes of their own, and rows that end."""
+    """Pixtral's processor for its tower, because pictures differ in size and have end-of-line rows; else LLaVA's."""
     sees = outer.values.get("vision_config") or {}
     return "pixtral:Pixtral" if sees.get("model_type") == "pixtral" else "llava:Llava"
 

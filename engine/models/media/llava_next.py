@@ -1,4 +1,4 @@
-"""LLaVA-NeXT (1.6): LLaVA whose pictures are also cut into tiles, with a learned newline."""
+"""LLaVA-NeXT (1.6): LLaVA that also cuts pictures into tiles, with a learned newline."""
 
 from __future__ import annotations
 

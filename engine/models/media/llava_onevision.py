@@ -1,4 +1,4 @@
-"""LLaVA-OneVision: LLaVA-NeXT whose pictures' rows are bounded, and films, whose frames have a fourth of the rows."""
+"""LLaVA-OneVision: LLaVA-NeXT with a bound on a picture's rows, and video, whose frames have a fourth of the rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine.models.media.seeing import seeing, text
 
 
 def vision(section: Section) -> VitConfig:
-    """LLaVA-NeXT's tower; of as many rows, a film takes more memory than a picture."""
+    """LLaVA-NeXT's tower config; "video" comes first, because a video takes more memory per row than a picture."""
     config = llava_next.vision(section)
     return replace(config, modalities=("video", "image"), frame_rows=(-(-config.side // 2)) ** 2)
 

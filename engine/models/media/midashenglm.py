@@ -1,6 +1,6 @@
-"""MiDashengLM: the Qwen2 decoder of Qwen2.5-Omni's thinker behind the audio tower Dasheng (engine/encoders/dasheng).
+"""MiDashengLM: the Qwen2 decoder of Qwen2.5-Omni's thinker, with the audio tower Dasheng (engine/encoders/dasheng).
 
-Sound counts like text, so the three axes of positions that Qwen's files name are one.
+Audio tokens have the same positions as text, so the three position axes of Qwen's files are equal.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from engine.weights.table import Table
 
 
 class MiDashengLM(Llama):
-    """Text and sound in; text out."""
+    """Text and audio in; text out."""
 
     WEIGHTS = Table((*DECODER_ROWS, *ROWS), prefixes=("decoder.", "model."), ignore=(*DECODER_IGNORE, *UNREAD))
 

@@ -1,6 +1,6 @@
-"""PaliGemma and PaliGemma 2: SigLIP and one product, before Gemma or Gemma 2.
+"""PaliGemma and PaliGemma 2: SigLIP and a linear layer, before Gemma or Gemma 2.
 
-The tokens of a whole prompt see each other, whatever a layer's window; those of the answer see what is before them.
+All tokens of a prompt see each other, even beyond a layer's window; tokens of the answer see earlier tokens only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from engine.models.media.seeing import text as seeing_text
 
 
 def text(body: Section, outer: Section) -> TextConfig:
-    """The decoder; what newer files say of its attention holds for prompts, as here."""
+    """The decoder's config. use_bidirectional_attention of newer files is dropped: it only means bidirectional
+    prompts."""
     values = {key: value for key, value in body.values.items() if key != "use_bidirectional_attention"}
     return seeing_text(Section(values, body.path, body.outer), outer, tied=True)
 

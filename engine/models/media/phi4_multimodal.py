@@ -1,8 +1,8 @@
-"""Phi-4-multimodal as transformers keeps it: other names, and the adapters in folders of their own.
+"""Phi-4-multimodal in transformers' layout: other names, and adapters in separate folders.
 
-`vision-lora` and `speech-lora` below the checkpoint's folder each hold an adapter in PEFT's form, which
-engine/weights/files.py reads with the checkpoint. Where a folder is absent, its media are computed without an adapter,
-as transformers does until an adapter is loaded.
+`vision-lora` and `speech-lora` below the checkpoint's folder each hold an adapter in PEFT's format, which
+engine/weights/files.py reads with the checkpoint. Without a folder, its modality is computed without an adapter, as
+transformers does until an adapter is loaded.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Phi4Multimodal(Phi4MM):
     MATRIX: ClassVar[str] = ""
 
     def adapters_of(self, media: list[Modality]) -> list[Adapter]:
-        """Those of the folders that there are; in the place of others, adapters that change nothing."""
+        """The adapters of the existing folders; for a missing folder an adapter that changes nothing."""
         found: list[Adapter] = []
         for kind in media:
             path = f"{NAMES[kind]}-lora/adapter_config.json"
@@ -58,7 +58,7 @@ class Phi4Multimodal(Phi4MM):
 
 
 def media_token_ids(section: Section) -> dict[str, int]:
-    """Of pictures and sounds, each in its tower's object."""
+    """The placeholder tokens of pictures and audio, from each tower's section."""
     return {
         kind: section.section(key).integer(f"{kind}_token_id", IDS[kind])
         for kind, key in (("image", "vision_config"), ("audio", "audio_config"))

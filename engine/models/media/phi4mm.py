@@ -1,8 +1,8 @@
-"""Phi-4-multimodal as Microsoft publishes it: Phi-4-mini that takes pictures, and sounds of any length.
+"""Phi-4-multimodal in Microsoft's layout: Phi-4-mini that takes pictures, and audio of any length.
 
-The checkpoint keeps adapters of the decoder's matrices: requests that show a picture are computed with the one for
-vision, whether or not they hold a sound too, others that hold a sound with the one for speech, texts with the matrices
-alone. engine/models/media/phi4_multimodal.py is the same in transformers' names.
+The checkpoint has adapters of the decoder's matrices. Requests with a picture use the vision adapter, whether or not
+they also have audio. Requests with audio only use the speech adapter. Text requests use no adapter.
+engine/models/media/phi4_multimodal.py is the same model with transformers' names.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from engine.models.base.family import Family
 from engine.models.text.phi3 import Phi3, text
 from engine.weights.table import Row
 
-IDS = {"image": 200010, "audio": 200011}  # <|endoftext10|> and 11, as Microsoft's processor has them; no file says so
+IDS = {"image": 200010, "audio": 200011}  # <|endoftext10|> and 11, from Microsoft's processor; no file names them
 ADAPTED = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
-NAMES: dict[Modality, str] = {"image": "vision", "audio": "speech"}  # of adapters
+NAMES: dict[Modality, str] = {"image": "vision", "audio": "speech"}  # names of adapters
 UNSEEN = (
     "*.lora_?.vision.weight",
     "embed_tokens_extend.image_embed.*",
@@ -39,10 +39,10 @@ UNHEARD = ("*.lora_?.speech.weight", "embed_tokens_extend.audio_embed.*")
 
 
 class Phi4MM(Phi3):
-    """Text, pictures and sound in; text out."""
+    """Text, pictures and audio in; text out."""
 
-    RENAMED: ClassVar[Mapping[str, str]] = {}  # a part of the released names -> what this layout calls it
-    MATRIX: ClassVar[str] = ".base_layer"  # the module that holds a matrix, below the one that holds its adapters too
+    RENAMED: ClassVar[Mapping[str, str]] = {}  # part of a released name -> its name in this layout
+    MATRIX: ClassVar[str] = ".base_layer"  # the submodule that holds the matrix, inside the module with the adapters
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
         super().__init__(config, dtype, device)
@@ -69,7 +69,7 @@ class Phi4MM(Phi3):
         self.table = replace(self.table, rows=(*matrices, *map(self._renamed, rows)))
 
     def adapters_of(self, media: list[Modality]) -> list[Adapter]:
-        """Those of the towers that are built; config.json says how large they are."""
+        """The adapters for the modalities of the towers that are built; config.json has their sizes."""
         raw = Section(self.config.raw, "config.json")
         return [adapter(raw.section(f"{NAMES[kind]}_lora"), kind) for kind in media]
 
@@ -86,14 +86,14 @@ class Phi4MM(Phi3):
 
 
 def adapter(section: Section, media: Modality) -> Adapter:
-    """Of an object that says its rank and its scale."""
+    """Reads an adapter from a section with rank and scale."""
     rank, name = section.size("r"), NAMES[media]
     halves = f"lora_A.{name}.weight", f"lora_B.{name}.weight"
     return Adapter(media, ADAPTED, rank, section.number("lora_alpha") / rank, halves)
 
 
 def media_token_ids(section: Section) -> dict[str, int]:
-    """Of pictures and sounds."""
+    """The placeholder tokens of pictures and audio."""
     return {kind: section.integer(f"{kind}_token_id", token) for kind, token in IDS.items()}
 
 

@@ -1,8 +1,8 @@
 """Qwen2.5-Omni's thinker: a Qwen2 decoder with three position axes, a vision and an audio tower.
 
-Thread: device. Positions come in ready made, [3, T] (mm/splice counts them); towers run once per media item,
-and forward puts their rows in place of the placeholders' embeddings. The talker and the vocoder of the full
-checkpoint are left unread: answers are text.
+Thread: device. mm/splice computes the positions, [3, T]. Towers run once per media item, and forward replaces the
+placeholders' embeddings by the towers' rows. The talker and the vocoder of the full checkpoint are not read: answers
+are text.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ class Qwen25OmniThinker(Llama):
             *qwen_vl.rows("vision", "visual", qwen_vl.OMNI),
             *qwen_omni_audio.rows("audio", "audio_tower"),
         ),
-        # Released: thinker.model.layers, thinker.visual; by transformers 5: model.language_model.layers, model.visual.
+        # Released names: thinker.model.layers, thinker.visual; transformers 5: model.language_model.layers,
+        # model.visual.
         prefixes=("thinker.", "model.", "language_model."),
         ignore=(
             *DECODER_IGNORE,
-            "audio_tower.audio_bos_eos_token.weight",  # trained, never read by the forward pass
+            "audio_tower.audio_bos_eos_token.weight",  # trained, but not used by the forward pass
             "audio_tower.positional_embedding.positional_embedding",  # computed
             "talker.*",
             "token2wav.*",

@@ -1,4 +1,4 @@
-"""Qwen2.5-VL: Qwen2-VL whose tower has windows, RMSNorms and a gated MLP."""
+"""Qwen2.5-VL: Qwen2-VL with windows, RMSNorms and a gated MLP in the tower."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen2-Audio: a Qwen2 decoder that takes audio. A tower turns each sound into rows, in place of the placeholders."""
+"""Qwen2-Audio: a Qwen2 decoder that takes audio. A tower turns each item into rows that replace the placeholders."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from engine.weights.table import Table
 
 
 def audio(section: Section) -> Qwen2AudioConfig:
-    """The tower; its rows are as wide as the decoder."""
+    """The tower's config; its rows have the decoder's width."""
     encoder = whisper.read_audio(section)
     width = complete(outside(section).section("text_config")).size("hidden_size")
     given = {field.name: getattr(encoder, field.name) for field in dataclasses.fields(encoder)}
@@ -28,11 +28,11 @@ def audio(section: Section) -> Qwen2AudioConfig:
 
 
 class Qwen2Audio(Llama):
-    """Text and sound in; text out."""
+    """Text and audio in; text out."""
 
     WEIGHTS = Table(
         rows=(*DECODER_ROWS, *whisper.rows("audio", "audio_tower"), PROJECTION),
-        # Released: language_model.model.layers; by transformers 5: model.language_model.layers.
+        # Released names: language_model.model.layers; transformers 5: model.language_model.layers.
         prefixes=("model.", "language_model.", "model."),
         ignore=DECODER_IGNORE,
     )

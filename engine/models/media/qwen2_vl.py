@@ -1,7 +1,7 @@
-"""Qwen2-VL: a Qwen2 decoder with three position axes, and a vision tower for pictures and films.
+"""Qwen2-VL: a Qwen2 decoder with three position axes, and a vision tower for pictures and video.
 
-Thread: device. Positions come in ready made, [3, T] (mm/splice counts them); the tower runs once per media item, and
-forward puts its rows in place of the placeholders' embeddings. Qwen2.5-VL and Qwen3-VL are this with other towers.
+Thread: device. mm/splice computes the positions, [3, T]. The tower runs once per media item, and forward replaces the
+placeholders' embeddings by the tower's rows. Qwen2.5-VL and Qwen3-VL derive from this model, with other towers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from engine.weights.table import Row, Table
 def seeing(names: Names, *more: Row) -> Table:
     """WEIGHTS of a decoder with Qwen's tower, and `more` rows of the decoder.
 
-    Released: model.layers, visual; by transformers 5: model.language_model.layers, model.visual.
+    Released names: model.layers, visual; transformers 5: model.language_model.layers, model.visual.
     """
     return Table(
         rows=(*DECODER_ROWS, *more, *rows("vision", "visual", names)),
@@ -48,7 +48,7 @@ class Qwen2VL(Llama):
 
 
 def text(body: Section, outer: Section) -> TextConfig:
-    """The decoder; files that transformers 4 wrote have tie_word_embeddings among the decoder's sizes."""
+    """The decoder's config; files of transformers 4 have tie_word_embeddings in the decoder's section."""
     rope = RopeDefaults(1_000_000.0, sections=(16, 24, 24))
     read = read_text(body, outer, sliding="switch", rope=rope, qkv_bias=True)
     return replace(read, tie_embeddings=read.tie_embeddings or body.boolean("tie_word_embeddings", False))

@@ -1,6 +1,7 @@
-"""Qwen3-ASR (0.6B, 1.7B): a Qwen3 decoder that writes down sounds.
+"""Qwen3-ASR (0.6B, 1.7B): a Qwen3 decoder that transcribes audio.
 
-Released in two layouts: Qwen's own, with all in a thinker_config and the projector inside the tower; and transformers'.
+There are two layouts: Qwen's own, with everything in a thinker_config and the projector inside the tower, and
+transformers'.
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ from engine.models.text.llama import DECODER_IGNORE, DECODER_ROWS, Llama
 from engine.weights.table import Table
 
 THINKER = "thinker_config"
-PROJECTORS = {  # of a file with a thinker_config, and of one without
+PROJECTORS = {  # whether config.json has a thinker_config -> names of the projector's layers
     True: ("audio_tower.proj1", "audio_tower.proj2"),
     False: ("multi_modal_projector.linear_1", "multi_modal_projector.linear_2"),
 }
 
 
 def text(body: Section, outer: Section) -> TextConfig:
-    """Qwen3; sound counts like text, so that the three axes that Qwen's files name are one."""
+    """The decoder's config. Audio tokens have the same positions as text, so the three axes of Qwen's files are
+    equal."""
     read = read_text(
         body, outer, sliding="switch", head_dim=128, qk_norm="head", rope=RopeDefaults(1_000_000.0), tied=True
     )
@@ -39,7 +41,7 @@ def text(body: Section, outer: Section) -> TextConfig:
 
 
 class Qwen3Asr(Llama):
-    """Text and sound in; text out."""
+    """Text and audio in; text out."""
 
     WEIGHTS = Table(
         rows=DECODER_ROWS,

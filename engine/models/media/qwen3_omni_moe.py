@@ -1,7 +1,7 @@
-"""Qwen3-Omni's thinker (30B-A3B): Qwen3-VL's decoder with experts, its vision tower, and Qwen3's tower of sound.
+"""Qwen3-Omni's thinker (30B-A3B): Qwen3-VL's decoder with experts, its vision tower, and Qwen3's audio tower.
 
-Thread: device. Rows of sound have as many parts as those of pictures; all but the first are zero. The talker and the
-vocoder of the full checkpoint are left unread: answers are text.
+Thread: device. Audio rows have as many parts as picture rows; all parts but the first are zero. The talker and the
+vocoder of the full checkpoint are not read: answers are text.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Qwen3OmniThinker(Qwen3VL):
             *qwen_vl.rows("vision", "visual", qwen_vl.QWEN3_OMNI),
             *rows("audio", "audio_tower", ("audio_tower.proj1", "audio_tower.proj2")),
         ),
-        # Released: thinker.model.layers, thinker.visual; by transformers 5: model.layers, visual.
+        # Released names: thinker.model.layers, thinker.visual; transformers 5: model.layers, visual.
         prefixes=("thinker.", "model.", "language_model."),
         ignore=(
             *DECODER_IGNORE,

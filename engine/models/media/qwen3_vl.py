@@ -1,7 +1,7 @@
-"""Qwen3-VL: a Qwen3 decoder whose position axes take turns, and a tower that feeds its first layers too (deepstack).
+"""Qwen3-VL: a Qwen3 decoder with interleaved position axes, and a tower that also feeds its first layers (deepstack).
 
-Thread: device. A row of the tower has parts: the first takes the place of the placeholder's embedding, the part n is
-added to the stream behind the decoder's layer n - 1.
+Thread: device. A row of the tower has parts. Part 0 replaces the placeholder's embedding; part n is added to the
+residual stream after decoder layer n - 1.
 """
 
 from __future__ import annotations

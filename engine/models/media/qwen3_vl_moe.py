@@ -1,4 +1,4 @@
-"""Qwen3-VL with experts (30B-A3B, 235B-A22B): those of a layer lie in one tensor, transposed, gate's columns first."""
+"""Qwen3-VL with experts (30B-A3B, 235B-A22B): a layer's experts are one transposed tensor, gate's columns first."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Qwen3VLMoe(qwen3_vl.Qwen3VL):
 
 
 def text(body: Section, outer: Section) -> TextConfig:
-    """The decoder; the weights of a token's experts add up to one."""
+    """The decoder's config; the weights of a token's experts sum to one."""
     read = qwen3_vl.text(body, outer)
     experts = read_experts(body, norm_topk_prob=True, layout="turned")
     return with_experts(read, experts, sparse_layers(body, len(read.layers)))

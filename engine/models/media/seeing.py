@@ -1,7 +1,7 @@
-"""Models that are a decoder of another family behind a plain vision transformer: how both are read and built.
+"""Reads and builds models that combine a plain vision transformer with a decoder of another family.
 
-Thread: device. The decoder's section of config.json names its family by its model_type; the tower (engine/encoders/vit)
-runs once per picture, and forward puts its rows in place of the placeholders' embeddings.
+Thread: device. The model_type in the decoder's section of config.json names the decoder's family. The tower
+(engine/encoders/vit) runs once per picture, and forward replaces the placeholders' embeddings by the tower's rows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from engine.models.lookup import inner_decoder, inner_decoders
 
 
 def seeing(config: ModelConfig, dtype: torch.dtype, device: str) -> Decoder:
-    """The decoder, and the tower where it is wanted."""
+    """The decoder, with the tower unless it is left out."""
     model = decoder_family(config.raw["text_config"], "config.json").model(config, dtype, device)
     assert isinstance(model, Decoder)
     vision = config.towers.get("vision")
@@ -39,7 +39,7 @@ def seeing(config: ModelConfig, dtype: torch.dtype, device: str) -> Decoder:
 
 
 def text(body: Section, outer: Section, tied: bool = False) -> TextConfig:
-    """The decoder, as its own family reads it; `tied`: embedding and head, where no file says so."""
+    """The decoder's config, read by its own family; `tied`: default of tie_word_embeddings."""
     family = decoder_family(body.values, body.path)
     said = [section.values.get("tie_word_embeddings") for section in (outer, body)]
     ties = any(said) if any(value is not None for value in said) else tied
@@ -58,7 +58,7 @@ def decoder_family(values: dict[str, Any], path: str) -> Family:
 
 
 def read_vision(section: Section, feature_layer: int = -1, **projector: Any) -> VitConfig:
-    """A tower and a projector of two products; `projector`: what is not LLaVA's."""
+    """The config of a tower with a projector of two linear layers; `projector`: fields that differ from LLaVA's."""
     outer = outside(section)
     layer = outer.integer("vision_feature_layer", feature_layer, least=-(2**31))
     act = str(outer.values.get("projector_hidden_act") or "gelu")
@@ -70,6 +70,6 @@ def read_vision(section: Section, feature_layer: int = -1, **projector: Any) -> 
 
 
 def outside(section: Section) -> Section:
-    """The object around a tower's."""
+    """The object around a tower's section."""
     assert section.outer is not None, "a tower's section lies in another one"
     return section.outer

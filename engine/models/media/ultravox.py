@@ -1,7 +1,7 @@
-"""Ultravox (0.4 to 0.6): a Llama decoder that takes sounds of any length.
+"""Ultravox (0.4 to 0.6): a Llama decoder that takes audio of any length.
 
-The published checkpoints hold the projector and often the encoder; text_model_id and audio_model_id name the others,
-which server/start/joined.py adds. No token of the vocabulary stands for sound, so the last reserved one does.
+The published checkpoints hold the projector and often the encoder. text_model_id and audio_model_id name the other
+parts, which server/start/joined.py adds. The vocabulary has no audio token, so its last reserved token is used.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from engine.models.base.family import Family
 from engine.models.media import seeing
 from engine.models.media.hearing import hearing
 
-UNREAD = ("decoder.*", "proj_out.weight")  # of a whole Whisper
-TOWERS = {  # whether the encoder comes from the repository of a whole Whisper
+UNREAD = ("decoder.*", "proj_out.weight")  # unused tensors of a complete Whisper
+TOWERS = {  # whether the encoder comes from the repository of a complete Whisper -> Family.model
     False: hearing(UltravoxTower, rows("audio_tower")),
     True: hearing(UltravoxTower, rows("encoder"), ignore=UNREAD),
 }
 
 
 def text(body: Section, outer: Section) -> TextConfig:
-    """Llama, inside a configuration that has been joined."""
+    """Llama's config, from a joined configuration."""
     if "text_config" not in outer.values:
         raise ConfigError(
             f"{outer.path}: text_model_id={outer.values.get('text_model_id')!r} names the decoder, whose configuration "
@@ -39,12 +39,12 @@ def text(body: Section, outer: Section) -> TextConfig:
 
 
 def model(config: ModelConfig, dtype: torch.dtype, device: str) -> Decoder:
-    """By where the encoder lies."""
+    """The decoder and the tower, chosen by where the encoder's weights are."""
     return TOWERS[config.raw.get("joined_audio_model_id") is not None](config, dtype, device)
 
 
 def media_token_ids(section: Section) -> dict[str, int]:
-    """The last token of Llama 3's vocabulary is reserved, and no text holds it."""
+    """The placeholder: the last token of Llama 3's vocabulary, which is reserved and in no text."""
     if "text_config" not in section.values:
         return {}
     return {"audio": complete(section.section("text_config")).size("vocab_size") - 1}

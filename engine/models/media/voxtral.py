@@ -1,4 +1,4 @@
-"""Voxtral (Mini 3B, Small 24B): a Llama decoder that takes sounds of any length in windows of thirty seconds."""
+"""Voxtral (Mini 3B, Small 24B): a Llama decoder that takes audio of any length, in windows of thirty seconds."""
 
 from __future__ import annotations
 

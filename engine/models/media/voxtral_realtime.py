@@ -1,10 +1,10 @@
-"""Voxtral Realtime (Mini 4B): a Mistral that writes one token for each 80 ms of a sound, most of them padding.
+"""Voxtral Realtime (Mini 4B): a Mistral that writes one token for each 80 ms of audio; most tokens are padding.
 
-Thread: device. Every position has a row of the tower and a token, positions of the answer too: the rows are added to
-the embeddings (Family.adds_media), and an answer has as many tokens as there are rows left. Every layer depends on the
-delay, the number of tokens by which the text follows the sound: the norm before its MLP is multiplied by a gain that a
-small network makes of it. One server has one delay, so the gain is part of the norm's weight. The computation is that
-of transformers' voxtral_realtime (VoxtralRealtimeTextAdaRmsNorm, VoxtralRealtimeTimeEmbedding).
+Thread: device. Every position, also of the answer, has a tower row and a token. The rows are added to the embeddings
+(Family.adds_media), and the answer has as many tokens as rows are left. Every layer depends on the delay, the number
+of tokens by which the text follows the audio: a small network turns the delay into a gain, which multiplies the norm
+before the MLP. A server has a fixed delay, so the gain is folded into the norm's weight. The computation follows
+transformers' voxtral_realtime (VoxtralRealtimeTextAdaRmsNorm, VoxtralRealtimeTimeEmbedding).
 
     row      0      1    ...  n - 1     n       n + 1
     token   <s>   [PAD]  ...  [PAD]   answer   answer
@@ -32,14 +32,14 @@ from engine.models.base.family import Family
 from engine.models.text.llama import DECODER_IGNORE, DECODER_ROWS, Llama, LlamaLayer
 from engine.weights.table import Row, Table, Wanted
 
-INNER = 32  # width of the network that makes a layer's gain; no file names it
-THETA = 10_000.0  # of the delay's sines and cosines
+INNER = 32  # inner width of the network that computes a layer's gain; no file names the width
+THETA = 10_000.0  # base of the delay's sines and cosines
 MOST_DELAY = 1000  # tokens: eighty seconds
 NORM, GAIN = "layers.*.post_attention_layernorm", "layers.*.ada_rms_norm."
 
 
 class DelayedNorm(RMSNorm):
-    """x / rms(x) * weight * (1 + W2 gelu(W1 t)); t: what stands for the delay, [size]."""
+    """x / rms(x) * weight * (1 + W2 gelu(W1 t)); t: the embedding of the delay, [size]."""
 
     __slots__ = ("delay",)
 
@@ -60,16 +60,16 @@ class DelayedNorm(RMSNorm):
 
 
 def sines(delay: int, size: int) -> Tensor:
-    """A number of tokens as a vector: cosines in its first half, sines in the second."""
+    """The embedding of a delay: cosines in the first half, sines in the second half."""
     pairs = torch.arange(size // 2, dtype=torch.float32) / (size // 2)
     angles = delay * torch.exp(-math.log(THETA) * pairs)
     return torch.cat([angles.cos(), angles.sin()])
 
 
 class VoxtralRealtime(Llama):
-    """Sound in, text out."""
+    """Audio in, text out."""
 
-    takes_rows = False  # a client's rows would be added to the embeddings
+    takes_rows = False  # a client's rows would be added to the embeddings instead of replacing them
     WEIGHTS = Table(
         rows=(
             *(row for row in DECODER_ROWS if row.names != (NORM,)),
@@ -93,7 +93,7 @@ class VoxtralRealtime(Llama):
 
 
 def delay_of(config: ModelConfig) -> int:
-    """Tokens that the text comes behind the sound; the processor writes as many paddings (mm/processors)."""
+    """Tokens by which the text follows the audio; the processor (mm/processors) writes as many padding tokens."""
     return Section(config.raw, "config.json").integer("default_num_delay_tokens", 6, least=1, most=MOST_DELAY)
 
 

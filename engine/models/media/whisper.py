@@ -1,16 +1,16 @@
-"""Whisper: an encoder of sound, and a decoder whose layers attend to the text so far and to the encoder's rows.
+"""Whisper: an audio encoder, and a decoder whose layers attend to the text so far and to the encoder's rows.
 
-Thread: device. A prompt begins with the window's rows, one token each, and goes on with text. In every layer a token of
-the window leaves the keys and values of cross-attention in the KV cache, a token of text those of self-attention: each
-place of the cache holds what its token is read for, so windows are scheduled, shared by prefix and computed again
-like any prompt. Both attentions are the paged one over parts of a row's block table:
+Thread: device. A prompt begins with the window's rows, one token each, followed by text. In every layer, the KV cache
+holds cross-attention's keys and values for a window token, and self-attention's for a text token. So windows are
+scheduled, shared by prefix and recomputed like any prompt. Both attentions are paged attention over parts of a row's
+block table:
 
     block table of a row    | window: 94 blocks           | text
-    cross-attention reads    0 .. 1499                                    every token is a row of its own, whose
+    cross-attention reads    0 .. 1499                                    every token is a separate row, whose
     self-attention reads                                    0 .. itself   context is what the token sees
 
-Tokens of the window pass no layer where the host knows which tokens those are; in a recorded step they pass all layers,
-and their results are not used.
+If the host knows which tokens belong to the window, these tokens skip the layers; in a recorded step they pass all
+layers, and their results are unused.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SELF, CROSS = LAYER + "self_attn.", LAYER + "encoder_attn."
 
 
 class Whisper(Model):
-    """Sound in, text out."""
+    """Audio in, text out."""
 
     WEIGHTS = Table(
         rows=(
@@ -69,7 +69,7 @@ class Whisper(Model):
             Row(("decoder.layer_norm",), "norm"),
         ),
         prefixes=("model.",),
-        ignore=("proj_out.weight",),  # the embedding a second time
+        ignore=("proj_out.weight",),  # a copy of the embedding
     )
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
@@ -97,7 +97,7 @@ class Whisper(Model):
 
     @contextmanager
     def abridged(self) -> Iterator[None]:
-        """One layer: all are alike."""
+        """One layer, because all layers launch the same kernels."""
         self._running = self.layers[:1]
         try:
             yield
@@ -111,7 +111,7 @@ class Whisper(Model):
         return self.norm(x if batch.sample_index is None else x.index_select(0, batch.sample_index), out)
 
     def _with_sound(self, batch: Batch, out: Tensor | None) -> Tensor:
-        """A step whose tokens of sound the host knows: those leave their keys and values, and pass no layer."""
+        """A step whose window tokens the host knows: it only stores their keys and values; they skip the layers."""
         slots, device = batch.attention[0].slot_mapping, batch.token_ids.device
         is_text = torch.ones(len(batch.token_ids), dtype=torch.bool)
         for start, length, rows in batch.media:
@@ -133,7 +133,8 @@ class Whisper(Model):
         return whole
 
     def _decoded(self, batch: Batch, token_ids: Tensor, places: Tensor, chosen: Tensor | None) -> Tensor:
-        """The residual stream behind the last layer, [T, hidden], of these tokens: of those `chosen` of the step's."""
+        """The residual stream after the last layer, [T, hidden], for these tokens; `chosen`: their indices in the
+        step."""
         views = self._views(batch, places, chosen)
         x = self.embed(token_ids)
         x += self.positions((places - self.config.encoder_prefix).clamp_(0, self.positions.num_positions - 1))
@@ -143,7 +144,8 @@ class Whisper(Model):
         return x
 
     def _views(self, batch: Batch, places: Tensor, chosen: Tensor | None) -> Views:
-        """Every token a row of its own. A token of sound or padding attends to one key, and its result is not used."""
+        """Metadata with every token as a separate row. A window or padding token attends to one key; its result is
+        unused."""
         meta, encoder_prefix, keys = batch.attention[0], self.config.encoder_prefix, batch.caches[0][0]
         block_size = keys.shape[2]
         count = len(places)
@@ -153,7 +155,7 @@ class Whisper(Model):
         ).clamp_(max=len(meta.context_len) - 1)
         if meta.table_row is not None:
             lines = meta.table_row[lines]
-        texts = (places - (encoder_prefix - 1)).clamp_(min=1).int()  # tokens of text up to each, itself included
+        texts = (places - (encoder_prefix - 1)).clamp_(min=1).int()  # text tokens up to and including each token
         sounds = torch.where(places < encoder_prefix, 1, self.audio.config.num_positions).int()
         text = AttentionMeta(
             query_start=numbers,
@@ -169,7 +171,7 @@ class Whisper(Model):
         return Views(text, sound, self._rope(places))
 
     def _with_list(self, view: AttentionMeta, num_blocks: int, block_size: int) -> AttentionMeta:
-        """A view and its work list, made anew: as large as the step's tokens, and inside a graph the graph's own."""
+        """A view with a new work list, sized by the step's tokens; inside a graph the list belongs to the graph."""
         count, text = len(view.context_len), self.config.text
         parts = max_parts(num_blocks, block_size, count)
         work = empty_list(count, count, parts, text.num_heads, text.head_dim, view.context_len.device)

@@ -1,8 +1,8 @@
-"""Where Whisper listens while it writes: the weights of cross-attention of a finished text, for the times of its words.
+"""Whisper's cross-attention weights for a finished text, from which word timestamps are computed.
 
 Thread: device, on the executor's stream, between two steps. In: a window's features, and its prompt and text. Out: the
-weights of the heads that follow the speaker. The text is known, so all its tokens pass the decoder at once, without the
-KV cache; the layers behind the last of those heads are not run.
+weights of the alignment heads. The text is known, so all its tokens pass the decoder at once, without the KV cache.
+Layers after the last alignment head do not run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LayerHead = tuple[int, int]
 def sound_attention(
     model: Model, features: Mapping[str, np.ndarray], token_ids: Sequence[int], heads: Sequence[LayerHead]
 ) -> np.ndarray:
-    """float32 [heads, tokens, rows of a window]: what each token, as the decoder's input, takes from each row."""
+    """float32 [heads, tokens, rows of a window]: the attention weight of each row for each input token."""
     if not isinstance(model, Whisper):
         raise RequestError("times of words need a model with cross-attention; this one has none")
     text, most = model.config.text, model.positions.num_positions

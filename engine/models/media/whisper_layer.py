@@ -1,7 +1,7 @@
-"""A layer of Whisper's decoder: attention to the text so far, to the rows of sound, and an MLP.
+"""A layer of Whisper's decoder: attention to the text so far, attention to the encoder's rows, and an MLP.
 
-Thread: device. In: the stream, and what its tokens see of text and of sound. Out: the stream, and in the KV cache the
-keys and values of each token: those of cross-attention for sound, those of self-attention for text.
+Thread: device. In: the residual stream, and attention metadata for text and audio. Out: the stream, and in the KV cache
+each token's keys and values: cross-attention's for audio tokens, self-attention's for text tokens.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from engine.layers.rope import Rope
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Views:
-    """What the tokens of a step see, each of them a row: of the text, and of the sound."""
+    """Metadata of a step for both attentions; every token is a separate row."""
 
     text: AttentionMeta
     sound: AttentionMeta
-    rope: Rope  # which turns nothing
+    rope: Rope  # a rotation by angle 0
 
 
 class WhisperLayer:
@@ -48,7 +48,7 @@ class WhisperLayer:
         self.fc2 = Linear(text.intermediate_size, size, bias=True)
 
     def __call__(self, x: Tensor, views: Views, cache: LayerCache, overlay: tuple[Tensor, Tensor] | None) -> None:
-        """Adds to x [T, hidden]; `overlay`: which of the tokens are sound, [T, 1], and their rows [T, hidden]."""
+        """Adds to x [T, hidden]; `overlay`: which tokens are audio, [T, 1], and their rows [T, hidden]."""
         size, scale, (keys, values, codes) = x.shape[1], self.head_dim**-0.5, pages_of(cache)
         qkv = self.qkv(self.self_norm(x))
         if overlay is not None:
@@ -66,7 +66,7 @@ class WhisperLayer:
         self._store(torch.cat([queries, self.cross_kv(rows)], dim=1), rope, cache, slots)
 
     def _store(self, qkv: Tensor, rope: Rope, cache: LayerCache, slots: Tensor) -> Tensor:
-        """Keys and values into the cache; returns the queries [T, num_heads, head_dim]."""
+        """Stores keys and values in the cache; returns the queries [T, num_heads, head_dim]."""
         heads, (keys, values, scales) = self.num_heads, pages_of(cache)
         return qkv_rope_store(
             qkv, rope.cos, rope.sin, None, None, 0.0, heads, heads, self.head_dim, keys, values, slots, scales=scales

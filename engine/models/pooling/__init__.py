@@ -1,1 +1,1 @@
-"""Models that make vectors and scores alone: a file per family, named as its `model_type` in config.json."""
+"""Models that make only vectors and scores: a file per family, named by its `model_type` in config.json."""

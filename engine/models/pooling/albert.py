@@ -1,4 +1,4 @@
-"""ALBERT (paraphrase-albert, classifiers): BERT whose layers are one and the same, behind narrow embeddings."""
+"""ALBERT (paraphrase-albert, classifiers): BERT with narrow embeddings, and one layer that runs several times."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ IGNORED = ("pooler.*", "predictions.*", "sop_classifier.*", "embeddings.position
 
 
 class Albert(bert.Bert):
-    """One layer, which runs as often as the file says."""
+    """One layer, which runs num_hidden_layers times."""
 
     WEIGHTS = Table(ROWS, prefixes=("albert.",), ignore=IGNORED)
     narrow: int = 128
@@ -45,7 +45,7 @@ def text(body: Section, outer: Section) -> TextConfig:
 
 
 def head(body: Section, form: Form) -> tuple[HeadLayer, ...]:
-    """Of Albert's ForSequenceClassification, ForTokenClassification and ForMaskedLM."""
+    """The heads of Albert's ForSequenceClassification, ForTokenClassification and ForMaskedLM."""
     if form == "lexical":
         names = "predictions.dense", "predictions.LayerNorm", "predictions"
         activation = str(body.values.get("hidden_act") or "gelu_new")

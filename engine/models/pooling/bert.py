@@ -33,15 +33,15 @@ ROWS = (
     Row((LAYER + "output.dense",), "layers.*.down", "columns"),
     Row((LAYER + "output.LayerNorm",), "layers.*.mlp_norm"),
 )
-IGNORED = ("pooler.dense.*", "embeddings.position_ids", "cls.*")  # vectors are not made of BERT's own pooler
+IGNORED = ("pooler.dense.*", "embeddings.position_ids", "cls.*")  # vectors do not use BERT's own pooler
 
 
 class Bert(Encoder):
-    """Positions from the table's first row on."""
+    """An encoder whose positions start at the table's first row."""
 
     WEIGHTS = Table(ROWS, prefixes=("bert.",), ignore=IGNORED)
     reads_pairs = True
-    narrow: int | None = None  # numbers of an embedding where `embedding_size` is missing; None: it is not read
+    narrow: int | None = None  # default of `embedding_size`; None: the key is not read
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
         body = Section(config.raw, "config.json")
@@ -50,13 +50,13 @@ class Bert(Encoder):
 
 
 def text(body: Section, outer: Section) -> TextConfig:
-    """The encoder of BERT, RoBERTa and XLM-R."""
+    """The encoder's config for BERT, RoBERTa and XLM-R."""
     refuse(body, position_embedding_type="absolute", is_decoder=False, add_cross_attention=False)
     return post_norm_text(body, None, gated_mlp=False, qkv_bias=True, o_bias=True, mlp_bias=True)
 
 
 def post_norm_text(body: Section, rope: RopeDefaults | None, **family: Any) -> TextConfig:
-    """A post-norm encoder; rope: of heads that are rotated, None: positions are a table's; family: of TextConfig."""
+    """A post-norm encoder's config; rope: None if positions come from a table; family: fields of TextConfig."""
     hidden, heads = body.size("hidden_size"), body.size("num_attention_heads")
     if hidden % heads:
         raise ConfigError(f"{body.path}: hidden_size={hidden} is no multiple of num_attention_heads={heads}")
@@ -87,7 +87,8 @@ def post_norm_text(body: Section, rope: RopeDefaults | None, **family: Any) -> T
 
 
 def head(body: Section, form: Form) -> tuple[HeadLayer, ...]:
-    """Of Bert's ForSequenceClassification, ForTokenClassification and ForMaskedLM, and of families with such heads."""
+    """The heads of Bert's ForSequenceClassification, ForTokenClassification and ForMaskedLM; other families share
+    them."""
     if form == "lexical":
         gaps, activation = "cls.predictions", str(body.values.get("hidden_act") or "gelu")
         return head_of_gaps(body, (f"{gaps}.transform.dense", f"{gaps}.transform.LayerNorm", gaps), activation)

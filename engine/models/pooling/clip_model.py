@@ -1,4 +1,4 @@
-"""CLIP: a causal body read at the end of a text, a vision transformer read at its class token, products behind both."""
+"""CLIP: a causal text body read at the end token, a vision transformer read at the class token, two projections."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from engine.models.pooling.two_towers import KEYS, TwoTowers, text_of, token_of,
 from engine.models.pooling.two_towers import vision as vision_of
 from engine.weights.table import Row
 
-USUAL = 512  # numbers of a vector, where the file is silent
+USUAL = 512  # default width of a vector
 
 
 class Clip(TwoTowers):
-    """Of a text the first end-of-text token is read, which the tokenizer puts behind it."""
+    """Reads a text at its first end-of-text token, which the tokenizer appends."""
 
     ENDING = ClassRow
     ENDING_ROWS = (
@@ -35,7 +35,7 @@ def vision(section: Section) -> VitConfig:
 
 
 def pooling(folder: Path, body: Section, outer: Section, given: Mapping[str, Any]) -> PoolingConfig:
-    """The first files have 2 as the end of a text, and mean the highest id of their vocabulary."""
+    """The pooling config. Early files have eos_token_id 2 and mean the highest id of the vocabulary."""
     highest = body.size("vocab_size") - 1
     said = body.values.get("eos_token_id")
     end = highest if said in (None, 2) else body.integer("eos_token_id")

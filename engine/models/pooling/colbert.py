@@ -1,7 +1,7 @@
-"""ColBERT as its makers save it (colbertv2.0, answerai-colbert-small): BERT, and a product behind every token.
+"""ColBERT in its publisher's layout (colbertv2.0, answerai-colbert-small): BERT, and a linear layer on every token.
 
-`artifact.metadata` names the token before a query and the one before a document, and whether documents leave out
-punctuation. The code that reads it: https://github.com/stanford-futuredata/ColBERT (modeling/tokenization).
+`artifact.metadata` names the marker tokens of queries and documents, and says whether punctuation of documents is
+skipped. Format: https://github.com/stanford-futuredata/ColBERT (modeling/tokenization).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ USUAL = {"query": "[unused0]", "document": "[unused1]"}
 
 
 def pooling(folder: Path, body: Section, outer: Section, given: Mapping[str, Any]) -> PoolingConfig:
-    """Vectors of tokens, of length 1."""
+    """The pooling config: normalised vectors of tokens."""
     if given:
         raise ConfigError("--pooler-config: ColBERT has vectors of tokens and nothing to choose; leave the flag out")
     said = Section(read_json(folder / ARTIFACT, required=False), ARTIFACT)

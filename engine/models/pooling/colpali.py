@@ -1,4 +1,4 @@
-"""ColPali: a retriever of pages over PaliGemma; each page is scaled to the tower's square."""
+"""ColPali: a page retriever based on PaliGemma; each page is scaled to the tower's square."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.models.pooling.page_retriever import below_vlm, placeholder, said, t
 
 
 def pooling(folder: Path, body: Section, root: Section, given: Mapping[str, Any]) -> PoolingConfig:
-    """All texts begin with <bos>, and it stands behind a picture."""
+    """The pooling config; <bos> begins every text and follows a picture."""
     begin = token_named(folder, "bos_token")
     words = said(folder, "visual_prompt_prefix", "Describe the image.")
     page = f"{placeholder(folder, root)}{begin}{words}\n"

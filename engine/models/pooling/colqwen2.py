@@ -1,8 +1,8 @@
-"""ColQwen2 and ColQwen2.5: retrievers of pages over Qwen2-VL and Qwen2.5-VL, as `vlm_config` says.
+"""ColQwen2 and ColQwen2.5: page retrievers based on Qwen2-VL and Qwen2.5-VL, as `vlm_config` says.
 
-Pages keep their shape, and a larger one has more vectors. Pictures have Qwen2-VL's three axes of positions, as in
-training (colpali-engine, and transformers' first release of the class); since transformers 5 its ColQwen2ForRetrieval
-counts them like text unless `position_ids` are given.
+Pages keep their aspect ratio, and larger pages have more vectors. Pictures have Qwen2-VL's three position axes, as in
+training (colpali-engine, and the first release of transformers' class). Since transformers 5, ColQwen2ForRetrieval
+gives pictures the positions of text unless `position_ids` are passed.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from engine.models.media.qwen2_vl import text
 from engine.models.media.seeing import outside
 from engine.models.pooling.page_retriever import below_vlm, placeholder, said, vectors
 
-INNER = {"qwen2_vl": QWEN2, "qwen2_5_vl": QWEN2_5}  # by the model_type of `vlm_config`
+INNER = {"qwen2_vl": QWEN2, "qwen2_5_vl": QWEN2_5}  # model_type of `vlm_config` -> family
 
 
 def inner(values: Mapping[str, Any]) -> Family:
-    """The family of the model that the retriever is made of."""
+    """The family of the retriever's base model."""
     kind = values.get(INSIDE, {}).get("model_type", "qwen2_vl")
     if kind not in INNER:
         raise ConfigError(
@@ -51,7 +51,7 @@ def vision(section: Section) -> TowerConfig:
 
 
 def pooling(folder: Path, body: Section, root: Section, given: Mapping[str, Any]) -> PoolingConfig:
-    """Texts begin with no token of their own."""
+    """The pooling config; texts have no begin token."""
     visible = f"<|vision_start|>{placeholder(folder, root)}<|vision_end|>"
     page = f"<|im_start|>user\n{visible}Describe the image.<|im_end|><|endoftext|>"
     page = said(folder, "visual_prompt_prefix", page)

@@ -1,7 +1,7 @@
-"""DeBERTa's first version (deberta-base, -large, classifiers of NLI): as v2, with products of its own for distances.
+"""DeBERTa's first version (deberta-base, -large, NLI classifiers): as v2, with separate projections of distances.
 
-https://arxiv.org/abs/2006.03654. The table of distances has no norm. One matrix has each head's query, key and value
-one below the other; queries and values have a bias, keys have none.
+https://arxiv.org/abs/2006.03654. The table of distances has no norm. One matrix stacks query, key and value of each
+head; queries and values have a bias, keys have none.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OWN = (
 
 
 class Added:
-    """What is added to queries and to values."""
+    """The biases of queries and values."""
 
     queries: Tensor  # [heads, head_dim] in the activations' dtype
     values: Tensor
@@ -76,7 +76,7 @@ class DebertaV1Layer(DebertaLayer):
 
 
 class Deberta(Encoder):
-    """Most checkpoints have neither positions nor types of tokens."""
+    """The encoder; most checkpoints have neither positions nor token types."""
 
     WEIGHTS = Table((*(row for row in ROWS if row.target != "layers.*.qkv"), *OWN), ("deberta.",), IGNORED)
     reads_pairs = True

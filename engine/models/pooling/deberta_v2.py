@@ -1,9 +1,9 @@
-"""DeBERTa-v2 and v3 (Prompt-Guard, mxbai-rerank-v1, NLI): BERT without positions, whose scores count distances.
+"""DeBERTa-v2 and v3 (Prompt-Guard, mxbai-rerank-v1, NLI): BERT with relative distances instead of positions.
 
-A score is the sum of the product of query and key, that of the query with a distance's key, and that of the key with a
-distance's query; each layer makes the distances' keys and queries of one table for all
-(kernels/attention/disentangled). In the xlarge ones a convolution reads the embeddings in parallel with the first
-layer, and its result is added to the layer's, before a norm of its own.
+A score is the sum of three dot products: query and key, query and a distance's key, key and a distance's query. Each
+layer computes the keys and queries of distances from a table that all layers share (kernels/attention/disentangled).
+In the xlarge models a convolution reads the embeddings in parallel with the first layer; its result is added to the
+layer's result, and a norm follows.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ IGNORED = (
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """How a checkpoint counts distances: in rows [2 * size], the middle one of which is distance 0."""
+    """How a checkpoint maps distances to the rows of a table [2 * size], whose middle row is distance 0."""
 
     size: int
     bucketed: bool
-    longest: int  # distance that has a bucket of its own
+    longest: int  # longest distance with its own bucket
 
     @staticmethod
     def of(body: Section) -> Span:
@@ -65,10 +65,10 @@ class Span:
 
 
 class Away:
-    """The table of distances, and which row of it each distance has."""
+    """The table of distances, and the row of each distance."""
 
     def __init__(self, text: TextConfig, span: Span, reach: int, device: str, norm: bool = True) -> None:
-        """`reach`: the longest distance of an input's tokens."""
+        """`reach`: the longest distance between two tokens of an input."""
         self.rows = Positions(2 * span.size, text.hidden_size)
         self.norm = LayerNorm(text.hidden_size, text.norm_eps) if norm else None
         away = torch.arange(-reach, reach + 1)
@@ -76,7 +76,7 @@ class Away:
         self.buckets = (away + span.size).clamp(0, 2 * span.size - 1).int().to(device)
 
     def normed(self) -> Tensor:
-        """[2 * size, hidden] float32."""
+        """The normalised table, [2 * size, hidden] float32."""
         norm, table = self.norm, self.rows.table.float()
         if norm is None:
             return table
@@ -85,7 +85,7 @@ class Away:
 
 
 class DebertaLayer(EncoderLayer):
-    """BERT's layer with two more products in a score."""
+    """BERT's layer with two additional terms in a score."""
 
     def __init__(self, text: TextConfig, away: Away) -> None:
         super().__init__(text)
@@ -104,7 +104,7 @@ class DebertaLayer(EncoderLayer):
     def of_distances(self, table: Tensor) -> tuple[Tensor, Tensor]:
         """The keys and the queries of all distances, float32 [n, hidden] each; table: float32 [n, hidden].
 
-        By torch: the first step may be one that launches no kernel of ours (kernels/precompile).
+        Uses torch only, because the first call may be in a step that must not launch our kernels (kernels/precompile).
         """
         weight, bias = self.qkv.weight.dense().float(), self.qkv.weight.dense_bias()
         made = functional.linear(table, weight, None if bias is None else bias.float())
@@ -113,10 +113,10 @@ class DebertaLayer(EncoderLayer):
 
 
 class ConvolvedLayer(DebertaLayer):
-    """A layer, with a convolution in parallel or without: y = norm(layer(x) + f(convolution(x)))."""
+    """A layer, optionally with a parallel convolution: y = norm(layer(x) + f(convolution(x)))."""
 
     def __init__(self, text: TextConfig, away: Away, size: int, activation: str) -> None:
-        """`size`: tokens that the convolution reads, the middle one its own; 0: there is none."""
+        """`size`: kernel size of the convolution in tokens, centred; 0: no convolution."""
         super().__init__(text, away)
         self.conv = self.conv_norm = None
         self.size = size
@@ -136,7 +136,7 @@ class ConvolvedLayer(DebertaLayer):
 
 
 def neighbours(x: Tensor, bounds: Tensor, size: int) -> Tensor:
-    """x [T, hidden] -> [T, hidden * size]: each number of a token and of those around it; beyond an input zeros."""
+    """x [T, hidden] -> [T, hidden * size]: each value of a token and of its neighbours; zeros beyond the input."""
     token = torch.arange(len(x), device=x.device)
     own = torch.searchsorted(bounds[1:].contiguous(), token.to(bounds.dtype), right=True)
     found = []
@@ -148,7 +148,7 @@ def neighbours(x: Tensor, bounds: Tensor, size: int) -> Tensor:
 
 
 class DebertaV2(Encoder):
-    """Most checkpoints have neither positions nor types of tokens."""
+    """The encoder; most checkpoints have neither positions nor token types."""
 
     WEIGHTS = Table((*(row for row in ROWS if row.target != "layers.*.qkv"), *OWN), ("deberta.",), IGNORED)
     reads_pairs = True
@@ -181,7 +181,7 @@ def text(body: Section, outer: Section) -> TextConfig:
 
 
 def both_ways(body: Section, **family: Any) -> TextConfig:
-    """An encoder whose scores have both products with distances; family: of TextConfig."""
+    """The config of an encoder whose scores have both distance terms; family: fields of TextConfig."""
     kinds = body.values.get("pos_att_type") or ()
     kinds = kinds.split("|") if isinstance(kinds, str) else kinds
     if {str(kind).strip().lower() for kind in kinds} != {"c2p", "p2c"}:
@@ -200,7 +200,7 @@ def both_ways(body: Section, **family: Any) -> TextConfig:
 
 
 def head(body: Section, form: Form) -> tuple[HeadLayer, ...]:
-    """Of DebertaV2ForSequenceClassification and DebertaV2ForTokenClassification."""
+    """The heads of DebertaV2ForSequenceClassification and DebertaV2ForTokenClassification."""
     hidden = body.size("hidden_size")
     last = HeadLayer("classifier", hidden, len(labels_of(body)), bias=True)
     if form != "score":

@@ -1,4 +1,4 @@
-"""DistilBERT (multi-qa-distilbert, msmarco-distilbert, sst-2 classifiers): BERT without types of tokens."""
+"""DistilBERT (multi-qa-distilbert, msmarco-distilbert, sst-2 classifiers): BERT without token types."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROWS = (
     Row((LAYER + "ffn.lin2",), "layers.*.down", "columns"),
     Row((LAYER + "output_layer_norm",), "layers.*.mlp_norm"),
 )
-IGNORED = ("vocab_*", "embeddings.position_ids")  # vocab_...: of the model that fills gaps in texts
+IGNORED = ("vocab_*", "embeddings.position_ids")  # vocab_...: the masked language model's head
 KEYS = {
     "dim": "hidden_size", "n_heads": "num_attention_heads", "n_layers": "num_hidden_layers",
     "hidden_dim": "intermediate_size", "activation": "hidden_act",
@@ -35,7 +35,7 @@ KEYS = {
 
 
 class DistilBert(Encoder):
-    """Positions from the table's first row on; sinusoidal ones lie in the files as well."""
+    """Positions start at the table's first row; the files hold sinusoidal positions too."""
 
     WEIGHTS = Table(ROWS, prefixes=("distilbert.",), ignore=IGNORED)
 
@@ -44,7 +44,7 @@ class DistilBert(Encoder):
 
 
 def head(body: Section, form: Form) -> tuple[HeadLayer, ...]:
-    """Of DistilBertForSequenceClassification, DistilBertForTokenClassification and DistilBertForMaskedLM."""
+    """The heads of DistilBertForSequenceClassification, DistilBertForTokenClassification and DistilBertForMaskedLM."""
     if form == "lexical":
         activation = str(body.values.get("hidden_act") or "gelu")
         return head_of_gaps(body, ("vocab_transform", "vocab_layer_norm", "vocab_projector"), activation)

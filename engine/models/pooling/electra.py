@@ -1,6 +1,6 @@
-"""ELECTRA (ms-marco-electra-base, KoELECTRA): BERT whose classifiers have two layers behind the first token.
+"""ELECTRA (ms-marco-electra-base, KoELECTRA): BERT whose classifiers apply two layers to the first token.
 
-The small ones have embeddings that are narrower than hidden states.
+The small models have embeddings narrower than the hidden size.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from engine.models.pooling import bert
 from engine.models.pooling.classes import ALL, classes
 from engine.weights.table import Row, Table
 
-IGNORED = ("embeddings.position_ids", "discriminator_predictions.*", "generator_*")  # of both models of its training
+IGNORED = ("embeddings.position_ids", "discriminator_predictions.*", "generator_*")  # heads of the two training models
 
 
 class Electra(bert.Bert):
-    """BERT's body under another name."""
+    """BERT's body with other weight names."""
 
     WEIGHTS = Table((*bert.ROWS, Row(("embeddings_project",), "widen")), prefixes=("electra.",), ignore=IGNORED)
-    narrow: int = 128  # numbers of an embedding, where a file says nothing
+    narrow: int = 128  # default width of an embedding
 
 
 def head(body: Section, form: Form) -> tuple[HeadLayer, ...]:
-    """Of Electra's ForSequenceClassification, ForTokenClassification and ForMaskedLM."""
+    """The heads of Electra's ForSequenceClassification, ForTokenClassification and ForMaskedLM."""
     if form == "lexical":
         names = "generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head"
         return head_of_gaps(body, names, width=body.size("embedding_size", Electra.narrow))

@@ -1,7 +1,7 @@
 """GTE (gte-multilingual, gte-base-en-v1.5 and their rerankers): BERT with rotary positions and GeGLU.
 
-The released classes are called New..., transformers' Gte.... Rotary frequencies are stretched by a fixed "ntk":
-https://kexue.fm/archives/9706, as https://huggingface.co/Alibaba-NLP/new-impl computes them.
+The released classes are called New..., transformers' classes Gte.... Rotary frequencies are stretched by a fixed "ntk"
+(https://kexue.fm/archives/9706), computed as in https://huggingface.co/Alibaba-NLP/new-impl.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ IGNORED = ("pooler.dense.*", "embeddings.position_ids", "lm_head.*")
 
 
 class Gte(Encoder):
-    """No table of positions; up's rows stand before gate's in the files."""
+    """No table of positions; in the files up's rows come before gate's."""
 
     WEIGHTS = Table(ROWS, prefixes=("new.", "gte."), ignore=IGNORED)
     reads_pairs = True
@@ -64,7 +64,7 @@ def text(body: Section, outer: Section) -> TextConfig:
 
 
 def _without_ntk(body: Section) -> Section:
-    """A fixed ntk in the words of other files: a larger theta, and all frequencies divided."""
+    """Rewrites a fixed ntk as a larger theta and a linear scaling of all frequencies."""
     scaling = body.values.get("rope_scaling")
     if not isinstance(scaling, dict) or scaling.get("type") != "ntk":
         return body

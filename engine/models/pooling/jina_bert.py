@@ -1,8 +1,8 @@
-"""JinaBERT (jina-embeddings-v2, jina-reranker-v1): BERT with GeGLU, and ALiBi in the place of positions.
+"""JinaBERT (jina-embeddings-v2, jina-reranker-v1): BERT with GeGLU, and ALiBi instead of positions.
 
-As https://huggingface.co/jinaai/jina-bert-implementation/blob/main/modeling_bert.py computes it. The models of
+The computation follows https://huggingface.co/jinaai/jina-bert-implementation/blob/main/modeling_bert.py. The models of
 https://huggingface.co/jinaai/jina-bert-v2-qk-post-norm (jina-embeddings-v2-base-code, -de, -es, -zh) normalise queries
-and keys, add the layer's input once more behind attention's norm, and have gate's rows behind up's.
+and keys, add the layer's input again after attention's norm, and store gate's rows after up's.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ ROWS = (
     Row((LAYER + "mlp.wo",), "layers.*.down", "columns"),
     Row((LAYER + "mlp.layernorm",), "layers.*.mlp_norm"),
 )
-LONGEST = 1 << 17  # tokens; the slopes' numbers are not in the files, so these do not bound them
-MORE_NORMS = "qk-post-norm"  # in the name of the code that computes these models
+LONGEST = 1 << 17  # tokens; slopes are computed, so the files do not bound the length
+MORE_NORMS = "qk-post-norm"  # part of the code's name in the files of the qk-post-norm models
 ROWS_OF_MORE_NORMS = (
     *ROWS[:6],
     Row((SELF + "layer_norm_q",), "layers.*.query_norm"),
@@ -48,7 +48,7 @@ ROWS_OF_MORE_NORMS = (
 
 
 class MoreNorms(EncoderLayer):
-    """A layer of the other models."""
+    """A layer of the qk-post-norm models."""
 
     def __init__(self, text: TextConfig) -> None:
         super().__init__(text)
@@ -67,7 +67,7 @@ class MoreNorms(EncoderLayer):
 
 
 class JinaBert(Encoder):
-    """An encoder without a table of positions: ALiBi slopes, computed for the longest input."""
+    """An encoder without a table of positions; its ALiBi slopes cover the longest input."""
 
     WEIGHTS = Table(ROWS, prefixes=("bert.",), ignore=IGNORED)
     reads_pairs = True

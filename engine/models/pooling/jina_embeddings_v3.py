@@ -1,8 +1,8 @@
-"""Jina's XLM-R (jina-embeddings-v3, jina-reranker-v2): other names, maybe rotary positions, and an adapter per task.
+"""Jina's XLM-R (jina-embeddings-v3, jina-reranker-v2): other names, optional rotary positions, an adapter per task.
 
-As https://huggingface.co/jinaai/xlm-roberta-flash-implementation computes it. An input without a task is computed by
-the matrices alone. Released files hold the adapters of all tasks in one tensor for each matrix, the tables of
-embeddings among them; those for transformers' class have PEFT's folders, and other names.
+The computation follows https://huggingface.co/jinaai/xlm-roberta-flash-implementation. An input without a task uses no
+adapter. Released files hold the adapters of all tasks in one tensor per matrix, also for the embedding tables. Files
+for transformers' class have PEFT folders and other names.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ TRANSFORMERS = (
 )
 IGNORED = ("pooler.dense.*", "embeddings.position_ids", "lm_head.*")
 TABLES = "word_embeddings", "token_type_embeddings"
-MODULES = (*TABLES, "Wqkv", "out_proj", "fc1", "fc2")  # that the released adapters change
+MODULES = (*TABLES, "Wqkv", "out_proj", "fc1", "fc2")  # modules that the released adapters change
 HALVES = "lora_A", "lora_B"
 KEYS = {"rotary_emb_base": "rope_theta"}
 
 
 class Parametrized(Table):
-    """Released names: torch.nn.utils.parametrize keeps a matrix, and what changes it, below the matrix's name."""
+    """Released names: torch.nn.utils.parametrize puts a matrix and its adapters below the matrix's name."""
 
     __slots__ = ()
 
@@ -73,7 +73,7 @@ class Parametrized(Table):
 
 
 class ReleasedSite(Site):
-    """The adapters of a matrix as released: a tensor of all first halves, and one of all second ones."""
+    """A matrix's adapters in the released layout: one tensor of all A matrices, and one of all B matrices."""
 
     __slots__ = ()
 
@@ -87,7 +87,7 @@ class ReleasedSite(Site):
 
 
 class ReleasedTableSite(TableSite):
-    """The same of a table, whose halves lie transposed."""
+    """An embedding table's adapters in the released layout, with transposed A and B matrices."""
 
     __slots__ = ()
 
@@ -102,7 +102,7 @@ class ReleasedTableSite(TableSite):
 
 
 def apart(pieces: dict[str, list[Tensor | None]], halves: list[tuple[str, str]]) -> dict[str, list[Tensor | None]]:
-    """The halves of all adapters -> those of each by their names."""
+    """Splits the tensors of all adapters into the A and B matrices of each adapter, by name."""
     found: dict[str, list[Tensor | None]] = {}
     for at, half in enumerate(HALVES):
         (whole,) = pieces[half]
@@ -112,7 +112,7 @@ def apart(pieces: dict[str, list[Tensor | None]], halves: list[tuple[str, str]])
 
 
 class JinaLayer(EncoderLayer):
-    """A layer that also passes the adapters the index of the tokens that go on."""
+    """A layer that also passes `index`, the tokens that continue, to the adapters."""
 
     chosen: Chosen | None = None
 
@@ -123,7 +123,7 @@ class JinaLayer(EncoderLayer):
 
 
 class JinaV3(Encoder):
-    """Of one type of tokens; heads are rotated, or positions have a table as XLM-R has it."""
+    """One token type; heads are rotated, or positions come from XLM-R's table."""
 
     WEIGHTS: ClassVar[Table] = Parametrized(RELEASED, prefixes=("roberta.",), ignore=IGNORED)
     SITES: ClassVar[tuple[type[Site], type[TableSite]]] = ReleasedSite, ReleasedTableSite
@@ -133,7 +133,7 @@ class JinaV3(Encoder):
         types = root.size("type_vocab_size", 1)
         super().__init__(config, dtype, device, types, None if rotates(root) else first_position(root))
         self.chosen: Chosen | None = None
-        self.of_tables: list[TableSite | None] = [None, None]  # by TABLES
+        self.of_tables: list[TableSite | None] = [None, None]  # the adapters of TABLES, in their order
         self._sites: list[Row] = []
         if config.pooling is not None and config.pooling.adapters:
             adapters = self.adapters_of(root, config.pooling.adapters)
@@ -150,7 +150,7 @@ class JinaV3(Encoder):
                 layer.chosen = self.chosen
 
     def adapters_of(self, root: Section, tasks: tuple[str, ...]) -> list[Adapter]:
-        """All of one rank."""
+        """The adapters of the tasks, all with the same rank."""
         rank = root.size("lora_rank", 4)
         scale = root.number("lora_alpha", 1.0) / rank
         return [Adapter(task, MODULES, rank, scale, *two_halves(task)) for task in tasks]
@@ -176,13 +176,13 @@ class JinaV3(Encoder):
 
 
 class JinaEmbeddingsV3(JinaV3):
-    """Transformers' class; adapters, if there are any, lie in folders next to the weights."""
+    """Transformers' class; adapters, if any, are in folders next to the weights."""
 
     WEIGHTS = Table(TRANSFORMERS, prefixes=("roberta.",), ignore=IGNORED)
     SITES = Site, TableSite
 
     def adapters_of(self, root: Section, tasks: tuple[str, ...]) -> list[Adapter]:
-        """Those of the folders."""
+        """The adapters of the folders."""
         found = []
         for task in tasks:
             name = FOLDERS[task]
@@ -193,7 +193,7 @@ class JinaEmbeddingsV3(JinaV3):
 
 
 def two_halves(name: str) -> tuple[tuple[str, str], tuple[str, str]]:
-    """What a named adapter's tensors are called, below a matrix and below a table."""
+    """Names of an adapter's A and B tensors, below a matrix and below a table."""
     return (f"lora_A.{name}.weight", f"lora_B.{name}.weight"), (f"lora_embedding_A.{name}", f"lora_embedding_B.{name}")
 
 
@@ -203,12 +203,12 @@ def rotates(root: Section) -> bool:
 
 
 def first_position(body: Section) -> int:
-    """Rows of the table of positions that no token has."""
+    """Unused rows at the start of the position table."""
     return 0 if rotates(body) else body.integer("pad_token_id", 1) + 1
 
 
 def text(body: Section, outer: Section) -> TextConfig:
-    """The encoder, of both layouts."""
+    """The encoder's config, in either layout."""
     named = body.values.get("model_type") == JINA_V3
     rope = RopeDefaults(20_000.0 if named else 10_000.0) if rotates(body) else None
     biases = {"qkv_bias": True, "o_bias": True, "mlp_bias": True}

@@ -1,7 +1,7 @@
-"""jina-reranker-m0: Qwen2-VL read at a last token of its own, which two layers make a score.
+"""jina-reranker-m0: Qwen2-VL with a special last token, whose hidden state becomes a score by two layers.
 
-A pair is plain text (server/pooling/written). The code that scores it, with its bias and its lengths:
-https://huggingface.co/jinaai/jina-reranker-m0 (modeling.py).
+A pair is plain text (server/pooling/written). Bias and lengths are from modeling.py in
+https://huggingface.co/jinaai/jina-reranker-m0.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from engine.models.base.family import Family
 from engine.models.media.qwen2_vl import FAMILY as QWEN2_VL
 
 LONGEST = 10_240  # tokens of a pair in training
-BIAS = -2.65  # is added to the logit
+BIAS = -2.65  # added to the logit
 
 
 def pooling(folder: Path, body: Section, root: Section, given: Mapping[str, Any]) -> PoolingConfig:
-    """One score of a pair."""
+    """The pooling config: one score per pair."""
     if given:
         raise ConfigError("--pooler-config: this reranker has nothing to choose; leave the flag out")
     hidden = body.size("hidden_size")

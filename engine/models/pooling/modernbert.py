@@ -1,7 +1,7 @@
 """ModernBERT (gte-modernbert, modernbert-embed, rerankers): a pre-norm encoder with rotary positions and GeGLU.
 
-Every third layer sees all of an input, the others 64 tokens to each side. The embeddings pass a norm, and the first
-layer none before its attention. Classifiers have a layer with a norm behind it before their labels.
+Every third layer attends to the whole input, other layers to 64 tokens on each side. The embeddings pass a norm, and
+the first layer has no norm before its attention. Classifiers have a layer with a norm before the label layer.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ ROWS = (
     Row(("layers.*.mlp.Wo",), "layers.*.mlp.down", "columns"),
     Row(("final_norm",), "norm"),
 )
-IGNORED = ("head.*", "decoder.*")  # of the model that fills gaps in texts
+IGNORED = ("head.*", "decoder.*")  # the masked language model's head
 ROPE = RopeDefaults(160_000.0, sliding_key="local_rope_theta", sliding_theta=10_000.0)
 KEYS = {"hidden_activation": "hidden_act", "norm_eps": "rms_norm_eps", "global_rope_theta": "rope_theta"}
 
 
 class ModernBert(Llama):
-    """Llama's layers behind a norm of the embeddings."""
+    """Llama's layers, after a norm of the embeddings."""
 
     WEIGHTS = Table(ROWS, prefixes=("model.",), ignore=IGNORED)
 
@@ -60,7 +60,7 @@ class ModernBert(Llama):
 
 
 def text(body: Section, outer: Section) -> TextConfig:
-    """The encoder; a window has its token in the middle."""
+    """The encoder's config; windows are centred on the token."""
     count = body.integer("num_hidden_layers", least=1, most=MAX_LAYERS)
     period = body.size("global_attn_every_n_layers", 3)
     kinds = list(body.items("layer_types", ())) or [SLIDING if k % period else FULL for k in range(count)]
@@ -80,7 +80,7 @@ def text(body: Section, outer: Section) -> TextConfig:
 
 
 def head(body: Section, form: Form) -> tuple[HeadLayer, ...]:
-    """Of ModernBert's ForSequenceClassification, ForTokenClassification and ForMaskedLM."""
+    """The heads of ModernBert's ForSequenceClassification, ForTokenClassification and ForMaskedLM."""
     if form not in ("score", "tokens", "lexical"):
         return ()
     refuse(body, norm_bias=False)

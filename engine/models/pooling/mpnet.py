@@ -1,6 +1,6 @@
-"""MPNet (all-mpnet-base-v2, multi-qa-mpnet): BERT without types, whose scores are raised by the distance of a key.
+"""MPNet (all-mpnet-base-v2, multi-qa-mpnet): BERT without token types, with a bias of scores by the key's distance.
 
-The positions begin behind the padding token's row, as RoBERTa's do. All layers share the numbers for distances.
+Positions begin after the padding token's row, as in RoBERTa. All layers share the distance biases.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ROWS = (
 
 
 class MPNet(Encoder):
-    """Positions from the row behind the padding token's on."""
+    """An encoder whose positions start after the padding token's row."""
 
     WEIGHTS = Table(ROWS, prefixes=("mpnet.",), ignore=IGNORED)
 

@@ -1,7 +1,7 @@
 """Nomic's BERT (nomic-embed-text, snowflake-arctic-embed-m-long): BERT with rotary positions, SwiGLU and no biases.
 
-nomic-embed-text-v2-moe has biases, a plain GELU, and experts in the place of every second MLP. Released files have
-GPT-2's words for sizes (https://huggingface.co/nomic-ai/nomic-bert-2048); those of transformers have BERT's.
+nomic-embed-text-v2-moe has biases, a plain GELU, and experts instead of every second MLP. Released files use GPT-2's
+keys for sizes (https://huggingface.co/nomic-ai/nomic-bert-2048); transformers' files use BERT's keys.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ KEYS = {
 
 
 class NomicLayer(EncoderLayer):
-    """One of BERT's layers, or, with `experts`, a mixture in the place of its MLP, which then has no weights."""
+    """BERT's layer; with `experts` a mixture of experts replaces the MLP, whose parts then have no weights."""
 
     def __init__(self, text: TextConfig, experts: ExpertsConfig | None) -> None:
         super().__init__(text)
@@ -59,17 +59,17 @@ class NomicLayer(EncoderLayer):
 
     @property
     def gated_up(self) -> Linear | None:
-        """Gate and up of SwiGLU."""
+        """Gate and up of a gated MLP; None: the layer has none."""
         return self.up if self.experts is None and isinstance(self.up, GatedLinear) else None
 
     @property
     def plain_up(self) -> Linear | None:
-        """The first product of an MLP without a gate."""
+        """The first linear layer of an MLP without a gate; None: the layer has none."""
         return self.up if self.experts is None and not isinstance(self.up, GatedLinear) else None
 
     @property
     def dense_down(self) -> Linear | None:
-        """The last product of an MLP."""
+        """The last linear layer of an MLP; None: the layer has experts."""
         return self.down if self.experts is None else None
 
     def after_mlp(self, x: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ class NomicLayer(EncoderLayer):
 
 
 class NomicBert(Encoder):
-    """One or two types of tokens, no table of positions."""
+    """One or two token types, no table of positions."""
 
     WEIGHTS = Table(ROWS, prefixes=("bert.", "nomic_bert."), ignore=IGNORED)
     reads_pairs = True
@@ -127,7 +127,7 @@ def text(body: Section, outer: Section) -> TextConfig:
 
 
 def _sparse(body: Section, read: TextConfig) -> TextConfig:
-    """Of every `moe_every_n_layers` layers the second has experts; norm_topk_prob is off."""
+    """The config with experts in the second of every `moe_every_n_layers` layers; norm_topk_prob is off."""
     every = body.integer("moe_every_n_layers", 0)
     if not every:
         return read
@@ -137,7 +137,8 @@ def _sparse(body: Section, read: TextConfig) -> TextConfig:
 
 
 def untrained(body: Section) -> int:
-    """Positions behind those of training, where frequencies change with the length of an input: they are not served."""
+    """Number of positions beyond the trained positions; they are not served, because dynamic frequencies would change
+    with an input's length."""
     if not body.values.get("rotary_scaling_factor"):
         return 0
     longest = body.size("max_position_embeddings")

@@ -1,12 +1,12 @@
-"""Retrievers of pages (ColPali, ColQwen2): a decoder that sees, and a product behind every token.
+"""Page retrievers (ColPali, ColQwen2): a decoder that takes pictures, and a linear layer on every token.
 
-An input is a text or the picture of a page, written as the checkpoint's processor writes it:
+An input is a text or the picture of a page, formatted as by the checkpoint's processor:
 
-    query      prefix, text, ten padding tokens, a line's end: in their vectors the model has learned to add terms
-    page       the picture between the words with which the model was trained
-    text       alone: transformers writes none; colpali-engine's process_texts does
+    query      prefix, text, ten padding tokens, a newline: the model has learned to put further query terms into these
+    page       the picture inside the text with which the model was trained
+    text       the text alone, as by colpali-engine's process_texts; transformers has no such input
 
-Published files name the decoder's tensors below `vlm.`. Thread: any; what it makes belongs to the device thread.
+Published files name the decoder's tensors below `vlm.`. Thread: any; the models belong to the device thread.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from engine.models.base.decoder import Decoder
 
 PROCESSOR = "processor_config.json"
 TOKENIZER = "tokenizer_config.json"
-TERMS = 10  # padding tokens behind a query
-USUAL = 128  # numbers of a vector, where the file is silent
+TERMS = 10  # padding tokens after a query
+USUAL = 128  # default width of a vector
 
 
 def below_vlm(make: Callable[[ModelConfig, torch.dtype, str], Decoder]) -> Callable[..., Decoder]:
-    """The decoder that `make` makes, of files that name it `vlm`."""
+    """`make`, for files that have the prefix `vlm.` before the decoder's names."""
 
     def made(config: ModelConfig, dtype: torch.dtype, device: str) -> Decoder:
         model = make(config, dtype, device)
@@ -46,8 +46,8 @@ def below_vlm(make: Callable[[ModelConfig, torch.dtype, str], Decoder]) -> Calla
 def vectors(
     folder: Path, body: Section, root: Section, given: Mapping[str, Any], prefix: str, page: str, begin: str = ""
 ) -> PoolingConfig:
-    """Vectors of tokens, of length 1; `prefix` stands before queries, `begin` before all texts, `page` is a picture's
-    input. `given`: --pooler-config."""
+    """The pooling config: normalised vectors of tokens. `prefix` precedes queries, `begin` precedes all texts, `page`
+    is the input of a picture. `given`: --pooler-config."""
     if given:
         raise ConfigError("--pooler-config: a retriever of pages has nothing to choose; leave the flag out")
     spelled = placeholder(folder, root)
@@ -69,7 +69,7 @@ def vectors(
 
 
 def said(folder: Path, key: str, usual: str) -> str:
-    """A text of the processor's file."""
+    """The text under `key` in the processor's file; `usual`: the default."""
     text = read_json(folder / PROCESSOR, required=False).get(key) or usual
     if not isinstance(text, str):
         raise ConfigError(f"{PROCESSOR}: {key}={text!r} must be a text")
@@ -77,7 +77,7 @@ def said(folder: Path, key: str, usual: str) -> str:
 
 
 def placeholder(folder: Path, root: Section) -> str:
-    """How the token that stands for a picture is spelled."""
+    """The text of the picture's placeholder token."""
     number = media_token_ids(root).get("image")
     spelled = next((token for token, one in known_tokens(folder).items() if one == number), None)
     if spelled is None:
@@ -86,7 +86,7 @@ def placeholder(folder: Path, root: Section) -> str:
 
 
 def token_named(folder: Path, key: str) -> str:
-    """How the token is spelled that the tokenizer's file names by `key`."""
+    """The text of the token that the tokenizer's file names under `key`."""
     named = read_json(folder / TOKENIZER).get(key)
     content = named.get("content") if isinstance(named, dict) else named
     if content not in known_tokens(folder):

@@ -1,6 +1,6 @@
-"""RoBERTa and CamemBERT: BERT with one type of tokens; XLM-R's are the same (xlm_roberta.py).
+"""RoBERTa and CamemBERT: BERT with one token type; XLM-R has the same layers (xlm_roberta.py).
 
-The first position of an input is the row behind that of the padding token.
+An input's first position is the row after the padding token's row.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ IGNORED = ("pooler.dense.*", "embeddings.position_ids", "lm_head.*")
 
 
 class Roberta(Encoder):
-    """Positions from the row behind the padding token's on."""
+    """An encoder whose positions start after the padding token's row."""
 
     WEIGHTS = Table(ROWS, prefixes=("roberta.",), ignore=IGNORED)
 
@@ -31,12 +31,12 @@ class Roberta(Encoder):
 
 
 def first_position(body: Section) -> int:
-    """Rows of the table of positions that no token has."""
+    """Unused rows at the start of the position table."""
     return body.integer("pad_token_id", 1) + 1
 
 
 def head(body: Section, form: Form) -> tuple[HeadLayer, ...]:
-    """Of Roberta's ForSequenceClassification, ForTokenClassification and ForMaskedLM, and of MPNet's and XLM-R's."""
+    """The heads of ForSequenceClassification, ForTokenClassification and ForMaskedLM of RoBERTa, MPNet and XLM-R."""
     if form == "lexical":
         return head_of_gaps(body, ("lm_head.dense", "lm_head.layer_norm", "lm_head"))
     hidden = body.size("hidden_size")

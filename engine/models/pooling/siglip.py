@@ -1,4 +1,4 @@
-"""SigLIP, and SigLIP 2 of one picture size: a body that sees all of a text of 64 tokens and is read at the last one."""
+"""SigLIP, and SigLIP 2 with a fixed picture size: a bidirectional text body of 64 tokens, read at the last token."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from engine.models.pooling.two_towers import vision as vision_of
 from engine.weights.table import Row
 
 HEAD = "vision_model.head"
-PAD = 1  # where the tokenizer names no token
+PAD = 1  # padding token if the tokenizer names none
 
 
 class Siglip(TwoTowers):
-    """Texts are filled up as in training, where nothing hides what fills them up."""
+    """Texts are padded as in training, and tokens attend to the padding too."""
 
     ENDING = AttendedRow
     ENDING_ROWS = (
@@ -43,11 +43,11 @@ def vision(section: Section) -> VitConfig:
 
 
 def pooling(folder: Path, body: Section, outer: Section, given: Mapping[str, Any]) -> PoolingConfig:
-    """All positions of a text are filled."""
+    """The pooling config; texts are padded to all positions."""
     hidden, length = body.size("hidden_size"), body.size("max_position_embeddings")
     layer = HeadLayer("text_model.head", hidden, body.size("projection_size", hidden), bias=True)
     pad = token_of(folder, "pad_token", PAD)
-    shape = {"text_len": length, "pad_token": pad, "lower_case": True}  # the files of SigLIP 2 do not say the last
+    shape = {"text_len": length, "pad_token": pad, "lower_case": True}  # SigLIP 2's files do not name lower_case
     return vectors(given, layer, length, bidirectional=True, **shape)
 
 

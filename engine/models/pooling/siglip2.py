@@ -1,4 +1,4 @@
-"""SigLIP 2 of pictures of any shape (NaFlex): SigLIP, whose learned positions are stretched over each picture."""
+"""SigLIP 2 for pictures of any shape (NaFlex): SigLIP with learned positions interpolated to each picture."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""T5's encoder (sentence-t5, gtr-t5, instructor): a pre-norm body whose scores are raised by the distance of a key.
+"""T5's encoder (sentence-t5, gtr-t5, instructor): a pre-norm body with a bias of scores by the key's distance.
 
-Norms have no mean and no bias, products no bias, scores no scale; the numbers for distances are MPNet's, and lie in the
-first layer's files. An MLP has one product before its activation; in T5 1.1 it has a gate too.
+Norms are RMSNorms, linear layers have no bias, and scores are not scaled. The distance biases work as MPNet's; the
+checkpoint has them in the first layer. T5 1.1 has a gated MLP.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ KEYS = {
     "d_model": "hidden_size", "d_ff": "intermediate_size", "d_kv": "head_dim", "num_layers": "num_hidden_layers",
     "num_heads": "num_attention_heads", "layer_norm_epsilon": "rms_norm_eps", "n_positions": "max_position_embeddings",
 }  # fmt: skip
-ACTIVATIONS = {"relu": ("relu", False), "gated-gelu": ("gelu_new", True)}  # feed_forward_proj -> ours, with a gate
+ACTIVATIONS = {"relu": ("relu", False), "gated-gelu": ("gelu_new", True)}  # feed_forward_proj -> (activation, gated)
 
 
 class T5Layer(EncoderLayer):
@@ -72,7 +72,7 @@ class T5Layer(EncoderLayer):
 
 
 class T5(Encoder):
-    """No norm of the embeddings, and one behind the last layer."""
+    """An encoder with a norm after the last layer, and none after the embeddings."""
 
     WEIGHTS = Table(ROWS, prefixes=(), ignore=IGNORED)
 
@@ -122,7 +122,7 @@ def text(body: Section, outer: Section) -> TextConfig:
 
 
 def head(body: Section, form: Form) -> tuple[HeadLayer, ...]:
-    """It has no classifiers here."""
+    """No heads: T5's classifiers are not supported."""
     return ()
 
 

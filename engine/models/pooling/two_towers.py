@@ -1,11 +1,11 @@
-"""Two towers (CLIP, SigLIP): texts and pictures become vectors of one space, each by a tower of its own.
+"""Two towers (CLIP, SigLIP): a text tower and a vision tower make vectors in the same space.
 
-Thread: device. An input is a text or a picture. Texts pass a pre-norm body with learned positions, and a product behind
-the last token. A picture is a prompt of one placeholder: the vision tower makes one row of it, which the pooler puts in
-the place of what the body made of the placeholder. So both ride in the same steps, and the scheduler knows neither.
+Thread: device. An input is a text or a picture. Texts pass a pre-norm body with learned positions, and a projection of
+the last token. A picture is a prompt of one placeholder: the vision tower makes one row, which replaces the body's
+result for the placeholder. So texts and pictures share steps, and the scheduler need not distinguish them.
 
     text      tokens -> body -> last token -> projection ─┐
-    picture   patches -> vision tower -> one row ─────────┴-> a line of the step
+    picture   patches -> vision tower -> one row ─────────┴-> a result row of the step
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ ROWS = (
 )
 IGNORED = ("logit_scale", "logit_bias", "*.position_ids")
 KEYS = {"layer_norm_eps": "rms_norm_eps"}
-GIVEN = ("use_activation", "normalize")  # of --pooler-config
+GIVEN = ("use_activation", "normalize")  # allowed keys of --pooler-config
 
 
 class TwoTowers(LearnedPositions):
-    """The body of texts, and the vision tower unless no prompt will hold pictures."""
+    """The text body, and the vision tower unless pictures are switched off."""
 
     ENDING: Callable[[VitConfig], Ending]
-    ENDING_ROWS: tuple[Row, ...]  # of the tower's ending
+    ENDING_ROWS: tuple[Row, ...]  # weight rows of the tower's ending
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
         super().__init__(config, dtype, device)
@@ -80,7 +80,7 @@ NOT_OURS = ("vision.projector", "vision.newline", "vision.post_norm")
 
 
 class TowersPooler(Pooler):
-    """Lines of texts by the body, of pictures by their tower."""
+    """Results of texts from the body, of pictures from the tower."""
 
     def lines(self, batch: Batch, rows: int, forward: Callable[[Batch], Tensor]) -> Tensor:
         ends = batch.sample_index
@@ -96,7 +96,7 @@ class TowersPooler(Pooler):
 
 
 def text_of(causal: bool, activation: str, eps: float) -> Callable[[Section, Section], TextConfig]:
-    """How a family reads its body; `activation` and `eps` where the file is silent."""
+    """Returns Family.text for a text body; `activation` and `eps`: defaults."""
 
     def text(body: Section, outer: Section) -> TextConfig:
         untied = Section({**outer.values, "tie_word_embeddings": False}, outer.path)
@@ -107,13 +107,13 @@ def text_of(causal: bool, activation: str, eps: float) -> Callable[[Section, Sec
 
 
 def vision(section: Section, row_width: int) -> VitConfig:
-    """The tower; all patches of a picture make one row."""
+    """The tower's config; all patches of a picture make one row."""
     side = read_vit(section, ProjectorConfig(row_width)).side
     return read_vit(section, ProjectorConfig(row_width, pool=side or 1))
 
 
 def vectors(given: Mapping[str, Any], layer: HeadLayer, max_tokens: int, **family: Any) -> PoolingConfig:
-    """The last token of a text through `layer`, with L2; `given`: --pooler-config."""
+    """The pooling config: `layer` on a text's last token, L2-normalised; `given`: --pooler-config."""
     for key, value in given.items():
         if key not in GIVEN or not isinstance(value, bool):
             raise ConfigError(
@@ -134,7 +134,7 @@ def vectors(given: Mapping[str, Any], layer: HeadLayer, max_tokens: int, **famil
 
 
 def token_of(folder: Path, key: str, otherwise: int) -> int:
-    """The id of a token that tokenizer_config.json names by `key`; `otherwise` where the files do not say it."""
+    """The id of the token that tokenizer_config.json names under `key`; `otherwise`: the default."""
     named = read_json(folder / "tokenizer_config.json", required=False).get(key)
     content = named.get("content") if isinstance(named, dict) else named
     tokenizer = read_json(folder / "tokenizer.json", required=False)

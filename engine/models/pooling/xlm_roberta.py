@@ -1,6 +1,6 @@
-"""XLM-R (BGE-M3's dense vectors, e5-multilingual, bge-reranker-v2): RoBERTa's layers, or those of Jina's code.
+"""XLM-R (BGE-M3's dense vectors, e5-multilingual, bge-reranker-v2): RoBERTa's layers, or the layers of Jina's code.
 
-Jina's checkpoints (jina-embeddings-v3, jina-reranker-v2) have the same classes in config.json, and name their code.
+Jina's checkpoints (jina-embeddings-v3, jina-reranker-v2) name the same classes in config.json, and their own code.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from engine.models.pooling.classes import ALL, classes
 
 
 def of_jina(body: Section) -> bool:
-    """Whether the checkpoint has the names of Jina's code."""
+    """Whether the checkpoint uses Jina's code and names."""
     told = body.values.get("lora_adaptations") or "XLMRobertaFlashConfig" in str(body.values.get("auto_map"))
     return bool(told) or body.values.get("position_embedding_type") == "rotary"
 
@@ -28,12 +28,12 @@ def model(config: ModelConfig, dtype: torch.dtype, device: str) -> Encoder:
 
 
 def text(body: Section, outer: Section) -> TextConfig:
-    """Of either."""
+    """The encoder's config, for either layout."""
     return (jina_embeddings_v3 if of_jina(body) else bert).text(body, outer)
 
 
 def first_position(body: Section) -> int:
-    """Rows of the table of positions that no token has."""
+    """Unused rows at the start of the position table."""
     return (jina_embeddings_v3 if of_jina(body) else roberta).first_position(body)
 
 

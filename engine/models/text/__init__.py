@@ -1,1 +1,1 @@
-"""Decoders of text: a file per family, named as its `model_type` in config.json."""
+"""Text decoders: a file per family, named by its `model_type` in config.json."""

@@ -24,7 +24,7 @@ NORMS = {
     "layers.*.attention_norm": "layers.*.attention_layernorm",
     "layers.*.mlp_norm": "layers.*.feedforward_layernorm",
 }
-RELEASED = {  # rope_parameters of a file that has none
+RELEASED = {  # default rope_parameters
     "rope_type": "llama3",
     "rope_theta": 12_000_000.0,
     "factor": 8.0,
@@ -35,7 +35,7 @@ RELEASED = {  # rope_parameters of a file that has none
 
 
 class Slopes:
-    """The activation of one layer."""
+    """The xIELU activation of one layer, with learned slopes."""
 
     __slots__ = ("slopes",)
 
@@ -56,7 +56,7 @@ class Slopes:
 
 
 class Apertus(Llama):
-    """Llama's layers with such an MLP."""
+    """Llama's layers with an xIELU MLP."""
 
     WEIGHTS = Table(
         (

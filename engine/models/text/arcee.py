@@ -1,4 +1,4 @@
-"""Arcee (AFM-4.5B): Llama whose MLP has no gate; relu² lies between its two products."""
+"""Arcee (AFM-4.5B): Llama with an MLP without a gate: up, relu², down."""
 
 from __future__ import annotations
 

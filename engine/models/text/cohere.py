@@ -1,4 +1,4 @@
-"""Command R and Aya (Cohere): attention and MLP side by side behind one LayerNorm without bias; scaled logits.
+"""Command R and Aya (Cohere): attention and MLP in parallel after one LayerNorm without bias; scaled logits.
 
 Neighbouring dimensions are rotated together. Command R+ (104B) has a LayerNorm on every head of queries and keys.
 """
@@ -19,13 +19,13 @@ KEYS = {"layer_norm_eps": "rms_norm_eps"}
 
 
 class Cohere(Llama):
-    """Llama's layers from other files."""
+    """Llama's layers with one norm per layer."""
 
     WEIGHTS = Table(tuple(row for row in DECODER_ROWS if row.target != "layers.*.mlp_norm"), ignore=DECODER_IGNORE)
 
 
 def cohere_text(body: Section, outer: Section, sliding: Sliding, theta: float) -> TextConfig:
-    """What both generations have in common."""
+    """The config that both generations share."""
     read = read_text(
         body,
         outer,

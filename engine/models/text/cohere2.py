@@ -1,4 +1,4 @@
-"""Command R7B and Command A (Cohere 2): Cohere with windows on three of four layers, and no rotation on the fourth."""
+"""Command R7B and Command A (Cohere 2): Cohere with windows in three of four layers, and no rotation in the fourth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DBRX: LayerNorms without biases, queries, keys and values that are clipped, and experts in every layer."""
+"""DBRX: LayerNorms without biases; clipped queries, keys and values; experts in every layer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NORMS, FFN = "blocks.*.norm_attn_norm.", "blocks.*.ffn."
 
 
 class Dbrx(Llama):
-    """Llama's layers from other names; three matrices hold all experts of a layer, one expert below the other."""
+    """Llama's layers with other weight names; three matrices hold all experts of a layer, stacked along the rows."""
 
     WEIGHTS = Table(
         (
@@ -35,7 +35,7 @@ class Dbrx(Llama):
 
 
 def text(body: Section, outer: Section) -> TextConfig:
-    """What attention and experts are like is in sections of their own; weights are divided by their sum, or not."""
+    """The decoder's config; attention and experts have separate sections in config.json."""
     attention, ffn = body.section("attn_config"), body.section("ffn_config")
     refuse(body, tie_word_embeddings=False)
     power = ffn.values.get("moe_normalize_expert_weights", 1)

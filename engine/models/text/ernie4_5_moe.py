@@ -14,7 +14,7 @@ from engine.weights.table import Table
 
 
 class Ernie45MoE(Llama):
-    """Files hold parts that predict further tokens; they are not read."""
+    """Llama's layers with experts; multi-token-prediction parts in the files are not read."""
 
     WEIGHTS = Table(
         (*DECODER_ROWS, *sparse_rows(correction="moe_statics")), ignore=(*DECODER_IGNORE, "mtp_*", "layers.*.mtp_*")
@@ -22,7 +22,7 @@ class Ernie45MoE(Llama):
 
 
 def text(body: Section, outer: Section) -> TextConfig:
-    """Layers from one number to another have experts, or every so many of them."""
+    """The decoder's config; experts are in a range of layers, at a fixed interval."""
     refuse(body, use_bias=False)
     read = read_text(body, outer, rope=RopeDefaults(500_000.0, interleaved=True), tied=True, eps=1e-5)
     count = len(read.layers)

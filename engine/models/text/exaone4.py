@@ -1,4 +1,4 @@
-"""EXAONE 4: norms behind attention and MLP only, norms of heads; next to windows, layers that see all do not rotate."""
+"""EXAONE 4: norms after attention and MLP only, norms of heads; if there are windows, full layers do not rotate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""EXAONE MoE (K-EXAONE): norms of heads; next to windows, layers that see all do not rotate; GLM-4.5's experts."""
+"""EXAONE MoE (K-EXAONE): norms of heads, GLM-4.5's experts; if there are windows, full layers do not rotate."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from engine.weights.table import Table
 
 
 class ExaoneMoE(Llama):
-    """Files hold parts that predict further tokens; they are not read."""
+    """Llama's layers with experts; multi-token-prediction parts in the files are not read."""
 
     WEIGHTS = Table((*DECODER_ROWS, *sparse_rows(correction="")), ignore=(*DECODER_IGNORE, "mtp.*"))
 
 
 def text(body: Section, outer: Section) -> TextConfig:
-    """`mlp_layer_types` names dense and sparse layers; without it the first ones are dense."""
+    """The decoder's config; `mlp_layer_types` names dense and sparse layers, by default the first layers are dense."""
     read = read_text(body, outer, sliding="layers", pattern=4, eps=1e-5, qk_norm="head")
     if body.values.get("sliding_window", 0) is not None:
         none = no_rope(read.head_dim)

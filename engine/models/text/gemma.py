@@ -1,8 +1,8 @@
 """Gemma, Gemma 2 and Gemma 3 (text): GeGLU, weights of norms stored as weight - 1, embeddings times sqrt(hidden_size).
 
-Gemma 2 and 3 have a norm behind attention and MLP too, windows on most layers and a scale of scores of their own. Gemma
-2 caps scores and logits; Gemma 3 normalises the heads of queries and keys, and layers with a window have their own
-theta. Released files leave out that embedding and head are tied.
+Gemma 2 and 3 also have a norm after attention and MLP, windows in most layers and a configured scale of scores. Gemma 2
+caps scores and logits. Gemma 3 normalises the heads of queries and keys, and its layers with a window have a separate
+theta. Embedding and head are tied, which released files do not say.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from engine.models.base.family import Family
 from engine.models.text.llama import DECODER_IGNORE, DECODER_ROWS, Llama
 from engine.weights.table import Row, Table
 
-KEYS = {"hidden_activation": "hidden_act"}  # both are in most files, and this one counts
+KEYS = {"hidden_activation": "hidden_act"}  # most files have both; hidden_activation counts
 SANDWICH_ROWS = (
     *(row for row in DECODER_ROWS if row.target != "layers.*.mlp_norm"),
     Row(("layers.*.post_attention_layernorm",), "layers.*.attention_post_norm"),
@@ -42,7 +42,7 @@ def gemma_text(
     qk_norm: QKNorm = "none",
     rope: RopeDefaults = PLAIN_ROPE,
 ) -> TextConfig:
-    """What all three have in common; `pattern`: every so many layers one sees all, 0: all layers do."""
+    """The config that all three share; `pattern`: every pattern-th layer has no window, 0: no layer has a window."""
     text = read_text(
         body,
         outer,
@@ -55,7 +55,7 @@ def gemma_text(
         norm_offset=1.0,
         qk_norm=qk_norm,
     )
-    # The first release says "gelu" where it was trained with the approximation.
+    # The first release says "gelu", but was trained with the tanh approximation.
     activation = "gelu_pytorch_tanh" if text.activation == "gelu" else text.activation
     return replace(text, activation=activation, embedding_scale=text.hidden_size**0.5)
 
@@ -63,7 +63,7 @@ def gemma_text(
 def sandwich_text(
     body: Section, outer: Section, pattern: int, cap: float, qk_norm: QKNorm, rope: RopeDefaults
 ) -> TextConfig:
-    """Gemma 2 and 3; `cap`: 1 where a silent file means the caps of the release, 0 where it means none."""
+    """The config of Gemma 2 and 3; `cap`: 1: missing keys mean the release's caps, 0: missing keys mean no caps."""
     text = gemma_text(body, outer, pattern, qk_norm, rope)
     scalar = body.number("query_pre_attn_scalar", 256)
     if scalar <= 0:
@@ -78,13 +78,13 @@ def sandwich_text(
 
 
 def gemma2_text(body: Section, outer: Section) -> TextConfig:
-    """Every other layer has a window."""
+    """Gemma 2's config; every other layer has a window."""
     refuse(body, use_bidirectional_attention=False)
     return sandwich_text(body, outer, 2, 1.0, "none", PLAIN_ROPE)
 
 
 def gemma3_text(body: Section, outer: Section) -> TextConfig:
-    """Five of six layers have a window, of which EmbeddingGemma has half before a token and half behind it."""
+    """Gemma 3's config; five of six layers have a window. EmbeddingGemma's windows are centred on the token."""
     text = sandwich_text(body, outer, 6, 0.0, "head", GEMMA3_ROPE)
     if not body.boolean("use_bidirectional_attention", False):
         return text
@@ -92,12 +92,12 @@ def gemma3_text(body: Section, outer: Section) -> TextConfig:
 
 
 def half(window: int) -> int:
-    """Tokens to each side, its own included, of a window that has its token in the middle; 0: all."""
+    """Tokens on each side, including the own, of a window centred on the token; 0: all."""
     return window and window // 2 + 1
 
 
 def _cap(body: Section, key: str, default: float) -> float:
-    """A cap that null switches off."""
+    """A cap; null means no cap, a missing key means `default`."""
     return body.number(key, 0.0) if key in body.values else default
 
 

@@ -1,4 +1,4 @@
-"""Gemma 2: gemma.py with norms behind parts, caps on scores and logits, windows on half the layers."""
+"""Gemma 2: gemma.py with norms after attention and MLP, caps of scores and logits, windows in half the layers."""
 
 from __future__ import annotations
 

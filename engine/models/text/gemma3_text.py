@@ -1,4 +1,4 @@
-"""Gemma 3, text only: gemma.py with norms of heads, windows on five of six layers, and two thetas."""
+"""Gemma 3, text only: gemma.py with norms of heads, windows in five of six layers, and two thetas."""
 
 from __future__ import annotations
 

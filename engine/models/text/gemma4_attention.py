@@ -1,7 +1,7 @@
-"""Attention of Gemma 4: normalised values, keys that are values too, and layers that read the keys of other layers.
+"""Attention of Gemma 4: normalised values, keys that are also values, and layers that read other layers' keys.
 
-Thread: device. In: the normalised stream of a layer. Out: its heads' sums. What differs from layer to layer is in
-LayerConfig; gemma4_text.py has the rest of the decoder.
+Thread: device. In: the normalised stream of a layer. Out: the heads' outputs. LayerConfig has the differences between
+layers; gemma4_text.py has the rest of the decoder.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from engine.weights.table import Wanted
 
 
 class Projections(Linear):
-    """Queries, keys and values, of which a checkpoint may have fewer: `stored` says which matrix makes which piece."""
+    """Projections of queries, keys and values; a checkpoint may have fewer matrices: `stored` maps pieces to
+    matrices."""
 
     __slots__ = ("ones", "stored")
 
-    ones: Tensor  # [values] float32: the weights of a norm without weights
+    ones: Tensor  # [values] float32: weights of a norm without weights
 
     def __init__(self, hidden_size: int, sizes: tuple[int, ...], stored: tuple[int, ...], bias: bool) -> None:
         super().__init__(hidden_size, *sizes, bias=bias)
@@ -48,7 +49,7 @@ class Projections(Linear):
 
 
 class Attention(PagedSelfAttention):
-    """Values are normalised; a layer that reads another one's keys and values has queries only."""
+    """Attention with normalised values; a layer that reads another layer's keys and values has queries only."""
 
     __slots__ = ("queries_only",)
 
@@ -68,7 +69,7 @@ class Attention(PagedSelfAttention):
         self.qkv = Projections(text.hidden_size, sizes, stored, text.qkv_bias)
 
     def __call__(self, x: Normed, rope: Rope, meta: AttentionMeta, cache: LayerCache) -> Tensor:
-        if not self.window and meta.last_keys is not None:  # a picture's tokens see later ones in windows alone
+        if not self.window and meta.last_keys is not None:  # bidirectional attention only in layers with a window
             meta = replace(meta, last_keys=None)
         return super().__call__(x, rope, meta, cache)
 

@@ -1,6 +1,6 @@
-"""The decoder's section of Gemma 4's config.json -> TextConfig: each layer's heads, whose keys it reads, its experts.
+"""Reads Gemma 4's TextConfig from config.json: each layer's heads, shared keys and experts.
 
-transformers 5.23 writes what each layer has (per_layer_config); releases say what all layers have that see all
+transformers 5.23 writes each layer's settings (per_layer_config); released files have settings for all full layers
 (global_head_dim, num_global_key_value_heads). Thread: any.
 """
 
@@ -18,8 +18,8 @@ from engine.checkpoint.text import every_layer, read_text, refuse
 from engine.models.base.both_ways import USE_BIDIRECTIONAL, attends_both_ways
 
 PER_LAYER = "hidden_size_per_layer_input"
-PERIOD = 6  # where a file has no layer_types: every so many layers one sees all
-ROPES: dict[str, Any] = {  # rope_parameters of a file that has none
+PERIOD = 6  # without layer_types, every PERIOD-th layer has no window
+ROPES: dict[str, Any] = {  # default rope_parameters
     SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
     FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
 }
@@ -39,7 +39,7 @@ def text(body: Section, outer: Section) -> TextConfig:
         body = Section({**body.values, "rope_parameters": ROPES}, body.path, body.outer)
     count = body.size("num_hidden_layers")
     kinds = list(body.items("layer_types", [FULL if n % PERIOD == 5 else SLIDING for n in range(count)]))
-    kinds[-1:] = [FULL]  # whatever the file says
+    kinds[-1:] = [FULL]  # for any value in the file
     body = Section({"sliding_window": 512, **body.values, "layer_types": kinds}, body.path, body.outer)
     ropes = body.section("rope_parameters").values
     as_near = {**body.values, "rope_parameters": ropes.get(SLIDING) or ROPES[SLIDING]}
@@ -73,7 +73,7 @@ def text(body: Section, outer: Section) -> TextConfig:
 
 
 def _sizes(body: Section, number: int, kind: str) -> dict[str, Any]:
-    """The heads of a layer and how they turn."""
+    """The sizes and the rotation of a layer's heads."""
     if kind == SLIDING:
         return {}
     own = body.section("per_layer_config").values if body.values.get("per_layer_config") else None
@@ -95,7 +95,7 @@ def _sizes(body: Section, number: int, kind: str) -> dict[str, Any]:
 
 
 def _sharing(body: Section, kinds: list[str], number: int) -> dict[str, Any]:
-    """Whose keys and values a layer reads, and how wide its MLP is."""
+    """The layer whose keys and values a layer reads, and the width of its MLP."""
     first = len(kinds) - body.integer("num_kv_shared_layers", 0, most=len(kinds))
     if number < first:
         return {}

@@ -1,6 +1,6 @@
-"""Per-layer inputs of Gemma 4: a second table of embeddings, of whose rows every layer reads its part.
+"""Per-layer inputs of Gemma 4: a second embedding table; every layer reads its part of a token's row.
 
-Thread: device. In: token ids, and the stream of a layer. Out: rows of the table, and what a layer adds of its part.
+Thread: device. In: token ids, and the stream of a layer. Out: rows of the table, and the term that a layer adds.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from engine.layers.stream import Product, Stream
 
 
 class PerLayerTable(Embedding):
-    """The embeddings of all layers."""
+    """The embedding table of all layers' inputs."""
 
     __slots__ = ("marks", "pad")
 
     def __init__(self, vocab_size: int, width: int) -> None:
         super().__init__(vocab_size, width, None)
         self.pad = 0
-        self.marks: list[int] = []  # tokens of media, which read the row of `pad`
+        self.marks: list[int] = []  # media tokens, which use the row of `pad`
 
     def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
         super().fill(pieces, placement)
@@ -33,7 +33,7 @@ class PerLayerTable(Embedding):
 
 
 class PerLayerInput:
-    """What a layer adds from its input of each token."""
+    """The term that a layer adds, computed from its per-layer input of each token."""
 
     def __init__(self, text: TextConfig, number: int) -> None:
         self.number = number

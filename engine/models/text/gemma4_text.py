@@ -1,14 +1,14 @@
-"""Gemma 4 (text): Gemma 3 with heads of two widths, layers that read other layers' keys, and embeddings per layer.
+"""Gemma 4 (text): Gemma 3 with two head widths, layers that read other layers' keys, and per-layer inputs.
 
-    layers that see all    wider heads, of which the leading quarter of the pairs turns; the large models make their
-                           values by the product of the keys
+    full layers            wider heads, with the leading quarter of the pairs rotated; in the large models the key
+                           projection also makes the values
     values                 pass an RMSNorm without weights, and scores are not scaled: queries and keys are normalised
     the last layers        of the small models have queries only: they read the keys and values of the last layer of
-                           their kind that has some, and their MLP is twice as wide
-    per-layer inputs       of the small models: layer(x) += norm(project(act(gate(x)) * input)), where `input` is of
-                           this token and layer, from a table of its own and from the stream's first rows
-    experts                of one of the large models run in parallel with each MLP, and both have norms of their own
-    a number per layer     multiplies the stream behind each layer
+                           the same type that has keys, and their MLP is twice as wide
+    per-layer inputs       of the small models: layer(x) += norm(project(act(gate(x)) * input)), where `input` depends
+                           on token and layer; it comes from a second embedding table and from the embeddings
+    experts                of one of the large models run in parallel with each MLP, with separate norms
+    a number per layer     multiplies the stream after each layer
 
 Thread: device.
 """
@@ -38,11 +38,11 @@ from engine.models.text.llama import DECODER_IGNORE, Llama, LlamaLayer
 from engine.models.text.sparse import as_stored
 from engine.weights.table import Row, Table
 
-KEPT = ("k_proj", "v_proj", "k_norm", "v_norm")  # released files have them of layers that never read them, too
+KEPT = ("k_proj", "v_proj", "k_norm", "v_norm")  # also in released files of layers that do not use them
 
 
 class Gemma4Layer(LlamaLayer):
-    """Attention and MLP between norms, what the layer adds of its per-layer input, and the layer's number."""
+    """Attention and MLP between norms, the term of the per-layer input, and a factor per layer."""
 
     def __init__(self, text: TextConfig, number: int) -> None:
         layer = text.layers[number]
@@ -61,7 +61,7 @@ class Gemma4Layer(LlamaLayer):
         x.rows().mul_(self.scalar.value)
 
     def fed(self, x: Stream, norm: Norm | None) -> Addend:
-        """The sum of the MLP's result and, where the layer has experts, of theirs, each through a norm."""
+        """The MLP's result, plus the experts' result if the layer has experts, each through a norm."""
         if self.experts is None:
             return super().fed(x, norm)
         assert self.mlp is not None
@@ -108,7 +108,7 @@ class Gemma4(Llama):
             self.per_layer_projection = Linear(text.hidden_size, len(text.layers) * width)
             self.per_layer_norm = RMSNorm(width, text.norm_eps)
             scales = torch.tensor([width**0.5, text.hidden_size**-0.5, 2.0**-0.5])
-            self.scales = [float(scales[0].to(dtype)), *scales[1:].tolist()]  # the table's is rounded as trained
+            self.scales = [float(scales[0].to(dtype)), *scales[1:].tolist()]  # rounded as in training
         read_nowhere = (number for number, layer in enumerate(text.layers) if layer.kv_shared_with is not None)
         ignored = (f"layers.{number}.self_attn.{name}.*" for number in read_nowhere for name in KEPT)
         self.table = replace(self.table, ignore=(*self.table.ignore, *ignored))

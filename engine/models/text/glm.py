@@ -1,4 +1,4 @@
-"""GLM-4 (glm-4-9b-chat-hf): Llama that rotates neighbouring dimensions of half of each head; gate and up are joined."""
+"""GLM-4 (glm-4-9b-chat-hf): Llama that rotates half of each head in neighbouring pairs; gate and up are one matrix."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Glm(Llama):
 
 
 def text(body: Section, outer: Section) -> TextConfig:
-    """The decoder; queries, keys and values have biases, the output product has none."""
+    """The decoder's config; queries, keys and values have biases, the output projection has none."""
     biased = body.boolean("attention_bias", True)
     return read_text(
         body, outer, head_dim=128, rope=ROPE, eps=1.5625e-7, qkv_bias=biased, o_bias=False, joined_mlp=True

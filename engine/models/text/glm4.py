@@ -1,4 +1,4 @@
-"""GLM-4-0414 and GLM-Z1: GLM with a norm behind attention and MLP too."""
+"""GLM-4-0414 and GLM-Z1: GLM with norms also after attention and MLP."""
 
 from __future__ import annotations
 

@@ -16,9 +16,10 @@ ROPE = RopeDefaults(partial=0.5)
 
 
 def read_noaux_experts(body: Section, shared: str, scale: float = 1.0) -> ExpertsConfig:
-    """Sigmoid scores, corrected for the choice, from the groups whose best two are best; `shared`: the key of a count.
+    """DeepSeek-V3's noaux_tc routing: sigmoid scores, a correction for selection, groups ranked by their two best
+    scores.
 
-    The rule that DeepSeek-V3 calls noaux_tc. scale: of the chosen experts' sum, where the file is silent.
+    `shared`: the key of the number of shared experts; `scale`: default of the factor on the experts' sum.
     """
     refuse(body, scoring_func="sigmoid", topk_method="noaux_tc")
     return read_experts(
@@ -36,7 +37,7 @@ def read_noaux_experts(body: Section, shared: str, scale: float = 1.0) -> Expert
 
 
 def text(body: Section, outer: Section, rope: RopeDefaults = ROPE) -> TextConfig:
-    """The first layers have no experts; behind the last one files hold one, or more, that predict further tokens."""
+    """The decoder's config. The first layers have no experts; the files also hold multi-token-prediction layers."""
     norms = "head" if body.boolean("use_qk_norm", False) else "none"
     bias = body.boolean("attention_bias", False)
     read = read_text(body, outer, qkv_bias=bias, rope=rope, eps=1e-5, qk_norm=norms)

@@ -1,4 +1,4 @@
-"""GPT-2: learned positions in the place of rotation, LayerNorms, biases everywhere, matrices stored transposed."""
+"""GPT-2: learned positions instead of rotation, LayerNorms, biases everywhere, matrices stored transposed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BIASED: dict[str, Any] = {
 
 
 class Transposed:
-    """The scheme of matrices that lie as [in_features, out_features], under "weight"."""
+    """The scheme of matrices stored as [in_features, out_features], under "weight"."""
 
     def expects(self, out_features: Shape, fold: Shape) -> Expected:
         return {"weight": tuple(Wanted((*fold, rows)) for rows in out_features)}
@@ -47,10 +47,10 @@ class Transposed:
 
 
 class LearnedPositions(Llama):
-    """A decoder that adds a row for each position to the embeddings; `offset`: rows before that of the first."""
+    """A decoder that adds learned positions to the embeddings; OFFSET: unused rows at the start of the table."""
 
     OFFSET = 0
-    takes_rows = False  # a row in the place of an embedding would lack its position's
+    takes_rows = False  # a row that replaces an embedding would lack the position
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
         super().__init__(config, dtype, device)
@@ -61,7 +61,7 @@ class LearnedPositions(Llama):
 
 
 class GPT2(LearnedPositions):
-    """Llama's layers from other files."""
+    """Llama's layers with other weight names."""
 
     WEIGHTS = Table(
         (

@@ -1,6 +1,6 @@
-"""GPT-NeoX and Pythia: attention and MLP side by side, a norm before each; LayerNorms and biases everywhere.
+"""GPT-NeoX and Pythia: attention and MLP in parallel, a norm before each; LayerNorms and biases everywhere.
 
-Each head's query, key and value rows lie together in the checkpoint; a quarter of each head is rotated.
+In the checkpoint each head's query, key and value rows are adjacent; a quarter of each head is rotated.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from engine.weights.table import Row, Table
 
 
 class GPTNeoX(Llama):
-    """Parallel layers from other files, or Llama's where use_parallel_residual is false."""
+    """Parallel layers, or Llama's layers if use_parallel_residual is false."""
 
     WEIGHTS = Table(
         (

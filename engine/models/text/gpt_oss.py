@@ -1,6 +1,6 @@
-"""gpt-oss: attention sinks, windows in every other layer, biases everywhere, experts with a bounded activation.
+"""gpt-oss: attention sinks, windows in every other layer, biases everywhere, experts with a clamped activation.
 
-Released checkpoints hold the experts in codes of four bits; others hold them in bfloat16.
+Released checkpoints hold the experts as 4-bit codes (MXFP4); other checkpoints hold them in bfloat16.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from engine.quant.blocks import holds_experts
 from engine.weights.table import Row, Table
 
 ROPE = RopeDefaults(150_000.0)
-RELEASED = {  # rope_parameters of a file that has none
+RELEASED = {  # default rope_parameters
     "rope_type": "yarn",
     "factor": 32.0,
     "beta_fast": 32.0,
@@ -28,7 +28,8 @@ RELEASED = {  # rope_parameters of a file that has none
 
 
 class GptOss(Llama):
-    """All experts of a layer lie in one tensor, transposed, with the columns of gate and up interleaved."""
+    """Llama's layers with experts; a layer's experts are one transposed tensor, with interleaved columns of gate and
+    up."""
 
     WEIGHTS = Table(
         (
@@ -43,7 +44,7 @@ class GptOss(Llama):
 
 
 def text(body: Section, outer: Section) -> TextConfig:
-    """The softmax over the chosen experts' logits is that over all, divided by the sum of the chosen."""
+    """The decoder's config. The softmax over the chosen logits equals the full softmax divided by the chosen sum."""
     refuse(body, swiglu_alpha=SWIGLU_ALPHA, swiglu_limit=SWIGLU_LIMIT)
     body = Section({"attention_bias": True, **body.values}, body.path)
     if not (body.values.get("rope_parameters") or body.values.get("rope_scaling")):

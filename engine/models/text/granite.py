@@ -1,4 +1,4 @@
-"""Granite 3: Llama with four multipliers, of embeddings, of attention's scores, of what layers add, and of logits."""
+"""Granite 3: Llama with multipliers of embeddings, attention scores, residual additions and logits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.models.text.llama import Llama
 
 
 def text(body: Section, outer: Section) -> TextConfig:
-    """The decoder; a multiplier that the file does not name is 1."""
+    """The decoder's config; multipliers default to 1."""
     residual, divisor = body.number("residual_multiplier", 1.0), body.number("logits_scaling", 1.0)
     if residual <= 0 or divisor == 0:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Granite 3 with experts (1B-A400M, 3B-A800M): Granite's multipliers, and one matrix for all experts of a layer."""
+"""Granite 3 with experts (1B-A400M, 3B-A800M): Granite's multipliers, and one tensor for all experts of a layer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from engine.weights.table import Row, Table
 
 
 class GraniteMoE(Llama):
-    """The softmax is taken over the logits of the chosen experts: over all, and divided by the sum, it is the same."""
+    """Llama's layers with experts. The model's softmax over the chosen logits equals norm_topk_prob of a full
+    softmax."""
 
     WEIGHTS = Table(
         (

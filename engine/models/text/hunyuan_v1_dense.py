@@ -1,4 +1,4 @@
-"""HunYuan dense (v1): Llama whose heads of queries and keys are normalised after they were rotated."""
+"""HunYuan dense (v1): Llama with norms of query and key heads after the rotation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NORMS = {
 
 
 class HunYuanDense(Llama):
-    """Llama's layers from other names."""
+    """Llama's layers with other weight names."""
 
     WEIGHTS = Table(
         tuple(Row((NORMS[row.target],), row.target) if row.target in NORMS else row for row in DECODER_ROWS),

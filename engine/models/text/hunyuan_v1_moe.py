@@ -25,7 +25,7 @@ class HunYuanMoE(HunYuanDense):
 
 
 def text(body: Section, outer: Section) -> TextConfig:
-    """Files give some numbers for each layer; layers that differ are refused."""
+    """The decoder's config. Files may list some values per layer; different values are refused."""
     values = dict(body.values)
     for key in BY_LAYER:
         given = values.get(key)

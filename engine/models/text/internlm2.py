@@ -1,6 +1,6 @@
-"""InternLM2 and 2.5: Llama from other names; each key-value head's queries, key and value lie together in one matrix.
+"""InternLM2 and 2.5: Llama with other weight names; one matrix has the queries, key and value of each key-value head.
 
-Its code comes with its checkpoints (modeling_internlm2.py) and is not run.
+The code in its checkpoints (modeling_internlm2.py) is not executed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from engine.weights.table import Row, Table
 
 
 class InternLM2(Llama):
-    """Llama's layers from other files."""
+    """Llama's layers with other weight names."""
 
     WEIGHTS = Table(
         (
@@ -33,7 +33,7 @@ class InternLM2(Llama):
 
 
 def text(body: Section, outer: Section) -> TextConfig:
-    """The decoder; "bias" is that of both products of attention, the MLP has none."""
+    """The decoder's config; "bias" applies to attention's linear layers, the MLP has no biases."""
     biased = body.boolean("bias", True)
     return read_text(body, outer, qkv_bias=biased, o_bias=biased, mlp_bias=False, qkv_layout="by head")
 

@@ -1,4 +1,4 @@
-"""InternLM3: Llama with words of its own for its biases. Its code comes with its checkpoints and is not run."""
+"""InternLM3: Llama with other keys for its biases. The code in its checkpoints is not executed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.models.text.llama import Llama
 
 
 def text(body: Section, outer: Section) -> TextConfig:
-    """The decoder; "bias" is that of the output product and of the MLP."""
+    """The decoder's config; "bias" applies to the output projection and the MLP."""
     biased, others = body.boolean("qkv_bias", False), body.boolean("bias", False)
     return read_text(body, outer, qkv_bias=biased, o_bias=others, mlp_bias=others)
 

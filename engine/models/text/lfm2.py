@@ -1,4 +1,4 @@
-"""LFM2: short convolutions in most layers, attention with normed heads in the others, a gated MLP behind each."""
+"""LFM2: short convolutions in most layers, attention with normed heads in the others, each followed by a gated MLP."""
 
 from __future__ import annotations
 
@@ -35,13 +35,14 @@ LFM2_ROWS = (
 
 
 class Lfm2(Llama):
-    """Llama's layers by other names."""
+    """Llama's layers with other weight names."""
 
     WEIGHTS = Table(LFM2_ROWS, ignore=DECODER_IGNORE)
 
 
 def read_layers(body: Section, outer: Section, width: int) -> TextConfig:
-    """`width`: of the MLP. `layer_types` names the layers; older files name those with attention (full_attn_idxs)."""
+    """The config without experts; `width`: the MLP's. `layer_types` names the layers; older files list the layers with
+    attention (full_attn_idxs)."""
     count = body.size("num_hidden_layers")
     full = body.items("full_attn_idxs", range(count))
     kinds = body.items("layer_types", [FULL if number in full else CONVOLUTION for number in range(count)])
@@ -60,7 +61,7 @@ def read_layers(body: Section, outer: Section, width: int) -> TextConfig:
 
 
 def text(body: Section, outer: Section) -> TextConfig:
-    """The decoder. Files give the width of an MLP without a gate; two thirds of it, in whole steps, is the one here."""
+    """The decoder's config. Files give the width of an ungated MLP; the gated MLP has two thirds of it, rounded up."""
     width = body.size("block_ff_dim", body.values.get("intermediate_size", 12_288))
     if body.boolean("block_auto_adjust_ff_dim", True):
         step = body.size("block_multiple_of", 256)

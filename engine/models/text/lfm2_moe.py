@@ -15,7 +15,7 @@ from engine.weights.table import Table
 
 
 class Lfm2MoE(Llama):
-    """The correction has a name of its own."""
+    """Llama's layers with experts; the correction's tensor is called expert_bias."""
 
     WEIGHTS = Table((*LFM2_ROWS, *sparse_rows(BLOCK, names=("w1", "w3", "w2"), correction="")), ignore=DECODER_IGNORE)
 

@@ -1,7 +1,7 @@
-"""Llama, and the layers of every family that is Llama but for its configuration, its names and the order of its parts.
+"""Llama, and the layers of all families that differ from Llama only in configuration, names and order of parts.
 
-Thread: device. Llama itself is a pre-norm decoder: RMSNorm, grouped-query attention with rotary positions, SwiGLU. What
-families may declare instead is in engine/base/model_config.py.
+Thread: device. Llama itself is a pre-norm decoder: RMSNorm, grouped-query attention with rotary positions, SwiGLU.
+engine/base/model_config.py lists the alternatives that families may declare.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ DECODER_ROWS = (
     Row(("norm",), "norm"),
     Row(("lm_head",), "head", "rows"),
 )
-# Frequencies are computed from config.json; old files hold them as well.
+# Frequencies are computed from config.json; old files also hold them.
 DECODER_IGNORE = ("layers.*.rotary_emb.inv_freq",)
 
 
 class LlamaLayer(DecoderLayer):
-    """Attention, then MLP or experts, with norms before each (pre_norms), behind each (post_norms), or both.
+    """Attention, then MLP or experts, with norms before each (pre_norms), after each (post_norms), or both.
 
-    `mlp`: in the place of the one that the configuration describes.
+    `mlp`: replaces the MLP that the configuration describes.
     """
 
-    o: Linear | None  # of attention
+    o: Linear | None  # attention's output projection
     mlp: GatedMLP | PlainMLP | None  # None: the layer has experts
     experts: SparseMLP | None
 
@@ -72,16 +72,16 @@ class LlamaLayer(DecoderLayer):
     def __call__(self, x: Stream, rope: Rope, metas: Metas, caches: Caches, index: Tensor | None) -> None:
         attended = self.mixed(x, rope, metas, caches)  # [T, num_heads * head_dim]
         x.add(Product(self.output, x.keep(index, attended)), self.attention_post_norm)
-        del attended  # the stream gives these rows back when they have been multiplied
+        del attended  # the stream frees these rows after the multiplication
         x.add(self.fed(x, self.mlp_norm), self.mlp_post_norm)
 
     def mixed(self, x: Stream, rope: Rope, metas: Metas, caches: Caches) -> Tensor:
-        """What the layer's one mixer makes of the stream."""
+        """The output of the layer's single mixer."""
         (mixer,), (meta,), (cache,) = self.mixers, metas, caches
         return mixer(x.normed(self.attention_norm), rope, meta, cache)
 
     def fed(self, x: Stream, norm: Norm | None) -> Addend:
-        """What the MLP, or the experts in its place, make of the stream read through `norm`."""
+        """The output of the MLP or the experts, which read the stream through `norm`."""
         rows = x.normed(norm)
         if self.experts is not None:
             return self.experts(rows, x.count, x.capture)
@@ -90,7 +90,7 @@ class LlamaLayer(DecoderLayer):
 
 
 class ParallelLayer(LlamaLayer):
-    """Attention and MLP side by side: both read the stream as the layer gets it, through one norm or through two."""
+    """Attention and MLP in parallel: both read the layer's input, through one shared norm or two norms."""
 
     def __init__(self, text: TextConfig, layer: LayerConfig) -> None:
         super().__init__(text, layer)
@@ -106,7 +106,7 @@ class ParallelLayer(LlamaLayer):
 
 
 class Llama(Decoder):
-    """A text decoder; the base of every model whose text part is one of these families."""
+    """The base of every model with Llama's layers."""
 
     WEIGHTS = Table(DECODER_ROWS, ignore=DECODER_IGNORE)
 

@@ -1,7 +1,7 @@
-"""Llama 4 (text): layers that rotate see their chunk, the others see all; experts whose weight multiplies their input.
+"""Llama 4 (text): rotating layers attend within a chunk, other layers to everything; weights scale experts' inputs.
 
-Queries and keys that were rotated are normalised without weights; queries that were not grow with their position. A
-token has one expert, and also the shared MLP. Thread: device.
+Rotated queries and keys are normalised without weights; unrotated queries are scaled by their position. A token has
+one expert and the shared MLP. Thread: device.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DENSE = {
 
 
 class UnitNorm(RMSNorm):
-    """x / rms(x); no checkpoint holds anything of it."""
+    """x / rms(x), without weights in the checkpoint."""
 
     __slots__ = ()
 
@@ -76,7 +76,7 @@ class Llama4(Llama):
 def text(body: Section, outer: Section) -> TextConfig:
     """The decoder."""
     plain = {key: value for key, value in body.values.items() if key != "layer_types"}
-    plain["intermediate_size"] = body.size("intermediate_size_mlp", 16_384)  # of layers without experts
+    plain["intermediate_size"] = body.size("intermediate_size_mlp", 16_384)  # width in layers without experts
     rope = RopeDefaults(500_000.0, interleaved=True)
     read = read_text(Section(plain, body.path, body.outer), outer, head_dim=128, rope=rope, eps=1e-5)
     count, period = len(read.layers), body.size("no_rope_layer_interval", 4)
@@ -103,7 +103,7 @@ def text(body: Section, outer: Section) -> TextConfig:
 
 
 def _still(body: Section, head_dim: int) -> RopeConfig:
-    """Of layers that do not rotate; files of the release say attn_temperature_tuning=4 where they mean true."""
+    """The RopeConfig of layers without rotation; released files say attn_temperature_tuning=4 and mean true."""
     none = no_rope(head_dim)
     if not body.values.get("attn_temperature_tuning", True):
         return none

@@ -17,7 +17,7 @@ from engine.weights.table import Table
 
 
 class MiniMaxM2(Llama):
-    """Mixtral's names; the correction lies next to the experts."""
+    """Llama's layers with experts, with Mixtral's names; the correction is next to the experts."""
 
     WEIGHTS = Table(
         (*DECODER_ROWS, *sparse_rows(BLOCK, names=("w1", "w3", "w2"), correction="")), ignore=DECODER_IGNORE
@@ -25,8 +25,8 @@ class MiniMaxM2(Llama):
 
 
 def text(body: Section, outer: Section) -> TextConfig:
-    """Every layer has experts; `rotary_dim` counts the dimensions that are rotated. Modules that predict further tokens
-    may stand behind the last layer."""
+    """The decoder's config. Every layer has experts; `rotary_dim` is the number of rotated dimensions. Files may hold
+    multi-token-prediction modules after the last layer."""
     refuse(body, scoring_func="sigmoid", qk_norm_type="per_layer", use_routing_bias=True)
     width = body.size("head_dim", 128)
     partial = body.size("rotary_dim", width) / width

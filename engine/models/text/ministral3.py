@@ -1,4 +1,4 @@
-"""Ministral 3, text only: Mistral with YaRN, whose queries grow with their position (llama_4_scaling_beta)."""
+"""Ministral 3, text only: Mistral with YaRN, and queries scaled by their position (llama_4_scaling_beta)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.checkpoint.text import read_text
 from engine.models.base.family import Family
 from engine.models.text.llama import Llama
 
-RELEASED = {  # rope_parameters of a file that has none
+RELEASED = {  # default rope_parameters
     "rope_type": "yarn",
     "rope_theta": 1_000_000.0,
     "factor": 16.0,

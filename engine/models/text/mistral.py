@@ -1,4 +1,4 @@
-"""Mistral, also in Mistral's own format: Llama with a window on every layer where the checkpoint asks for one."""
+"""Mistral, also in Mistral's own format: Llama, with a window in every layer if the checkpoint names one."""
 
 from __future__ import annotations
 

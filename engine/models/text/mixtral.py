@@ -23,7 +23,7 @@ class Mixtral(Llama):
 
 
 def text(body: Section, outer: Section) -> TextConfig:
-    """Two of eight experts, whose weights sum to one."""
+    """The decoder's config; the weights of a token's experts sum to one."""
     read = read_text(body, outer, sliding="given", rope=ROPE, eps=1e-5)
     return with_experts(read, read_experts(body, width="intermediate_size", norm_topk_prob=True))
 

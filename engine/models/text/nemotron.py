@@ -1,4 +1,4 @@
-"""Nemotron 3 and 4, Minitron: LayerNorms stored as weight - 1, relu² in an MLP without gate, half of a head rotated."""
+"""Nemotron 3 and 4, Minitron: LayerNorms stored as weight - 1, an ungated relu² MLP, half of each head rotated."""
 
 from __future__ import annotations
 

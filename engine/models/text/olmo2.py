@@ -1,4 +1,4 @@
-"""OLMo 2: Llama with norms behind attention and MLP, none before them, and norms over whole queries and keys."""
+"""OLMo 2: Llama with norms after attention and MLP instead of before, and norms over whole queries and keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OLMo 3: OLMo 2 with windows on three of four layers; only layers without a window have scaled rotary positions."""
+"""OLMo 3: OLMo 2 with windows in three of four layers; only layers without a window have scaled rotary positions."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from engine.models.text.sparse import Sparse
 
 
 def text(body: Section, outer: Section) -> TextConfig:
-    """Queries and keys are clipped behind their norms."""
+    """The decoder's config; queries and keys are clipped after their norms."""
     read = read_text(body, outer, eps=1e-5, qk_norm="projection", qkv_clip=body.number("clip_qkv", 0.0))
     norm_topk_prob = body.boolean("norm_topk_prob", False)
     return with_experts(read, read_experts(body, width="intermediate_size", norm_topk_prob=norm_topk_prob))

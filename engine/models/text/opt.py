@@ -1,4 +1,4 @@
-"""OPT: learned positions in the place of rotation, LayerNorms, biases everywhere, relu. Not the post-norm OPT-350m."""
+"""OPT, except the post-norm OPT-350m: learned positions instead of rotation, LayerNorms, biases everywhere, relu."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.weights.table import Row, Table
 
 
 class OPT(LearnedPositions):
-    """Llama's layers from other names."""
+    """Llama's layers with other weight names."""
 
     OFFSET = 2
     WEIGHTS = Table(

@@ -1,6 +1,6 @@
-"""Phi-3, Phi-3.5, Phi-4 and Phi-4-mini: Llama whose checkpoints keep q|k|v in one matrix and gate|up in another.
+"""Phi-3, Phi-3.5, Phi-4 and Phi-4-mini: Llama whose checkpoints have q|k|v in one matrix and gate|up in another.
 
-Long contexts have frequencies of their own (longrope, engine/layers/rope.py); Phi-4-mini rotates a part of each head.
+Long contexts have separate frequencies (longrope, engine/layers/rope.py); Phi-4-mini rotates a part of each head.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ JOINED = {"layers.*.attention.qkv": ATTENTION + "qkv_proj", "layers.*.mlp.gate_u
 
 
 class Phi3(Llama):
-    """Llama's layers from other files."""
+    """Llama's layers with joined matrices."""
 
     WEIGHTS = Table(
         tuple(Row((JOINED[row.target],), row.target) if row.target in JOINED else row for row in DECODER_ROWS),
@@ -25,7 +25,7 @@ class Phi3(Llama):
 
 
 def text(body: Section, outer: Section) -> TextConfig:
-    """The decoder; the first releases say "su" or "yarn" where they mean longrope."""
+    """The decoder's config; the first releases say "su" or "yarn" and mean longrope."""
     values = dict(body.values)
     for key in ("rope_parameters", "rope_scaling"):
         given = values.get(key)

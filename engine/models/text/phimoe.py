@@ -1,4 +1,4 @@
-"""PhiMoE (Phi-3.5-MoE, Phi-mini-MoE): Mixtral's names, LayerNorms, biases, and experts of a sparse mixer."""
+"""PhiMoE (Phi-3.5-MoE, Phi-mini-MoE): Mixtral's names, LayerNorms, biases, and sparse-mixer routing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine.models.text.mixtral import ROPE, Mixtral
 
 
 def text(body: Section, outer: Section) -> TextConfig:
-    """The decoder; with longrope the file itself says what cos and sin are multiplied by."""
+    """The decoder's config; with longrope the file names the factors of cos and sin."""
     values = dict(body.values)
     for key in ("rope_parameters", "rope_scaling"):
         given = values.get(key)

@@ -1,6 +1,6 @@
-"""Qwen2 and Qwen2.5: Llama with biases on queries, keys and values, and none on the output product.
+"""Qwen2 and Qwen2.5: Llama with biases of queries, keys and values, and none of the output projection.
 
-config.json does not mention the biases: they are always there.
+config.json does not mention the biases, which always exist.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Qwen2 with experts, and a shared MLP behind a gate of its own (Qwen1.5-MoE-A2.7B, Qwen2-57B-A14B)."""
+"""Qwen2 with experts, and a shared MLP with a gate (Qwen1.5-MoE-A2.7B, Qwen2-57B-A14B)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.weights.table import Row, Table
 
 
 class Qwen2MoE(Llama):
-    """The shared MLP's gate is a matrix of one row."""
+    """Llama's layers with experts; the shared MLP's gate is a matrix of one row."""
 
     WEIGHTS = Table(
         (
@@ -27,7 +27,7 @@ class Qwen2MoE(Llama):
 
 
 def text(body: Section, outer: Section) -> TextConfig:
-    """Windows of some layers are switched off in every release."""
+    """The decoder's config; windows are off in every release."""
     refuse(body, use_sliding_window=False)
     read = read_text(body, outer, qkv_bias=body.boolean("qkv_bias", True))
     experts = read_experts(

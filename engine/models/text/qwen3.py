@@ -1,4 +1,4 @@
-"""Qwen3: Llama with an RMSNorm on every head of queries and keys before rotation; `head_dim` is a key of its own."""
+"""Qwen3: Llama with an RMSNorm on every query and key head before the rotation, and a separate key `head_dim`."""
 
 from __future__ import annotations
 

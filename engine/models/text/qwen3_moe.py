@@ -11,7 +11,7 @@ from engine.models.text.sparse import Sparse
 
 
 def text(body: Section, outer: Section) -> TextConfig:
-    """A switch gives all layers the window."""
+    """The decoder's config; use_sliding_window gives all layers a window."""
     windowed = body.boolean("use_sliding_window", False)
     read = read_text(body, outer, sliding="given" if windowed else "none", qk_norm="head")
     experts = read_experts(body, norm_topk_prob=body.boolean("norm_topk_prob", False))
@@ -19,7 +19,7 @@ def text(body: Section, outer: Section) -> TextConfig:
 
 
 def sparse_layers(body: Section, count: int) -> set[int]:
-    """Every decoder_sparse_step-th layer, but for those of mlp_only_layers."""
+    """The layers with experts: every decoder_sparse_step-th layer, except mlp_only_layers."""
     step, dense = body.size("decoder_sparse_step", 1), body.items("mlp_only_layers", ())
     return {number for number in range(count) if (number + 1) % step == 0 and number not in dense}
 

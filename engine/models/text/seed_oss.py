@@ -1,4 +1,4 @@
-"""Seed-OSS: Llama with biases on queries, keys and values, and a switch of its own for the output product's."""
+"""Seed-OSS: Llama with biases of queries, keys and values, and a separate switch for the output projection's bias."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SmolLM3: Llama without rotation on every fourth layer."""
+"""SmolLM3: Llama without rotation in every fourth layer."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from engine.models.text.llama import Llama
 
 
 def text(body: Section, outer: Section) -> TextConfig:
-    """The decoder; no_rope_layers has 1 for layers with rotation, 0 for those without."""
+    """The decoder's config; in no_rope_layers 1 means rotation, 0 means no rotation."""
     count, period = body.integer("num_hidden_layers", least=1, most=MAX_LAYERS), body.size("no_rope_layer_interval", 4)
     rotated = body.items("no_rope_layers", [int((number + 1) % period != 0) for number in range(count)])
     if len(rotated) != count:
         raise ConfigError(f"{body.path}: no_rope_layers has {len(rotated)} entries for {count} layers")
-    if not body.values.get("layer_types"):  # those without rotation are those with a window
+    if not body.values.get("layer_types"):  # layers without rotation have the window
         body = Section({**body.values, "layer_types": [FULL if turns else SLIDING for turns in rotated]}, body.path)
     windows = body.boolean("use_sliding_window", False) and body.values.get("sliding_window") is not None
     rope = RopeDefaults(2_000_000.0)

@@ -1,6 +1,6 @@
-"""Sparse: Llama's layers with experts in some of them, and the rows by which checkpoints name their parts.
+"""Sparse: Llama's layers with experts in some layers, and the weight rows of experts.
 
-Thread: device. A family with experts says in its `text` which layers have them (engine/checkpoint/experts).
+Thread: device. A family's `text` function says which layers have experts (engine/checkpoint/experts).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ def sparse_rows(
     shared: str = "shared_experts",
     correction: str = "gate",
 ) -> tuple[Row, ...]:
-    """Of a layer with experts, one module for each of an expert's matrices.
+    """The weight rows of layers with experts whose matrices are separate modules.
 
-    block: in front of all other names. names: an expert's gate, up and down. correction: the module that holds it.
+    block: prefix of all other names. names: an expert's gate, up and down. correction: the module with the correction.
     """
     gate, up, down = (f"{block}experts.#.{name}" for name in names)
     shared_gate, shared_up, shared_down = (f"{block}{shared}.{name}" for name in ("gate_proj", "up_proj", "down_proj"))
@@ -36,10 +36,10 @@ def sparse_rows(
 
 
 def as_stored(table: Table, text: TextConfig, experts: str = "") -> Table:
-    """The table of a family that keeps a layer's experts in one tensor, for files that hold them one by one.
+    """The table of a family with one tensor for a layer's experts, adapted to files that hold experts separately.
 
-    Quantisers do so: they turn the tensor into a linear layer for each matrix, and name these as most families do.
-    experts: the module that has them, where the family's table names another.
+    Quantisers write such files: they split the tensor into a linear layer per matrix, with the names of most families.
+    experts: the module with the experts, if it differs from the family's table.
     """
     if not any(layer.experts and layer.experts.layout == "apart" for layer in text.layers):
         return table
@@ -54,6 +54,6 @@ def as_stored(table: Table, text: TextConfig, experts: str = "") -> Table:
 
 
 class Sparse(Llama):
-    """Names as Qwen and most families have them: `mlp.experts.N.gate_proj`, `mlp.gate`."""
+    """Llama's layers with experts and the usual names: `mlp.experts.N.gate_proj`, `mlp.gate`."""
 
     WEIGHTS = Table((*DECODER_ROWS, *sparse_rows()), ignore=DECODER_IGNORE)

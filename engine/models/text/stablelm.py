@@ -1,6 +1,6 @@
 """StableLM 2 and StableLM 3B: LayerNorms, a quarter of each head rotated.
 
-StableLM 2 12B has attention and MLP side by side, and a LayerNorm on every head of queries and keys.
+StableLM 2 12B has attention and MLP in parallel, and a LayerNorm on every query and key head.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from engine.weights.table import Row, Table
 
 
 class StableLm(Llama):
-    """Llama's layers; the norms of heads are modules of their own."""
+    """Llama's layers; every head's norm is a separate module."""
 
     def weight_table(self) -> Table:
         table, text = super().weight_table(), self.config.text

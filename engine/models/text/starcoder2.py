@@ -1,4 +1,4 @@
-"""StarCoder2: LayerNorms, biases on every product, and an MLP without a gate."""
+"""StarCoder2: LayerNorms, biases of every linear layer, and an MLP without a gate."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MLP = ("layers.*.mlp.gate_up", "layers.*.mlp.down")
 
 
 class Starcoder2(Llama):
-    """Llama's layers from other names."""
+    """Llama's layers with other weight names."""
 
     WEIGHTS = Table(
         (

@@ -1,14 +1,14 @@
-"""Models without a file here, run through transformers' own modules inside our steps.
+"""Models without a native file, run through transformers' own modules inside our steps.
 
-    skeleton.py    config.json -> the module on the meta device, and what its calls say of its caches and experts
-    calls.py       the calls of a forward, and the step that a thread's forward is for
-    attention.py   what transformers calls as its attention function: our paged cache and kernels
-    experts.py     what transformers calls as its experts function: our grouped product on accelerators
-    weights.py     the names that checkpoints have -> the module's parameters
+    skeleton.py    config.json -> the module on the meta device, and its caches and experts, found from its calls
+    calls.py       the recorded calls of a forward, and the step that a thread's forward belongs to
+    attention.py   the attention function that transformers calls: our paged cache and kernels
+    experts.py     the experts function that transformers calls: our grouped matrix product on accelerators
+    weights.py     names in checkpoints -> the module's parameters
     model.py       the Model of text decoders
-    showing.py     what a class does with an item: the classes that do more than our steps are refused
-    class_tower.py a class's tower: rows of pictures, films and sounds, of several requests in a run
-    seeing.py      the Model of classes that take media: rows of items among the embeddings
+    showing.py     tests how a class passes an item to its decoder; classes that our steps cannot serve are refused
+    class_tower.py a class's tower: rows of pictures, video and audio, of several requests in a run
+    seeing.py      the Model of classes that take media: rows of items replace embeddings
 
-transformers is imported here and nowhere else in the engine, when a checkpoint needs it.
+Only this package of the engine imports transformers, when a checkpoint needs it.
 """

@@ -1,6 +1,6 @@
-"""The attention function that transformers' modules call: it keeps keys and values in our cache and reads them there.
+"""The attention function that transformers' modules call: it stores keys and values in our cache and attends there.
 
-Thread: any. The n-th call of a step is that of the n-th entry of the cache (calls.py).
+Thread: any. The n-th call of a step uses the n-th cache (calls.py).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from engine.base.errors import ConfigError
 from engine.kernels.attention.paged import paged_attention
 from engine.models.transformers_backend.calls import Call, running
 
-NAME = "omniloop"  # of this function, in transformers' table
-# Tensors that attention functions are given and need not read: rotation is done, and masks follow from rows.
+NAME = "omniloop"  # this function's name in transformers' table
+# Tensor arguments that attention may ignore: rotation has been applied, and masks follow from the rows.
 UNREAD = frozenset({"position_ids", "cache_position", "position_embeddings", "input_ids"})
 
 
@@ -51,7 +51,7 @@ def attention(
     if call.value_dim < call.head_dim:
         value = functional.pad(value, (0, call.head_dim - call.value_dim))
     block_size = keys.shape[2]
-    slots = meta.slot_mapping.clamp(min=0)  # what belongs to no row goes into the dummy block
+    slots = meta.slot_mapping.clamp(min=0)  # tokens without a row go to the dummy block
     blocks, places = slots // block_size, slots % block_size
     keys[blocks, :, places] = key[0].transpose(0, 1).to(keys.dtype)
     values[blocks, :, places] = value[0].transpose(0, 1).to(values.dtype)
@@ -81,7 +81,7 @@ def _called(
 def _refuse_others(
     module: torch.nn.Module, mask: Tensor | None, is_causal: bool | None, others: dict[str, Any]
 ) -> None:
-    """What the paged kernels do not compute."""
+    """Raises ConfigError for arguments that the paged kernels do not support."""
     name = type(module).__name__
     if is_causal is False or getattr(module, "is_causal", True) is False:
         raise ConfigError(f"{name} is not causal: each token sees those behind it, which this version does not serve")

@@ -1,7 +1,8 @@
-"""What a thread's forward through transformers' modules is for, and the calls that such a forward makes.
+"""The attention and experts calls of a forward through transformers' modules, and the step that the forward runs.
 
-A forward calls attention and experts in the same order each time, so the n-th call of a step is that of the n-th entry
-of the cache, or of the n-th layer with experts. On the meta device the calls are written down instead. Thread: any.
+A forward calls attention and experts in the same order each time, so the n-th attention call of a step belongs to the
+n-th cache, and the n-th experts call to the n-th layer with experts. On the meta device the calls are only recorded.
+Thread: any.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Call:
 
     num_heads: int
     num_kv_heads: int
-    head_dim: int  # of queries and keys
+    head_dim: int  # width of queries and keys
     value_dim: int  # at most head_dim
     window: int  # 0: all
     scale: float
@@ -33,37 +34,37 @@ class Call:
 
 @dataclass(slots=True)
 class ExpertsCall:
-    """One call of experts, as engine/step/parts/expert_load knows the layers of a model."""
+    """One call of experts; has the SparseLayer attributes that engine/step/parts/expert_load reads."""
 
-    layer: int  # of the decoder, from 0
+    layer: int  # number of the decoder layer, from 0
     routing: Routing
-    of_tokens: bool  # its rows are the tokens, all of them
-    lasting: Tensor | None = None  # int32, becomes the memory of what the newest step chose; on an accelerator
-    newest: Tensor | None = None  # on a CPU: [rows, top_k]
+    of_tokens: bool  # the call's rows are exactly the step's tokens
+    lasting: Tensor | None = None  # on an accelerator: int32 buffer for the experts that the newest step chose
+    newest: Tensor | None = None  # on a CPU: the experts that the newest step chose, [rows, top_k]
 
 
 @dataclass(slots=True)
 class Calls:
-    """All of a forward."""
+    """All calls of a forward."""
 
     attention: list[Call] = field(default_factory=list)
     experts: list[ExpertsCall] = field(default_factory=list)
 
     @property
     def sparse(self) -> dict[int, ExpertsCall]:
-        """Layers with experts, by number; none where a layer's choices are not those of the step's tokens."""
+        """Layer number -> experts call; empty if some call's rows are not exactly the step's tokens."""
         found = {call.layer: call for call in self.experts}
         return found if len(found) == len(self.experts) and all(call.of_tokens for call in self.experts) else {}
 
 
 class Running(threading.local):
-    """The forward that a thread runs."""
+    """The forward that the current thread runs."""
 
     batch: Batch | None = None
-    calls: Calls  # of the model that runs; on the meta device they are added
-    num_attention_calls: int = 0  # so far
+    calls: Calls  # the running model's calls; a forward on the meta device appends to them
+    num_attention_calls: int = 0  # calls so far in this forward
     num_expert_calls: int = 0
-    tokens: int = 0  # of a forward on the meta device
+    tokens: int = 0  # number of tokens of a forward on the meta device
 
 
 running = Running()
@@ -71,7 +72,7 @@ running = Running()
 
 @contextmanager
 def step(batch: Batch, calls: Calls) -> Iterator[None]:
-    """Inside, a forward reads and writes the caches of `batch`."""
+    """A context in which a forward uses the caches of `batch`."""
     running.batch, running.calls, running.num_attention_calls, running.num_expert_calls = batch, calls, 0, 0
     try:
         yield
@@ -81,6 +82,6 @@ def step(batch: Batch, calls: Calls) -> Iterator[None]:
 
 @contextmanager
 def recording(calls: Calls, tokens: int) -> Iterator[None]:
-    """Inside, calls of a forward of so many tokens on the meta device are written down."""
+    """A context that records the calls of a forward of `tokens` tokens on the meta device."""
     running.calls, running.tokens = calls, tokens
     yield

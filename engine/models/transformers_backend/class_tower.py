@@ -1,9 +1,9 @@
-"""ClassTower: a class's own tower and projector, as the engine asks for rows of an item.
+"""ClassTower: the tower and projector of a transformers class, with the engine's Tower interface.
 
 Thread: device. In: the arrays that the checkpoint's own processor made of an item (mm/processors/through).
-Out: rows, of a run that may pause between layers. Items whose arrays differ in nothing but their number of lines may
-share a run. Whether a class keeps the items of a run apart is tried, with noise, before the first run that is shared:
-on accelerators that is at the start.
+Out: rows, from a run that may pause between layers. Items whose arrays differ only in the first dimension may share a
+run. Before the first shared run, noise is passed through the class to test whether items in a run affect each other;
+on accelerators the test is at start.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from engine.models.transformers_backend.showing import ITEMS, arguments, encoder
 
 log = logging.getLogger("omniloop.engine")
 
-PATCH = 3 * 14 * 14  # numbers
+PATCH = 3 * 14 * 14  # values of an assumed patch
 TOKENS = "token_ids"  # the feature that holds an item's tokens
 RATE = 16_000  # samples a second
-SIDES = (2048, 1024, 512, 256, 128, 64)  # of blank pictures, in pixels
-FILMS = ((16, 448), (8, 448), (8, 224), (4, 112), (2, 56))  # frames, and their sides
-SAMPLES = tuple(RATE * tenths // 10 for tenths in (600, 300, 100, 50, 20, 10, 5, 2))  # of silence
-NEAR = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}  # of the largest number, by rounding alone
+SIDES = (2048, 1024, 512, 256, 128, 64)  # sides of blank pictures, in pixels
+FILMS = ((16, 448), (8, 448), (8, 224), (4, 112), (2, 56))  # blank videos: frames, side in pixels
+SAMPLES = tuple(RATE * tenths // 10 for tenths in (600, 300, 100, 50, 20, 10, 5, 2))  # lengths of silence
+NEAR = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}  # rounding error relative to the maximum
 
 
 class ClassTower:
-    """One kind of item."""
+    """The tower for one modality."""
 
     together = TOGETHER
 
     def __init__(
         self, kind: Modality, base: Any, num_layers: int, config: ModelConfig, dtype: torch.dtype, device: str
     ) -> None:
-        """`num_layers`: of the towers, each of which lets a run pause (pausing.let_pause)."""
+        """`num_layers`: layers of the tower after which a run may pause (pausing.let_pause)."""
         self._config, self._dtype, self._device = config, dtype, device
         self.modalities: tuple[Modality, ...] = (kind,)
         self.row_width = config.text.hidden_size
@@ -54,13 +54,13 @@ class ClassTower:
         self._needs = next(iter(inspect.signature(self._run).parameters))
         self._token = config.media_token_ids[kind]
         self._num_layers = num_layers
-        self.keeps_apart: bool | None = None  # None: not tried yet
+        self.keeps_apart: bool | None = None  # items in a run do not affect each other; None: not tested yet
 
     def encode(self, features: Features) -> Tensor:
         return self._rows(self._given(features))
 
     def weight(self, features: Shapes) -> int:
-        """About how many patches the features have; no class states the size of a patch."""
+        """An estimate of the number of patches, because classes do not state the size of a patch."""
         numbers = max(math.prod(features[name].shape) for name in self._takes if name in features)
         return max(self._count(features), numbers // PATCH)
 
@@ -69,7 +69,7 @@ class ClassTower:
         return in_pieces(lambda: self.encode_together(items), weight, self._num_layers)
 
     def encode_together(self, items: Sequence[Features]) -> list[Tensor]:
-        """Those that look alike in one run, the others alone."""
+        """Items with equal shapes share a run; other items run alone."""
         given = [self._given(features) for features in items]
         alike: dict[Any, list[int]] = {}
         for number, each in enumerate(given):
@@ -82,7 +82,7 @@ class ClassTower:
         return [found[number] for number in range(len(items))]
 
     def example(self, modality: Modality, rows: int) -> Features:
-        """What the checkpoint's processor makes of a blank picture or film, or of silence."""
+        """The processor's features of a blank picture, a blank video or silence."""
         return blank(self._config.folder, modality, self._token, rows)
 
     def picture_bytes(self, rows: int) -> int:
@@ -111,7 +111,7 @@ class ClassTower:
         return rows.reshape(-1, rows.shape[-1])
 
     def _shared(self, items: list[Features], counts: list[int]) -> list[Tensor] | None:
-        """The rows of each, new; None where they must run alone."""
+        """New tensors with the rows of each item; None: the items must run alone."""
         if self.keeps_apart is None:
             self.keeps_apart = self._tried(items, counts)
             kept = "share" if self.keeps_apart else "do not share"
@@ -123,7 +123,8 @@ class ClassTower:
         return [own.clone() for own in rows.split(counts)] if len(rows) == sum(counts) else None
 
     def _tried(self, items: list[Features], counts: list[int]) -> bool:
-        """Whether different items have the rows of each alone. Blank ones would be alike, so that noise is added."""
+        """Whether a shared run gives each item the rows of a run alone. Noise is added, because blank items would be
+        equal."""
         draw = torch.Generator().manual_seed(0)
 
         def noisy(part: Tensor) -> Tensor:
@@ -147,14 +148,14 @@ class ClassTower:
 def class_towers(
     kinds: Sequence[Modality], base: Any, decoder: Any, config: ModelConfig, dtype: torch.dtype, device: str
 ) -> list[ClassTower]:
-    """A tower for each kind of item that a class encodes outside its decoder."""
+    """A tower for each modality that a class encodes outside its decoder."""
     num_layers = let_pause(stacks_of(base, decoder))
     return [ClassTower(kind, base, num_layers, config, dtype, device) for kind in kinds]
 
 
 @cache
 def blank(folder: str, kind: Modality, token: int, rows: int) -> Features:
-    """The features of the largest blank item that takes at most `rows` rows, or of the smallest."""
+    """The features of the largest blank item with at most `rows` rows, else of the smallest blank item."""
     from transformers import AutoProcessor
 
     processor = AutoProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -168,7 +169,7 @@ def blank(folder: str, kind: Modality, token: int, rows: int) -> Features:
 
 
 def _blanks(kind: Modality) -> Iterator[dict[str, Any]]:
-    """Blank items as processors take them, the largest first."""
+    """Arguments of a processor for blank items, the largest first."""
     from PIL import Image
 
     if kind == "image":

@@ -1,9 +1,9 @@
-"""The experts function that transformers' modules call: on an accelerator it multiplies by our grouped kernel.
+"""The experts function that transformers' modules call; on an accelerator it uses our grouped kernel.
 
-transformers' grouped product of float32, and of bfloat16 on most cards, reads on the host how many rows each expert
-has; a graph cannot record such a read. The kernel finds the rows on the device. On a CPU transformers' function runs.
-Where the server keeps the experts of tokens, each call writes what its tokens chose.
-Thread: device. In: tokens and the experts that the module's router chose. Out: of each token its experts' weighted sum.
+transformers' grouped matrix product, in float32 and on most cards in bfloat16, reads the number of rows per expert on
+the host, which a graph cannot record. Our kernel finds the rows on the device. On a CPU transformers' function runs.
+If the server captures the experts of tokens, each call stores its tokens' experts.
+Thread: device. In: tokens and the experts that the module's router chose. Out: the weighted sum of experts per token.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from engine.kernels.moe.sort import Pairs
 from engine.kernels.target import target
 from engine.models.transformers_backend.calls import ExpertsCall, running
 
-NAME = "omniloop"  # of this function, in transformers' table
+NAME = "omniloop"  # this function's name in transformers' table
 
 
 def experts(module: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
@@ -33,18 +33,18 @@ def experts(module: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Ten
         return experts_on_device(module, hidden, chosen, weights)
     from transformers.integrations.moe import batched_mm_experts_forward, grouped_mm_experts_forward
 
-    run = batched_mm_experts_forward if hidden.is_meta else grouped_mm_experts_forward  # the first reads no numbers
+    run = batched_mm_experts_forward if hidden.is_meta else grouped_mm_experts_forward  # the first does not read values
     found: Tensor = run(module, hidden, chosen, weights)
     return found
 
 
 def captured(chosen: Tensor, weights: Tensor) -> Tensor:
-    """`chosen`, on an accelerator int32. The batch keeps the experts of its tokens, the highest score first."""
+    """Returns `chosen`, on an accelerator as int32. Stores the experts of the batch's tokens, highest score first."""
     batch, number = running.batch, running.num_expert_calls
-    if batch is not None:  # a tower's forward is of no step
+    if batch is not None:  # None: a tower's forward, outside of a step
         running.num_expert_calls = number + 1
         call = running.calls.experts[number]
-        if batch.routed is not None:  # modules leave experts in any order
+        if batch.routed is not None:  # modules return experts in any order
             order = weights.argsort(dim=1, descending=True, stable=True)
             batch.routed.layer(number).write(chosen.gather(1, order))
         if call.lasting is not None:
@@ -54,7 +54,7 @@ def captured(chosen: Tensor, weights: Tensor) -> Tensor:
 
 
 def experts_on_device(module: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-    """The same by our kernels; chosen is int32."""
+    """`experts` by our kernels; chosen is int32."""
     pairs = pairs_of(chosen, module.num_experts, invariant=False)
     name = "gate_up_proj" if module.has_gate else "up_proj"
     made = _product(module, name, hidden, pairs, of_tokens=True)
@@ -67,7 +67,8 @@ def experts_on_device(module: Any, hidden: Tensor, chosen: Tensor, weights: Tens
 
 
 def _product(module: Any, name: str, rows: Tensor, pairs: Pairs, of_tokens: bool = False) -> Tensor:
-    """rows [T, K] -> [pairs, N] by expert, or from there to [pairs, N] by pair, each by the matrix of its expert."""
+    """Multiplies rows by their experts' matrices. `of_tokens`: [T, K] -> [pairs, N] sorted by expert; else rows sorted
+    by expert -> [pairs, N] in the order of pairs."""
     weight = getattr(module, name)  # [E, N, K]
     weight = weight.transpose(1, 2).contiguous() if module.is_transposed else weight
     bias = getattr(module, f"{name}_bias") if module.has_bias else None

@@ -1,9 +1,8 @@
-"""Models that take media and have no file here, but whose decoder has one: it reads what transformers' towers make.
+"""Media models without a native file whose decoder has one: transformers' towers feed our native decoder.
 
-Thread: device. The decoder is ours in all, its forms of weights and of the cache too. Of the class of transformers its
-towers and projectors are filled and run (class_tower.py); its decoder stays without weights and is never run. Served so
-where the class gives its decoder rows in the places of an item's tokens and nothing else (showing.py), and where our
-decoder takes such rows as they are.
+Thread: device. The decoder is native, including its weight formats and cache. The towers and projectors of the
+transformers class are filled and run (class_tower.py); its decoder has no weights and never runs. Conditions: the class
+passes its decoder only rows in place of an item's tokens (showing.py), and our decoder takes such rows unchanged.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from engine.models.transformers_backend.weights import await_all, parts_and_tabl
 
 
 def suits(architecture: str, values: Mapping[str, Any]) -> bool:
-    """Whether a class can be served so, which transformers knows; what is wrong with it is said elsewhere."""
+    """Whether a class of transformers can be served in this way; does not report why not."""
     outer = Section({**values, "architectures": [architecture]}, "config.json")
     try:
         with skeleton.refusing():
@@ -40,13 +39,14 @@ def suits(architecture: str, values: Mapping[str, Any]) -> bool:
         read = text(outer, outer)
     except ConfigError:
         return False
-    # What a class does with the head's result is its own: Aya Vision does not scale as its decoder's class does.
+    # A class may treat logits differently from its decoder's own class: Aya Vision does not scale them.
     plain = read.embedding_scale == read.media_scale == read.logit_scale == 1.0 and not read.logit_softcap
     return plain and shape.axes == 1 and shape.stem == "model"
 
 
 def text(body: Section, outer: Section) -> TextConfig:
-    """The decoder, by what transformers makes of config.json: classes have defaults of their own, also for ties."""
+    """The decoder's config, read through transformers, whose classes have their own defaults, also for tied
+    embeddings."""
     config = seeing.config(outer)
     inside = config.get_text_config(decoder=True)
     tied = bool(getattr(config, "tie_word_embeddings", getattr(inside, "tie_word_embeddings", False)))
@@ -56,7 +56,7 @@ def text(body: Section, outer: Section) -> TextConfig:
 
 
 def mixed(config: ModelConfig, dtype: torch.dtype, device: str) -> Decoder:
-    """The decoder, and the towers where they are wanted."""
+    """The decoder, with the towers that are needed."""
     inside = skeleton.config_of(config.architecture, config.raw).get_text_config(decoder=True)
     model = decoder_family(inside.to_dict(), "config.json").model(config, dtype, device)
     assert isinstance(model, Decoder)
@@ -84,7 +84,7 @@ def mixed(config: ModelConfig, dtype: torch.dtype, device: str) -> Decoder:
 
 FAMILY = Family(
     name="towers of transformers",
-    architectures=(),  # of transformers, which knows them
+    architectures=(),  # transformers lists them
     model=mixed,
     text=text,
     towers=seeing.TOWERS,

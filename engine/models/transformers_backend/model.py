@@ -1,8 +1,8 @@
-"""TransformersModel: a text decoder of transformers behind the Model's face.
+"""TransformersModel: a text decoder of transformers with the Model interface.
 
-Thread: device. A step's tokens are one row of T tokens for the module, which sees no mask and keeps no cache: attention
-finds the rows by itself (attention.py). Hidden states come from the decoder; logits from the module around it, which is
-given them in place of its decoder, so whatever it does to them is done.
+Thread: device. The module gets a step's tokens as one row of T tokens, without a mask or cache; our attention function
+finds the rows (attention.py). The decoder computes hidden states. For logits, the module around the decoder runs with
+the decoder replaced by these hidden states, so everything that the module does to logits is applied.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from engine.weights.table import Table
 
 
 class Given(nn.Module):
-    """Stands where the decoder stood, and gives the module around it the hidden states that were computed before."""
+    """Replaces the decoder in the module around it, and returns hidden states that were computed before."""
 
     def __init__(self, decoder: nn.Module) -> None:
         super().__init__()
-        self.decoder = [decoder]  # a list: its parameters are not named a second time
+        self.decoder = [decoder]  # in a list, so that its parameters are not registered twice
         self.hidden: Tensor | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -49,7 +49,7 @@ class Given(nn.Module):
 
 
 class Found:
-    """A decoder's output: hidden states, and nothing of all else that outputs may have."""
+    """A decoder's output that has only hidden states."""
 
     def __init__(self, hidden: Tensor | None) -> None:
         self.last_hidden_state = hidden
@@ -62,7 +62,7 @@ class Found:
 
 
 class TransformersModel(Model):
-    """One checkpoint."""
+    """A text decoder of transformers."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
         self.config, self.dtype, self.device = config, dtype, device
@@ -98,7 +98,8 @@ class TransformersModel(Model):
         return FullSpec(call.num_kv_heads, call.head_dim, self.dtype)
 
     def _filled(self) -> None:
-        """Once all parameters are: shared ones, tables of frequencies, and the place of hidden states."""
+        """Runs after all parameters are filled: ties parameters, fills buffers and frequencies, and replaces the
+        decoder."""
         module, longest = self.module, self.config.max_model_len or self.config.max_position
         module.tie_weights()
         skeleton.fill_buffers(module, self.device)
@@ -124,7 +125,7 @@ class TransformersModel(Model):
 
 
 def read_text(body: Section, outer: Section) -> TextConfig:
-    """What the engine wants to know of a decoder before it is built."""
+    """The decoder's config, before the model is built."""
     values = skeleton.decoder_of(outer.values)
     named = [name for name in outer.items("architectures", ()) if name in skeleton.known()]
     named += [name for name, kind in skeleton.known().items() if kind == values.get("model_type")]
@@ -143,14 +144,14 @@ def built(architecture: str, values: Mapping[str, Any], outer: Section) -> Any:
 
 
 def text_of(module: Any) -> TextConfig:
-    """The decoder of a module on the meta device."""
+    """The TextConfig of a module on the meta device."""
     calls, config = skeleton.calls_of(module), module.config.get_text_config(decoder=True)
     widest = max(calls.attention, key=lambda call: call.num_heads * call.head_dim)
-    tied = getattr(config, "tie_word_embeddings", False)  # some classes say it of the decoder alone
+    tied = getattr(config, "tie_word_embeddings", False)  # some classes have it only in the decoder's config
     axes = skeleton.axes_of(getattr(module, module.base_model_prefix, None))
     rope = RopeConfig(
         kind="none", theta=1.0, rotary_dim=0, mrope_section=(1,) * axes if axes > 1 else ()
-    )  # it rotates by itself
+    )  # the module itself rotates
     return TextConfig(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
@@ -171,7 +172,7 @@ def text_of(module: Any) -> TextConfig:
 
 FAMILY = Family(
     name="transformers",
-    architectures=(),  # of transformers, which knows them
+    architectures=(),  # transformers lists them
     model=TransformersModel,
     text=read_text,
     keys={"n_positions": "max_position_embeddings", "n_ctx": "max_position_embeddings"},

@@ -1,8 +1,8 @@
-"""Pauses: the run of a class's tower, cut between its layers.
+"""Lets the run of a transformers tower pause between layers.
 
-Thread: device. transformers' modules know of no pauses, so a run that may pause has a stack of its own (a greenlet):
-behind each layer a hook leaves that stack for the one that runs the step, and the next piece goes back to it. Other
-runs pass the hooks by.
+Thread: device. transformers' modules cannot pause, so a run that may pause has a separate stack (a greenlet). After
+each layer a hook switches to the stack that runs the step, and the next piece switches back. In other runs the hooks
+do nothing.
 
     step n      switch ->  embed, layer, hook ->  decode ..
     step n + 1  switch ->  layer, hook ->         decode ..        ...  the rows
@@ -24,14 +24,14 @@ class Run(greenlet):
 
 
 def pause(*_: Any) -> None:
-    """A hook: leaves a run that may pause."""
+    """A hook that pauses the current run, if it may pause."""
     run = getcurrent()
     if isinstance(run, Run):
         run.parent.switch()
 
 
 def stacks_of(base: nn.Module, decoder: nn.Module) -> list[nn.ModuleList]:
-    """The stacks of layers that lie in no other one, without the decoder's."""
+    """The outermost stacks of layers, without the decoder's."""
     found: list[nn.ModuleList] = []
     inside = {id(each) for each in decoder.modules()}
     for module in base.modules():
@@ -42,7 +42,7 @@ def stacks_of(base: nn.Module, decoder: nn.Module) -> list[nn.ModuleList]:
 
 
 def let_pause(stacks: list[nn.ModuleList]) -> int:
-    """Gives each layer its hook; how many layers a run goes through, or about as many."""
+    """Adds the hook to each layer; returns the number of layers that a run passes, approximately."""
     for stack in stacks:
         for layer in stack:
             layer.register_forward_hook(pause)
@@ -50,7 +50,7 @@ def let_pause(stacks: list[nn.ModuleList]) -> int:
 
 
 def in_pieces(work: Callable[[], T], weight: float, count: int) -> Generator[float, None, T]:
-    """What `work` returns; pauses behind each of its layers, and says how much of the weight that was."""
+    """Runs `work`, pauses after each layer, and yields the share of `weight` done; returns the result of `work`."""
     run, left = Run(work), weight
     try:
         made = run.switch()
@@ -61,6 +61,6 @@ def in_pieces(work: Callable[[], T], weight: float, count: int) -> Generator[flo
             made = run.switch()
     finally:
         if not run.dead:
-            run.throw()  # the run is dropped, with what it holds
+            run.throw()  # the run is dropped and releases its tensors
     result: T = made
     return result

@@ -1,7 +1,7 @@
-"""What config.json says of a decoder's router, checked before transformers builds it.
+"""Checks the router settings of config.json before transformers builds the decoder.
 
-transformers' classes compute one rule each and pass over the key that names another; groups of unequal size meet them
-first in a step. Thread: any. In: the decoder's section. Out: nothing, or ConfigError in one line.
+Each class of transformers computes one routing rule and ignores keys that name another rule; groups of unequal size
+would fail only in a step. Thread: any. In: the decoder's section. Out: nothing, or ConfigError in one line.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from engine.base.model_config import Routing
 from engine.checkpoint.experts import EXPERTS, check_routing
 from engine.checkpoint.section import Section
 
-Rule = dict[str, tuple[str, ...]]  # a key of config.json -> the values that a class computes with
+Rule = dict[str, tuple[str, ...]]  # a key of config.json -> the values that a class supports
 
-CHOSEN = ("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts")  # keys of how many experts a token chooses
-GREEDY = "greedy"  # chooses among all experts, whatever the file says of groups
+CHOSEN = ("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts")  # keys of the number of experts per token
+GREEDY = "greedy"  # chooses among all experts and ignores groups
 SIGMOID: Rule = {"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",)}
 RULES: dict[str, Rule] = {  # by model_type
     "deepseek_v2": {"scoring_func": ("softmax",), "topk_method": (GREEDY, "group_limited_greedy")},
@@ -26,7 +26,7 @@ RULES: dict[str, Rule] = {  # by model_type
 
 
 def check_router(kind: str, body: Section) -> None:
-    """kind: the decoder's model_type."""
+    """Raises ConfigError for unsupported router settings. kind: the decoder's model_type."""
     for key, known in RULES.get(kind, {}).items():
         got = body.values.get(key)
         if got is not None and got not in known:
@@ -39,7 +39,7 @@ def check_router(kind: str, body: Section) -> None:
 
 
 def _given(body: Section, names: tuple[str, ...]) -> str:
-    """The key that has a count; "": none has."""
+    """The first key with a count; "": none."""
     return next((name for name in names if isinstance(body.values.get(name), int)), "")
 
 

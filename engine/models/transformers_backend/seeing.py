@@ -1,9 +1,9 @@
-"""Models that take media and have no file here: transformers' towers and projectors before its decoder.
+"""Media models without a native file: transformers' towers, projectors and decoder.
 
-Thread: device. The decoder runs in our steps. In: of a picture, a film or a sound, the arrays that the checkpoint's
-own processor made of it (mm/processors/through, watching). The class's `get_image_features`, `get_video_features` or
-`get_audio_features` turns them into rows, and forward puts rows in the place of the placeholders' embeddings. A class
-that does more than that with an item is refused (showing.py).
+Thread: device. The decoder runs in our steps. In: the arrays that the checkpoint's own processor made of a picture, a
+video or an audio (mm/processors/through, watching). The class's `get_image_features`, `get_video_features` or
+`get_audio_features` turns the arrays into rows, and forward replaces the placeholders' embeddings by the rows. A class
+that passes its decoder anything else is refused (showing.py).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from engine.models.transformers_backend.showing import ITEMS, refuse_arguments, 
 
 @dataclass(frozen=True, slots=True)
 class TowerOfClass:
-    """The tower, before it is built."""
+    """The config of a class's tower."""
 
     row_parts: ClassVar[int] = 1
     row_width: int
@@ -42,7 +42,7 @@ class TowerOfClass:
 
 
 def with_towers(config: ModelConfig) -> Any:
-    """The module on the meta device, without what is for items alone that no prompt will hold."""
+    """The module on the meta device, without the submodules that serve only unused modalities."""
     module = skeleton.build(config.architecture, config.raw)
     base, decoder = getattr(module, module.base_model_prefix), skeleton.decoder_in(module)
     used = {kind for tower in config.towers.values() for kind in tower.modalities}
@@ -53,7 +53,7 @@ def with_towers(config: ModelConfig) -> Any:
 
 
 class SeeingModel(TransformersModel):
-    """One checkpoint of a class with a tower."""
+    """A model of a transformers class with a tower."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
         super().__init__(config, dtype, device)
@@ -68,7 +68,7 @@ class SeeingModel(TransformersModel):
         return with_towers(self.config)
 
     def tokens_of(self, batch: Batch) -> dict[str, Tensor]:
-        """Embeddings, and rows of items in the place of their placeholders."""
+        """The embeddings, with the placeholders' replaced by rows of items, as the decoder's argument."""
         token_ids = batch.token_ids if self._last_token is None else batch.token_ids.clamp(max=self._last_token)
         embedded = self._embed(token_ids)
         if batch.overlay is not None:
@@ -80,7 +80,7 @@ class SeeingModel(TransformersModel):
 
 
 def read_seeing(body: Section, outer: Section) -> TextConfig:
-    """The decoder, of a class whose pictures and sounds are no more than rows of embeddings."""
+    """The decoder's config, for a class whose items are only rows in place of embeddings."""
     try:
         shape_of(outer)
         return _text(_named(outer), json.dumps(outer.values, sort_keys=True))
@@ -90,15 +90,15 @@ def read_seeing(body: Section, outer: Section) -> TextConfig:
 
 
 class Shape(NamedTuple):
-    """What a class is, before its decoder is looked at."""
+    """Properties of a class, except its decoder's config."""
 
-    kinds: tuple[Modality, ...]  # that its towers read
-    axes: int  # rows of positions that a token has
+    kinds: tuple[Modality, ...]  # modalities that its towers take
+    axes: int  # position axes per token
     stem: str  # the name of the module below the head
 
 
 def shape_of(outer: Section) -> Shape:
-    """Of a class that gives its decoder no more than rows of embeddings. Raises ConfigError."""
+    """The Shape of a class that passes its decoder only embeddings and rows. Raises ConfigError for other classes."""
     return _shape(_named(outer), json.dumps(outer.values, sort_keys=True))
 
 
@@ -121,7 +121,7 @@ def _text(architecture: str, written: str) -> TextConfig:
 
 
 def tower(reads: tuple[Modality, ...], section: Section) -> TowerOfClass:
-    """The tower's rows are as wide as the decoder: transformers' projector sees to it."""
+    """The tower's config; transformers' projector makes rows of the decoder's width."""
     assert section.outer is not None, "a tower's section lies in another one"
     kinds = tuple(kind for kind in shape_of(section.outer).kinds if kind in reads)
     return TowerOfClass(config(section.outer).get_text_config(decoder=True).hidden_size, kinds)
@@ -132,18 +132,18 @@ def narrowed(tower: TowerOfClass, kinds: tuple[Modality, ...]) -> TowerOfClass:
 
 
 def processor(outer: Section, kinds: Collection[Modality]) -> str:
-    """The checkpoint's own, which is asked for films where prompts may hold them."""
+    """The checkpoint's own processor, with video if prompts may hold video."""
     return "watching:Watching" if "video" in kinds else "through:Through"
 
 
 def media_token_ids(outer: Section) -> dict[str, int]:
-    """The tokens that stand for rows, which the class may know where config.json is silent."""
+    """The placeholder tokens; the class may have defaults for missing keys of config.json."""
     found = config(outer)
     given = {kind: getattr(found, f"{kind}_token_id", None) for kind in ITEMS}
     return {kind: int(token) for kind, token in given.items() if token is not None}
 
 
-# By the object of config.json that describes the tower.
+# The object of config.json that describes the tower -> its reader.
 TOWERS: dict[str, Callable[[Section], TowerOfClass]] = {
     "vision": partial(tower, ("image", "video")),
     "audio": partial(tower, ("audio",)),
@@ -156,13 +156,13 @@ def _named(outer: Section) -> str:
 
 
 def config(outer: Section) -> Any:
-    """What transformers makes of config.json."""
+    """config.json as transformers' configuration object."""
     return skeleton.config_of(_named(outer), outer.values)
 
 
 FAMILY = Family(
     name="transformers",
-    architectures=(),  # of transformers, which knows them
+    architectures=(),  # transformers lists them
     model=SeeingModel,
     text=read_seeing,
     towers=TOWERS,

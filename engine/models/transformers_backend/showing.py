@@ -1,8 +1,8 @@
-"""What a class of transformers does with a picture, a film or a sound, found out before weights are read.
+"""Tests how a class of transformers passes a picture, a video or an audio to its decoder, before weights are read.
 
-Thread: the one that reads the configuration. The class's forward runs on a CPU, without its layers: a stand-in for the
-decoder keeps what it is given, and a stand-in for the tower's output gives rows of random numbers. Our steps serve a
-class whose decoder is given the embeddings with those rows in the places of the item's tokens, and nothing else.
+Thread: the thread that reads the configuration. The class's forward runs on a CPU, without its layers: a stand-in for
+the decoder captures the decoder's arguments, and a stand-in for the tower returns random rows. Our steps can serve the
+class if its decoder gets only the embeddings, with these rows in place of the item's tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from engine.models.transformers_backend import skeleton
 
 log = logging.getLogger("omniloop.engine")
 
-# Of a class: what our steps give, and what only chooses the form of an answer.
+# Arguments of a class that our steps pass, or that only choose the form of the output.
 KNOWN = frozenset(
     ("input_ids", "inputs_embeds", "position_ids", "attention_mask", "past_key_values", "cache", "use_cache",
      "cache_position", "pixel_values", "pixel_values_videos", "video_grid_thw", "second_per_grid_ts", "image_sizes",
@@ -37,7 +37,7 @@ ITEMS: dict[Modality, str] = {"image": "picture", "video": "film", "audio": "sou
 
 
 class GivenToDecoder(Exception):
-    """Ends the class's forward where its decoder would begin."""
+    """Ends the class's forward at the call of its decoder."""
 
     def __init__(self, arguments: dict[str, Any]) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class GivenToDecoder(Exception):
 
 
 class StandIn(nn.Module):
-    """For the decoder: embeds tokens by their numbers, and computes nothing."""
+    """Replaces the decoder: embeds a token as its number, and computes nothing."""
 
     def __init__(self, decoder: Any) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class StandIn(nn.Module):
 
 
 class Numbers(nn.Module):
-    """An embedding of any token: its number."""
+    """An embedding whose values are the token's number."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Numbers(nn.Module):
 
 
 class Rows:
-    """A tower's output; what else the class reads of it is written down."""
+    """A tower's output; records the names of other attributes that the class reads."""
 
     def __init__(self, rows: Any) -> None:
         self.pooler_output = rows
@@ -84,7 +84,7 @@ class Rows:
 
 
 def encoders(base: Any) -> dict[Modality, Callable[..., Any]]:
-    """What turns items of each kind into rows of the prompt. Sounds have one axis of positions here."""
+    """Modality -> the method that turns items into rows. Audio is supported with one position axis only."""
     if base is None:
         return {}
     found: dict[Modality, Callable[..., Any]] = {}
@@ -99,7 +99,7 @@ def encoders(base: Any) -> dict[Modality, Callable[..., Any]]:
 
 
 def unused_children(base: Any, modalities: Collection[Modality]) -> set[str]:
-    """The submodules that only the methods for other kinds of items name, as a film's own tower."""
+    """The submodules that only methods for other modalities use, such as a tower for video."""
     used: dict[bool, set[str]] = {True: set(), False: set()}
     for kind, encode in encoders(base).items():
         used[kind in modalities] |= children_named(base, encode.__name__)
@@ -107,7 +107,7 @@ def unused_children(base: Any, modalities: Collection[Modality]) -> set[str]:
 
 
 def children_named(base: Any, method: str) -> set[str]:
-    """The submodules whose names stand in a method, and in the methods of the class that it calls."""
+    """The submodules that a method uses, directly or through other methods of the class."""
     children, seen, methods = dict(base.named_children()), set[str](), [method]
     codes: list[CodeType] = []
     while methods or codes:
@@ -124,7 +124,8 @@ def children_named(base: Any, method: str) -> set[str]:
 
 
 def refuse_arguments(module: Any) -> None:
-    """ConfigError in a line that begins behind the class's name, by what it and its decoder take of an item."""
+    """Raises ConfigError if the class or its decoder takes unsupported arguments for an item; the text follows the
+    class's name."""
     base: Any = getattr(module, module.base_model_prefix, None)
     encode, decoder = encoders(base), skeleton.decoder_in(module)
     more = arguments(decoder.forward) - OF_DECODERS
@@ -146,9 +147,10 @@ def refuse_arguments(module: Any) -> None:
 
 
 def served_kinds(module: Any) -> tuple[Modality, ...]:
-    """What its towers read here, or the same refusal, by what its decoder is given of a prompt with an item.
+    """The modalities that our steps can serve, tested by the decoder's arguments for a prompt with an item.
 
-    A class that does more with a film than our steps do is served without films. The module cannot be used afterwards.
+    Raises ConfigError as `refuse_arguments`. A class whose video our steps cannot serve is served without video. The
+    module cannot be used afterwards.
     """
     base, decoder = getattr(module, module.base_model_prefix), skeleton.decoder_in(module)
     stand_in = StandIn(decoder)
@@ -190,7 +192,7 @@ def _refuse_uses_of(kind: Modality, encode: Callable[..., Any], base: Any, confi
 def _given(
     kind: Modality, encode: Callable[..., Any], base: Any, token_ids: Tensor, item: Tensor
 ) -> tuple[dict[str, Any], set[str]]:
-    """What the decoder is given, and what else is read of the tower's output; classes differ in the form of rows."""
+    """The decoder's arguments, and the other attributes read of the tower's output; tries several forms of rows."""
     positions = torch.arange(token_ids.shape[1])[None]
     axes = skeleton.axes_of(base)
     positions = positions.expand(axes, 1, -1) if axes > 1 else positions
@@ -218,12 +220,12 @@ def _given(
 
 
 def _made(rows: Rows, *_: Any, **__: Any) -> Rows:
-    """In the place of a tower."""
+    """Replaces a tower."""
     return rows
 
 
 def arguments(function: Callable[..., Any]) -> frozenset[str]:
-    """Names of what a function takes."""
+    """Names of a function's parameters."""
     return frozenset(inspect.signature(function).parameters) - {"self"}
 
 

@@ -1,9 +1,9 @@
-"""From config.json to a module of transformers without weights, and to what it keeps per token.
+"""Builds a module of transformers without weights from config.json, and finds its caches and experts.
 
-Thread: any. The module is built on the meta device, where it takes no memory, and run there once for three tokens: its
-calls of attention (calls.py) say how many caches there are, their heads, widths, windows and scales, those of experts
-how many layers choose among how many. What a token
-would keep outside of attention (convolutions, recurrent states) has no place in our cache and is refused.
+Thread: any. The module is built on the meta device, where it takes no memory, and runs there once on three tokens. Its
+attention calls (calls.py) give the number of caches, and their heads, widths, windows and scales; its experts calls
+give the layers with experts and their numbers. State outside of attention (convolutions, recurrent states) has no place
+in our cache, so such modules are refused.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from engine.models.transformers_backend import experts
 from engine.models.transformers_backend.attention import NAME, attention
 from engine.models.transformers_backend.calls import Calls, recording
 
-COPIES = {"kimi_k2": "deepseek_v3"}  # model_type of a copied class -> of the class itself, whose keys it has
-TOKENS = 3  # of the forward that shows what a module calls
+COPIES = {"kimi_k2": "deepseek_v3"}  # model_type of a copied class -> model_type of the original class
+TOKENS = 3  # tokens of the forward on the meta device
 LAYER_TYPES = {"full_attention", "sliding_attention"}
 IGNORED = (
     "auto_map", "quantization_config", "_attn_implementation", "architectures", "torch_dtype", "dtype", "model_type",
@@ -33,7 +33,7 @@ IGNORED = (
 
 @cache
 def known() -> dict[str, str]:
-    """Architecture -> model_type, of every text decoder in transformers that lets others attend."""
+    """Architecture -> model_type, of every text decoder in transformers with an attention interface."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
 
     found: dict[str, str] = {}
@@ -46,7 +46,7 @@ def known() -> dict[str, str]:
 
 @cache
 def seeing() -> dict[str, str]:
-    """Architecture -> model_type, of every model in transformers that reads pictures or sounds and writes text."""
+    """Architecture -> model_type, of every model in transformers that takes pictures or audio and generates text."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as SEEING
     from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES as NAMES
 
@@ -64,7 +64,7 @@ def decoder_of(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def config_of(architecture: str, values: Mapping[str, Any]) -> Any:
-    """What transformers makes of config.json."""
+    """config.json as transformers' configuration object."""
     from transformers import CONFIG_MAPPING
 
     kind = kind_of(architecture, values)
@@ -72,13 +72,13 @@ def config_of(architecture: str, values: Mapping[str, Any]) -> Any:
 
 
 def kind_of(architecture: str, values: Mapping[str, Any]) -> str:
-    """The model_type by which transformers knows a configuration."""
+    """The model_type under which transformers registers the configuration."""
     kind = str(values.get("model_type") or {**seeing(), **known()}[architecture])
     return COPIES.get(kind, kind)
 
 
 def build(architecture: str, values: Mapping[str, Any]) -> Any:
-    """The module of a checkpoint on the meta device. Raises ConfigError in a line that begins behind its name."""
+    """The module of a checkpoint on the meta device. Raises ConfigError; its text follows the architecture's name."""
     transformers, initialization, module_class = _imported(architecture)
     if not module_class._supports_attention_backend:
         raise ConfigError(f"is in transformers {transformers.__version__} without its attention interface")
@@ -88,14 +88,14 @@ def build(architecture: str, values: Mapping[str, Any]) -> Any:
         for name in config.sub_configs:
             section = getattr(config, name, None)
             if section is not None and section is not config.get_text_config(decoder=True):
-                section._attn_implementation = None  # a tower attends as transformers chooses
+                section._attn_implementation = None  # a tower uses transformers' own attention
         module = module_class(config)
         module.config._experts_implementation = experts.NAME
     return module.train(mode=False).requires_grad_(False)
 
 
 def _imported(architecture: str) -> tuple[Any, Any, Any]:
-    """transformers, its `initialization`, and the class, which may choose our attention and experts."""
+    """transformers, its `initialization`, and the class; registers our attention and experts functions."""
     try:
         import transformers
         from transformers import initialization
@@ -105,7 +105,7 @@ def _imported(architecture: str) -> tuple[Any, Any, Any]:
         ALL_ATTENTION_FUNCTIONS.register(NAME, attention)
         ALL_EXPERTS_FUNCTIONS.register(experts.NAME, experts.experts)
         return transformers, initialization, getattr(transformers, architecture)
-    except Exception as error:  # a package that was built for another torch fails in its own way
+    except Exception as error:  # a package built for another torch may raise any exception
         first: BaseException = error
         while first.__cause__ is not None:
             first = first.__cause__
@@ -116,13 +116,13 @@ def _imported(architecture: str) -> tuple[Any, Any, Any]:
 
 
 def decoder_in(module: Any) -> Any:
-    """The module between embeddings and head: all that lies before the head, but for the towers."""
+    """The decoder without the head and without towers."""
     base = getattr(module, module.base_model_prefix, None)
     return module.get_decoder() if type(module).__name__ in seeing() else base
 
 
 def axes_of(base: Any) -> int:
-    """Rows of positions that a token has: 1, or a row per section; three, where the class names no sections."""
+    """Position axes per token: 1, or one per mrope section; 3 if the class has M-RoPE without named sections."""
     if not hasattr(base, "get_rope_index"):
         return 1
     rope = getattr(base.config.get_text_config(decoder=True), "rope_parameters", None) or {}
@@ -130,7 +130,7 @@ def axes_of(base: Any) -> int:
 
 
 def calls_of(module: Any) -> Calls:
-    """What a module on the meta device calls, in its order. The module keeps traces of its run."""
+    """The calls of a forward of a module on the meta device. The run may change the module."""
     calls = Calls()
     base = decoder_in(module)
     if base is None or "position_ids" not in inspect.signature(base.forward).parameters:
@@ -154,9 +154,9 @@ def calls_of(module: Any) -> Calls:
 
 
 def run(base: nn.Module, positions: Tensor, **tokens: Tensor) -> Tensor:
-    """positions [T] or [axes, T] and `input_ids` [1, T] or `inputs_embeds` [1, T, hidden] through the decoder.
+    """Runs the decoder on positions [T] or [axes, T] and `input_ids` [1, T] or `inputs_embeds` [1, T, hidden].
 
-    Hidden states after the final norm, [T, hidden].
+    Returns hidden states after the final norm, [T, hidden].
     """
     found = base(position_ids=positions.unsqueeze(-2), use_cache=False, return_dict=True, **tokens)
     hidden: Tensor = found.last_hidden_state[0]
@@ -164,7 +164,7 @@ def run(base: nn.Module, positions: Tensor, **tokens: Tensor) -> Tensor:
 
 
 def fill_buffers(module: Any, device: str) -> None:
-    """What a module computes from its configuration alone (tables of frequencies), on the device."""
+    """Computes the module's buffers that depend only on the configuration (frequency tables), on the device."""
     for tensor in (*module.parameters(), *module.buffers()):
         tensor._is_hf_initialized = True  # the loader has filled what checkpoints hold
     for name, buffer in list(module.named_non_persistent_buffers()):
@@ -174,7 +174,8 @@ def fill_buffers(module: Any, device: str) -> None:
 
 
 def settle_frequencies(module: Any, longest: int, device: str) -> None:
-    """Tables that stretch with the context are those of the longest: rows of a step must not change each other's."""
+    """Fixes length-dependent frequency tables at the longest context, so that a step's rows do not affect each
+    other."""
     for part in module.modules():
         kind = getattr(part, "rope_type", None)
         kinds = kind if isinstance(kind, dict) else {None: kind}
@@ -197,12 +198,12 @@ def _refuse_states(module: Any, decoder: Any) -> None:
 
 @contextlib.contextmanager
 def refusing() -> Iterator[None]:
-    """Whatever transformers says of a configuration, in one line."""
+    """Turns any exception of transformers about a configuration into a one-line ConfigError."""
     try:
         yield
     except ConfigError:
         raise
-    except NotImplementedError:  # an operation whose result, or its shape, depends on the numbers
+    except NotImplementedError:  # an operation whose result or shape depends on values
         raise ConfigError(
             "reads numbers on the host to decide what its layers compute, and a step's graph records one course: "
             "only layers whose course is fixed are served through transformers"

@@ -1,8 +1,8 @@
-"""The names and shapes that a checkpoint of a transformers module has, and how they become its parameters.
+"""Names and shapes of a checkpoint's tensors for a transformers module, and their conversion to its parameters.
 
-transformers writes and reads checkpoints with a list of conversions (renamed modules, experts stacked from one tensor
-each). What a checkpoint holds is what that list, run backwards on the meta device, makes of the module's parameters;
-each part of ours takes the tensors of one conversion and runs it forwards. Thread: the one that builds the model.
+transformers reads and writes checkpoints with a list of conversions (renamed modules, stacked experts). Running the
+list backwards on the meta device gives the tensors that a checkpoint must hold. Each of our parts takes the tensors of
+one conversion and runs it forwards. Thread: the thread that builds the model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from engine.weights.table import Row, Table, Wanted
 
 @dataclass(frozen=True, slots=True)
 class Names(Table):
-    """A table that also ignores the names that transformers' expressions match."""
+    """A table that also ignores names that match transformers' regular expressions."""
 
     unexpected: tuple[str, ...] = ()
 
@@ -35,14 +35,14 @@ class Names(Table):
 
 
 class Parameters:
-    """The parameters that one conversion makes; without a conversion, one parameter."""
+    """The parameters that one conversion makes, or a single parameter without conversion."""
 
     __slots__ = ("converter", "filled", "in_float32", "kind", "module", "sources", "target")
 
     def __init__(self, module: Any, target: str, converter: Any, kind: str, in_float32: frozenset[str]) -> None:
         self.module = module
-        self.filled: Callable[[], None] | None = None  # called once these are filled
-        self.target = target  # its name, or the first of them
+        self.filled: Callable[[], None] | None = None  # called once these parameters are filled
+        self.target = target  # the parameter's name, or the first name
         self.converter = converter
         self.kind = kind  # the last word of the tensors' names
         self.in_float32 = in_float32  # parameters that stay float32
@@ -79,7 +79,7 @@ class Parameters:
 
 
 def await_all(parts: Sequence[Parameters], done: Callable[[], None]) -> None:
-    """`done` is called once all parts are filled."""
+    """Arranges that `done` is called once all parts are filled."""
     left = len(parts)
 
     def filled() -> None:
@@ -93,7 +93,7 @@ def await_all(parts: Sequence[Parameters], done: Callable[[], None]) -> None:
 
 
 def parts_and_table(module: Any) -> tuple[list[Parameters], Names]:
-    """The parts of a module on the meta device, and the rows that name them (`parts.*` of the model)."""
+    """The parts of a module on the meta device, and their weight rows (`parts.*` of the model)."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import (
         PrefixChange,
@@ -119,7 +119,7 @@ def parts_and_table(module: Any) -> tuple[list[Parameters], Names]:
             raise ConfigError(f"{type(module).__name__}: how {name} becomes {target} is not supported")
         part.sources.append((name, pattern or name, value.shape))
     stem = f"{prefix}."
-    # Of a decoder with towers around it there are two orders of prefixes, as in Table.
+    # A decoder inside a model with towers has two orders of prefixes, as in Table.
     prefixes = (stem, "language_model.", stem) if stem == "model." else (stem,)
     names = Names((), prefixes, unexpected=(*(module._keys_to_ignore_on_load_unexpected or ()), *_further(module)))
     rows = tuple(
@@ -131,14 +131,14 @@ def parts_and_table(module: Any) -> tuple[list[Parameters], Names]:
 
 
 def _further(module: Any) -> list[str]:
-    """Expressions for the layers behind the last one that predict further tokens."""
+    """Regular expressions for multi-token-prediction layers, which come after the last layer."""
     config = module.config.get_text_config(decoder=True)
     count, further = config.num_hidden_layers, getattr(config, "num_nextn_predict_layers", 0)
     return [rf"\blayers\.{count + number}\." for number in range(further if isinstance(further, int) else 0)]
 
 
 def _in_float32(module: Any) -> frozenset[str]:
-    """Names of the parameters that transformers computes with in float32 whatever the model's dtype."""
+    """Names of the parameters that stay float32 for every dtype of the model."""
     patterns = {*(module._keep_in_fp32_modules or ()), *(module._keep_in_fp32_modules_strict or ())}
     words = re.compile("|".join(rf"(^|\.){re.escape(word)}($|\.)" for word in patterns) or "(?!)")
     return frozenset(name for name, _ in module.named_parameters() if words.search(name))
