@@ -54,12 +54,7 @@ CHAT_TEMPLATE = """\
 {% endif -%}
 """
 PATCH, MERGE, TEMPORAL, CHANNELS, MELS = 14, 2, 2, 3, 32  # sizes of the omni towers
-KEPT_AS_WEIGHT_LESS_1 = (
-    "gemma",
-    "gemma2",
-    "gemma3_text",
-    "nemotron",
-)  # families whose norms store gain - 1
+KEPT_AS_WEIGHT_LESS_1 = ("gemma", "gemma2", "gemma3_text", "nemotron")  # families whose norms store gain - 1
 _SMALL = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,

@@ -229,9 +229,8 @@ def gemma4(small: bool = False, **outer: Any) -> Any:
         **{**marks, **outer},
     )
     made = tiny._model(Gemma4ForConditionalGeneration, config)
-    for layer in (
-        made.model.vision_tower.encoder.layers
-    ):  # the tower does not scale its scores: random weights would make them differ too much
+    # The tower does not scale its scores: with random weights they would differ too much.
+    for layer in made.model.vision_tower.encoder.layers:
         layer.self_attn.q_norm.weight.data *= 20**-0.5
     return made
 

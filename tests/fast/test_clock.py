@@ -1,4 +1,4 @@
-"""StepClock: what is expected of steps, and the margin before their end."""
+"""StepClock: expected durations of steps, and the margin before the end of a step."""
 
 import random
 
