@@ -177,7 +177,7 @@ class Bench:
         return rows * answer / crowd.seconds
 
     async def prefix(self) -> None:
-        """Prefix cache on and off, alternately; no shared prompts. Both engines are alive, with half the memory each."""
+        """Prefix cache on and off, alternately; prompts share nothing. Both engines live, with half the memory each."""
         engines = {False: self.engine, True: Engine(EngineConfig(**self.settings, enable_prefix_caching=True))}
         rates: dict[bool, list[float]] = {False: [], True: []}
         await engines[True].start()

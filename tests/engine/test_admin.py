@@ -1,4 +1,4 @@
-"""What an operator asks of a running engine: pausing, resuming, and forgetting its caches."""
+"""Operations on a running engine: pausing, resuming, and resetting its caches."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Which sizes have a graph."""
+"""The sizes of steps for which graphs are captured."""
 
 import itertools
 
@@ -18,7 +18,7 @@ from engine.step.sizes import (
 def test_mixed_sizes_are_tiles_and_waste_little(limit):
     sizes = mixed_sizes(limit)
     assert sizes[-1] == limit == mixed_sizes(2 * ENCODER_LIMIT)[len(sizes) - 1]
-    assert {256, 512, 1024, 1536} <= set(sizes)  # what fills a product's tiles is not padded further
+    assert {256, 512, 1024, 1536} <= set(sizes)  # sizes that fill a product's tiles are not padded further
     for smaller, larger in itertools.pairwise(sizes):
         assert larger - smaller <= max(16, 0.125 * smaller)
 

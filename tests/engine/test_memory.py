@@ -1,4 +1,4 @@
-"""How much of an accelerator the cache gets, and the one line that refuses what does not fit."""
+"""The cache's share of a GPU's memory, and the one-line error for sizes that do not fit."""
 
 import logging
 import re
@@ -167,7 +167,7 @@ def test_other_faults_of_a_phase_stay_what_they_are():
 
 
 def put_in(monkeypatch, name: str, capability: tuple[int, int]) -> None:
-    """A card that torch sees."""
+    """A card as torch reports it."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
