@@ -1,7 +1,7 @@
 """The CPU's kernels against torch's, in one run: linear layers, attention, and a whole Qwen3-shaped decoder stack.
 
 `codes` compares our products with quantised weights against our products with the same matrices in bfloat16 and
-float32. Our calls and torch's alternate (A B A B), with a pause between, so that neither runs beside the other's
+float32. Our calls and torch's alternate (A B A B), with a pause between, so that neither runs next to the other's
 spinning threads. A row prints the best time of each, its rate, and the ratio torch / ours of the best times and of the
 medians: above 1 we are faster. The two ratios agree only on an idle machine. All layers have their own weights, so
 weights stream from memory as in a model; all cores are used. Run: python -m tests.bench.bench_cpu_ops [--json FILE]
