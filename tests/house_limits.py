@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 DISPLAYS = (ast.Tuple, ast.List, ast.Set, ast.Dict)
-ROWS = 4  # a call of keywords only counts as a table row if it has at least so many
+ROWS = 4  # a call with this many keywords, and no other argument, is a row of a table
 
 
 def attributes_of(node: ast.ClassDef) -> set[str]:

@@ -170,7 +170,7 @@ def hidden_of_t5(folder: Path) -> Any:
 
 
 def pooled(hidden: np.ndarray, kind: str) -> np.ndarray:
-    """As sentence-transformers pools the hidden states of one input."""
+    """Pools the hidden states of one input as sentence-transformers does."""
     if kind in ("lasttoken", "cls_token"):
         return hidden[-1 if kind == "lasttoken" else 0]
     if kind == "max_tokens":
@@ -238,7 +238,7 @@ def encoder(kind: str, labels: int = 0, **more: Any) -> Path:
     )  # fmt: skip
     ending = "ForSequenceClassification" if labels else "Model"
     folder = home() / "-".join(map(str, (kind, labels, *more.values())))
-    with tiny.quiet():  # DeBERTa's file warns of torch.jit.script when it is imported
+    with tiny.quiet():  # the import of DeBERTa's file warns about torch.jit.script
         model = getattr(transformers, name + ending)
     tiny.save(tiny._model(model, config), folder)
     return framed(folder, kind)

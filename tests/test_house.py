@@ -414,7 +414,7 @@ def test_top_level_holds_what_was_agreed():
 
 
 def test_no_machine_path_or_unfinished_word_is_in_the_sources():
-    """No method is unfinished. A method for subclasses is abstract; NotImplementedError marks a missing one."""
+    """A method that each subclass implements is abstract; a method that raises NotImplementedError is missing."""
     unfinished = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b|raise\s+NotImplementedError")
     for path in [*SOURCES, *CYTHON, *C]:
         text = path.read_text()

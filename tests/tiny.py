@@ -4,7 +4,7 @@
 (byte-level), tokenizer_config.json, chat_template.jinja, generation_config.json and, for models with towers, the
 processors' files. Weights are seeded and large enough that logits differ clearly from token to token. Folders are made
 once, by transformers, and cached in the temporary directory under a name that changes with this file and with
-transformers, so several test processes share them. Never change what lies in such a folder: copy it.
+transformers, so several test processes share them. Never change the files of such a folder: copy the folder first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-VOCAB_SIZE = 320  # rows of the embedding; the tokenizer uses fewer, as real ones do
+VOCAB_SIZE = 320  # rows of the embedding; the tokenizer uses fewer, like real tokenizers
 SPECIAL = (
     "<|endoftext|>",
     "<|im_start|>",
@@ -217,9 +217,7 @@ def causal(architecture: str, config: str, **settings: Any) -> Callable[[], Any]
 
 
 def longrope(original: int) -> dict[str, Any]:
-    """Settings with heads of 20 dimensions, 14 of them rotated; beyond `original` of 512 positions the long factors
-    apply.
-    """
+    """Heads of 20 dimensions, 14 of them rotated; beyond `original` of the 512 positions the long factors apply."""
     factors = {"short_factor": [1.0 + 0.1 * k for k in range(7)], "long_factor": [1.5 + 0.9 * k for k in range(7)]}
     rope = {"rope_type": "longrope", **factors, "original_max_position_embeddings": original}
     rope = {**rope, "partial_rotary_factor": 0.7, "rope_theta": 1e4}
@@ -337,7 +335,7 @@ _LATENT = {
     "kv_lora_rank": 16, "q_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 16,
     "num_key_value_heads": 6,
 }  # fmt: skip
-THROUGH_TRANSFORMERS: dict[str, Callable[[], Any]] = {  # architectures without a file here
+THROUGH_TRANSFORMERS: dict[str, Callable[[], Any]] = {  # architectures without a model file of ours
     "olmo": causal("OlmoForCausalLM", "OlmoConfig"),
     "ernie4_5": causal("Ernie4_5ForCausalLM", "Ernie4_5Config", tie_word_embeddings=True),
     "helium": causal("HeliumForCausalLM", "HeliumConfig", head_dim=12),

@@ -19,7 +19,7 @@ from transformers.video_utils import VideoMetadata, default_sample_indices_fn
 from tests import tiny
 from tests.tiny_seeing import MARKS, SQUARE, TEXT
 
-VideoProcessorMixin: Any = getattr(video_processing_utils, "VideoProcessorMixin", object)  # not in 5.17
+VideoProcessorMixin: Any = getattr(video_processing_utils, "VideoProcessorMixin", object)  # absent in 5.17
 SIDE = 56
 WORDS = {"image_token": "<|IMAGE|>", "video_token": "<|VIDEO|>"}
 

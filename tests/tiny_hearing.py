@@ -29,7 +29,7 @@ FIRST = 256 + len(tiny.MERGES)
 IDS = {token: FIRST + index for index, token in enumerate(MARKERS)}
 VOCAB_SIZE = FIRST + len(MARKERS)
 SUPPRESSED = [1, 2, 7, IDS["<|startoftranscript|>"], IDS["<|startoflm|>"], IDS["<|startofprev|>"], IDS["<|nospeech|>"]]
-SPACE = 220  # the tokenizer's number of the space byte: "Ġ"
+SPACE = 220  # id of the space byte, written "Ġ"
 
 
 def whisper() -> Path:

@@ -4,7 +4,7 @@ The router's matrix and the rows are random normal numbers, so the expert load i
 one direction to a quarter of the rows, which then all choose the same expert; its time may be at most 1.25 times that
 of the even case. The bytes of a case are those of the experts that its rows chose. At 2,048 rows the share of the
 larger bound is reported: bytes at the copy rate, or products at the rate of bfloat16. Calls alternate between two
-layers, each larger than the cache. gpt-oss has its MXFP4. Experts in FP8 take FP8 inputs, which the preceding norm
+layers, each larger than the cache. gpt-oss has MXFP4. Experts in FP8 take FP8 inputs, which the preceding norm
 quantises. For few rows the norm is part of the launch that routes the rows and is timed; for more rows it is not.
 """
 

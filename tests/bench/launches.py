@@ -2,7 +2,7 @@
 
 On a GPU the names are those of the kernels and copies in torch's profiler, graphs included; on a CPU those of the C
 kernels. Random weights of a small shape, greedy tokens, one request at a time. After an answer's last token one more
-step may be in flight. So checkouts differ only if neither list is a beginning of the other. Run: python -m
+step may be in flight. So checkouts differ only if neither list is a prefix of the other. Run: python -m
 tests.bench.launches --baseline CHECKOUT [--device auto|cpu] [--shape tiny] [--out DIR]
 """
 

@@ -101,7 +101,7 @@ class Announced:
         self._lines = os.fdopen(read)
 
     def port(self) -> int:
-        """Waits for the line; if the server ends before it listens, the process ends."""
+        """The port in the line. The process ends if the server ends before it listens."""
         return next(int(line.rpartition(":")[2]) for line in self._lines if line.startswith("Listening on "))
 
 

@@ -112,7 +112,7 @@ def check(port: int) -> None:
     """Chat and completion, whole and streamed, of text and of ids, give consistent answers."""
     rules = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
     messages = [{"role": "user", "content": "Say something."}]
-    # Salts keep the requests' caches apart: a cache hit changes shapes and last bits, which random weights amplify.
+    # Different salts prevent cache hits, which change shapes and last bits; random weights amplify the change.
     said = json.loads(ask(port, "/v1/chat/completions", {"messages": messages, "cache_salt": "whole", **rules}))
     streamed = ask(port, "/v1/chat/completions", {"messages": messages, "stream": True, "cache_salt": "parts", **rules})
     events = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]

@@ -53,7 +53,7 @@ async def open_stream(port: int, prompt: list[int], tokens: int, begun: asyncio.
 
 
 async def with_fault(port: int, number: int, tokens: int) -> tuple[list[Stream], Reply]:
-    """Running streams, and the reply to a prompt that makes a step with their rows fail.
+    """Running streams, and the reply to a prompt that makes one of their steps fail.
 
     The prompt is sent before the streams are read further: a GPU makes tokens faster than this loop reads them.
     """

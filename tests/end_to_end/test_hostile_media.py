@@ -1,4 +1,4 @@
-"""Files below 1 MiB that expand to hundreds in a decoder: each gets an answer, and the server's memory is measured.
+"""Files below 1 MiB that need hundreds of MiB in a decoder: each gets an answer; the server's memory is measured.
 
 The files are those of tests/mm/bombs.py. Before bounds existed, one request took this much memory (Linux): 597 bytes
 took 1.4 GiB, and killed a process limited to 2 GiB; 1,056 bytes of WAV took 2 GiB, an MP3 of 1 MB 2.3 GiB.

@@ -116,7 +116,7 @@ async def test_s09_a_slow_and_a_full_disk_stop_no_request_when_keys_are_read_aga
 
 
 async def test_s38_one_poisoned_request_of_a_hundred_reaches_no_other():
-    """Then a step raises and the device is lost; the test bounds the time to recover."""
+    """After the poisoned request a step raises, then the device is lost; the test bounds the time to recover."""
     process = ServerProcess(*FLAGS, "--no-enable-prefix-caching", "--stall-exit", "60").spawn()
     poisoned, poison = 37, 97
     prompts = [[poison if k == poisoned else 100 + k, *range(20, 24 + k % 9)] for k in range(100)]

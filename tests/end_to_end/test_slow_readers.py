@@ -1,4 +1,4 @@
-"""A reader that stops pauses only its own stream. It receives everything when it returns, and times out otherwise."""
+"""A reader that stops pauses only its own stream. Reading again, it receives everything; else it is disconnected."""
 
 from __future__ import annotations
 

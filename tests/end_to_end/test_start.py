@@ -68,7 +68,7 @@ async def test_every_route_answers_503_until_ready():
     lines = [line for family in FAMILIES for line in family.ROUTES]
     asked = [(method, re.sub(r"\{.*?\}", "x", line.path)) for line in lines for method in line.methods]
     asked += [("GET", "/no/such/path"), ("DELETE", "/health")]
-    for _ in range(5):  # on a busy machine the server may finish the remaining third of a second before the requests
+    for _ in range(5):  # the rest of the start takes 0.3 s: on a busy machine the requests may come too late
         process = ServerProcess(*OMNI, port=free_port()).spawn()
         try:
             await until_bound(process.port)

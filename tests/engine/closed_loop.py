@@ -35,7 +35,7 @@ PRODUCTS = {
     1920: 41.9, 2048: 43.6,
 }  # fmt: skip
 KEY_S = 147_456 / 3.0e12 * 1.11  # seconds to read the keys and values of one token in all layers
-# Launch of a step; between an answer and the next request; the thread's wait for a step.
+# Seconds: a step's launch; from an answer to the next request; the wait for a step's end, which is never 0.
 LAUNCH_S, TURN_S, WAITED_S = 0.0002, 0.003, 0.001
 
 
@@ -52,7 +52,7 @@ class Seen:
 class Asked:
     client: int
     at: float
-    emitted: bool = False  # its first token has arrived
+    emitted: bool = False  # the request's first token has arrived
 
 
 def step_seconds(plan: StepPlan) -> float:

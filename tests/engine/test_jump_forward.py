@@ -1,4 +1,4 @@
-"""Where a grammar allows only one token: such forced tokens are computed together, in order, and equal in any batch."""
+"""A token is forced where a grammar allows no other. Forced tokens are computed together and are equal in any batch."""
 
 import asyncio
 import json

@@ -15,7 +15,7 @@ from tests.server.pooling import test_jina_embeddings_v3, test_splade
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
 # ModernBERT's tiny checkpoint increases its residual stream fivefold in four layers. Rounding its weights to bfloat16
-# alone costs a cosine of 0.0026, and transformers in bfloat16 loses 0.0065. Products scaled by 0.7 make the stream that
+# alone lowers the cosine by 0.0026, and transformers in bfloat16 by 0.0065. Products scaled by 0.7 make the stream that
 # of a trained checkpoint: transformers then loses 0.0004.
 BODIES = {
     "decoder": lambda: kit.embedder("qwen3"),

@@ -181,7 +181,7 @@ def folder_of(case: str, path: Path) -> Path:
 
 @pytest.mark.parametrize("case", FULL)
 async def test_every_kind_of_request_meets_nothing_new(case, monkeypatch, tmp_path):
-    """Real shapes: their products differ by rows, and their logits exceed the free parts of small allocations."""
+    """Real shapes: products use other kernels for other rows, and logits exceed memory that small tensors freed."""
     async with CUDA.running(folder_of(case, tmp_path), max_model_len=16384, **FULL[case]) as engine:
         warm = device_row(engine)
         with nothing_new(monkeypatch):
@@ -251,7 +251,7 @@ async def test_what_steps_take_is_known_also_where_they_ran_without_the_lock():
     async with CUDA.running(tiny.checkpoint("qwen3")) as engine:
         await asyncio.gather(*[answer(engine, text_request(ids, 200, ignore_eos=True)) for ids in PROMPTS[:16]])
         pace = engine.inspect().pace
-        for _ in range(100):  # answers arrive before that loop has ended and reported its times
+        for _ in range(100):  # answers arrive before the GIL-free loop has ended and reported its times
             if pace._decode:
                 break
             await asyncio.sleep(0.01)

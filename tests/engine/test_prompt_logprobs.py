@@ -1,4 +1,4 @@
-"""Prompt log-probabilities: a step computes those of all its requests together, with the values of each one alone.
+"""Prompt log-probabilities: a step computes them for all its requests together, with the same values as alone.
 
 The tests count the rows of the head's products and the copies to the host. Each case runs on the CPU's executor, on the
 device's executor with CPU tensors (tests/engine/host_accelerator), and on a GPU if there is one.

@@ -35,7 +35,7 @@ RULES = (
 
 @pytest.fixture(params=["host", "device"])
 def freed(request, monkeypatch):
-    """Number of times that memory was freed; the CPU's executor caches none."""
+    """Number of times that memory was freed; the CPU's executor caches no memory."""
     device = HostAccelerator()
     if request.param == "device":
         monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: device)

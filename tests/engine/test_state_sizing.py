@@ -45,7 +45,7 @@ def test_a_cache_on_a_cpu_has_room_for_a_state_more_of_each_row():
 
 @pytest.mark.parametrize("flag", ["num_gpu_blocks_override", "kv_cache_memory_bytes", ""])
 def test_room_for_no_row_is_refused_with_what_fits(flag):
-    """On a CPU and on a GPU."""
+    """The refusals on a CPU and on a GPU."""
     missing = LEAST - 1
     asked = {"num_gpu_blocks_override": missing, "kv_cache_memory_bytes": (missing + 1) * LAYOUT.block_bytes}
     settings = {flag: asked[flag]} if flag else {}

@@ -175,7 +175,7 @@ def test_one_call_and_its_parts_make_the_same_calls():
 
 
 def gaps(engine, steps, late=0.0, every=4):
-    """The gap after each step, 0 where none was measured; each launch waits `late` seconds before the next."""
+    """The measured gap after each step, or 0. A step is launched at least `late` seconds after the previous step."""
     engine.rig.launcher.measure_gaps(every)
     engine.rig.lib.set_step_ns(3_000_000)
     engine.add()

@@ -147,7 +147,7 @@ def test_a_preempted_request_keeps_its_prefix_and_its_tokens():
     made = scheduler.seqs.snapshot(two)["num_tokens"] - 12
     assert scheduler.abort(1)
     again = step(scheduler, 8)
-    # The other row has taken the last of this row's four full blocks: its tokens are computed again, then the sample.
+    # The other row has taken the last of this row's four full blocks: the tokens of that block are computed again.
     start, count, flags = rows(again)[two]
     assert (start + count, flags) == (12 + made, SAMPLE)
     assert (start, made) == (12, 5)

@@ -335,7 +335,7 @@ def test_what_is_left_of_a_large_tower_runs_when_nothing_decodes():
 
 
 def test_a_large_tower_under_way_holds_up_no_request_once_nothing_decodes():
-    """Else the first waiting request would wait for ever: the large picture leaves no room for its picture."""
+    """Else the first waiting request would wait for ever: the large picture leaves no room for another one."""
     scheduler = with_a_row_that_decodes(encoder_capacity=10)
     large, small = scheduler.add_entry(7, work=60), scheduler.add_entry(6, work=6)
     slot = add(scheduler, 2, 12, (3, 7, large, 0))

@@ -248,7 +248,7 @@ class Walk:
         return {self.by_slot[slot].rank for slot, facts in before.items() if facts["epoch"]}
 
     def check_shares(self, plan, before, after):
-        """Running rows without media get: one token per decoding row, then the shortest prompts their shares."""
+        """Of rows without media, each decoding row gets a token first, then the shortest prompts get their shares."""
         running = [slot for slot, facts in before.items() if facts["state"] == 2]
         full = plan.num_updates + self.updates > plan.max_updates
         if full or any(self.by_slot[s].media or after[s]["state"] != 2 for s in running):

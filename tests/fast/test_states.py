@@ -67,7 +67,7 @@ def test_a_prompt_is_found_again_up_to_its_last_full_block(groups, length):
 
 
 def test_a_shared_beginning_is_found_by_the_third_request_or_by_the_second_with_a_boundary():
-    """First states are at prompt ends; a new one is placed where attention's hit exceeds the states' hit."""
+    """A state is made at a prompt's end, and later where attention finds a longer prefix than states do."""
     common, own = text(22), [text(15, 10 + k) for k in range(4)]
     plain, hinted = make(), make()
     assert [serve(plain, joined(common, end)) for end in own] == [0, 0, 20, 20]

@@ -115,7 +115,8 @@ class Walk:
             self.scheduler.fail(plan)
         else:
             samples = np.asarray(plan.row_flags)[: plan.num_rows] & 1
-            ends = ids(*[self.rng.random() < 0.03 for _ in drawn]) * COMPLETE * samples  # by a grammar, without a token
+            # A grammar ends some rows without a token.
+            ends = ids(*[self.rng.random() < 0.03 for _ in drawn]) * COMPLETE * samples
             self.scheduler.commit(plan, np.where(ends, ids(-1), ids(*drawn)), ends)
         for row in range(plan.num_rows):
             number = plan.out_request[row]

@@ -1,8 +1,8 @@
 """The devices of the cases in this folder, and the meaning of "the same tokens" on each device.
 
 On a CPU all tokens must be equal. On a GPU the order of floating-point sums depends on the other requests of the batch.
-With default kernels nearly all answers must be equal; an answer may differ from the first token on whose two likeliest
-candidates are closer than MARGIN. With the `exact` settings no answer may differ (RELIABILITY.md, R10).
+With default kernels nearly all answers must be equal. An answer may differ after a token whose two likeliest candidates
+are closer than MARGIN. With the `exact` settings no answer may differ (RELIABILITY.md, R10).
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def test_products_of_other_floats_and_of_unaligned_rows(card):
 @pytest.mark.parametrize("card", ["sm_90"], indirect=True)
 @pytest.mark.parametrize("shape", [*tune.ONE_WAVE["sm_90"], *tune.LEAST_FILL["sm_90"], (11008, 2048)])
 def test_at_most_one_kernel_takes_a_gated_product(card, shape):
-    """So unaligned rows, which gemm/split_k does not take, go to the vendor's library."""
+    """Unaligned rows, which gemm/split_k does not take, therefore go to the vendor's library."""
     for rows in (1, 32, 33, 64, 65, 96, 128, 129, 256, 257, 512, 1024, 4096):
         product = dispatch.Product(rows, shape[0], shape[1], gated=True)
         assert sum(bool(kernel.cut(product)) for kernel in dispatch.GATED) <= 1

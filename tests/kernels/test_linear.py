@@ -238,7 +238,7 @@ def test_plain_weights_of_an_accelerator_follow_the_same_rules(biased, dtype, in
 @pytest.mark.parametrize("kind", ["ours", "invariant", "float32"])
 @pytest.mark.parametrize("rule", ["one_wave_gated", "many_gated"])
 def test_gated_products_are_one_kernel(rule, kind, monkeypatch):
-    """Exceptions: if a row's bits must not vary, and in float32."""
+    """Separate kernels run if a row's bits must not vary, and in float32."""
     asked: list[tuple[int, ...]] = []
     monkeypatch.setattr(dispatch, rule, lambda *sizes: asked.append(sizes) or True)
     for module in (dense, weight_module):

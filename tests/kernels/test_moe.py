@@ -247,7 +247,7 @@ def test_transposed_interleaved_experts_are_those_of_each_with_biases(layer):
 
 
 def test_a_router_of_bfloat16_chooses_as_float64_does(layer):
-    """Compares where the last chosen and the first other expert differ by more than 1e-5."""
+    """Compares rows in which the last chosen expert and the next one differ by more than 1e-5."""
     text, config = layer
     mlp = filled(text, config, torch.bfloat16, saved=torch.bfloat16)
     x = torch.randn(200, text.hidden_size).to(torch.bfloat16)

@@ -223,7 +223,7 @@ async def test_a_long_grammar_is_refused_before_the_library_sees_it(pool):
         ("ebnf", "start: @other", "got @"),
         ("ebnf", 'start: "a" [<[257]>]', "line 1 of the grammar: got <"),  # an optional part of a rule
         ("ebnf", 'start: "a"\n | [ %json {"type": "null"} ]', "line 2 of the grammar: got %"),
-        # One regular expression for the library.
+        # The library reads these lines as one regular expression.
         ("ebnf", "start: /a\nb/ | <[257]> | /x/", "line 1 of the grammar: got /"),
         ("ebnf", "start[lazy]: a0\n" + "\n".join(f'a{n}: "x" a{n + 1} ":"' for n in range(512)), "has 513 rules"),
     ],

@@ -4,7 +4,7 @@ import codecs
 
 
 def detokenize(pieces, ids, stops=(), *, special=(), include_stop=False, skip_special=True, min_tokens=0):
-    """-> (text, index of the stop string or -1, number of tokens consumed). `pieces` are the bytes of each token."""
+    """Returns (text, index of the stop string or -1, tokens consumed). `pieces` are the bytes of each token."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     text = ""
     taken = 0

@@ -48,7 +48,7 @@ def siphash128(key, data):
 
 
 def chain(key, parent, keys):
-    """The hash of a block: of its keys, after the hash of its parent block."""
+    """A block's hash, over the parent block's hash and the block's keys."""
     body = b"".join((k & MASK).to_bytes(8, "little") for k in keys)
     return siphash128(key, (16).to_bytes(8, "little") + parent + len(body).to_bytes(8, "little") + body)
 

@@ -107,7 +107,7 @@ def test_a_router_in_float32_takes_half_precision_rows():
 @pytest.mark.parametrize("tokens", [5, 40])
 @pytest.mark.parametrize("real", [0, 1, 3])
 def test_padding_chooses_no_expert_and_reads_no_weight(tokens, real):
-    """Padding is NaN in the rows and routers, as are the matrices of all experts that no real row chose."""
+    """Rows of padding are NaN, and so are the matrices of all experts that no real row chose."""
     routing, width, depth = Routing(7, 3, norm_topk_prob=True), 24, 40
     count = torch.tensor([real], dtype=torch.int32)
     x, router = torch.randn(tokens, depth), torch.randn(7, depth) / 4
