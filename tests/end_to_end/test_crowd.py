@@ -55,7 +55,7 @@ def text_of(answer: dict[str, object]) -> str:
     return answer["choices"][0]["text"]  # type: ignore[index]
 
 
-def test_everyone_of_a_crowd_gets_its_own_answer(server, clients):
+def test_every_client_of_a_crowd_gets_its_own_answer(server, clients):
     for _ in range(2):  # the second round reuses the connections
         for number, client in enumerate(clients):
             client.sendall(numbered(number))

@@ -166,7 +166,7 @@ async def test_5000_mixed_requests_leave_nothing_and_memory_is_flat(server: Insi
 
 
 @pytest.mark.full
-async def test_towers_in_pieces_that_are_left_leave_nothing(known, folder: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_clients_that_leave_partial_towers_leave_nothing(known, folder: Path, monkeypatch: pytest.MonkeyPatch):
     """Nearly every item exceeds the budget of a step, so its tower runs in parts while other requests decode."""
     whole, advance, pieces = Config.engine, EncoderCache.advance, Counter[bool]()
 

@@ -112,7 +112,7 @@ def test_nothing_is_left_of_an_answer(server, kind):
     assert sum(kinds.values()) < TIMES, kinds
 
 
-def test_nothing_is_left_of_those_who_leave(server):
+def test_nothing_is_left_of_clients_that_leave(server):
     leave(server)
     with found(server) as kinds:
         for _ in range(TIMES):

@@ -138,7 +138,7 @@ async def test_a_reader_that_stays_away_is_cut_off_and_no_other_client_waits(ser
     assert await clean(server) == {}
 
 
-async def test_what_is_held_for_a_stopped_reader_is_bounded():
+async def test_buffers_for_a_stopped_reader_are_bounded():
     flags = ("--max-logprobs", "80", "--stream-stall-timeout", "60", "--stream-buffer-bytes", "65536")
     with inside("--model", str(tiny.checkpoint("omni")), *SMALL, *flags) as server:
         async with reader_of(server.port) as stalled:

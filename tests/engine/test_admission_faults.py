@@ -152,7 +152,7 @@ async def test_a_message_that_fails_harms_no_other_request(caplog):
         assert engine.state == "ready"
 
 
-async def test_a_lost_device_at_admission_answers_everybody(caplog):
+async def test_a_lost_device_at_admission_ends_every_request(caplog):
     async with running(QWEN3) as engine:
         plant(engine, "_executor", "admit", LOST)
         (end,) = await ends(engine, text_request(PROMPT, 5))

@@ -206,7 +206,7 @@ def test_draws_follow_the_distribution(rules):
     assert chi2 <= freedom * (1 - 2 / (9 * freedom) + 3.09 * np.sqrt(2 / (9 * freedom))) ** 3
 
 
-def test_equals_come_in_the_same_order_with_a_row_that_wants_all():
+def test_equal_logits_have_the_same_order_next_to_a_row_that_wants_all():
     logits = logits_of(3).round()  # with many equal values
     told = []
     for company in ([0], [0, 1, 2]):

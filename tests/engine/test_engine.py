@@ -199,7 +199,7 @@ async def test_a_tower_that_refuses_ends_only_the_requests_that_show_the_item(ca
         assert len(fine[0]) == 8
 
 
-async def test_death_of_the_thread_answers_everybody(caplog):
+async def test_death_of_the_thread_ends_every_request(caplog):
     engine = Engine(EngineConfig(model=str(QWEN3), num_threads=1, num_gpu_blocks_override=64))
     await engine.start()
     heard = []

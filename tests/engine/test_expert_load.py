@@ -27,7 +27,7 @@ def test_pairs_of_real_rows_are_counted_by_layer():
 
 @pytest.mark.parametrize("accelerator", [None, HostAccelerator, StandInAccelerator])
 @pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss", "deepseek_v3"])
-async def test_a_look_reports_what_the_look_before_it_counted(name, accelerator, monkeypatch):
+async def test_reading_the_load_reports_what_the_last_reading_counted(name, accelerator, monkeypatch):
     """A prompt of one step: every layer routes all of its tokens, but our last layer only the sampled token."""
     if accelerator is not None:
         monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: accelerator())

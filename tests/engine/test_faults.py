@@ -73,7 +73,7 @@ async def test_s39_out_of_memory_ends_its_step_with_a_word_of_its_own(part, capl
     [{3: LOST}, {3: OOM, 6: OOM, 9: OOM}, {3: ValueError(), 4: ValueError(), 5: ValueError()}],
     ids=["lost", "out of memory", "in a row"],
 )
-async def test_a_device_that_is_lost_answers_everybody_and_ends(faults, caplog):
+async def test_a_lost_device_ends_every_request_and_the_engine(faults, caplog):
     engine = Engine(EngineConfig(model=str(QWEN3), **SMALL))
     await engine.start()
     deaths: list[BaseException] = []

@@ -264,7 +264,7 @@ async def test_held_answers_are_the_same_in_any_company(path, case):
         (WORD, {"bad_words": ((Y,), (N,))}, "", FinishReason.ERROR),
     ],
 )
-async def test_other_rules_meet_the_grammar(path, of, rules, said, finish):
+async def test_other_rules_together_with_a_grammar(path, of, rules, said, finish):
     async with running(FOLDER) as engine:
         ((tokens, ended, error),) = await emitted(engine, asked(PROMPTS[0], of, **rules))
     assert ended is finish

@@ -43,7 +43,7 @@ def test_kernels_are_looked_for_at_the_last_size_of_each_doubling():
     assert one_size_per_doubling([]) == []
 
 
-def test_a_way_that_no_telling_size_goes_is_met_at_one_of_its_own():
+def test_a_kernel_that_no_chosen_size_runs_gets_a_size_of_its_own():
     def way(rows):
         return "between" if 129 <= rows <= 192 else rows > 500
 

@@ -129,7 +129,7 @@ SETTINGS = {
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize("name", ["qwen3", "omni", "mistral-window"])
-async def test_text_meets_nothing_new(name, settings, monkeypatch):
+async def test_text_compiles_and_allocates_nothing_new(name, settings, monkeypatch):
     async with CUDA.running(tiny.checkpoint(name), **settings) as engine:
         warm = device_row(engine)
         assert min(warm.values()) > 0
@@ -139,14 +139,14 @@ async def test_text_meets_nothing_new(name, settings, monkeypatch):
         assert device_row(engine) == warm
 
 
-async def test_the_first_request_meets_nothing_new(monkeypatch):
+async def test_the_first_request_compiles_and_allocates_nothing_new(monkeypatch):
     async with CUDA.running(tiny.checkpoint("qwen3")) as engine:
         with nothing_new(monkeypatch):
             await answer(engine, text_request(PROMPTS[0], 8, ignore_eos=True))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-async def test_rules_and_log_probabilities_meet_nothing_new(dtype, monkeypatch):
+async def test_rules_and_log_probabilities_compile_and_allocate_nothing_new(dtype, monkeypatch):
     async with CUDA.running(tiny.checkpoint("qwen3"), dtype=dtype) as engine:
         gc.collect()  # otherwise garbage of an earlier test would be freed in this block
         allocated = torch.cuda.memory_allocated()
@@ -180,7 +180,7 @@ def folder_of(case: str, path: Path) -> Path:
 
 
 @pytest.mark.parametrize("case", FULL)
-async def test_every_kind_of_request_meets_nothing_new(case, monkeypatch, tmp_path):
+async def test_every_kind_of_request_compiles_and_allocates_nothing_new(case, monkeypatch, tmp_path):
     """Real shapes: products use other kernels for other rows, and logits exceed memory that small tensors freed."""
     async with CUDA.running(folder_of(case, tmp_path), max_model_len=16384, **FULL[case]) as engine:
         warm = device_row(engine)
@@ -190,7 +190,7 @@ async def test_every_kind_of_request_meets_nothing_new(case, monkeypatch, tmp_pa
 
 
 @pytest.mark.parametrize("case", ["30b-a3b", "30b-a3b fp8-blocks", "gpt-oss-20b"])
-async def test_the_first_batch_that_touches_every_expert_meets_nothing_new(case, monkeypatch, tmp_path):
+async def test_the_first_batch_that_uses_every_expert_compiles_and_allocates_nothing_new(case, monkeypatch, tmp_path):
     """Prompts of random tokens from the whole vocabulary; the answers report which experts their layers chose."""
     settings = {**REAL, "max_num_seqs": 0, "max_num_batched_tokens": 0, "return_routed_experts": True}
     config = few_layers(case.split()[0])
@@ -207,7 +207,7 @@ async def test_the_first_batch_that_touches_every_expert_meets_nothing_new(case,
     assert touched == [count] * config["num_hidden_layers"]
 
 
-async def test_media_meet_nothing_new(monkeypatch):
+async def test_media_compile_and_allocate_nothing_new(monkeypatch):
     pytest.importorskip("av")
     from tests.invariance.test_media import MIXES, make_request
 

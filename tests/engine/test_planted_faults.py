@@ -114,7 +114,7 @@ async def test_s41_a_canary_notices_an_engine_that_turns_and_does_not_answer(fau
         assert len((await answer(engine, text_request([5, 6, 7], 4)))[0]) == 4
 
 
-def test_points_and_kinds_that_are_none_are_refused():
+def test_unknown_points_and_kinds_are_refused():
     for point, kind in (("forward", "crash"), ("nowhere", "raise"), ("disk", "nan")):
         with pytest.raises(ValueError, match="at '"):
             Faults().arm(Fault(point, kind))

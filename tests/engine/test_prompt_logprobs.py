@@ -132,7 +132,7 @@ async def test_a_prompt_has_the_same_logprobs_in_any_company(settings, tokens):
         assert widths <= {tiny.VOCAB_SIZE if wanted == -1 else wanted}
 
 
-async def test_who_leaves_in_the_middle_takes_nothing_of_the_others_along(settings):
+async def test_an_abort_in_the_middle_does_not_change_other_requests(settings):
     settings |= {"max_num_batched_tokens": 64, "max_logprobs": -1, "enable_prefix_caching": False}
     async with running(QWEN3, **settings) as served:
         alone = [await collected(served, mixed(number)) for number in range(len(MIXED))]

@@ -93,7 +93,7 @@ async def test_rows_without_news_start_over_and_nothing_is_emitted_twice(freed, 
 
 
 @pytest.mark.parametrize("number", range(6))
-async def test_what_is_counted_of_a_row_starts_over_as_well(freed, number, caplog):
+async def test_the_counts_of_a_row_start_over_as_well(freed, number, caplog):
     rules = {"repetition_penalty": 2.0, "presence_penalty": 2.0, "frequency_penalty": 2.0, "logprobs": 2}
     async with running(QWEN3) as engine:
         request = text_request(PROMPTS[number], 24, ignore_eos=True, **rules)
@@ -106,7 +106,7 @@ async def test_what_is_counted_of_a_row_starts_over_as_well(freed, number, caplo
     assert details_of(got[0]) == details_of(wanted[0])
 
 
-async def test_a_row_that_meets_it_twice_ends(freed, caplog):
+async def test_a_row_that_runs_out_of_memory_twice_ends(freed, caplog):
     async with running(QWEN3, max_oom=9) as engine:
         request = text_request(PROMPTS[0], 5, ignore_eos=True)
         wanted = await answer(engine, request)
@@ -118,7 +118,7 @@ async def test_a_row_that_meets_it_twice_ends(freed, caplog):
         assert await answer(engine, request) == wanted
 
 
-async def test_the_step_behind_may_fail_as_well(freed, caplog):
+async def test_the_next_step_may_fail_as_well(freed, caplog):
     async with running(QWEN3, max_oom=9) as engine:
         request = text_request(PROMPTS[0], 5, ignore_eos=True)
         wanted = await answer(engine, request)

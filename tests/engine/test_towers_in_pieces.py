@@ -116,7 +116,7 @@ def test_a_run_that_is_dropped_begins_anew(how: str) -> None:
     assert float(cache.encoded[1][0, 0]) == 105.0
 
 
-def test_only_what_can_pause_is_more_work_than_a_step_takes() -> None:
+def test_only_towers_that_can_pause_have_more_work_than_a_step() -> None:
     cache = cache_of(Layered(), Tower())
     patches = {"patches": np.zeros((50, WIDTH), np.float32)}
     image = MediaInput("image", bytes(16), (), 10, patches)

@@ -108,7 +108,7 @@ def test_a_broken_item_fails_alone(broken: int) -> None:
     assert isinstance(step.home.invalid[broken - 1], EngineError)
 
 
-def test_rows_of_clients_and_towers_of_one_item_stay_out_of_it() -> None:
+def test_rows_of_clients_and_towers_of_single_items_run_alone() -> None:
     tower, ears = Tower(), Alone()
     cache = cache_of(tower, ears)
     stage(cache, (2, 1, "image"), (2, 2, "rows"), (2, 3, "audio"), (2, 4, "audio"), (2, 5, "image"))

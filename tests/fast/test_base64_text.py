@@ -21,7 +21,7 @@ def test_all_letters_are_written():
     assert base64_text.quoted(data) == b'"' + base64.b64encode(data) + b'"'
 
 
-def test_what_is_no_run_of_bytes_is_refused():
+def test_an_array_of_other_numbers_than_bytes_is_refused():
     with pytest.raises((TypeError, ValueError)):
         base64_text.quoted(np.zeros(4, np.float32))  # the caller must pass view(np.uint8)
     with pytest.raises(TypeError):

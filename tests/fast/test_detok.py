@@ -91,7 +91,7 @@ def test_broken_sequences_count_as_their_decoder_counts_them(each_byte, expected
     assert machine.feed([0, 1]) + machine.finish() == expected
 
 
-def test_of_stop_strings_that_end_together_the_first_listed_wins():
+def test_the_first_listed_of_stop_strings_that_end_together_wins():
     table = table_of([b"ab", b"c"])
     for stops, text in ((["c", "bc"], "ab"), (["bc", "c"], "a")):
         assert run(table, [[0], [1]], stops)[:2] == (text, 0)

@@ -123,7 +123,7 @@ def test_every_character_is_written_as_orjson_writes_it(line):
             assert one.read() == chunk(chr(code))
 
 
-def test_text_and_counts_go_on_wherever_the_ways_change(line):
+def test_text_and_counts_continue_when_rows_change_between_lane_and_transport(line):
     draw = random.Random(5)
     for _ in range(100):
         one = line()
@@ -167,7 +167,7 @@ def test_a_call_has_an_end(line):
 
 
 @pytest.mark.parametrize("why", ["waiting", "closing", "closed", "shut", "raises", "ended"])
-def test_where_it_may_not_write_nothing_happens(line, why):
+def test_a_lane_that_may_not_write_does_nothing(line, why):
     one = line()
     if why == "waiting":
         one.transport.held += b"before"
@@ -206,7 +206,7 @@ def test_what_a_full_socket_leaves_goes_to_the_transport_and_the_lane_waits(line
     assert one.read() == chunk("A")
 
 
-def test_a_reader_that_has_left_is_the_transports_to_meet(line):
+def test_a_reader_that_has_left_is_left_to_the_transport(line):
     one, other = line(), line()
     one.client.close()
     routes = {1: (one.stream, 0), 2: (other.stream, 0)}

@@ -191,7 +191,7 @@ def gaps(engine, steps, late=0.0, every=4):
     return found
 
 
-def test_one_step_in_so_many_has_the_gap_behind_it_measured():
+def test_the_gap_after_every_nth_step_is_measured():
     engine = Engine(seed=4)
     engine.rig.take_calls()
     measured = gaps(engine, 20)

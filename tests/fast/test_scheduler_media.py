@@ -55,7 +55,7 @@ def test_a_tower_runs_in_the_step_that_reads_its_first_row():
     assert (encodes(third), runs(third)) == ([], [(0, 3, entry, 4)])
 
 
-def test_an_entry_is_encoded_once_for_all_who_show_it():
+def test_an_entry_is_encoded_once_for_all_requests():
     scheduler = make()
     entry = scheduler.add_entry(4)
     add(scheduler, 1, 8, (2, 4, entry, 0))
@@ -158,7 +158,7 @@ def test_rows_that_wait_for_each_others_room_do_not_wait_forever():
     assert scheduler.num_preemptions > 0
 
 
-def test_who_read_what_a_failed_step_should_have_encoded_ends_as_well():
+def test_readers_of_an_entry_that_a_failed_step_should_have_encoded_end_too():
     scheduler = make(max_rows=3)
     shared = scheduler.add_entry(4)
     add(scheduler, 1, 8, (1, 4, shared, 0))
@@ -176,7 +176,7 @@ def test_who_read_what_a_failed_step_should_have_encoded_ends_as_well():
     assert scheduler.ledger()["encoder_rows"] == 0
 
 
-def test_an_entry_of_a_failed_step_is_encoded_again_for_who_comes_later():
+def test_an_entry_of_a_failed_step_is_encoded_again_for_later_requests():
     scheduler = make()
     entry = scheduler.add_entry(4)
     add(scheduler, 1, 8, (1, 4, entry, 0))

@@ -100,7 +100,7 @@ def test_tokens_stay_what_they_were_while_their_buffers_grow(prompt):
         assert scheduler.ledger()["slots"] == 0
 
 
-def test_a_table_that_goes_gives_its_memory_back():
+def test_a_deleted_table_frees_its_memory():
     def held():
         with open("/proc/self/statm") as lines:
             return int(lines.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -179,7 +179,7 @@ def test_another_salt_or_medium_finds_nothing(groups):
 
 
 @GROUPS
-def test_of_a_row_with_an_error_no_state_is_found(groups):
+def test_no_state_of_a_row_with_an_error_is_found(groups):
     scheduler, plan = make(groups=groups), plan_for(make())
     prompt = text(30)
     scheduler.add(1, prompt, max_tokens=30, boundaries=[9])
@@ -238,7 +238,7 @@ def test_a_conversation_drops_its_shorter_prefixes_first():
     assert serve(scheduler, joined(turns, text(3))) == 48
 
 
-def test_a_state_goes_with_the_block_on_which_it_hangs():
+def test_a_state_is_dropped_with_its_block():
     scheduler = make(num_blocks=80, max_model_len=128, state_share=1.0)
     for k in range(12):
         assert serve(scheduler, text(60, k)) == 0

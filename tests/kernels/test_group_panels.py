@@ -59,7 +59,7 @@ def test_products_equal_float64_and_a_row_has_the_bits_it_has_alone(kind, tokens
 
 
 @pytest.mark.parametrize("kind", [Kind.INT4, Kind.E4M3])
-def test_gate_and_up_meet_in_a_panel(kind):
+def test_a_panel_holds_gate_and_up(kind):
     codes = codes_of(kind, 2 * 45, 96, 32)
     weight, x = pack_group_panels(codes, torch.randn(90), gated=True), torch.randn(9, 96)
     torch.testing.assert_close(weight.dense().double(), codes.dense(), rtol=1e-6, atol=0)

@@ -97,7 +97,7 @@ def test_one_row_needs_no_matrix_units(gated, asked, monkeypatch):
     assert asked[2:] == [(1, 40, 64, False)]
 
 
-def test_small_weights_without_an_entry_meet_one_row_by_a_rule():
+def test_small_weights_without_an_entry_take_one_row_by_a_rule():
     h100 = Target("cuda", "sm_90", 132, 32, 227 << 10)
     assert choose_for_one_row(h100, 2880, 4096, False) == ONE_ROW["sm_90"][2880, 4096, False]
     assert choose_for_one_row(h100, 4096, 2048, False) == RowCut(4, 256, 1)

@@ -266,7 +266,7 @@ def test_parts_are_added_in_one_order_whoever_comes_last():
 
 
 @pytest.mark.parametrize(("window", "sunken"), [(0, False), (100, False), (0, True)])
-def test_a_steps_own_keys_are_seen_whose_neighbours_were_read_before(window, sunken):
+def test_a_step_reads_its_own_keys_after_earlier_keys_were_prefetched(window, sunken):
     """Contexts near the lengths from which a part begins to load before the previous kernel has written its keys."""
     heads, kv_heads, dim = 16, 8, 128
     contexts = [1, 16, 17, 32, 33, 63, 64, 65, 95, 97, 127, 128, 129, 130, 159, 160, 161, 192, 193, 200, 256, 300, 521]

@@ -115,7 +115,7 @@ def test_zeros_may_be_floats(kind):
 
 
 @pytest.mark.parametrize("kind", Kind)
-def test_many_rows_meet_the_widened_weight(kind):
+def test_many_rows_by_the_dequantised_weight(kind):
     """Plain, added to the output, and gated; the choice is timed, and both kernels are correct."""
     codes = codes_of(kind, 4096, 2048, 128, kind in (Kind.INT4, Kind.INT8))
     moved = on_device(codes)
@@ -156,7 +156,7 @@ def test_every_code_is_its_value(kind):
 
 
 @pytest.mark.parametrize("static", [None, 0.02])
-def test_integers_meet_integers(static):
+def test_products_of_integers_by_integers(static):
     codes = codes_of(Kind.INT8, 4096, 4096, 4096)
     scale = None if static is None else torch.tensor(static, device="cuda")
     whole = on_device(codes)
@@ -222,7 +222,7 @@ def test_an_instruction_rounds_as_the_integers(how):
 @pytest.mark.parametrize("invariant", [False, True])
 @pytest.mark.parametrize("how", FLOATS)
 @pytest.mark.parametrize(("width", "depth"), [(4096, 4096), (1040, 1536), (4096, 12288)])
-def test_fp8_meets_fp8(width, depth, how, invariant):
+def test_products_of_fp8_by_fp8_codes(width, depth, how, invariant):
     """By our kernel, and by the library where the library was faster; timed products are captured in a graph."""
     group, inputs, products = 128 if how == "blocks" else depth, FLOATS[how], ScaledProducts()
     codes = on_device(codes_of(Kind.E4M3, width, depth, group, False))
@@ -258,7 +258,7 @@ def test_fp8_meets_fp8(width, depth, how, invariant):
 
 
 @pytest.mark.parametrize(("hidden", "inner", "group"), [(4096, 4096, 128), (1536, 1000, 32), (4096, 12288, 128)])
-def test_one_row_meets_four_bits(hidden, inner, group):
+def test_one_row_by_four_bits(hidden, inner, group):
     """A sum that the next norm reads, and a gated product of this norm's output."""
     down = on_device(codes_of(Kind.INT4, hidden, inner, group))
     up = on_device(codes_of(Kind.INT4, 2 * inner, hidden, group, zeros=True))
@@ -283,7 +283,7 @@ def test_one_row_meets_four_bits(hidden, inner, group):
 @pytest.mark.skipif(not target().multiplies_float8, reason="no units for e4m3")
 @pytest.mark.parametrize("cut", [None, RowsCut(3, 2)])
 @pytest.mark.parametrize("group", [128, 4096])
-def test_one_row_of_fp8_meets_fp8(group, cut):
+def test_one_row_of_fp8_by_fp8(group, cut):
     codes = on_device(codes_of(Kind.E4M3, 1040, 4096, group, False))
     weight = packed(Codes(Kind.E4M3, codes.values, codes.scale.float(), group), words=False)
     x, groups = torch.randint(0, 0x60, (1, 4096), device="cuda", dtype=torch.uint8), 4096 // group
@@ -296,7 +296,7 @@ def test_one_row_of_fp8_meets_fp8(group, cut):
 
 @pytest.mark.skipif(target().arch != "sm_90", reason="a kernel for sm_90")
 @pytest.mark.parametrize(("width", "depth"), [(6144, 4096), (4100, 4112), (24576, 4096), (4096, 12288)])
-def test_few_rows_of_fp8_meet_fp8(width, depth):
+def test_few_rows_of_fp8_by_fp8(width, depth):
     """A graph gives the same bits; widths and depths that are no multiples of a tile."""
     weight = packed(on_device(codes_of(Kind.E4M3, width, depth, depth, False)), words=False)
     dense, bias = weight.dense().double(), torch.randn(width, device="cuda")

@@ -34,7 +34,7 @@ def test_a_padded_hidden_width_gives_the_same_and_carries_the_bias(dtype):
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_what_attention_leaves_in_the_room_is_multiplied_with_its_bias(device):
+def test_the_output_of_attention_in_padded_rows_gets_the_bias(device):
     width, bounds = 64, torch.tensor([0, 5, 9], dtype=torch.int32)
     draw = torch.Generator().manual_seed(2)
     weight, bias, x = (torch.randn(*shape, generator=draw) for shape in ((24, width), (24,), (9, 24)))

@@ -102,7 +102,7 @@ def changed(tmp_path, name, **values):
     return tmp_path
 
 
-def test_layers_that_are_alike_are_printed_once_with_their_caches(tmp_path):
+def test_equal_layers_are_printed_once_with_their_caches(tmp_path):
     folder = changed(tmp_path, "gemma3", num_hidden_layers=12, layer_types=None, sliding_window_pattern=3)
     text = list(explain(EngineConfig(model=str(folder)), "cpu"))
     groups = {line.strip(): text[number + 1] for number, line in enumerate(text) if line.startswith("  layers.")}

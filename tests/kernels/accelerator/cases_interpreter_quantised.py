@@ -144,7 +144,7 @@ def test_words_in_memory_are_what_was_packed():
 
 
 @pytest.mark.parametrize("static", [False, True])
-def test_integers_meet_integers(static):
+def test_products_of_integers_by_integers(static):
     codes = codes_of(Kind.INT8, 70, 700, 700)
     weight, x = packed(codes, words=False), torch.randn(20, 708)[:, :700]
     x[3] = 0
@@ -211,7 +211,7 @@ def test_every_float_becomes_its_nearest_fp8():
 @pytest.mark.parametrize("native", [False, True])
 @pytest.mark.parametrize("rows", [1, 20])
 @pytest.mark.parametrize("blocked", [False, True])
-def test_fp8_meets_fp8(blocked, rows, native):
+def test_products_of_fp8_by_fp8_codes(blocked, rows, native):
     weight = packed(codes_of(Kind.E4M3, 70, 700, 128 if blocked else 700), words=False)
     x, x_scales = quantise_floats_reference(torch.randn(rows, 700), FLOATS["groups" if blocked else "token"], None, 0)
     tile = Tile(16, 64, 128, 256, 1, 4)
@@ -223,7 +223,7 @@ def test_fp8_meets_fp8(blocked, rows, native):
 
 
 @pytest.mark.parametrize(("rows", "width", "depth"), [(2, 70, 720), (20, 64, 4112), (64, 130, 256)])
-def test_few_rows_of_fp8_meet_fp8(rows, width, depth):
+def test_few_rows_of_fp8_by_fp8(rows, width, depth):
     """Sizes that are no multiples of a tile, in one part or two."""
     weight, tile = packed(codes_of(Kind.E4M3, width, depth, depth), words=False), few_tile_of(rows, width, depth)
     x, scales = quantise_floats_reference(torch.randn(rows, depth), FLOATS["token"], None, 0)
@@ -250,7 +250,7 @@ def test_nan_stays_nan_in_fp8(how):
 @pytest.mark.parametrize(
     ("width", "depth", "group"), [(70, 96, 32), (65, 320, 128), (64, 200, 200), (20, 500, 64), (33, 1100, 128)]
 )
-def test_one_row_meets_four_bits(width, depth, group, blocks, activation):
+def test_one_row_by_four_bits(width, depth, group, blocks, activation):
     """With a norm before and one after the product; a program reads long rows in several iterations."""
     sides, zeros = (1 if activation is None else 2), group in (64, 128)
     codes = codes_of(Kind.INT4, sides * width, depth, group, zeros)
@@ -286,7 +286,7 @@ def test_one_row_may_be_large_or_small():
 @pytest.mark.parametrize(("width", "depth", "blocks", "cut"), [
     (70, 96, False, None), (33, 656, True, RowsCut(3, 1)), (20, 4112, False, None), (9, 4112, True, RowsCut(1, 2)),
 ])  # fmt: skip
-def test_one_row_of_fp8_meets_fp8(width, depth, blocks, cut):
+def test_one_row_of_fp8_by_fp8(width, depth, blocks, cut):
     codes = codes_of(Kind.E4M3, width, depth, 128 if blocks else depth)
     codes.values[:, ::2] |= 0x80
     weight, groups = packed(codes, words=False), -(-depth // 128) if blocks else 1
