@@ -378,7 +378,7 @@ def test_nothing_heavy_is_imported_at_the_top_of_a_shipped_module():
 
 
 def on_import(path: Path) -> set[str]:
-    """Modules that a file imports as soon as the file itself is imported, with the names taken from them."""
+    """Modules that importing a file imports at once, and the names that the file imports from them."""
     found = set()
     for node in tree_of(path).body:
         if isinstance(node, ast.Import):

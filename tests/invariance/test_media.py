@@ -203,7 +203,7 @@ async def next_to_a_text(engine, requests) -> list:
 
 
 async def test_rows_decode_between_the_pieces_of_a_large_tower(device):
-    """Items with more patches than a step encodes, and a text request that decodes between their parts."""
+    """The items have more patches than a step encodes; a text request decodes between the parts of their tower runs."""
     wanted = await asyncio.to_thread(alone, device)
     mixes, steps = ("video", "two images"), []
     requests = [await make_request(MIXES[mix], **device.rules) for mix in mixes]

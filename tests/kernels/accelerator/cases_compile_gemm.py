@@ -166,7 +166,7 @@ CUTS = sorted(
     [pytest.param(*case, marks=() if number % 4 == 0 else pytest.mark.full) for number, case in enumerate(CUTS)],
 )
 def test_every_cut_of_the_table_compiles_and_fits(rows, depth, gated, cut, after):
-    """Products after a norm (squares per 64 columns), before one, or neither; gated products are never before one."""
+    """Products after a norm (squares per 64 columns), before one, or without; a gated product is never before one."""
     constants = {"BIAS": False, "RESIDUAL": after, "GATED": gated, "ACT": 0, "SPLITS": cut.splits,
                  "PARTS": 0 if after else padded(depth // 64, 1), "AFTER": after and not gated, "BLOCK_N": cut.block_n,
                  "BLOCK_K": cut.block_k, "PREFETCH": 4, "OVERLAP": True}  # fmt: skip
