@@ -1,4 +1,4 @@
-"""Vectors and scores as tests ask for them over the routes. No client library: the device's tests use this too."""
+"""Helpers that request vectors and scores over HTTP. GPU tests use them too, so no client library is imported."""
 
 from __future__ import annotations
 

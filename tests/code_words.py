@@ -1,6 +1,6 @@
-"""Words that are nobody's term in docstrings, comments and names: the lines that hold one.
+"""Finds the lines of docstrings, comments and names that hold a word which is no term of the field.
 
-STYLE.md section 5 has the list. In: the files of the project. Out: places and lines, for a count that may only fall.
+STYLE.md section 5 lists the words. In: the project's files. Out: places and lines; a test bounds their number.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ PRIVATE = re.compile(
     re.IGNORECASE,
 )
 NAMED = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-PROSE = re.compile(r'""".*?"""|/\*.*?\*/|(?:#|//)[^\n]*', re.DOTALL)  # of Cython and C
+PROSE = re.compile(r'""".*?"""|/\*.*?\*/|(?:#|//)[^\n]*', re.DOTALL)  # docstrings and comments of Cython and C
 
 
 def private_lines() -> list[str]:
-    """`file:line: text` of each line of a docstring or comment, and of each name, with such a word."""
+    """`file:line: text` of each docstring line, comment line and name that holds a word of PRIVATE."""
     found = []
     for path in sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*")):
         if path.suffix not in (".py", ".pyx", ".pxd", ".c", ".h") or path == Path(__file__).resolve():

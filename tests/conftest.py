@@ -1,9 +1,9 @@
-"""How `make test` distributes the suite over the cores: by file, and tests that measure time alone on the machine.
+"""How `make test` distributes tests over the cores: whole files go to one worker, timing tests run alone.
 
-Under pytest-xdist a file goes to one worker as a whole, so that what its tests share is made once; cases that take long
-and share nothing go one by one (APART). Files with tests marked `alone` come last: such a test holds a lock that every
-other test shares, so no other test of the suite runs at the same time. Tests marked `covering` run few combinations of
-their parameters (tests/covering.py).
+pytest-xdist gives all tests of a file to one worker, so their shared fixtures are made once. The files in APART have
+long cases that share nothing: their cases are distributed one by one. Files with tests marked `alone` come last: such a
+test takes an exclusive lock that every other test shares, so no other test runs at the same time. Tests marked
+`covering` run few combinations of their parameters (tests/covering.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ APART = ("tests/kernels/test_triton.py",)
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what is left to `make test-full`; long single cases first, files with tests that run alone last."""
+    """Marks cases that only `make test-full` runs; orders the rest: long single cases first, `alone` files last."""
     tests = defaultdict(list)
     for item in items:
         if item.get_closest_marker("covering") and not item.get_closest_marker("full"):
@@ -40,17 +40,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """What is imported by now stays: collections that look for what a test left need not walk through it."""
+    """Freezes the objects that imports created: a garbage collection inside a test need not walk through them."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    gc.unfreeze()  # libraries warn of objects that they find leaked when the process ends
+    gc.unfreeze()  # libraries warn about objects that they find leaked when the process ends
 
 
 def parameters(case: Any) -> dict[str, str]:
-    """The value that each `parametrize` gives this case."""
+    """A case's parameters: the argument of each `parametrize` mark -> the value of this case."""
     found = {}
     for mark in case.iter_markers("parametrize"):
         names = mark.args[0].split(",") if isinstance(mark.args[0], str) else mark.args[0]
@@ -60,7 +60,7 @@ def parameters(case: Any) -> dict[str, str]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With --dist loadscope: the unit is the file, or the case where the file is in APART."""
+    """With --dist loadscope: a worker gets a whole file, or a single case if the file is in APART."""
     if config.getoption("dist") != "loadscope":
         return None
     from xdist.scheduler import LoadScopeScheduling
@@ -74,12 +74,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 class Turns:
-    """Two lock files: `room` is shared by tests and owned by a test that runs alone; who waits for it holds `door`."""
+    """Two lock files. Tests share `room`; an `alone` test locks it exclusively. A waiting test holds `door`."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
         self.room, self.door = (open(folder / f"{name}.lock", "w") for name in ("room", "door"))  # noqa: SIM115
-        self.kept = False  # alone, and so is the next test
+        self.kept = False  # `room` stays locked: this test and the next one are marked `alone`
 
     def enter(self, alone: bool) -> None:
         if self.kept:
@@ -104,7 +104,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    """Takes the turn before the test's clock starts."""
+    """Takes the locks before the test's time is measured."""
     if (turns := item.config.stash.get(TURNS, None)) is None:
         return (yield)
     alone = item.get_closest_marker("alone") is not None

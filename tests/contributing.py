@@ -12,7 +12,7 @@ PAGE = Path(__file__).resolve().parents[1] / "CONTRIBUTING.md"
 
 
 def example(name: str, folder: Path) -> ModuleType:
-    """The code block behind `<!-- example: name -->`, written into `folder` and imported."""
+    """Writes the code block after `<!-- example: name -->` into `folder` and imports it."""
     (code,) = re.findall(rf"<!-- example: {name} -->\n```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
     file = folder / f"example_{name}.py"
     file.write_text(code, encoding="utf-8")

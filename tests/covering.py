@@ -1,8 +1,7 @@
-"""Which combinations of a test's parameters `make test` takes: few that still hold every pair of values.
+"""Selects the parameter combinations that `make test` runs: few combinations that still hold every pair of values.
 
-A test marked `covering(2)` runs with combinations in which each value of each parameter meets each value of each other
-parameter; `covering(1)` asks only that each value occurs. The other combinations become `full`: `make test-full` runs
-them.
+With `covering(2)`, each pair of values of two different parameters occurs in at least one selected combination; with
+`covering(1)`, each single value occurs. The other combinations are marked `full`: `make test-full` runs them.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ from typing import Any
 
 
 def covering(rows: Sequence[dict[str, Any]], strength: int) -> list[int]:
-    """Numbers of rows that together hold what all rows hold: every `strength` values of different parameters at once.
+    """Indices of few rows that cover all rows: every combination of `strength` values of different parameters occurs.
 
-    Greedy: the row that adds most comes next, the first of equal ones.
+    Greedy: the next row is the one that adds the most new combinations; of equal rows the first.
     """
     held = [set(combinations(sorted(row.items()), min(strength, len(row)))) for row in rows]
     missing, taken = set().union(*held), []

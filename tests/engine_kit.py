@@ -1,4 +1,4 @@
-"""What engine tests share: a running engine around a folder, and the whole answer to a request."""
+"""Helpers of engine tests: start an engine on a checkpoint folder, wait until it is idle, collect answers."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from engine import Delta, Engine, EngineConfig, FinishReason, Request, SamplingP
 
 SMALL = {"max_num_seqs": 32, "max_num_batched_tokens": 256, "num_gpu_blocks_override": 512, "num_threads": 1}
 
-# What an idle engine has none of. The device thread lets go of them one after another, so none stands for the others.
+# Counts of the ledger that are 0 in an idle engine. The device thread releases them one after another, so a test waits
+# for all of them.
 GONE = ("used", "slots", "running", "waiting", "routes", "streams", "inbox", "live_rows", "backlog", "siblings")
 GONE += ("positions", "prompt_logprobs", "tokenwise", "matchers")
 
 
 @asynccontextmanager
 async def running(folder: Path | str, **settings: Any) -> AsyncIterator[Engine]:
-    """An engine that is ready; stopped, and found clean, afterwards."""
+    """A started engine. At exit the engine must be idle with all resources released, and is stopped."""
     engine = Engine(EngineConfig(model=str(folder), **{**SMALL, **settings}))
     await engine.start()
     try:
@@ -32,7 +33,7 @@ async def running(folder: Path | str, **settings: Any) -> AsyncIterator[Engine]:
 
 
 async def quiet(engine: Engine, timeout: float = 5.0) -> dict[str, int]:
-    """Waits until nothing is held; fails with the ledger if something stays."""
+    """Waits until the engine holds no resource of a request; fails with the ledger if something is still held."""
     if engine.state == "dead":
         return {}
     for _ in range(int(timeout / 0.01)):
@@ -47,12 +48,12 @@ async def quiet(engine: Engine, timeout: float = 5.0) -> dict[str, int]:
 
 
 async def frozen(engine: Engine, timeout: float = 20.0) -> None:
-    """Waits until a paused engine has ended the steps in flight and delivered their news."""
+    """Waits until a paused engine has finished the steps in flight and delivered their output."""
     await engine.on_device(lambda runtime: None)  # the device thread has received the pause
     async with asyncio.timeout(timeout):
         while engine.ledger()["in_flight"]:  # noqa: ASYNC110 (no event to wait for)
             await asyncio.sleep(0.001)
-    await engine.on_device(lambda runtime: None)  # its news came before
+    await engine.on_device(lambda runtime: None)  # the loop has received the output of those steps
 
 
 def text_request(ids: list[int] | np.ndarray, max_tokens: int = 16, n: int = 1, **rules: Any) -> Request:

@@ -1,7 +1,7 @@
-"""What the rules of tests/test_house.py count: what classes and modules know, and which layout is a table's.
+"""What the rules of tests/test_house.py count: attributes of classes, and `# fmt: skip` outside tables.
 
-A class has at most 15 attributes, a module imports at most 20 modules of ours. The list at the end holds the count of
-each class that has more; a count may only shrink.
+A class has at most 15 attributes. The list at the end holds the count of each class that has more. A count may only
+become smaller.
 """
 
 import ast
@@ -9,11 +9,11 @@ import re
 from pathlib import Path
 
 DISPLAYS = (ast.Tuple, ast.List, ast.Set, ast.Dict)
-ROWS = 4  # keywords from which a call without other arguments is a record, one row of a table
+ROWS = 4  # a call with this many keywords, and no other argument, is a row of a table
 
 
 def attributes_of(node: ast.ClassDef) -> set[str]:
-    """Fields, slots, members of an enum, and what __init__ assigns."""
+    """Names of a class's attributes: fields, slots, enum members, and attributes that __init__ assigns."""
     is_enum = any("Enum" in ast.unparse(base) for base in node.bases)
     found: set[str] = set()
     for line in node.body:
@@ -33,7 +33,7 @@ def attributes_of(node: ast.ClassDef) -> set[str]:
 
 
 def attributes_of_cython(path: Path) -> dict[str, int]:
-    """Class -> how many C attributes a .pxd or .pyx declares for it."""
+    """Class name -> number of C attributes that a .pxd or .pyx declares for the class."""
     found: dict[str, int] = {}
     name = ""
     for line in path.read_text().splitlines():
@@ -48,9 +48,10 @@ def attributes_of_cython(path: Path) -> dict[str, int]:
 
 
 def squeezed(path: Path, kernels: bool) -> list[int]:
-    """Lines with a `# fmt: skip` that is no table's: it lets code take fewer lines than it has.
+    """Lines with a `# fmt: skip` that marks no table, so the code takes fewer lines than the formatter would give.
 
-    In kernels the arguments of a launch or of a kernel are a table too: outputs, inputs, sizes, strides, constants.
+    In kernel files the arguments of a launch or of a kernel count as a table too: outputs, inputs, sizes, strides,
+    constants.
     """
     text = path.read_text()
     marked = [number for number, line in enumerate(text.splitlines(), 1) if line.endswith("  # fmt: skip")]
@@ -68,7 +69,7 @@ def squeezed(path: Path, kernels: bool) -> list[int]:
 
 
 def holds_table(node: ast.AST, last: int) -> bool:
-    """A display, a union or a record takes all lines of the statement, or of its head, but the first and the last."""
+    """Whether a display, a union or a record fills the statement (or its head), but for the first and the last line."""
     first = getattr(node, "lineno", last)
     spans = [
         (each.lineno, each.end_lineno or 0) for each in ast.walk(node) if isinstance(each, ast.expr) and is_table(each)
@@ -94,7 +95,7 @@ def lists_arguments(node: ast.AST) -> bool:
 
 
 ATTRIBUTES = {
-    # What files, flags and clients may say: a field for each.
+    # Settings of files, flags and clients: one field for each.
     "engine/base/config.py: EngineConfig": 42,
     "engine/base/limits.py: Limits": 20,
     "engine/base/model_config.py: LayerConfig": 17,
@@ -121,7 +122,7 @@ ATTRIBUTES = {
     "server/schema/chat.py: ChatBody": 22,
     "server/schema/common.py: SamplingFields": 44,
     "server/schema/responses.py: ResponsesBody": 27,
-    # Arrays by slot, row or entry, and numbers of a step.
+    # Arrays indexed by slot, row or entry, and numbers of a step.
     "_fast/layout.py: SlotWord": 21,
     "_fast/plan.pxd: StepPlan": 38,
     "_fast/queue.pxd: WaitQueue": 26,
@@ -134,7 +135,7 @@ ATTRIBUTES = {
     "engine/layers/batch.py: Batch": 16,
     "engine/step/step.py: Step": 16,
     "server/bench/reply.py: Reply": 17,
-    # Everything else knows too much; split by noun.
+    # All other classes have too many attributes: split them by noun.
     "_fast/steady.pxd: SteadyLoop": 24,
     "engine/engine.py: Engine": 22,
     "engine/grammar/advance.py: GrammarRow": 22,

@@ -1,8 +1,8 @@
-"""nomic-embed-text-v2-moe in small: a checkpoint as its files are, and its numbers written down apart from the server.
+"""A tiny nomic-embed-text-v2-moe: a checkpoint in the published layout, and an independent reference computation.
 
 The architecture's own code is remote (https://huggingface.co/nomic-ai/nomic-bert-2048, modeling_hf_nomic_bert.py):
-post-norm layers, Wqkv with biases, rotated halves, exact GELU; layers 1, 3, ... have megablocks' experts, whose
-weights are the softmax over all experts and are not divided by the sum of the chosen ones; one bias of all experts.
+post-norm layers, Wqkv with biases, rotary halves, exact GELU. Layers 1, 3, ... have megablocks' experts: the softmax
+runs over all experts, the weights of the chosen experts are not renormalised, and all experts share one bias.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PROMPTS = {"query": "search_query: ", "passage": "search_document: "}
 
 @functools.cache
 def checkpoint() -> Path:
-    """Random weights, mean pooling and L2, the prompts of queries and documents."""
+    """A checkpoint with random weights, mean pooling, L2 normalisation, and prompts for queries and documents."""
     folder = kit.home() / "nomic-moe"
     folder.mkdir()
     kit.write(folder / "config.json", CONFIG)
@@ -81,7 +81,7 @@ def _weights() -> dict[str, Tensor]:
 
 
 def body_of(folder: Path) -> Any:
-    """ids -> hidden states [tokens, width]."""
+    """A function that maps token ids to hidden states [tokens, width]."""
     tensors = kit.load_file(folder / "model.safetensors")
     return lambda ids: _hidden(tensors, torch.tensor(ids)).numpy()
 
@@ -117,7 +117,7 @@ def _half_turned(x: Tensor) -> Tensor:
 
 
 def _mixture(tensors: dict[str, Tensor], at: str, x: Tensor) -> Tensor:
-    """Every expert of every token, all but the chosen ones times zero."""
+    """Computes every expert for every token and multiplies all but the chosen experts by zero."""
     shares = (x @ tensors[at + "router.layer.weight"].T).softmax(-1)
     kept = torch.zeros_like(shares).scatter(1, shares.topk(CHOSEN).indices, 1.0)
     w1, w2 = (tensors[f"{at}experts.mlp.{name}"].view(EXPERTS, INNER, HIDDEN) for name in ("w1", "w2"))
@@ -126,5 +126,5 @@ def _mixture(tensors: dict[str, Tensor], at: str, x: Tensor) -> Tensor:
 
 
 def vector(hidden: np.ndarray) -> np.ndarray:
-    """Mean, then L2."""
+    """The mean over tokens, normalised to length 1."""
     return kit.unit(hidden.mean(0))

@@ -1,8 +1,8 @@
-"""How fast this machine is at the moment, for tests that bound a cost in microseconds.
+"""Measures how fast this machine is at the moment, for tests that bound a cost in microseconds.
 
-Their limits were written on a machine where `WORK` takes QUIET_S; on a slower machine, or while other processes share
-its core, they grow in proportion. A limit holds for the best of several rounds and has a margin: these tests detect
-work that was added, not load of the machine.
+The limits in these tests were set on a machine where `work()` takes QUIET_S. On a slower machine, or while other
+processes share the core, the limits grow in proportion. A limit holds for the best of several rounds and has a margin:
+the tests detect added work, not load of the machine.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 import time
 
-QUIET_S = 0.0075  # CPU seconds of `work()`, on the quiet machine for which the limits were written
+QUIET_S = 0.0075  # CPU seconds of `work()` on the idle machine for which the limits were set
 
 
 def work() -> float:
-    """CPU seconds of a fixed piece of Python: calls, strings, dictionaries, JSON."""
+    """CPU seconds of a fixed amount of Python work: calls, strings, dictionaries, JSON."""
     begun = time.thread_time()
     words: dict[str, int] = {}
     for at in range(12_000):
@@ -25,5 +25,5 @@ def work() -> float:
 
 
 def slowness(rounds: int = 15) -> float:
-    """How many times slower than the quiet machine this one is now; never below 1."""
+    """How many times slower this machine is now than the idle reference machine; at least 1."""
     return max(1.0, min(work() for _ in range(rounds)) / QUIET_S)

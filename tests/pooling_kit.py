@@ -1,6 +1,6 @@
-"""Checkpoints of models that pool, made of the tiny ones, and what sentence-transformers computes with them.
+"""Checkpoints of pooling models, made from the tiny checkpoints, and what sentence-transformers computes with them.
 
-Every folder is made once for a test process. In: the name of a tiny checkpoint, modules behind it. Out: a folder.
+Every folder is made once per test process. In: the name of a tiny checkpoint and its pooling modules. Out: a folder.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests import tiny
 
 TEXTS = ["the cat", "a dog and the bird", "x", "in an other land there are the birds " * 4, "", "Grüße, 東京!"]
 ST = "sentence_transformers"
-WITH_TYPES = ("bert", "nomic", "electra", "albert")  # a pair's second text has another type than the first
+WITH_TYPES = ("bert", "nomic", "electra", "albert")  # the second text of a pair has another token type than the first
 ENCODERS = {
     "bert": "Bert", "xlm_roberta": "XLMRoberta", "nomic": "NomicBert", "gte": "Gte", "distilbert": "DistilBert",
     "electra": "Electra", "mpnet": "MPNet", "albert": "Albert", "deberta": "DebertaV2",
@@ -32,7 +32,7 @@ ENCODERS = {
 DEBERTA = {"relative_attention": True, "position_biased_input": False, "pos_att_type": "p2c|c2p"}
 DEBERTA_V2 = {**DEBERTA, "position_buckets": 8, "share_att_key": True, "norm_rel_ebd": "layer_norm"}
 DEBERTAS = {"deberta": DEBERTA_V2, "deberta-v1": DEBERTA}
-POSITIONED = ("xlm_roberta", "mpnet")  # the table of positions begins behind the padding token's row
+POSITIONED = ("xlm_roberta", "mpnet")  # the position table begins after the row of the padding token
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 OF_DISTILBERT = dict(zip(SIZES, ("dim", "hidden_dim", "n_layers", "n_heads")))
 PREFIX = {"query": "query: ", "document": "text: "}
@@ -55,7 +55,7 @@ def embedder(
     old: bool = True,
     include_prompt: bool = True,
 ) -> Path:
-    """A body with modules.json: Pooling, maybe Dense, maybe Normalize; `old`: as sentence-transformers 5 writes."""
+    """A model with modules.json: Pooling, optional Dense and Normalize; `old`: sentence-transformers 5's format."""
     folder = home() / f"{body}-{pooling}-{dense}-{normalize}-{prompts}-{old}-{include_prompt}"
     shutil.copytree(encoder(body) if body in ENCODERS else tiny.checkpoint(body), folder)
     width = read(folder / "config.json")["hidden_size"]
@@ -94,7 +94,7 @@ def embedder(
 
 @functools.cache
 def ended(folder: Path) -> Path:
-    """The same checkpoint whose tokenizer puts a token behind each text, as Qwen3-Embedding's does."""
+    """The same checkpoint with a tokenizer that appends a token to each text, as Qwen3-Embedding's does."""
     copy = home() / f"{folder.name}-ended"
     shutil.copytree(folder, copy)
     name, number = "<|endoftext|>", tiny.IDS["<|endoftext|>"]
@@ -134,7 +134,7 @@ def classifier(body: str, architecture: str, labels: int) -> Path:
 
 
 class Names(dict):
-    """Names of labels, which functools may keep."""
+    """A hashable dict of label names, so that functools can cache calls with it."""
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(tuple(self.items()))
@@ -142,7 +142,7 @@ class Names(dict):
 
 @functools.cache
 def body_of(folder: Path) -> Any:
-    """The body of a folder in transformers: ids -> hidden states [tokens, width]."""
+    """Loads the folder's model without a head in transformers: a function of ids -> hidden states [tokens, width]."""
     from transformers import AutoModel
 
     with tiny.quiet():
@@ -156,7 +156,7 @@ def body_of(folder: Path) -> Any:
 
 
 def hidden_of_t5(folder: Path) -> Any:
-    """`body_of`, of the encoder alone."""
+    """Like `body_of`, for the encoder of T5 alone."""
     from transformers import T5EncoderModel
 
     with tiny.quiet():
@@ -170,7 +170,7 @@ def hidden_of_t5(folder: Path) -> Any:
 
 
 def pooled(hidden: np.ndarray, kind: str) -> np.ndarray:
-    """As sentence-transformers pools the hidden states of one input."""
+    """Pools the hidden states of one input as sentence-transformers does."""
     if kind in ("lasttoken", "cls_token"):
         return hidden[-1 if kind == "lasttoken" else 0]
     if kind == "max_tokens":
@@ -185,14 +185,14 @@ def unit(vector: np.ndarray) -> np.ndarray:
 
 
 class Words(list):
-    """Names of tokens, which functools may keep."""
+    """A hashable list of token names, so that functools can cache calls with it."""
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(tuple(self))
 
 
 def oracle(folder: Path) -> Any:
-    """The folder in sentence-transformers, float32 on the CPU."""
+    """The folder loaded by sentence-transformers, float32 on the CPU."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from sentence_transformers import SentenceTransformer
@@ -220,7 +220,7 @@ def write(path: Path, value: Any) -> None:
 
 @functools.cache
 def encoder(kind: str, labels: int = 0, **more: Any) -> Path:
-    """BERT or a family like it with random weights; `labels`: with a classifier of so many classes."""
+    """BERT or a similar family with random weights; `labels` adds a classifier with this number of classes."""
     import transformers
 
     name = ENCODERS[kind]
@@ -238,7 +238,7 @@ def encoder(kind: str, labels: int = 0, **more: Any) -> Path:
     )  # fmt: skip
     ending = "ForSequenceClassification" if labels else "Model"
     folder = home() / "-".join(map(str, (kind, labels, *more.values())))
-    with tiny.quiet():  # DeBERTa's file warns of torch.jit.script when it is imported
+    with tiny.quiet():  # the import of DeBERTa's file warns about torch.jit.script
         model = getattr(transformers, name + ending)
     tiny.save(tiny._model(model, config), folder)
     return framed(folder, kind)
@@ -246,7 +246,7 @@ def encoder(kind: str, labels: int = 0, **more: Any) -> Path:
 
 @functools.cache
 def t5(form: str) -> Path:
-    """T5's encoder with random weights, heads that are narrower than hidden states together."""
+    """T5's encoder with random weights; its heads together are narrower than its hidden states."""
     import transformers
 
     config = transformers.T5Config(
@@ -257,7 +257,7 @@ def t5(form: str) -> Path:
 
 
 def framed(folder: Path, kind: str) -> Path:
-    """Special tokens around texts and pairs in the folder's tokenizer, as BERT's or XLM-R's tokenizer puts them."""
+    """Makes the folder's tokenizer add special tokens around texts and pairs, as BERT's or XLM-R's tokenizer does."""
     first, last = tiny.IDS["<|im_start|>"], tiny.IDS["<|im_end|>"]
     begin, end = ({"SpecialToken": {"id": token, "type_id": 0}} for token in ("<|im_start|>", "<|im_end|>"))
     one = {"Sequence": {"id": "A", "type_id": 0}}
@@ -294,7 +294,7 @@ def modernbert(labels: int = 0, **more: Any) -> Path:
 
 @functools.cache
 def damped(folder: Path, factor: float) -> Path:
-    """The same encoder, each of whose products gives `factor` of what it gave; its embeddings stay."""
+    """A copy of the encoder whose matrix products are scaled by `factor`; the embeddings are unchanged."""
     copy = home() / f"{folder.name}-{factor}"
     shutil.copytree(folder, copy)
     path = copy / "model.safetensors"
@@ -306,7 +306,7 @@ def damped(folder: Path, factor: float) -> Path:
 
 @functools.cache
 def seeing_all(body: str, **values: Any) -> Path:
-    """A tiny decoder whose tokens see those behind them: Gemma 3 by its own switch, others by is_causal."""
+    """A tiny decoder with bidirectional attention: Gemma 3 by its own config field, others by is_causal=False."""
     import transformers
 
     if body != "gemma3":
@@ -321,14 +321,14 @@ def seeing_all(body: str, **values: Any) -> Path:
 
 
 def hidden_seeing_all(folder: Path) -> Any:
-    """`body_of`, of a decoder that transformers would compute as one that generates."""
+    """Like `body_of`, with an explicit bidirectional mask: transformers would apply a causal mask to this decoder."""
     hidden = body_of(folder)
     return lambda ids: hidden(ids, attention_mask=torch.zeros(1, 1, len(ids), len(ids)))
 
 
 @functools.cache
 def of_tokens(kind: str) -> Path:
-    """A model of four classes of tokens, random: BERT's, or Llama's with a layer called `score`."""
+    """A random token classifier with four classes: an encoder's, or Llama with a layer called `score`."""
     import transformers
 
     if kind == "llama":
@@ -348,7 +348,7 @@ def of_tokens(kind: str) -> Path:
 
 @functools.cache
 def rewarding(architecture: str, labels: int) -> Path:
-    """Qwen 2 with two layers behind it, as Qwen2.5-Math's reward models have them."""
+    """Qwen 2 with a head of two layers, as Qwen2.5-Math's reward models have."""
     folder = changed(
         tiny.checkpoint("qwen2"),
         f"{architecture}-{labels}",
@@ -368,7 +368,7 @@ def rewarding(architecture: str, labels: int) -> Path:
 
 @functools.cache
 def bge_m3() -> Path:
-    """XLM-R with BGE-M3's two further layers in files of their own."""
+    """XLM-R with BGE-M3's two additional heads in files of their own."""
     folder = home() / "bge-m3"
     shutil.copytree(encoder("xlm_roberta"), folder)
     drawn = torch.Generator().manual_seed(4)
@@ -380,7 +380,7 @@ def bge_m3() -> Path:
 
 @functools.cache
 def pylate() -> Path:
-    """A ColBERT as PyLate saves it: BERT and a Dense without a bias, markers, words that documents leave out."""
+    """A ColBERT as PyLate saves it: BERT, a Dense without a bias, marker tokens, and words that documents leave out."""
     folder = home() / "pylate"
     shutil.copytree(encoder("bert"), folder)
     kinds = (("", f"{ST}.models.Transformer"), ("1_Dense", "pylate.models.Dense.Dense"))
@@ -397,7 +397,7 @@ def pylate() -> Path:
 
 @functools.cache
 def colbert() -> Path:
-    """The same ColBERT as its makers save it: the product is in BERT's file, and documents have no marks."""
+    """The same ColBERT in its authors' layout: the projection is in BERT's file, and document punctuation is masked."""
     folder = home() / "colbert"
     shutil.copytree(encoder("bert"), folder)
     tensors = {f"bert.{name}": tensor for name, tensor in load_file(folder / "model.safetensors").items()}
@@ -411,7 +411,7 @@ def colbert() -> Path:
 
 @functools.cache
 def of_messages() -> Path:
-    """An embedder of sentence-transformers 6 that makes a message of each text, and of a prompt the system's."""
+    """A sentence-transformers 6 embedder that renders texts as chat messages, and prompts as system messages."""
     folder = home() / "of-messages"
     shutil.copytree(embedder("qwen3", prompts=True), folder)
     way = {"method": "forward", "method_output_name": "last_hidden_state"}
@@ -431,7 +431,9 @@ PAIR_TEMPLATE = (
 
 @functools.cache
 def logit_score(template: str, opens: bool = False) -> Path:
-    """A reranker of sentence-transformers 6: Qwen 3 with LogitScore, whose template has the roles of a pair."""
+    """A reranker of sentence-transformers 6: Qwen 3 with LogitScore; its chat template has the roles query and
+    document.
+    """
     folder = home() / f"logit-score-{len(template)}-{opens}"
     shutil.copytree(tiny.checkpoint("qwen3"), folder)
     kinds = (("", "base.modules.transformer.Transformer"), ("1_LogitScore", "cross_encoder.modules.LogitScore"))

@@ -23,7 +23,7 @@ TEXT = PAGE.read_text(encoding="utf-8")
 
 
 def test_a_family_is_one_file(tmp_path, monkeypatch):
-    """Named as its model_type, in the room of decoders: no table names it."""
+    """A new family is one file, named as its model_type, in the folder of decoders. No table names the file."""
     room = tmp_path / "room"
     room.mkdir()
     shutil.copy(example("model", tmp_path).__file__, room / "example.py")
@@ -37,7 +37,7 @@ def test_a_family_is_one_file(tmp_path, monkeypatch):
     tokens = list(range(3, 20))
     got, bare = (model_logits(model, tokens) for model in (scaled, plain))
     assert not torch.allclose(got, bare)
-    plain.embed.table = plain.embed.table * 8.0  # what the scale means
+    plain.embed.table = plain.embed.table * 8.0  # the effect that `embedding_scale` must have
     assert torch.equal(got, model_logits(plain, tokens))
 
 

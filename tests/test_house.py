@@ -1,4 +1,4 @@
-"""The house rules as assertions: which way imports point, how large rooms get, what no file may contain."""
+"""The house rules as assertions: the direction of imports, the size of files and functions, and forbidden contents."""
 
 import ast
 import re
@@ -32,7 +32,7 @@ def name_of(path: Path) -> str:
 
 
 def each(paths: list[Path]) -> Callable[[Callable[[Path], None]], Callable[[], None]]:
-    """One test that looks at all paths: a test per file would take longer to report than to run."""
+    """Makes one test that checks all paths: one test per file would spend more time on reporting than on checking."""
 
     def made(check: Callable[[Path], None]) -> Callable[[], None]:
         def test() -> None:
@@ -78,8 +78,8 @@ def test_imports_point_one_way(path):
         assert first != "tests"
 
 
-# Of engine/: a module imports from its own folder and from lower floors, for types too; folders of one floor do not
-# import each other. What is named here is a file or a folder.
+# Floors of engine/, from the lowest to the highest; a name is a file or a folder. A module imports only from its own
+# folder and from lower floors, for types too. Folders on one floor do not import each other.
 FLOORS = (
     ("base", "attention"),
     ("kernels",),
@@ -96,7 +96,8 @@ FLOORS = (
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 
 
-# Of server/, likewise: a folder, or a file of the root, imports what lies below it. The last floor is what others call.
+# Floors of server/, by the same rule: a folder, or a file of the root, imports from lower floors only. Callers use the
+# last floor.
 SERVER_FLOORS = (
     ("docs",),
     ("schema", "flags"),
@@ -132,7 +133,7 @@ def module_of(path: Path) -> str:
 
 
 def imported(path: Path, names: dict[str, Path]) -> set[str]:
-    """Our modules that a file imports, wherever it does so, for types too."""
+    """Our modules that a file imports: anywhere in the file, for types too."""
     found = set()
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
@@ -144,7 +145,7 @@ def imported(path: Path, names: dict[str, Path]) -> set[str]:
 
 
 def test_no_modules_import_each_other():
-    """Not even for types: a reader cannot understand the modules of a circle one after the other."""
+    """Imports form no circle, not even for types: a reader could not understand such modules one after the other."""
     names = modules()
     graph = {name: imported(path, names) - {name} for name, path in names.items()}
     while free := [name for name, uses in graph.items() if not uses]:
@@ -160,7 +161,7 @@ def test_no_modules_import_each_other():
 def test_the_engine_is_built_in_floors(path):
     room = path.relative_to(ROOT / "engine").with_suffix("").parts[0]
     if room == "__init__":
-        return  # the public face
+        return  # `engine/__init__.py` is the public interface
     for module in imports_of(path):
         first, _, below = module.partition(".")
         below = below.partition(".")[0]
@@ -174,7 +175,9 @@ MODEL_ROOMS = ("base", "text", "media", "pooling")  # of engine/models, from the
 
 @each([p for p in SOURCES if p.relative_to(ROOT).parts[:2] == ("engine", "models") and p.parent.name in MODEL_ROOMS])
 def test_the_rooms_of_models_lie_on_each_other(path):
-    """Decoders know no tower, and models that generate know none that pool."""
+    """Folders of engine/models import from lower folders only: decoders know no tower, generating models no pooling
+    model.
+    """
     below = MODEL_ROOMS[: MODEL_ROOMS.index(path.parent.name) + 1]
     for module in imported(path, modules()):
         parts = module.split(".")
@@ -189,10 +192,10 @@ def test_no_room_of_models_holds_too_many_files():
 
 @each([p for p in SOURCES if p.relative_to(ROOT).parts[0] == "server"])
 def test_the_server_is_built_in_floors(path):
-    """For types too, and never on one's own floor: no two folders of server/ import each other."""
+    """Imports go to lower floors only, for types too: no two folders of server/ import each other."""
     room = path.relative_to(ROOT / "server").with_suffix("").parts[0]
     if room == "__init__":
-        return  # the version, which everything may read
+        return  # every module may read the version
     for module in imported(path, modules()):
         parts = module.split(".")
         if parts[0] == "server" and len(parts) > 1 and parts[1] != room:
@@ -201,7 +204,9 @@ def test_the_server_is_built_in_floors(path):
 
 
 def test_the_tests_of_the_server_lie_as_the_server_does():
-    """A test of a room lies in the folder of its name; the root has tests of its files and of the server as a whole."""
+    """Tests of a folder of server/ are in the folder of the same name; the root has tests of its files and of the
+    whole.
+    """
     rooms = {path.name for path in (ROOT / "server").iterdir() if path.is_dir()}
     tests = (ROOT / "tests" / "server").rglob("test_*.py")
     folders = {path.relative_to(ROOT / "tests" / "server").parts[0] for path in tests}
@@ -216,7 +221,7 @@ def test_the_root_of_the_server_holds_few_files():
 
 @each([p for p in SOURCES if p.relative_to(ROOT).parts[:2] in (("engine", "layers"), ("engine", "kernels"))])
 def test_layers_and_kernels_know_no_family(path):
-    """What differs from model to model is a field of its configuration: no class of a checkpoint, no architecture."""
+    """A difference between models is a configuration field: the code names no checkpoint class and no architecture."""
     docs = {ast.get_docstring(node, clean=False) for node in ast.walk(tree_of(path)) if isinstance(node, HAS_DOC)}
     named = {module.rpartition(".")[2] for module in files().values()}
     for node in ast.walk(tree_of(path)):
@@ -240,7 +245,7 @@ def test_files_stay_small(path):
 def test_functions_stay_small(path):
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            # A Triton kernel lists each pointer with its shape, and cannot be cut where it holds registers.
+            # A Triton kernel lists each pointer with its shape. Cutting a kernel would move its registers to memory.
             jitted = any(ast.unparse(decorator).startswith("triton.jit") for decorator in node.decorator_list)
             limit = 100 if jitted else 60
             length = (node.end_lineno or 0) - node.lineno + 1
@@ -248,7 +253,7 @@ def test_functions_stay_small(path):
 
 
 def test_only_tables_have_a_layout_of_their_own():
-    """Everything else looks as the formatter leaves it, and has the lines it needs."""
+    """All other code has the layout, and so the number of lines, that the formatter gives."""
     found = []
     for path in [*SOURCES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "examples").rglob("*.py")]:
         kernels = name_of(path).startswith(("engine/kernels/", "tests/kernels/"))
@@ -257,7 +262,7 @@ def test_only_tables_have_a_layout_of_their_own():
 
 
 def test_classes_know_little():
-    """At most 15 attributes. Those that tests/house_limits.py lists have more, and never more than it says."""
+    """A class has at most 15 attributes; a class listed in tests/house_limits.py has at most its listed number."""
     counts: dict[str, int] = {}
     for path in SOURCES:
         classes = (node for node in ast.walk(tree_of(path)) if isinstance(node, ast.ClassDef))
@@ -272,13 +277,13 @@ def test_classes_know_little():
 
 @each(SOURCES)
 def test_modules_know_little(path):
-    """At most 20 modules of ours are imported, for types and inside functions too."""
+    """A module imports at most 20 modules of ours; imports for types and inside functions count."""
     count = len(imported(path, modules()) - {module_of(path)})
     assert count <= 20, f"{count} modules of ours are imported; split the module by noun"
 
 
 def text_about(path: Path) -> str:
-    """Docstrings and comments; of C and Cython all but imports."""
+    """A file's docstrings and comments; for C and Cython, everything but imports."""
     text = path.read_text()
     if path.suffix != ".py":
         return re.sub(r"^(from|import|cimport|#include)\b.*", "", text, flags=re.MULTILINE)
@@ -287,7 +292,7 @@ def text_about(path: Path) -> str:
 
 
 def test_what_comments_name_is_there():
-    """`engine/run/loop.py`, `engine/run`, `run/loop.py` or engine.run.loop: a file or folder of ours that exists."""
+    """Paths and modules in comments (`engine/run/loop.py`, `engine/run`, `run/loop.py`, engine.run.loop) exist here."""
     there = {str(path.relative_to(ROOT)) for room in (*ROOMS, "tests") for path in (ROOT / room).rglob("*")} | {*ROOMS}
     ends = {"/".join(parts[at:]) for parts in (path.split("/") for path in there) for at in range(len(parts))}
     stale = []
@@ -329,7 +334,7 @@ def test_s33_nothing_runs_code_from_data(path):
     assert not banned & {module.split(".")[0] for module in imports_of(path)}
 
 
-@each([p for p in SOURCES if p.name not in ("config.py", "__main__.py")])  # what numpy reads is set before all imports
+@each([p for p in SOURCES if p.name not in ("config.py", "__main__.py")])  # they set numpy's variables
 def test_only_the_config_reads_the_environment(path):
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os":
@@ -373,7 +378,7 @@ def test_nothing_heavy_is_imported_at_the_top_of_a_shipped_module():
 
 
 def on_import(path: Path) -> set[str]:
-    """Modules that a file imports when it is imported itself, a module's names among them."""
+    """Modules that importing a file imports at once, and the names that the file imports from them."""
     found = set()
     for node in tree_of(path).body:
         if isinstance(node, ast.Import):
@@ -384,7 +389,7 @@ def on_import(path: Path) -> set[str]:
 
 
 def test_what_runs_on_a_device_needs_no_client_library():
-    """The device's machine has none, and a file that asks for one takes all tests of that file with it."""
+    """Files of GPU tests import no client library: the GPU machine has none, so the whole file would fail to import."""
     absent = {"openai", "anthropic", "cohere", "httpx", "langchain_openai", "llama_index", "sentence_transformers"}
     files = [path for path in (ROOT / "tests").rglob("test_*.py") if "mark.gpu" in path.read_text()]
     open_ones = [(path, ()) for path in files if path.name != "test_house.py"]
@@ -409,7 +414,7 @@ def test_top_level_holds_what_was_agreed():
 
 
 def test_no_machine_path_or_unfinished_word_is_in_the_sources():
-    """A method that each subclass has is abstract; one that raises NotImplementedError is missing."""
+    """A method that each subclass implements is abstract; a method that raises NotImplementedError is missing."""
     unfinished = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b|raise\s+NotImplementedError")
     for path in [*SOURCES, *CYTHON, *C]:
         text = path.read_text()
@@ -418,7 +423,7 @@ def test_no_machine_path_or_unfinished_word_is_in_the_sources():
 
 
 def test_the_guide_names_what_is_there():
-    """Paths in CONTRIBUTING exist, NAME and the like being any; of a planned capability at least one does not yet."""
+    """Paths in CONTRIBUTING exist; words in capitals match any name. A planned capability lacks at least one path."""
     there, found, planned = (ROOT / "CONTRIBUTING.md").read_text().partition("### Planned")
     assert found, "capabilities to come have a heading of their own"
     missing = sorted(path for path in paths_in(there) if not matches(path))
@@ -432,12 +437,14 @@ def test_the_guide_names_what_is_there():
 
 
 def paths_in(text: str) -> list[str]:
-    """What is written like a path: `engine/x.py`, `engine/x/`, `engine/x.py: name`."""
+    """Words of a text that have the form of a path: `engine/x.py`, `engine/x/`, `engine/x.py: name`."""
     return re.findall(r"`((?:\w+/)+[\w*]*(?:\.\w+)?|\w+\.(?:py|pyx|md))(?:: [\w, ]+)?`", text)
 
 
 def matches(path: str) -> list[Path]:
-    """What is there below the root or a room, words in capitals being any name; a file's name alone, wherever it is."""
+    """Files that match a path below the root or a top folder; capitals match any name. A bare file name matches
+    anywhere.
+    """
     if "/" not in path:
         return [each for each in (*SOURCES, ROOT / path) if each.name == path and each.exists()]
     pattern = re.sub(r"[A-Z]{2}[A-Z_]*", "*", path).rstrip("/")
@@ -445,11 +452,11 @@ def matches(path: str) -> list[Path]:
     return [each for folder in below for end in ("", ".py", ".pyx") for each in folder.glob(pattern + end)]
 
 
-PRIVATE_LOOKS = 54  # may only fall
+PRIVATE_LOOKS = 54  # lines; the number may only fall
 
 
 def private_names() -> set[str]:
-    """What the sources' functions and attributes with a leading underscore are called."""
+    """Names of the sources' functions and attributes that begin with an underscore."""
     found = set()
     for path in SOURCES:
         for node in ast.walk(tree_of(path)):
@@ -461,7 +468,7 @@ def private_names() -> set[str]:
 
 
 def test_few_tests_look_at_private_names():
-    """A test sees what callers see: where it must look inside, the class has a public attribute. Lines are counted."""
+    """Tests use public names; an inner state that a test needs has a public attribute. The test counts lines."""
     names, own = private_names(), {"self", "cls", "tiny"}
     lines = set()
     for path in sorted((ROOT / "tests").rglob("*.py")):

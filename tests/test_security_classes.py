@@ -1,6 +1,6 @@
-"""Every class of threats that the server knows has tests named after it: `test_s04_bytes_are_counted_as_they_arrive`.
+"""Every class of threats has at least one test named after the class: `test_s04_bytes_are_counted_as_they_arrive`.
 
-The table says what each class is about; the number in a test's name says which rule fails when the test does.
+The table describes each class; the number in the name of a failing test says which rule is broken.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CLASSES = {
 
 
 def named() -> dict[int, set[str]]:
-    """Class -> tests that carry its number; functions that pytest collects, with a body that asserts something."""
+    """Class -> tests with the class's number in their names: collected by pytest, with an assertion in the body."""
     found: dict[int, set[str]] = {number: set() for number in CLASSES}
     for path in TESTS.rglob("test_*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -1,4 +1,4 @@
-"""Texts for users are plain English, and prose in code uses the terms of the field: word lists, and short sentences."""
+"""Texts for users are plain English, and prose in code uses the terms of the field: tests of word lists and lengths."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
 (byte-level), tokenizer_config.json, chat_template.jinja, generation_config.json and, for models with towers, the
 processors' files. Weights are seeded and large enough that logits differ clearly from token to token. Folders are made
 once, by transformers, and cached in the temporary directory under a name that changes with this file and with
-transformers, so several test processes share them. Never change what lies in such a folder: copy it.
+transformers, so several test processes share them. Never change the files of such a folder: copy the folder first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-VOCAB_SIZE = 320  # rows of the embedding; the tokenizer uses fewer, as real ones do
+VOCAB_SIZE = 320  # rows of the embedding; the tokenizer uses fewer, like real tokenizers
 SPECIAL = (
     "<|endoftext|>",
     "<|im_start|>",
@@ -53,8 +53,8 @@ CHAT_TEMPLATE = """\
 {%- if add_generation_prompt -%}<|im_start|>assistant
 {% endif -%}
 """
-PATCH, MERGE, TEMPORAL, CHANNELS, MELS = 14, 2, 2, 3, 32  # of the omni towers
-KEPT_AS_WEIGHT_LESS_1 = ("gemma", "gemma2", "gemma3_text", "nemotron")  # the gains of norms
+PATCH, MERGE, TEMPORAL, CHANNELS, MELS = 14, 2, 2, 3, 32  # sizes of the omni towers
+KEPT_AS_WEIGHT_LESS_1 = ("gemma", "gemma2", "gemma3_text", "nemotron")  # families whose norms store gain - 1
 _SMALL = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
@@ -85,7 +85,7 @@ _VISION = {
 
 
 def llama(**overrides: Any) -> Any:
-    """LlamaForCausalLM with plain rotary positions; `rope_scaling` and biases by override."""
+    """LlamaForCausalLM with plain rotary positions; `overrides` may set `rope_scaling` and biases."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     return _model(LlamaForCausalLM, LlamaConfig(**{**_SMALL, **overrides}))
@@ -108,7 +108,7 @@ def qwen2(**overrides: Any) -> Any:
 
 
 def qwen3(**overrides: Any) -> Any:
-    """Qwen3ForCausalLM: per-head norms, head_dim of its own."""
+    """Qwen3ForCausalLM: norms per head; head_dim differs from hidden_size / heads."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     return _model(Qwen3ForCausalLM, Qwen3Config(**{**_SMALL, "head_dim": 32, **overrides}))
@@ -191,7 +191,7 @@ def gemma2(**overrides: Any) -> Any:
     return _model(Gemma2ForCausalLM, Gemma2Config(**{**_SMALL, **own, **caps, **activation, **overrides}))
 
 
-_ODD = {  # widths that divide nothing
+_ODD = {  # no width is a multiple of a usual tile
     **_SMALL,
     "vocab_size": 331,
     "hidden_size": 72,
@@ -217,14 +217,14 @@ def causal(architecture: str, config: str, **settings: Any) -> Callable[[], Any]
 
 
 def longrope(original: int) -> dict[str, Any]:
-    """Settings of heads of 20 dimensions of which 14 are rotated; the context of 512 beyond `original` is long."""
+    """Heads of 20 dimensions, 14 of them rotated; beyond `original` of the 512 positions the long factors apply."""
     factors = {"short_factor": [1.0 + 0.1 * k for k in range(7)], "long_factor": [1.5 + 0.9 * k for k in range(7)]}
     rope = {"rope_type": "longrope", **factors, "original_max_position_embeddings": original}
     rope = {**rope, "partial_rotary_factor": 0.7, "rope_theta": 1e4}
     return {"hidden_size": 120, "rope_parameters": rope, "original_max_position_embeddings": original}
 
 
-FAMILIES: dict[str, Callable[[], Any]] = {  # one of each, and the switches that released checkpoints have
+FAMILIES: dict[str, Callable[[], Any]] = {  # each family, and the config variants of released checkpoints
     "gemma": causal("GemmaForCausalLM", "GemmaConfig", head_dim=20, num_key_value_heads=1),
     "gemma2": causal(
         "Gemma2ForCausalLM", "Gemma2Config", head_dim=20, query_pre_attn_scalar=24, attn_logit_softcapping=5.0,
@@ -235,19 +235,19 @@ FAMILIES: dict[str, Callable[[], Any]] = {  # one of each, and the switches that
         sliding_window=8, layer_types=["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"],
         rope_parameters={"full_attention": _SCALED, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}},
     ),
-    "gemma4": causal(  # as E2B: layers that read others' keys, and embeddings per layer
+    "gemma4": causal(  # as E2B: layers that share another layer's keys, and embeddings per layer
         "Gemma4ForCausalLM", "Gemma4TextConfig", head_dim=12, global_head_dim=24, num_hidden_layers=7,
         num_kv_shared_layers=3, use_double_wide_mlp=True, hidden_size_per_layer_input=10, sliding_window=8,
         final_logit_softcapping=4.0, tie_word_embeddings=True, vocab_size_per_layer_input=331,
         layer_types=[_NEAR, _NEAR, _FAR, _NEAR, _NEAR, _NEAR, _FAR],
     ),
-    "gemma4-moe": causal(  # as 26B-A4B: experts in parallel to every MLP
+    "gemma4-moe": causal(  # as 26B-A4B: experts in parallel with every MLP
         "Gemma4ForCausalLM", "Gemma4TextConfig", head_dim=12, global_head_dim=24, num_hidden_layers=3,
         attention_k_eq_v=True, num_key_value_heads=3, num_global_key_value_heads=1, hidden_size_per_layer_input=0,
         sliding_window=8, tie_word_embeddings=True, layer_types=[_NEAR, _NEAR, _FAR], enable_moe_block=True,
         num_experts=7, top_k_experts=3, moe_intermediate_size=36,
     ),
-    "gemma4-large": causal(  # as 31B: values are keys where a layer sees all
+    "gemma4-large": causal(  # as 31B: values equal keys in layers with full attention
         "Gemma4ForCausalLM", "Gemma4TextConfig", head_dim=12, global_head_dim=24, num_hidden_layers=4,
         attention_k_eq_v=True, num_key_value_heads=3, num_global_key_value_heads=1, hidden_size_per_layer_input=0,
         sliding_window=8, tie_word_embeddings=True,
@@ -335,7 +335,7 @@ _LATENT = {
     "kv_lora_rank": 16, "q_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 16,
     "num_key_value_heads": 6,
 }  # fmt: skip
-THROUGH_TRANSFORMERS: dict[str, Callable[[], Any]] = {  # architectures without a file here
+THROUGH_TRANSFORMERS: dict[str, Callable[[], Any]] = {  # architectures without a model file of ours
     "olmo": causal("OlmoForCausalLM", "OlmoConfig"),
     "ernie4_5": causal("Ernie4_5ForCausalLM", "Ernie4_5Config", tie_word_embeddings=True),
     "helium": causal("HeliumForCausalLM", "HeliumConfig", head_dim=12),
@@ -357,7 +357,7 @@ THROUGH_TRANSFORMERS: dict[str, Callable[[], Any]] = {  # architectures without 
 }  # fmt: skip
 
 _GROUPS = {"n_group": 4, "topk_group": 2, "num_experts_per_tok": 4, "routed_scaling_factor": 1.8}
-SPARSE: dict[str, Callable[[], Any]] = {  # further families with experts
+SPARSE: dict[str, Callable[[], Any]] = {  # more families with experts
     "phimoe": causal(
         "PhimoeForCausalLM", "PhimoeConfig", num_local_experts=5, intermediate_size=36, attention_bias=True,
         lm_head_bias=True, router_jitter_noise=0.2,
@@ -433,7 +433,7 @@ CHECKPOINTS: dict[str, Callable[[], Any]] = {
 
 @functools.cache
 def checkpoint(name: str) -> Path:
-    """The folder of a checkpoint, made on first use. Read only."""
+    """The folder of a checkpoint, made on first use; callers only read the folder."""
     from tests.models import chatglm
     from tests.tiny_films import CHECKPOINTS as FILMS
     from tests.tiny_seeing import CHECKPOINTS as SEEING
@@ -447,7 +447,7 @@ def checkpoint(name: str) -> Path:
     folder = root / name
     if not folder.is_dir():
         draft = Path(tempfile.mkdtemp(dir=root))
-        if name in chatglm.CHECKPOINTS:  # transformers has none of them
+        if name in chatglm.CHECKPOINTS:  # transformers has no class for these checkpoints
             chatglm.checkpoint(draft, chatglm.CHECKPOINTS[name])
         else:
             save({**CHECKPOINTS, **THROUGH_TRANSFORMERS, **SEEING, **THROUGH, **FILMS}[name](), draft)
@@ -459,7 +459,7 @@ def checkpoint(name: str) -> Path:
 
 
 def save(model: Any, folder: Path, dtype: str = "float32", max_shard_size: str = "1GB") -> Path:
-    """Writes everything a served folder holds; `max_shard_size` such as "50KB" gives a sharded checkpoint."""
+    """Writes every file of a served folder; a `max_shard_size` such as "50KB" makes a sharded checkpoint."""
     import torch
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -482,7 +482,7 @@ def save(model: Any, folder: Path, dtype: str = "float32", max_shard_size: str =
 
 
 def reference(folder: Path, dtype: str = "float32") -> Any:
-    """The checkpoint as transformers computes it: the oracle."""
+    """The reference: the checkpoint loaded by transformers."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
@@ -499,7 +499,7 @@ def reference(folder: Path, dtype: str = "float32") -> Any:
 
 
 def write_tokenizer(folder: Path) -> None:
-    """A byte-level BPE with a few merges and the special tokens, and the chat template."""
+    """Writes a byte-level BPE tokenizer with a few merges and the special tokens, and the chat template."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -571,7 +571,7 @@ def _write_processors(folder: Path) -> None:
 
 
 def _model(kind: Any, config: Any) -> Any:
-    """A model with seeded weights: norms near 1, small biases, matrices that keep the size of what they multiply."""
+    """A model with seeded weights: norms near 1, small biases, matrices that preserve the magnitude of their input."""
     import torch
 
     with quiet():
@@ -587,7 +587,7 @@ def _model(kind: Any, config: Any) -> Any:
                 tensor.normal_(gain if name.endswith("weight") else 0.0, 0.1, generator=generator)
             else:
                 free = "embed_tokens" in name and not config.tie_word_embeddings
-                matrix = tensor[0] if ".experts." in name else tensor  # of one expert
+                matrix = tensor[0] if ".experts." in name else tensor  # the fan-in of one expert
                 fan_in = 1.0 if free else matrix[0].numel()
                 tensor.normal_(0.0, 1.5 * fan_in**-0.5, generator=generator)
         model.tie_weights()
@@ -596,13 +596,13 @@ def _model(kind: Any, config: Any) -> Any:
                 buffer.normal_(0.0, 0.1, generator=torch.Generator().manual_seed(len(name)))
             if name.endswith(("layer_scalar", "std_bias", "std_scale")):
                 buffer.normal_(1.0, 0.2, generator=torch.Generator().manual_seed(sum(name.encode())))
-            if name.endswith(("put_min", "put_max")):  # bounds of what goes into a product or comes out
+            if name.endswith(("put_min", "put_max")):  # bounds for the inputs and outputs of matrix products
                 buffer.fill_(0.9 if name.endswith("max") else -0.8)
     return model
 
 
 def quiet() -> Any:
-    """transformers warns about its own internals while loading; tests treat warnings as errors."""
+    """Silences warnings of transformers about its own internals while loading: tests treat warnings as errors."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from transformers.utils import logging

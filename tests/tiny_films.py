@@ -1,7 +1,7 @@
-"""Tiny random checkpoints of models that watch films and have no file here, with processors that need no torchvision.
+"""Tiny random checkpoints of video models without a file here, with processors that need no torchvision.
 
-Modules and processors are transformers'; of the processors' parts those for films are our own here, since transformers'
-are made of torchvision: they scale frames to a square, in the forms that the classes take.
+Models and processors are transformers', except the video processors: transformers' video processors need torchvision.
+Ours scale frames to a square and return the formats that the processor classes expect.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from transformers.video_utils import VideoMetadata, default_sample_indices_fn
 from tests import tiny
 from tests.tiny_seeing import MARKS, SQUARE, TEXT
 
-VideoProcessorMixin: Any = getattr(video_processing_utils, "VideoProcessorMixin", object)  # not in 5.17
+VideoProcessorMixin: Any = getattr(video_processing_utils, "VideoProcessorMixin", object)  # absent in 5.17
 SIDE = 56
 WORDS = {"image_token": "<|IMAGE|>", "video_token": "<|VIDEO|>"}
 
 
 class TinyFilmsConfig(PreTrainedConfig):
-    """Names the processor of films to transformers."""
+    """Registers the video processor with transformers."""
 
     model_type = "tiny_films"
 
 
 class TinyFilms(VideoProcessorMixin):
-    """Frames as pictures, or with `patch_size` as pairs of frames in patches."""
+    """Returns frames as single pictures, or with `patch_size` as patches of frame pairs."""
 
     fps: float | None = None
     num_frames: int | None = None
@@ -67,7 +67,7 @@ class TinyFilms(VideoProcessorMixin):
 
 
 AutoVideoProcessor.register(TinyFilmsConfig, TinyFilms)
-if not hasattr(transformers_module, "VideoProcessorMixin"):  # left out where there is no torchvision
+if not hasattr(transformers_module, "VideoProcessorMixin"):  # absent without torchvision
     transformers_module.VideoProcessorMixin = VideoProcessorMixin
 
 
@@ -83,7 +83,7 @@ def _llava(kind: str, **config: Any) -> Any:
 
 
 def llava_next_video() -> Any:
-    """LlavaNextVideoForConditionalGeneration: pictures in tiles, frames pooled."""
+    """LlavaNextVideoForConditionalGeneration: pictures in tiles, pooled frames."""
     return _llava("LlavaNextVideo", image_grid_pinpoints=[[56, 112], [112, 56], [112, 112]], vision_feature_layer=-2)
 
 
@@ -93,7 +93,7 @@ def video_llava() -> Any:
 
 
 def qwen2_5_vl() -> Any:
-    """Qwen2_5_VLForConditionalGeneration, to be run through transformers: positions in seconds."""
+    """Qwen2_5_VLForConditionalGeneration, served through the transformers backend: positions in seconds."""
     model = tiny.qwen2_5_vl()
     model.processors = "qwen2_5_vl_films"
     return model
@@ -103,7 +103,7 @@ CHECKPOINTS = {"llava_next_video": llava_next_video, "video_llava": video_llava,
 
 
 def _llava_next_video(tokenizer: Any) -> Any:
-    """No file says how many frames."""
+    """A processor whose files do not give the number of frames."""
     from transformers import LlavaNextImageProcessorPil, LlavaNextVideoProcessor
 
     side = {"height": SIDE, "width": SIDE}
@@ -114,7 +114,7 @@ def _llava_next_video(tokenizer: Any) -> Any:
 
 
 def _video_llava(tokenizer: Any) -> Any:
-    """Two frames a second."""
+    """A processor that takes two frames per second."""
     from transformers import CLIPImageProcessorPil, VideoLlavaProcessor
 
     image = CLIPImageProcessorPil(size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE})
@@ -122,7 +122,7 @@ def _video_llava(tokenizer: Any) -> Any:
 
 
 def _qwen2_5_vl(tokenizer: Any) -> Any:
-    """Five frames of any film, the last of them twice."""
+    """A processor that takes five frames of any film and repeats the last one."""
     from transformers import Qwen2_5_VLProcessor, Qwen2VLImageProcessorPil
 
     image = Qwen2VLImageProcessorPil(

@@ -1,6 +1,6 @@
-"""Tiny random models that take audio: a Whisper with windows of two seconds and its own markers, and a Qwen2-Audio.
+"""Tiny random models that take audio: Whisper with windows of two seconds and its own markers, and Qwen2-Audio.
 
-`whisper()` gives the folder of a finished checkpoint, made once and cached as tests/tiny.py caches its own.
+`whisper()` gives the folder of a finished checkpoint, made once and cached like the folders of tests/tiny.py.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ FIRST = 256 + len(tiny.MERGES)
 IDS = {token: FIRST + index for index, token in enumerate(MARKERS)}
 VOCAB_SIZE = FIRST + len(MARKERS)
 SUPPRESSED = [1, 2, 7, IDS["<|startoftranscript|>"], IDS["<|startoflm|>"], IDS["<|startofprev|>"], IDS["<|nospeech|>"]]
-SPACE = 220  # as bytes are counted here: "Ġ"
+SPACE = 220  # id of the space byte, written "Ġ"
 
 
 def whisper() -> Path:
-    """A Whisper's folder; read only."""
+    """The folder of a Whisper checkpoint; read only."""
     return cached_checkpoint("whisper", save)
 
 
 def qwen2_audio() -> Path:
-    """A Qwen2-Audio's folder; read only. Windows of thirty seconds."""
+    """The folder of a Qwen2-Audio checkpoint with windows of thirty seconds; read only."""
 
     def made(folder: Path) -> None:
         from transformers import Qwen2AudioConfig, Qwen2AudioForConditionalGeneration
@@ -58,7 +58,7 @@ def qwen2_audio() -> Path:
 
 
 def cached_checkpoint(name: str, make: Callable[[Path], None], source: str = __file__) -> Path:
-    """The folder of a checkpoint, made once; `source`: the file that describes it."""
+    """The folder of a checkpoint, made once; `source` is the Python file that describes the checkpoint."""
     sources = b"".join(Path(file).read_bytes() for file in (__file__, tiny.__file__, source))
     digest = hashlib.sha256(sources + importlib.metadata.version("transformers").encode()).hexdigest()[:12]
     folder = Path(tempfile.gettempdir()) / f"omniloop-tiny-{name}-{os.getuid()}-{digest}"
@@ -73,9 +73,9 @@ def cached_checkpoint(name: str, make: Callable[[Path], None], source: str = __f
 
 
 def write_published_names(folder: Path) -> None:
-    """Names the decoder's tensors language_model.model.*, as published checkpoints of sound do.
+    """Renames the decoder's tensors to language_model.model.*, as in published audio checkpoints.
 
-    transformers 5.17 reads these names, but writes a "model." too many: language_model.model.model.*.
+    transformers 5.17 reads these names, but writes one "model." too many: language_model.model.model.*.
     """
     from safetensors.torch import load_file, save_file
 
@@ -86,7 +86,7 @@ def write_published_names(folder: Path) -> None:
 
 
 def save(folder: Path, **overrides: Any) -> None:
-    """Everything that a served folder holds."""
+    """Writes every file of a served folder."""
     from transformers import WhisperConfig, WhisperForConditionalGeneration
 
     config = WhisperConfig(
@@ -135,7 +135,7 @@ def write_tokenizer(folder: Path) -> None:
 
 @functools.cache
 def oracle() -> Any:
-    """The checkpoint as transformers computes it."""
+    """The checkpoint loaded by transformers."""
     import torch
     from transformers import WhisperForConditionalGeneration
 

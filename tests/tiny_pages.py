@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of retrievers of pages, in Hugging Face format, and what transformers computes with them."""
+"""Tiny random checkpoints of page retrievers, in Hugging Face format, and what transformers computes with them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from PIL import Image
 from tests import pooling_kit as kit
 from tests import tiny, tiny_seeing
 
-WIDTH = 24  # numbers of a vector
+WIDTH = 24  # size of a vector
 PAGE = "<|im_start|>user\n<|vision_bos|><|IMAGE|><|vision_eos|>Describe the image.<|im_end|><|endoftext|>"
-KINDS = {  # the class of the processor of pictures, and of the retriever, and the model that it is made of
+KINDS = {  # kind -> class of the image processor, class of the retriever, and the base model
     "colqwen2": ("Qwen2VLImageProcessor", "ColQwen2", tiny_seeing.qwen2_vl),
     "colqwen2_5": ("Qwen2VLImageProcessor", "ColQwen2", tiny.qwen2_5_vl),
     "colpali": ("SiglipImageProcessor", "ColPali", tiny_seeing.paligemma),
@@ -25,7 +25,7 @@ KINDS = {  # the class of the processor of pictures, and of the retriever, and t
 
 @functools.cache
 def checkpoint(kind: str) -> Path:
-    """ColQwen2ForRetrieval, or ColPaliForRetrieval whose texts begin with <|im_start|>."""
+    """A ColQwen2ForRetrieval, or a ColPaliForRetrieval whose texts begin with <|im_start|>."""
     import transformers
 
     scales, name, inside = KINDS[kind]
@@ -51,7 +51,7 @@ def checkpoint(kind: str) -> Path:
 
 @functools.cache
 def processor(kind: str) -> Any:
-    """transformers' own, whose pictures Pillow scales."""
+    """The processor of transformers; Pillow scales its pictures."""
     import transformers
 
     scales, name, _ = KINDS[kind]
@@ -74,17 +74,17 @@ def oracle(kind: str) -> Any:
 
 
 def of_query(kind: str, text: str) -> tuple[list[int], np.ndarray]:
-    """The tokens of a query, and a vector of each."""
+    """The tokens of a query, and one vector per token."""
     with tiny.quiet():
         return _vectors(kind, **processor(kind)(text=[text]))
 
 
 def of_page(kind: str, picture: Image.Image) -> tuple[list[int], np.ndarray]:
-    """The tokens of a page, and a vector of each."""
+    """The tokens of a page, and one vector per token."""
     with tiny.quiet():
         made = dict(processor(kind)(images=[picture.convert("RGB")]))
     made.pop("labels", None)
-    if "image_grid_thw" in made:  # the class forgets to count three axes
+    if "image_grid_thw" in made:  # transformers' class omits the positions on three axes
         marks = (made["input_ids"] == tiny.IDS["<|IMAGE|>"]).int()
         named = {"image_grid_thw": made["image_grid_thw"], "attention_mask": made["attention_mask"]}
         positions = oracle(kind).vlm.get_rope_index(made["input_ids"], mm_token_type_ids=marks, **named)
@@ -93,7 +93,7 @@ def of_page(kind: str, picture: Image.Image) -> tuple[list[int], np.ndarray]:
 
 
 def of_text(kind: str, text: str) -> tuple[list[int], np.ndarray]:
-    """The tokens of a text that is a document, and a vector of each: as colpali-engine's process_texts has them."""
+    """The tokens of a text document, and one vector per token; the text is prepared as by colpali-engine."""
     tokenizer = processor(kind).tokenizer
     begin = "" if kind.startswith("colqwen") else tokenizer.bos_token
     ids = torch.tensor([tokenizer(begin + text, add_special_tokens=False).input_ids])

@@ -1,7 +1,7 @@
-"""A tiny random Voxtral Realtime: a tower that looks back 11 rows, a decoder that looks back 24 tokens.
+"""A tiny random Voxtral Realtime: its tower attends to the last 11 rows, its decoder to the last 24 tokens.
 
-`folder()` gives a finished checkpoint, cached as tests/tiny_hearing.py caches its own; its tekken.json is in the
-published form, so that transformers' processor reads it.
+`folder()` gives a finished checkpoint, cached like those of tests/tiny_hearing.py; its tekken.json has the published
+form, so that transformers' processor reads it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from tests import tiny
 from tests.tiny_hearing import cached_checkpoint
 
-MELS, DELAY, BEFORE = 32, 2, 16  # tokens of delay, and of silence before the sound
+MELS, DELAY, BEFORE = 32, 2, 16  # DELAY: tokens of delay; BEFORE: tokens of silence before the sound
 VOCAB = 1024  # more than the tekken.json of tests has
 STREAMING = {
     "num_mel_bins": MELS, "transcription_format": "streaming", "transcription_delay_ms": 80.0 * DELAY,
@@ -52,13 +52,13 @@ def _save(folder: Path) -> None:
 
 
 def folder() -> Path:
-    """Read only."""
+    """The checkpoint's folder; read only."""
     return cached_checkpoint("voxtral-realtime", _save, __file__)
 
 
 @functools.cache
 def oracle() -> Any:
-    """The checkpoint as transformers computes it."""
+    """The checkpoint loaded by transformers."""
     import torch
     from transformers import VoxtralRealtimeForConditionalGeneration
 
@@ -69,7 +69,7 @@ def oracle() -> Any:
 
 @functools.cache
 def published() -> tuple[Any, Any]:
-    """transformers' extractor, and mistral-common's tokenizer."""
+    """The feature extractor of transformers and the tokenizer of mistral-common."""
     from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
     from transformers import VoxtralRealtimeFeatureExtractor
 
@@ -78,7 +78,7 @@ def published() -> tuple[Any, Any]:
 
 
 def inputs(sound: np.ndarray) -> dict[str, Any]:
-    """As VoxtralRealtimeProcessor makes them, but for the file in between, which needs soundfile."""
+    """The model's inputs as VoxtralRealtimeProcessor makes them, without its audio file, which would need soundfile."""
     import torch
 
     extractor, tokenizer = published()

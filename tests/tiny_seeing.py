@@ -1,6 +1,6 @@
-"""Tiny random checkpoints of models that see, in Hugging Face format, with their processors' files; see tests/tiny.py.
+"""Tiny random checkpoints of vision models, in Hugging Face format, with processor files; see tests/tiny.py.
 
-Sizes are odd where families allow it: heads of towers no power of two, pictures of several patches, three layers.
+Sizes are odd where families allow it: head sizes that are no power of two, pictures of several patches, three layers.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def qwen2_vl() -> Any:
 
 
 def qwen3_vl() -> Any:
-    """Qwen3VLForConditionalGeneration: positions on a square of 6, of which pictures have more and fewer."""
+    """Qwen3VLForConditionalGeneration: a 6 x 6 position table; pictures have more and fewer patches per side than 6."""
     from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [6, 5, 5], "mrope_interleaved": True}
@@ -57,7 +57,7 @@ def qwen3_vl() -> Any:
 
 
 def qwen3_vl_moe() -> Any:
-    """Qwen3VLMoeForConditionalGeneration: experts in two of three layers, in tensors of all."""
+    """Qwen3VLMoeForConditionalGeneration: experts in two of three layers; one tensor holds all experts of a layer."""
     from transformers import Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration
 
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [6, 5, 5], "mrope_interleaved": True}
@@ -107,7 +107,7 @@ def mistral3() -> Any:
 
 
 def internvl(text: str = "Qwen2Config", more: dict[str, Any] | None = None, **vision: Any) -> Any:
-    """InternVLForConditionalGeneration; `more` of its decoder's configuration."""
+    """InternVLForConditionalGeneration; `more` holds further settings of the decoder's configuration."""
     import transformers
     from transformers import InternVLConfig, InternVLForConditionalGeneration, InternVLVisionConfig
 
@@ -121,7 +121,7 @@ def internvl(text: str = "Qwen2Config", more: dict[str, Any] | None = None, **vi
 
 
 def anyres(kind: str, vision: str, text: str, **outer: Any) -> Any:
-    """LlavaNextForConditionalGeneration, or LLaVA-OneVision's by its keywords."""
+    """LlavaNextForConditionalGeneration, or LLaVA-OneVision's class, according to the keywords."""
     import transformers
 
     points = [[56, 112], [112, 56], [112, 112], [168, 56]]
@@ -137,7 +137,7 @@ def anyres(kind: str, vision: str, text: str, **outer: Any) -> Any:
 
 
 def glm4v(kind: str = "Glm4v") -> Any:
-    """Glm4vForConditionalGeneration, or Glm46V's: half of each head rotated, positions on a square of 5."""
+    """Glm4vForConditionalGeneration, or Glm46V's: half of each head is rotated; a 5 x 5 position table."""
     import transformers
 
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 2, 2], "partial_rotary_factor": 0.5}
@@ -166,7 +166,7 @@ def glm4v_moe() -> Any:
 
 
 def gemma3() -> Any:
-    """Gemma3ForConditionalGeneration: 16 rows of 8 x 8 patches; windows shorter and longer than a picture."""
+    """Gemma3ForConditionalGeneration: 8 x 8 patches become 16 rows; windows are shorter and longer than a picture."""
     from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
     kinds = ["sliding_attention", "full_attention", "sliding_attention"]
@@ -175,7 +175,7 @@ def gemma3() -> Any:
         vision_config={**TILE, "image_size": 112, "patch_size": 14, "vision_use_head": False},
         text_config={**text, "model_type": "gemma3_text"},
         mm_tokens_per_image=16,
-        boi_token_index=MARKS["image_token_id"],  # which templates write
+        boi_token_index=MARKS["image_token_id"],  # the token that templates write
         eoi_token_index=tiny.IDS["<|audio_eos|>"],
         image_token_index=tiny.IDS["<|vision_pad|>"],
         eos_token_id=MARKS["eos_token_id"],
@@ -206,7 +206,7 @@ def llama4() -> Any:
 
 
 def gemma4(small: bool = False, **outer: Any) -> Any:
-    """Gemma4ForConditionalGeneration: as 31B, a picture's tokens see each other in windows; or as E2B, clamped."""
+    """Gemma4ForConditionalGeneration as 31B (bidirectional within pictures, windows) or as E2B (clamped)."""
     from transformers import Gemma4Config, Gemma4ForConditionalGeneration
 
     near, far = "sliding_attention", "full_attention"
@@ -219,7 +219,7 @@ def gemma4(small: bool = False, **outer: Any) -> Any:
         "eoi_token_id": tiny.IDS["<|audio_eos|>"],
         "image_token_id": MARKS["image_token_id"],
         "video_token_id": tiny.IDS["<|VIDEO|>"],
-        "audio_token_id": 330,  # which no answer has: transformers reads a drawn mark as padding
+        "audio_token_id": 330,  # an id that no answer contains: transformers reads a sampled marker as padding
         "eos_token_id": MARKS["eos_token_id"],
     }
     config = Gemma4Config(
@@ -229,7 +229,8 @@ def gemma4(small: bool = False, **outer: Any) -> Any:
         **{**marks, **outer},
     )
     made = tiny._model(Gemma4ForConditionalGeneration, config)
-    for layer in made.model.vision_tower.encoder.layers:  # its scores are not scaled: random ones would be far apart
+    # The tower does not scale its scores: with random weights they would differ too much.
+    for layer in made.model.vision_tower.encoder.layers:
         layer.self_attn.q_norm.weight.data *= 20**-0.5
     return made
 
@@ -279,7 +280,7 @@ def lfm2_vl() -> Any:
 
 
 def hunyuan_vl(sections: tuple[int, ...] = (3, 2, 4, 1)) -> Any:
-    """HunYuanVLForConditionalGeneration: positions on a square of 7, `sections` of a token's rows of positions."""
+    """HunYuanVLForConditionalGeneration: a 7 x 7 position table; `sections`: rotary frequencies per position axis."""
     from transformers import HunYuanVLConfig, HunYuanVLForConditionalGeneration
 
     rope = {"rope_type": "xdrope", "rope_theta": 1e4, "factor": 1.0, "alpha": 50.0, "xdrope_section": list(sections)}
@@ -345,14 +346,14 @@ CHECKPOINTS: dict[str, Callable[[], Any]] = {
 
 
 def write_processors(config: Any, folder: Path) -> None:
-    """The processor's files, as released."""
+    """Writes the processor's files as released checkpoints have them."""
     kind = config.model_type if config.model_type in PROCESSORS else config.vision_config.model_type
     image, film = PROCESSORS[kind](config)
     tiny._write(folder / "preprocessor_config.json", image)
     if kind in ("pixtral", "mistral3"):
         words = {"image_break_token": "<|vision_pad|>", "image_end_token": "<|vision_eos|>"}
         tiny._write(folder / "processor_config.json", words)
-    if kind == "lfm2_vl":  # the tiny tokenizer would spell them letter by letter
+    if kind == "lfm2_vl":  # the tiny tokenizer would encode the special tokens letter by letter
         tiny._write(folder / "processor_config.json", {"use_image_special_tokens": False})
     if kind == "llama4":
         marks = ("vision_bos", "audio_bos", "audio_eos", "IMAGE", "vision_eos")
@@ -365,7 +366,7 @@ def write_processors(config: Any, folder: Path) -> None:
 
 
 def _turn_experts(path: Path) -> None:
-    """As released; transformers 5 writes the tensors of experts the other way round, and reads both."""
+    """Transposes expert tensors to the released layout: transformers 5 writes the other layout, and reads both."""
     from safetensors.torch import load_file, save_file
 
     turned = {
@@ -376,7 +377,7 @@ def _turn_experts(path: Path) -> None:
 
 
 def _grid(patch: int, mean: list[float], std: list[float], video: str, film_size: dict[str, int]) -> Any:
-    """Of the families whose pictures become grids of patches."""
+    """Processor settings of the families whose pictures become grids of patches."""
     side = 2 * patch
     picture = {
         "image_processor_type": "Qwen2VLImageProcessor", "do_convert_rgb": True, "do_resize": True, "do_rescale": True,
@@ -389,7 +390,7 @@ def _grid(patch: int, mean: list[float], std: list[float], video: str, film_size
 
 
 def _square(size: dict[str, int], mean: list[float], std: list[float], **more: Any) -> Any:
-    """Of the families with a plain vision transformer."""
+    """Processor settings of the families with a plain vision transformer."""
     common = {"do_resize": True, "do_rescale": True, "do_normalize": True, "resample": 3, "rescale_factor": 1 / 255}
     return {**common, "size": size, "image_mean": mean, "image_std": std, **more}, {}
 

@@ -1,7 +1,7 @@
-"""Tiny random models that take audio of any length, and each one's prompts as transformers computes them.
+"""Tiny random models that take audio of any length, and each model's prompts as transformers computes them.
 
-A `Sounds` is one family: the folder of a finished checkpoint (cached as tests/tiny_hearing.py caches its own), and the
-features that the published processor makes of a sound. Windows have two seconds.
+A `Sounds` is one family: the folder of a finished checkpoint (cached like those of tests/tiny_hearing.py), and the
+features that the published processor makes from a sound. Windows are two seconds long.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ TEXT = {**tiny._SMALL, "model_type": "llama", "hidden_size": 96, "max_position_e
 TOWER = {
     "hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "num_mel_bins": MELS,
 }  # fmt: skip
-QWEN3_TOWER = {  # windows of two seconds, too
+QWEN3_TOWER = {  # windows of two seconds as well
     "num_mel_bins": MELS, "encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 112, "d_model": 64,
     "n_window": 50, "n_window_infer": SECONDS * 100, "downsample_hidden_size": 24, "output_dim": 96,
 }  # fmt: skip
-Features = tuple[dict[str, Any], int]  # a sound's arguments of the oracle, and its rows
+Features = tuple[dict[str, Any], int]  # the arguments of the oracle for a sound, and the number of the sound's rows
 
 
 @dataclass(frozen=True, eq=False)
 class Sounds:
-    """One family."""
+    """One family of audio models: its checkpoint, its features and its oracle."""
 
     name: str
     make: Callable[[], Any]  # the model with its weights
     features: Callable[[Path, np.ndarray], Features]
     extractor: dict[str, Any]
-    alone: bool = False  # one sound per call, as the oracle would encode the padding of shorter sounds
-    blocks: int = 15  # of the KV cache: too few for the prompts of tests/models/test_sounds.py at one time
-    around: tuple[int, ...] = ()  # the tokens that the processor writes before and behind a sound
-    released: Callable[[Path], None] | None = None  # transformers' layout -> the one in which the family is published
+    alone: bool = False  # one sound per call: the oracle would encode the padding of shorter sounds
+    blocks: int = 15  # KV cache blocks: too few for all prompts of tests/models/test_sounds.py at one time
+    around: tuple[int, ...] = ()  # the tokens that the processor writes before and after a sound
+    released: Callable[[Path], None] | None = None  # rewrites transformers' layout into the published one
 
     @property
     def folder(self) -> Path:
-        """Read only."""
+        """The checkpoint's folder; read only."""
         return cached_checkpoint(self.name, self._save, __file__)
 
     def rows_of(self, features: dict[str, Any]) -> Any:
-        """Of a sound, by the oracle's tower."""
+        """The embedding rows of a sound, computed by the oracle's tower."""
         from torch.nn.functional import gelu
 
         if self.name in ("ultravox", "fun-audio"):
@@ -73,7 +73,7 @@ class Sounds:
 
     @functools.cached_property
     def oracle(self) -> Any:
-        """The checkpoint as transformers computes it."""
+        """The checkpoint loaded by transformers."""
         import torch
 
         if self.released is not None:
@@ -99,13 +99,13 @@ def voxtral() -> Any:
     from transformers import VoxtralConfig, VoxtralForConditionalGeneration
 
     tower = {**TOWER, "max_source_positions": SECONDS * 50}
-    text = {**TEXT, "vocab_size": 1024}  # as many as the tekken.json of tests has
+    text = {**TEXT, "vocab_size": 1024}  # the number of tokens in the tests' tekken.json
     config = VoxtralConfig(audio_config=tower, text_config=text, audio_token_id=AUDIO, tie_word_embeddings=False)
     return tiny._model(VoxtralForConditionalGeneration, config)
 
 
 def voxtral_features(folder: Path, sound: np.ndarray) -> Features:
-    """As VoxtralProcessor._retrieve_input_features."""
+    """Features as VoxtralProcessor._retrieve_input_features makes them."""
     import torch
     from transformers import WhisperFeatureExtractor
 
@@ -183,7 +183,7 @@ def granite_speech() -> Any:
         audio_token_index=AUDIO, has_lora_adapter=False, tie_word_embeddings=True,
     )  # fmt: skip
     model = tiny._model(GraniteSpeechForConditionalGeneration, config)
-    for number, layer in enumerate(model.model.encoder.layers):  # as training leaves them
+    for number, layer in enumerate(model.model.encoder.layers):  # batch-norm statistics, as after training
         draw = np.random.default_rng(number)
         for buffer, low in ((layer.conv.batch_norm.running_mean, -1.0), (layer.conv.batch_norm.running_var, 0.2)):
             buffer.copy_(buffer.new_tensor(draw.uniform(low, 1.0, len(buffer))))
@@ -191,7 +191,7 @@ def granite_speech() -> Any:
 
 
 def granite_speech_released(folder: Path) -> None:
-    """As 3.3 is published: names of its time, and the adapter of queries and values in a file of PEFT's form."""
+    """The layout in which 3.3 is published: older names, and the adapter of q and v in a PEFT file."""
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -216,7 +216,7 @@ def granite_speech_released(folder: Path) -> None:
 
 
 def granite_speech_features(folder: Path, sound: np.ndarray) -> Features:
-    """As GraniteSpeechFeatureExtractor, whose frames are torchaudio's: torch's stft and HTK's filters."""
+    """Features as GraniteSpeechFeatureExtractor makes them; torch's stft and HTK filters replace torchaudio."""
     import torch
     from transformers import GraniteSpeechFeatureExtractor
     from transformers.audio_utils import mel_filter_bank
@@ -229,7 +229,7 @@ def granite_speech_features(folder: Path, sound: np.ndarray) -> Features:
     mel = (spectrum.abs().square().T @ filters).clip(min=1e-10).log10()
     mel = torch.maximum(mel, mel.max() - 8.0) / 4 + 1
     pairs = mel[: len(mel) // 2 * 2].reshape(1, -1, 2 * MELS)
-    extractor = GraniteSpeechFeatureExtractor.__new__(GraniteSpeechFeatureExtractor)  # the others need torchaudio
+    extractor = GraniteSpeechFeatureExtractor.__new__(GraniteSpeechFeatureExtractor)  # the constructor needs torchaudio
     extractor.melspec_kwargs = {"hop_length": 160}
     extractor.projector_window_size, extractor.projector_downsample_rate = 15, 5
     return {"input_features": pairs}, extractor._get_num_audio_features([len(sound)])[0]
@@ -251,7 +251,7 @@ PHI4_NAMES = {  # transformers -> Microsoft
 
 
 def phi4mm() -> Any:
-    """With the speech adapter in its matrices."""
+    """Phi4MultimodalForCausalLM; its matrices include the speech adapter."""
     from transformers import Phi4MultimodalConfig, Phi4MultimodalForCausalLM
 
     audio = {
@@ -280,7 +280,7 @@ def phi4mm() -> Any:
 
 
 def phi4mm_released(folder: Path) -> None:
-    """As Microsoft publishes it: adapters next to the matrices, and names that transformers' script undoes."""
+    """Microsoft's published layout: adapters next to the matrices; names that transformers' script translates."""
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -308,7 +308,7 @@ def phi4mm_released(folder: Path) -> None:
     released["nemo_conv_settings"] = {"conv_channels": audio["nemo_conv_channels"]}
     released["relative_attention_bias_args"] = {"type": "t5", "t5_bias_max_distance": audio["bias_max_distance"]}
     adapters = {f"{name}_lora": {"r": PHI4_RANK, "lora_alpha": PHI4_ALPHA} for name in ("speech", "vision")}
-    pictures = {  # the tower's sizes are nowhere in released files
+    pictures = {  # released files do not contain the sizes of the tower
         "crop_size": 448, "embedding_cls": "tune_image", "hd_transform_order": "sub_glb", "use_hd_transform": True,
         "image_token_compression_cls": "avg_pool_2d", "projection_cls": "mlp", "with_learnable_separator": True,
     }  # fmt: skip
@@ -329,7 +329,7 @@ def phi4mm_features(folder: Path, sound: np.ndarray) -> Features:
 
 
 def ultravox() -> Any:
-    """Its decoder; the last token of the vocabulary stands for sound."""
+    """The decoder of Ultravox; the last token of its vocabulary is the audio placeholder."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     return tiny._model(LlamaForCausalLM, LlamaConfig(**{**TEXT, "vocab_size": AUDIO + 1}))
@@ -337,7 +337,7 @@ def ultravox() -> Any:
 
 @functools.cache
 def ultravox_tower() -> tuple[Any, dict[str, Any]]:
-    """Whisper's encoder, and the projector's tensors."""
+    """Whisper's encoder, and the tensors of the projector."""
     import torch
     from transformers import WhisperConfig
     from transformers.models.whisper.modeling_whisper import WhisperEncoder
@@ -355,7 +355,9 @@ def ultravox_tower() -> tuple[Any, dict[str, Any]]:
 
 
 def ultravox_rows(features: dict[str, Any]) -> Any:
-    """As ultravox_model.py of fixie-ai/ultravox (UltravoxProjector, ModifiedWhisperEncoder), 0.5: window by window."""
+    """Rows as ultravox_model.py of fixie-ai/ultravox 0.5 (UltravoxProjector, ModifiedWhisperEncoder) makes them, per
+    window.
+    """
     import torch
     from torch.nn.functional import gelu, linear, pad, rms_norm, silu
 
@@ -375,7 +377,7 @@ def ultravox_rows(features: dict[str, Any]) -> Any:
 
 
 def ultravox_released(folder: Path) -> None:
-    """As server/start/joined.py joins a checkpoint of the projector and its own encoder with a decoder."""
+    """Joins the decoder with a checkpoint of the projector and its encoder, as server/start/joined.py does."""
     from safetensors.torch import load_file, save_file
 
     encoder, projector = ultravox_tower()
@@ -394,7 +396,7 @@ def ultravox_released(folder: Path) -> None:
 
 
 def ultravox_features(folder: Path, sound: np.ndarray) -> Features:
-    """As ultravox_processing.py of fixie-ai/ultravox."""
+    """Features as ultravox_processing.py of fixie-ai/ultravox makes them."""
     from transformers import WhisperFeatureExtractor
 
     sound = np.pad(sound, (0, max(0, 320 - len(sound))))
@@ -406,7 +408,7 @@ def ultravox_features(folder: Path, sound: np.ndarray) -> Features:
 
 
 def fun_audio() -> Any:
-    """Its decoder."""
+    """The decoder of Fun-Audio-Chat."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     return tiny._model(Qwen3ForCausalLM, Qwen3Config(**{**TEXT, "model_type": "qwen3"}))
@@ -414,7 +416,7 @@ def fun_audio() -> Any:
 
 @functools.cache
 def fun_audio_tower() -> tuple[Any, dict[str, Any]]:
-    """The encoder, which is Qwen2.5-Omni's, and the tensors behind it."""
+    """The encoder, equal to Qwen2.5-Omni's, and the tensors that follow the encoder."""
     import torch
     from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniAudioEncoderConfig
     from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniAudioEncoder
@@ -429,7 +431,7 @@ def fun_audio_tower() -> tuple[Any, dict[str, Any]]:
 
 
 def fun_audio_rows(features: dict[str, Any]) -> Any:
-    """As funaudiochat.py of vLLM computes what modeling_funaudiochat.py does: all codes are the padding's, 11."""
+    """Rows as vLLM's funaudiochat.py makes them after modeling_funaudiochat.py: every code is the padding code, 11."""
     from torch.nn.functional import linear, pad
 
     encoder, behind = fun_audio_tower()
@@ -443,7 +445,7 @@ def fun_audio_rows(features: dict[str, Any]) -> Any:
 
 
 def fun_audio_released(folder: Path) -> None:
-    """As it is published, with a part that speaks and is not read here."""
+    """The published layout, with tensors for speech output that this server does not read."""
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -498,7 +500,7 @@ def qwen3_omni() -> Any:
 
 
 def qwen3_omni_features(folder: Path, sound: np.ndarray) -> Features:
-    """As Qwen3OmniMoeProcessor._process_audio."""
+    """Features as Qwen3OmniMoeProcessor._process_audio makes them."""
     from transformers import WhisperFeatureExtractor
     from transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe import _get_feat_extract_output_lengths
 
@@ -511,7 +513,7 @@ def qwen3_omni_features(folder: Path, sound: np.ndarray) -> Features:
 
 
 def processed(kind: Any, extractor: Any, folder: Path, sound: np.ndarray, **options: Any) -> Features:
-    """By a processor of transformers."""
+    """Features as a processor of transformers makes them."""
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
@@ -523,7 +525,7 @@ def processed(kind: Any, extractor: Any, folder: Path, sound: np.ndarray, **opti
 
 
 def gemma4() -> Any:
-    """As E2B, with pictures and films; a row sees 4, and bounds cut what goes into products."""
+    """Gemma 4 as E2B, with pictures and films; audio attention in chunks of 4 rows, clamped inputs of products."""
     from tests.tiny_seeing import gemma4
 
     audio = {
@@ -535,7 +537,7 @@ def gemma4() -> Any:
 
 
 def gemma4_features(folder: Path, sound: np.ndarray) -> Features:
-    """As Gemma4Processor.replace_audio_token counts rows."""
+    """Features, and the number of rows as Gemma4Processor.replace_audio_token counts it."""
     from transformers import Gemma4AudioFeatureExtractor, Gemma4Processor
 
     made = Gemma4AudioFeatureExtractor.from_pretrained(folder)([sound], return_tensors="pt")

@@ -1,6 +1,6 @@
-"""Tiny random checkpoints of multimodal models that have no file here, with the files of their own processors.
+"""Tiny random checkpoints of multimodal models without a file here, with the files of their own processors.
 
-Their modules and processors are transformers'; see tests/tiny.py.
+Models and processors are transformers'; see tests/tiny.py.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _made(kind: str, **config: Any) -> Any:
 
 
 def paddleocr_vl() -> Any:
-    """PaddleOCRVLForConditionalGeneration: positions of three axes, pictures of any size."""
+    """PaddleOCRVLForConditionalGeneration: positions on three axes, pictures of any size."""
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 5, 5]}
     return _made(
         "PaddleOCRVL",
@@ -83,7 +83,7 @@ CHECKPOINTS: dict[str, Callable[[], Any]] = {
 
 
 def _moss_transcribe_diarize(tokenizer: Any) -> Any:
-    """Windows of two seconds; a number behind every second of sound."""
+    """A processor with windows of two seconds; a number token follows every second of sound."""
     from transformers import MossTranscribeDiarizeFeatureExtractor, MossTranscribeDiarizeProcessor
 
     extractor = MossTranscribeDiarizeFeatureExtractor(feature_size=16, chunk_length=2)
@@ -92,7 +92,9 @@ def _moss_transcribe_diarize(tokenizer: Any) -> Any:
 
 
 def _aya_vision(tokenizer: Any) -> Any:
-    """The token of templates is not the one that stands for a row; each tile has its name."""
+    """A processor whose templates write another token than the one that stands for an embedding row; each tile has a
+    name.
+    """
     from transformers import AyaVisionProcessor, GotOcr2ImageProcessorPil
 
     image = GotOcr2ImageProcessorPil(**SIDE, crop_to_patches=True, min_patches=1, max_patches=4)
@@ -126,7 +128,7 @@ def _aria(tokenizer: Any) -> Any:
 
 
 def _idefics2(tokenizer: Any) -> Any:
-    """A picture between tokens, of which two pictures side by side share one."""
+    """A processor that puts a token before and after a picture; adjacent pictures share the token between them."""
     from transformers import Idefics2ImageProcessorPil, Idefics2Processor
 
     image = Idefics2ImageProcessorPil(size={"shortest_edge": 56, "longest_edge": 112}, do_image_splitting=False)

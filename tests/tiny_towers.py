@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of models of two towers, in Hugging Face format, and what transformers computes with them."""
+"""Tiny random checkpoints of dual-encoder models, in Hugging Face format, and what transformers computes with them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ SCALED = {"do_convert_rgb": True, "do_resize": True, "do_rescale": True, "rescal
 
 @functools.cache
 def checkpoint(kind: str) -> Path:
-    """CLIPModel, whose texts the tokenizer puts between two tokens, or Siglip(2)Model, with one behind them."""
+    """A CLIPModel, whose tokenizer adds a token before and after a text, or a Siglip(2)Model, whose tokenizer appends
+    one.
+    """
     import transformers
 
     folder = kit.home() / f"towers-{kind}"
@@ -70,13 +72,13 @@ def oracle(folder: Path) -> Any:
 
 
 def of_text(folder: Path, ids: list[int]) -> np.ndarray:
-    """The vector of one text; `ids` as the model's own tokenizer would fill them up."""
+    """The vector of one text; `ids` are padded as the model's own tokenizer pads them."""
     with torch.no_grad():
         return _vector(oracle(folder).get_text_features(torch.tensor([ids])))
 
 
 def of_picture(folder: Path, picture: Image.Image) -> np.ndarray:
-    """The vector of a picture as transformers' own processor scales and cuts it."""
+    """The vector of a picture that transformers' own processor scales and crops."""
     import transformers
 
     name = kit.read(folder / "preprocessor_config.json")["image_processor_type"]

@@ -1,8 +1,8 @@
-"""Plain English as data: words that texts for users do not use, limits of sentences, and where such texts are.
+"""Plain English as data: words to avoid in texts for users, limits on sentences, and functions that collect the texts.
 
-Texts are README, the pages, the release notes, what `--help` prints, and every string of the sources that holds a blank
-and is neither a docstring nor the message of an assertion: error texts and log lines are among them. Code, tables' code
-and quoted words in backticks are left out of pages.
+Texts are README, the pages, the release notes, the output of `--help`, and every string of the sources that contains a
+space and is neither a docstring nor the message of an assertion; this includes error texts and log lines. In pages,
+code, tables' code and words in backticks do not count.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 ROOMS = ("server", "mm", "engine")
 LONGEST = 40  # words of a sentence
 MEAN = 20
-# Pattern -> what to write.
+# Pattern -> words to use instead.
 WORDS = {
     r"\btold\b": "reported, emitted, passed",
     r"\btells?\b": "prints, reports, shows",
@@ -38,10 +38,10 @@ WORDS = {
     r"\blook alike\b": "are equal in",
 }
 BANNED = re.compile("|".join(WORDS), re.I)
-# Strings that are no text for users: a model was trained with the first; the others are values that code compares.
+# Strings that are not for users: TRAINED is part of a prompt from a model's training; code compares VALUES.
 TRAINED = "Judge whether the Document meets the requirements"
 VALUES = {"by turns", "codes by turns"}
-# Files with strings that are code, styles, templates or a list of words.
+# Files whose strings are code, styles, templates or a list of words.
 NOT_PROSE = (
     "server/bench/dataset.py", "server/render/template_choice.py", "server/routes/pages.py",
     "engine/kernels/gemm/diagonals.py",
@@ -49,7 +49,7 @@ NOT_PROSE = (
 
 
 def prose(text: str) -> str:
-    """A page without code: fenced and indented blocks, words in backticks, addresses and marks."""
+    """A page without code: drops fenced and indented blocks, words in backticks, addresses and marks."""
     text = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
     text = re.sub(r"^ {4}\S.*$", "", text, flags=re.M)
     text = re.sub(r"<!--.*?-->", "", text, flags=re.S)

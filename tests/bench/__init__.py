@@ -1,1 +1,1 @@
-"""Benchmarks: each prints a table and writes JSON when asked; none runs in the test suite."""
+"""Benchmarks: each prints a table and writes JSON if its option is given; none runs in the test suite."""

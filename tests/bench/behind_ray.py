@@ -1,8 +1,8 @@
-"""What Ray in front costs: one replica of the embedded model, measured alternately alone and behind Ray.
+"""The cost of Ray in front: one replica of the embedded model, measured alternately alone and behind Ray.
 
-`python -m tests.bench.behind_ray --json FILE` (needs the extra `ray`; `--proxy python` asks through Ray's Python proxy
-instead of HAProxy). Both servers have the same flags and stand by while the other is asked; the client is
-`python -m server bench serve`, of one process.
+`python -m tests.bench.behind_ray --json FILE` (needs the extra `ray`; `--proxy python` sends requests through Ray's
+Python proxy instead of HAProxy). Both servers have the same flags; each is idle while the other is measured. The client
+is `python -m server bench serve` with one process.
 """
 
 from __future__ import annotations

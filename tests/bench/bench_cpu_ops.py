@@ -1,10 +1,11 @@
 """The CPU's kernels against torch's, in one run: linear layers, attention, and a whole Qwen3-shaped decoder stack.
-And codes: products by quantised weights against ours by the same matrices in bfloat16 and float32.
 
-Ours and torch's take turns (A B A B, a pause between, so that neither meets the other's spinning threads). A row gives
-the best time of each, the rate it means, and torch / ours, of the best times and of the medians: above 1 we are faster.
-Only on a quiet machine do the two agree. Weights are those of all layers, so they stream as in a model; all cores.
-Run: python -m tests.bench.bench_cpu_ops [--json FILE] [--only linear,attention,stack,codes] [--rounds N]
+`codes` compares our products with quantised weights against our products with the same matrices in bfloat16 and
+float32. Our calls and torch's alternate (A B A B), with a pause between, so that neither runs next to the other's
+spinning threads. A row prints the best time of each, its rate, and the ratio torch / ours of the best times and of the
+medians: above 1 we are faster. The two ratios agree only on an idle machine. All layers have their own weights, so
+weights stream from memory as in a model; all cores are used. Run: python -m tests.bench.bench_cpu_ops [--json FILE]
+[--only linear,attention,stack,codes] [--rounds N]
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ MODELS = {  # hidden, intermediate, q rows, kv rows, vocabulary, layers, dtype
 
 
 def turns(ours: Callable[[], object], theirs: Callable[[], object], rounds: int) -> dict[str, float]:
-    """Best and median seconds of a call of each function; each is called five times, then the other."""
+    """Best and median seconds per call of each function; each runs five times before the other runs."""
     times: dict[str, list[float]] = {"ours": [], "torch": []}
     for _ in range(rounds):
         for name, run in (("ours", ours), ("torch", theirs)):
@@ -83,7 +84,7 @@ def bench_linear(rounds: int) -> list[dict]:
 
 
 def bench_codes(rounds: int) -> list[dict]:
-    """Matrices of SQUARE x SQUARE, as many as no cache holds; a scale per 128 columns."""
+    """Matrices of SQUARE x SQUARE, more than a cache holds; one scale per 128 columns."""
     found = []
     floats = [torch.randn(SQUARE, SQUARE) / 64 for _ in range(4)]
     dense = {
@@ -111,7 +112,7 @@ def bench_codes(rounds: int) -> list[dict]:
 
 
 def paged_case(rows: int, context: int, queries: int, dtype: torch.dtype = torch.float32):
-    """Caches with shuffled blocks, and the meta of `rows` rows whose last `queries` tokens are new."""
+    """Caches with shuffled blocks, and the metadata of `rows` rows, each ending with `queries` new tokens."""
     count = -(-context // BLOCK)
     tables = (1 + torch.randperm(rows * count).view(rows, count)).to(torch.int32)
     caches = [
@@ -129,7 +130,7 @@ def paged_case(rows: int, context: int, queries: int, dtype: torch.dtype = torch
 
 
 def bench_attention(rounds: int) -> list[dict]:
-    """torch's side reads contiguous keys and values: it is spared the block tables."""
+    """torch reads contiguous keys and values, so it does not pay for block tables."""
     results = []
     for rows, context, queries in (
         (1, 128, 1),
@@ -158,7 +159,7 @@ def bench_attention(rounds: int) -> list[dict]:
 
 
 class Stack:
-    """The decoder of the CPU speed targets, random weights, once with our ops and once with torch's."""
+    """The decoder of the CPU speed targets with random weights, computed by our ops and by torch's."""
 
     def __init__(self) -> None:
         def matrix(rows: int, columns: int) -> torch.Tensor:
@@ -214,7 +215,7 @@ class Stack:
         return self.packed_head.linear(rms_norm(residual, self.norm, 1e-6)[last])
 
     def torch(self, ids, caches, positions, rows, last):
-        """Contiguous caches [rows, kv_heads, context, dim] that already hold all but this step's keys."""
+        """Contiguous caches [rows, kv_heads, context, dim] that already hold all keys but those of this step."""
         angle = positions[: len(ids) // rows, None].float() * self.inv_freq
         cos, sin = angle.cos(), angle.sin()  # [queries, dim / 2]
         queries = len(ids) // rows

@@ -1,8 +1,8 @@
-"""What the scheduler costs per step on this machine: schedule() and commit(), by case; a table, and JSON with --json.
+"""The scheduler's cost per step on this machine: schedule() and commit(), by case; a table, and JSON with --json.
 
 Each case fills the running rows, then times steps with two in flight, as engine/run/loop runs them. Times are medians
-over the steps in microseconds; `p90` shows the steps in which rows cross a block's end. `prefix` times the match of
-one long prompt that is cached whole. Run: python -m tests.bench.bench_scheduler [--json FILE] [--steps N]
+over the steps in microseconds; `p90` includes the steps in which rows cross the end of a block. `prefix` times the
+match of one long prompt that is entirely cached. Run: python -m tests.bench.bench_scheduler [--json FILE] [--steps N]
 """
 
 import argparse
@@ -59,7 +59,7 @@ def decode_case(rows, steps, **options):
 
 
 def prefix_case(length, rounds=20):
-    """Microseconds of the step that admits a prompt whose prefix is cached, and of one where nothing is."""
+    """Microseconds of the step that admits a prompt: with the whole prefix cached, and with nothing cached."""
     scheduler = Scheduler(
         max_slots=4, max_rows=2, max_tokens=length + 16, max_model_len=length + 64,
         num_blocks=(length // 16 + 4) * 3, block_size=16, hash_key=bytes(16),
@@ -79,7 +79,7 @@ def prefix_case(length, rounds=20):
 
 
 def run(steps):
-    """Every case: name -> part -> {p50, p90}."""
+    """Runs every case: name -> part -> {p50, p90}."""
     cases = {f"decode, {rows} rows": decode_case(rows, steps) for rows in (1, 32, 256)}
     cases["decode, 256 rows, no prefix cache"] = decode_case(256, steps, caching=False)
     cases["decode, 256 rows, full + sliding group"] = decode_case(256, steps, groups=((0, 0), (1, 256)))

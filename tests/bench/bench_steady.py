@@ -1,11 +1,11 @@
-"""What a plain decode step costs the host: SteadyLoop and the same order in Python, with and without a busy thread.
+"""The host's cost of a plain decode step: SteadyLoop and the same steps in Python, with and without a busy thread.
 
-The device is the stand-in runtime of the tests, whose steps take no time, so only the host's work is measured:
-schedule, pack, the calls of a launch, the wait, commit and the news. `busy` is a thread that runs Python without a
-pause, as a loop with many streams nearly does; the server's switch interval (0.5 ms) is set. Microseconds per step,
-mean over the steps, median of the rounds. In `cold` cases steps take 2 ms, as a device's do, and whenever the thread
-sleeps a process on the same core sweeps 64 MiB, so the core's caches hold nothing of the thread when it wakes up.
-Cold cases are medians over the steps. Run: python -m tests.bench.bench_steady [--json FILE] [--steps N] [--cold]
+The device is the tests' stand-in runtime, whose steps take no time, so only the host's work is measured: schedule,
+pack, the calls of a launch, the wait, commit and the news. `busy` is a thread that runs Python without a pause, as a
+loop with many streams nearly does, with the server's switch interval of 0.5 ms. Results are microseconds per step: the
+mean over the steps, the median of the rounds. In `cold` cases a step takes 2 ms, as on a device. Whenever the thread
+sleeps, a process on the same core sweeps 64 MiB, so the core's caches hold no data of the thread when it wakes up. Cold
+cases are medians over the steps. Run: python -m tests.bench.bench_steady [--json FILE] [--steps N] [--cold]
 """
 
 import argparse
@@ -43,7 +43,7 @@ while True:
 
 
 class Decoding:
-    """`rows` rows past their prompts, one step in flight."""
+    """`rows` rows that have finished their prompts, with one step in flight."""
 
     def __init__(self, rows, steps):
         longest = 64 + steps
@@ -61,7 +61,8 @@ class Decoding:
         parts = self.rig.plans, self.rig.params, self.rig.launcher, self.ring, special, watched, self.wake
         self.steady = SteadyLoop(self.scheduler, *parts)
         for k in range(rows):
-            prompt = np.arange(16 + k % 16, dtype=np.int32) + k  # rows reach the ends of their blocks in turn
+            # Rows reach the ends of their blocks at different steps.
+            prompt = np.arange(16 + k % 16, dtype=np.int32) + k
             slot = self.scheduler.add(k, prompt, max_tokens=longest, eos_ids=[1, 2])
             self.rig.params.stage(slot, seed_words(slot, len(prompt), k))
         self.previous = self.launch()
@@ -99,7 +100,7 @@ class Decoding:
         return {"step": (time.perf_counter() - begun) / steps * 1e6}
 
     def in_steady(self, steps):
-        for _ in range(2):  # the first time touches the ring's memory
+        for _ in range(2):  # the first run touches the ring's memory
             self.rig.lib.set_wake(self.wake, steps)
             before, free = self.steady.num_steps, self.steady.free_s
             reason = self.steady.run(self.previous)
@@ -113,7 +114,7 @@ class Decoding:
         return {"step": took / made * 1e6, **parts}
 
     def in_cold(self, steps):
-        self.in_steady(steps)  # the first time touches the ring's memory
+        self.in_steady(steps)  # the first run touches the ring's memory
         self.rig.lib.set_step_ns(COLD_NS)
         self.rig.lib.set_wake(self.wake, steps)
         assert self.steady.run(self.previous) == REASON_INBOX
@@ -127,7 +128,7 @@ class Decoding:
 
 
 def while_busy(busy, call, *args):
-    """The call's value, made on a thread while this one is busy, or sleeps."""
+    """The result of a call that runs on another thread, while this thread is busy or sleeps."""
     found = []
     thread = threading.Thread(target=lambda: found.append(call(*args)))
     thread.start()
@@ -140,7 +141,7 @@ def while_busy(busy, call, *args):
 
 @contextlib.contextmanager
 def swept():
-    """Pins this thread to one core, with a process on the same core that runs whenever the thread sleeps."""
+    """Pins this thread to one core; a process on the same core runs whenever this thread sleeps."""
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {max(allowed)})
     other = subprocess.Popen([sys.executable, "-c", SWEEP], stdout=subprocess.PIPE)
@@ -153,7 +154,7 @@ def swept():
 
 
 def case(rows, way, busy, steps, rounds):
-    """Microseconds by part, medians over the rounds; `way` is a method of Decoding."""
+    """Microseconds by part, median over the rounds; `way` is a method of Decoding."""
     found = []
     for _ in range(rounds):
         decoding = Decoding(rows, 3 * steps + 8)
@@ -163,12 +164,12 @@ def case(rows, way, busy, steps, rounds):
 
 
 def run(steps, rounds):
-    """Every case: name -> microseconds by part."""
+    """Runs every case: name -> microseconds by part."""
     cases = {}
     for rows in (1, 32, 256):
         for steady in (True, False):
             for busy in (False, True):
-                # With a busy thread Python waits for the lock in every step: fewer steps are precise enough.
+                # With a busy thread Python waits for the GIL in every step: fewer steps are precise enough.
                 count = steps if steady or not busy else max(50, steps // 5)
                 name = f"{rows} rows, {'steady' if steady else 'Python'}{', busy' if busy else ''}"
                 cases[name] = case(rows, "in_steady" if steady else "in_python", busy, count, rounds)

@@ -1,8 +1,8 @@
-"""What text costs on the host: prompts in, tokens out; a table, and JSON with --json.
+"""The cost of text on the host: prompts in, tokens out; a table, and JSON with --json.
 
-`feed` is one token per call as a stream does it, `whole` a list in one call. `chat` is template and tokenizing of short
-conversations, in the pool and back. `late` is how late the event loop wakes from 1 ms of sleep while a prompt of some
-100,000 tokens is rendered. Run: python -m tests.bench.bench_text [--json FILE]
+`feed` passes one token per call, as a stream does; `whole` passes a list in one call. `chat` is the time to render and
+tokenize short conversations, to the pool and back. `late` is how late the event loop wakes from 1 ms of sleep while a
+prompt of about 100,000 tokens is rendered. Run: python -m tests.bench.bench_text [--json FILE]
 """
 
 import argparse
@@ -31,7 +31,7 @@ STOPS = {
 
 
 def best(work, count, rounds=5):
-    """Microseconds per item, the best of some rounds."""
+    """Microseconds per item, best of several rounds."""
     seconds = []
     for _ in range(rounds):
         start = time.perf_counter()

@@ -28,19 +28,19 @@ from server.bench.output import on_loop
 from tests.bench.asked import events_of
 from tests.structure_corpus.hostile import HOSTILE
 
-BEGIN_S = 0.5  # the start of a phase, which is not measured
-SIZES = {"10 KB": 120, "85 KB": 1000}  # properties
+BEGIN_S = 0.5  # start of a phase that is not measured
+SIZES = {"10 KB": 120, "85 KB": 1000}  # number of properties
 
 
 def schema(count: int, salt: int) -> dict[str, Any]:
-    """Properties that no other salt has: about 85 bytes each."""
+    """A schema of properties whose names contain `salt`: about 85 bytes each."""
     names = [f"name_{salt}_{at}" for at in range(count)]
     word, choice = {"type": "string", "pattern": "^[a-z]{1,20}$"}, {"enum": [f"v{at}" for at in range(8)]}
     return {"type": "object", "properties": {n: word if len(n) % 3 else choice for n in names}, "required": names}
 
 
 def bodies(kind: str) -> Iterator[bytes]:
-    """Requests of one token under grammars of a kind, each new: what was compiled or refused before is remembered."""
+    """Requests for one token under a grammar; each grammar is new, as the server caches results and refusals."""
     head = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
     if kind in SIZES:
         for salt in itertools.count():
@@ -51,7 +51,7 @@ def bodies(kind: str) -> Iterator[bytes]:
 
 
 def new(of: dict[str, Any]) -> dict[str, Any]:
-    """A hostile grammar with a place for a number."""
+    """A hostile grammar with the placeholder SALT for a number."""
     ((kind, value),) = of.items()
     if kind == "json":
         return {"json": value, "whitespace_pattern": " {0,SALT}"}
@@ -59,14 +59,14 @@ def new(of: dict[str, Any]) -> dict[str, Any]:
 
 
 class Sender(threading.Thread):
-    """Sends until it is stopped."""
+    """Sends requests until it is stopped."""
 
     def __init__(self, port: int, source: Iterator[bytes]) -> None:
         super().__init__()
         self.port, self.source, self.stopped, self.count = port, source, False, 0
 
     def run(self) -> None:
-        """One request after the other."""
+        """Sends one request after the other."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         while not self.stopped:
             connection.request("POST", "/v1/chat/completions", next(self.source), {"Content-Type": "application/json"})
@@ -76,7 +76,7 @@ class Sender(threading.Thread):
 
 
 def gaps(url: str, streams: int, seconds: float) -> np.ndarray:
-    """Seconds between the chunks of each stream, which `bench serve` reads in processes of their own."""
+    """Seconds between the chunks of each stream; `bench serve` reads the streams in separate processes."""
     asked = ServeOptions(
         url=url,
         num_prompts=100 * streams,
@@ -93,12 +93,12 @@ def gaps(url: str, streams: int, seconds: float) -> np.ndarray:
     if found["failures"]:
         raise RuntimeError(f"the server refused: {found['failures']}")
     events = events_of(outcome.answers)
-    inside = (events[:, 0] > outcome.start + BEGIN_S) & (events[:, 1] > 0)  # 0: came with the one before
+    inside = (events[:, 0] > outcome.start + BEGIN_S) & (events[:, 1] > 0)  # 0: arrived together with the chunk before
     return events[inside, 1]
 
 
 def main() -> None:
-    """The table."""
+    """Runs the benchmark and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=MODEL_DIR)
     parser.add_argument("--streams", type=int, default=4)

@@ -1,8 +1,8 @@
-"""Many requests at once through an Engine in this process, and what every step delivered: for gpu_offline.
+"""Many requests at once through an Engine in this process, with the results of every step: for gpu_offline.
 
 Owner: the loop's thread. Reads of StepStats, once per step: num_rows, num_tokens, schedule_s, launch_s, commit_s and
-gap_s (seconds that the device stood idle before the step, prep included; 0: not measured). A step's time is when its
-tokens arrive on the loop; the device thread's CPU time is recorded too, which includes the cost of its waits.
+gap_s (seconds that the device was idle before the step, prep included; 0: not measured). The time of a step is the
+arrival of its tokens on the loop. The device thread's CPU time is recorded too; it includes the cost of its waits.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from engine.base.stats import StepStats
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A step has arrived; the counts are those before its tokens."""
+    """The arrival of a step; counts do not yet include the step's tokens."""
 
     at: float  # seconds of time.perf_counter
-    tokens: int  # that requests have
-    started: int  # requests with two tokens: all of them decode
-    ended: int  # requests that are done
-    rows: int  # of the step
-    step_tokens: int  # computed in it
+    tokens: int  # tokens received by all requests so far
+    started: int  # requests with at least two tokens; if this counts all requests, all decode
+    ended: int  # requests that have ended
+    rows: int  # rows of the step
+    step_tokens: int  # tokens computed in the step
     parts_s: tuple[float, float, float]  # the device thread's own work: plan, launch, settle
-    gap_s: float  # device idle before it; 0: not measured
-    cpu_s: float  # of the device thread, since it began
+    gap_s: float  # device idle before the step; 0: not measured
+    cpu_s: float  # CPU seconds of the device thread since its start
 
 
 class Steps:
-    """Listens to an engine's steps, and has every eighth gap between them measured where there is a device's clock.
+    """Records an engine's steps. On a device with timers it has every eighth gap between steps measured.
 
-    The step behind such a gap is launched in its parts, which takes some microseconds longer.
+    The step after a measured gap is launched in parts, which takes a few microseconds more.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -61,7 +61,7 @@ class Steps:
 
 
 class Crowd:
-    """Requests that are sent together. `run` returns when all have ended."""
+    """Requests that are sent together; `run` returns when all have ended."""
 
     def __init__(self, engine: Engine, prompts: list[np.ndarray], max_tokens: list[int], **rules: Any) -> None:
         self.engine = engine
@@ -72,7 +72,7 @@ class Crowd:
         self.begun = self.done_at = 0.0
 
     async def run(self, steps: Steps | None = None) -> Crowd:
-        """Sends all requests; `steps` then records the moments of these requests."""
+        """Sends all requests; `steps` records the moments of these requests."""
         if steps is not None:
             steps.crowd, steps.moments = self, []
         self._done = asyncio.get_running_loop().create_future()
@@ -104,28 +104,28 @@ class Crowd:
 
     @property
     def seconds(self) -> float:
-        """From the first submit to the last token."""
+        """Seconds from the first submit to the last token."""
         return self.done_at - self.begun
 
 
 def request(ids: np.ndarray, max_tokens: int, **rules: Any) -> Request:
-    """Greedy unless `rules` say otherwise, to its full length."""
+    """A request of its full length; greedy unless `rules` say otherwise."""
     sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True, **{"temperature": 0.0, **rules})
     return Request(np.asarray(ids, np.int32), sampling)
 
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """Steps in which every row of a crowd decodes, and nothing else happens."""
+    """Results of steps in which every row of a crowd decodes and nothing else happens."""
 
-    step_s: float  # per step, by token arrival
-    context: float  # tokens, the mean over rows and steps
-    host_s: float  # plan, launch and settle together, the median
-    parts_s: tuple[float, float, float]  # the median of each
-    cpu_s: float  # the device thread's CPU time per step: those, and what its two waits cost
-    gaps: list[float]  # device idle before a step, prep included, where it was measured
+    step_s: float  # seconds between the arrivals of tokens
+    context: float  # tokens, mean over rows and steps
+    host_s: float  # plan, launch and settle together, median
+    parts_s: tuple[float, float, float]  # median of each
+    cpu_s: float  # the device thread's CPU time per step: parts_s and the cost of its two waits
+    gaps: list[float]  # measured idle times of the device before a step, prep included
     steps: int
-    window: tuple[float, float]  # perf_counter of the first and the last of them
+    window: tuple[float, float]  # perf_counter of the first and the last step
 
 
 async def decode(
@@ -133,7 +133,7 @@ async def decode(
 ) -> Decode:
     """All rows decode at about `context` tokens; rows that are admitted earlier get shorter prompts to match.
 
-    `window` steps of it, 96 where that is 0 and the context is long enough. `rules`: of each request.
+    Measures `window` steps; 0 means 96, or fewer for a short context. `rules` apply to each request.
     """
     budget = engine.config.max_num_batched_tokens or 2048
     window = window or max(8, min(96, context // 2))
@@ -147,7 +147,7 @@ async def decode(
         **rules,
     )
     await crowd.run(steps)
-    # Counts of tokens lag behind steps a little, so the first steps and the last ones are left out.
+    # The counts of tokens lag slightly behind the steps, so the first and the last steps are excluded.
     full = [
         number
         for number, m in enumerate(steps.moments)

@@ -1,10 +1,10 @@
-"""What a setting costs: decode steps of one model with and without the setting, alternately in one process.
+"""The cost of a setting: decode steps of one model with and without the setting, alternately in one process.
 
-Random weights (--load-format dummy), random prompts, greedy, prefix cache off. Both engines are alive, so that card and
-clock are the same for both; --layers reduces the layers of a model that does not fit twice. Prints for each case and
-number of rows the median time of a step without the setting and with it, the ratio of the two, the least and the
-largest ratio of a turn, and the ratio that the project asks for. Writes gpu_beside.json into --out.
-With `return_routed_experts` the requests of its engine ask for the experts of their tokens too.
+Random weights (--load-format dummy), random prompts, greedy, prefix cache off. Both engines are alive at the same time,
+so card and clock are the same for both; --layers reduces the layers of a model that does not fit twice. Prints for each
+case and number of rows: the median time of a step without and with the setting, the ratio of the two, the smallest and
+the largest ratio of a turn, and the ratio that the project requires. Writes gpu_beside.json into --out.
+With `return_routed_experts`, requests to the engine with the setting also request the experts of their tokens.
 Run: python -m tests.bench.gpu_beside --setting return_routed_experts --cases "30b-a3b fp8-blocks,gpt-oss-20b"
          --layers 40 [--rows 1,256] [--context 128] [--turns 4] [--out DIR]
      python -m tests.bench.gpu_beside --setting deterministic --cases "8b,8b fp8,8b fp8-blocks,8b w4" --rows 1,32,256
@@ -32,16 +32,17 @@ from tests.bench.gpu_offline import TINY_ENGINE, device_name
 from tests.bench.shapes import FORMS, SHAPES, write_folder
 
 FILE = "gpu_beside.json"
-SETTINGS: dict[str, dict[str, Any]] = {  # -> rules of the requests that its engine is asked with
+SETTINGS: dict[str, dict[str, Any]] = {  # setting -> parameters of requests to the engine with the setting
     "return_routed_experts": {"return_routed_experts": True},
     "deterministic": {},
 }
-ASKED = {("return_routed_experts", 1): 1.01, ("return_routed_experts", 256): 1.02}  # by setting and rows
+# (setting, rows) -> largest allowed ratio.
+ASKED = {("return_routed_experts", 1): 1.01, ("return_routed_experts", 256): 1.02}
 BLOCK = 16  # tokens
 
 
 def with_layers(config: dict[str, Any], count: int) -> dict[str, Any]:
-    """The shape with so many of its layers, 0: all, which it keeps where it has no more."""
+    """The shape with its first `count` layers; 0 or more than it has: all layers."""
     count = min(count or config["num_hidden_layers"], config["num_hidden_layers"])
     kinds = {"layer_types": config["layer_types"][:count]} if "layer_types" in config else {}
     return {**config, "num_hidden_layers": count, **kinds}
@@ -49,7 +50,7 @@ def with_layers(config: dict[str, Any], count: int) -> dict[str, Any]:
 
 @contextmanager
 def model_of(case: str, layers: int) -> Iterator[Path]:
-    """The folder of `SHAPE` or `SHAPE FORM`."""
+    """The folder of a model; `case` is `SHAPE` or `SHAPE FORM`."""
     shape, _, form = case.partition(" ")
     if form and form not in FORMS:
         raise ValueError(f"{case}: no such form; there are {', '.join(FORMS)}")
@@ -58,10 +59,10 @@ def model_of(case: str, layers: int) -> Iterator[Path]:
 
 
 def settings_of(shape: str, folder: Path, args: argparse.Namespace, rows: list[int]) -> dict[str, Any]:
-    """Of both engines: as many blocks as the rows take, so that two engines fit."""
+    """Settings of both engines: only as many blocks as the rows take, so that two engines fit."""
     given = TINY_ENGINE if shape.startswith("tiny") else {}
     lag = max(rows) * args.context // given.get("max_num_batched_tokens", 2048)
-    most = args.context + 96 + 2 * lag + 8  # tokens of a row, see crowd.decode
+    most = args.context + 96 + 2 * lag + 8  # tokens per row, see crowd.decode
     blocks = max(rows) * (-(-most // BLOCK) + 1) + 64
     fixed = {"num_gpu_blocks_override": blocks, "max_num_seqs": max(rows)}
     fixed |= {"load_format": "dummy", "enable_prefix_caching": False}
@@ -69,7 +70,7 @@ def settings_of(shape: str, folder: Path, args: argparse.Namespace, rows: list[i
 
 
 async def compare(case: str, args: argparse.Namespace) -> dict[str, Any]:
-    """By rows: seconds of a step without the setting and with it, turn by turn."""
+    """rows -> seconds per step without and with the setting, one pair per turn."""
     rows, draw = [int(each) for each in args.rows.split(",")], np.random.default_rng(0)
     found: dict[str, Any] = {str(count): {"off": [], "on": []} for count in rows}
     engines: dict[str, Engine] = {}
@@ -94,7 +95,7 @@ async def compare(case: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def ratio_of(times: dict[str, list[float]]) -> tuple[float, float, float]:
-    """Of the medians, and the least and the most of a turn's two."""
+    """The ratio of the medians, and the smallest and largest ratio of a turn."""
     each = [on / off for off, on in zip(times["off"], times["on"], strict=True)]
     return statistics.median(times["on"]) / statistics.median(times["off"]), min(each), max(each)
 

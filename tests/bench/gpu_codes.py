@@ -1,8 +1,8 @@
-"""Keys and values as codes of 8 bits, for gpu_kernels: store, decode and prompts, with bfloat16 in the same run.
+"""Attention over an 8-bit KV cache, for gpu_kernels: store, decode and prompts, with bfloat16 in the same run.
 
-Shapes of Qwen3-8B, as there; codes are random bits with random scales. "bf16" cases repeat a step over bfloat16 pages,
-so that a ratio is of one table. Then come variants of the code cases (attention_variants), whose results must agree.
-QUANTIZATION.md section 8 asks for decode at 0.56 of bfloat16's time, prompts at 1.05.
+Shapes of Qwen3-8B, as in gpu_kernels; codes are random bits with random scales. The "bf16" cases repeat a step over
+bfloat16 pages, so that one table has both sides of a ratio. Variants of the code cases (attention_variants) follow;
+their results must agree. QUANTIZATION.md section 8 requires 0.56 of bfloat16's time for decode, 1.05 for prompts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DTYPES = {"fp8": torch.float8_e4m3fn, "fp8 e5m2": torch.float8_e5m2, "bf16": tor
 
 
 def pages(kind: str, count: int) -> tuple:
-    """(keys, values, scales) of random numbers."""
+    """(keys, values, scales) with random numbers."""
     spec = FullSpec(KV_HEADS, DIM, DTYPES[kind])
     keys, values, scales = pages_of(
         spec.views(torch.zeros(count, spec.block_bytes(16), device="cuda", dtype=torch.uint8), 16)
@@ -36,7 +36,7 @@ def pages(kind: str, count: int) -> tuple:
         if numbers.dtype is torch.bfloat16:
             numbers.copy_(torch.randn(numbers.shape, device="cuda"))
         else:
-            most = 0x40 if kind == "fp8 e5m2" else 0x60  # those without scales below 2
+            most = 0x40 if kind == "fp8 e5m2" else 0x60  # code bits whose value is below 2; e5m2 has no scales
             numbers.view(torch.uint8).copy_(torch.randint(0, most, numbers.shape, device="cuda"))
     for scale in scales or ():
         scale.copy_(torch.exp2(torch.randint(-14, -7, scale.shape, device="cuda").float()))
@@ -70,17 +70,17 @@ def attention(time_of: TimeOf, step: Step, name: str, contexts: list[int], queri
 
 
 def over(q: torch.Tensor, sets: list[tuple], meta: AttentionMeta) -> list[Callable[[], torch.Tensor]]:
-    """A call for each set of pages."""
+    """One call for each set of pages."""
     return [lambda c=c: paged_attention(q, c[0], c[1], meta, DIM**-0.5, scales=c[2]) for c in sets]
 
 
 def cut_for(kind: str, meta: AttentionMeta) -> AttentionMeta:
-    """With the work list that a step over such pages has."""
+    """The metadata with the work list of a step over pages of this kind."""
     return meta if kind == "bf16" else cut_anew(meta, PARTS_OF_CODES)
 
 
 def cut_anew(meta: AttentionMeta, per_unit: int) -> AttentionMeta:
-    """With a work list of so many parts for a unit."""
+    """The metadata with a work list of `per_unit` parts per multiprocessor."""
     assert meta.work is not None
     rows, tokens = meta.work.max_rows, len(meta.work.tiles)
     work = empty_list(rows, tokens, max_parts(1 << 16, 16, rows, per_unit), HEADS, DIM, "cuda", per_unit, large=True)
@@ -104,7 +104,7 @@ def store(time_of: TimeOf, count: int) -> list[dict]:
 
 
 def code_cases(time_of: TimeOf, step: Step) -> list[Callable[[], list[dict]]]:
-    """One group per step."""
+    """One group of cases per step."""
     shapes = [
         *(
             (f"decode {rows} x {n}", [n] * rows, [1] * rows)

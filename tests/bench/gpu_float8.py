@@ -1,9 +1,10 @@
-"""FP8 products of the library, as the server calls it, for gpu_kernels: what the card can, and what an 8B's have of it.
+"""FP8 products of the vendor's library as the server calls it, for gpu_kernels, and their share of the FP8 rate.
 
-By rows (a scale per row of either side) and by blocks (per 128 columns of x, per 128 x 128 of the weight); codes have
-both signs, since the card's clock depends on them. x is codes already. "8192^3" is the FP8 rate of the card by that
-form, whose share the four products of the 8B have behind their TFLOP/s; of 512 rows and more QUANTIZATION.md section 8
-asks 60 % of the larger one. "served" is what a layer takes for the same codes: our kernel where it was faster.
+Forms: by rows (one scale per row of either side) and by blocks (one scale per 128 columns of x, and per 128 x 128 of
+the weight). Codes have both signs, as the card's clock depends on the values. x is already quantised. "8192^3" measures
+the card's FP8 rate in each form. The four products of the 8B follow, each with TFLOP/s and the share of the larger
+rate; QUANTIZATION.md section 8 requires 60 % from 512 rows on. "served" is the time that a layer takes for the same
+codes: with our kernel where our kernel was faster.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from tests.bench.gpu_one_row import PRODUCTS
 TimeOf = Callable[[list[Callable[[], object]]], tuple[float, float, float]]
 SIDE, ROWS = 8192, (512, 2048)
 FORMS = {"rows": Inputs(kind=Kind.E4M3), "blocks": Inputs(kind=Kind.E4M3, group=128)}
-CACHE = 120 << 20  # bytes that no cache holds
-ASKED = 0.6  # of the FP8 rate
+CACHE = 120 << 20  # bytes, more than any cache holds
+ASKED = 0.6  # required share of the FP8 rate
 
 
 def weight(form: str, width: int, depth: int, products: ScaledProducts, device: str = "cuda") -> Float8Weight:
-    """Normal numbers as codes of up to 448 / 4."""
+    """A weight of normally distributed codes, up to 448 / 4."""
     values = (torch.randn(width, depth, device=device) * 28).clamp(-448, 448).to(torch.float8_e4m3fn)
     scale, group = torch.rand(width, 1, device=device) + 0.5, depth
     if form == "blocks":
@@ -39,7 +40,7 @@ def weight(form: str, width: int, depth: int, products: ScaledProducts, device: 
 
 
 class Rate:
-    """The FP8 rate of a form, once it was measured."""
+    """The largest FP8 rate measured so far."""
 
     def __init__(self) -> None:
         self.best = 0.0
@@ -63,7 +64,7 @@ def square_case(time_of: TimeOf, form: str, rate: Rate, side: int = SIDE, device
 
 
 def product_cases(time_of: TimeOf, form: str, rows: int, rate: Rate, device: str = "cuda") -> list[dict]:
-    """The four products, each by the library and as a layer takes it, and all of a layer's together."""
+    """Times the four products, by the library and as a layer calls them, and the sums over a layer."""
     found, sums, work = [], {"library": 0.0, "served": 0.0}, 0
     for name, (width, depth) in PRODUCTS.items():
         products = ScaledProducts()
@@ -93,7 +94,7 @@ def product_cases(time_of: TimeOf, form: str, rows: int, rate: Rate, device: str
 
 
 def float8_cases(time_of: TimeOf) -> list[Callable[[], list[dict]]]:
-    """The card's rates first."""
+    """All cases; those that measure the card's rates come first."""
     rate = Rate()
     groups: list[Callable[[], list[dict]]] = [lambda form=form: square_case(time_of, form, rate) for form in FORMS]
     return groups + [

@@ -1,6 +1,6 @@
-"""Products of many rows by INT4 codes in groups of 128, for gpu_kernels: the 8B's four, with bfloat16's to compare.
+"""Products of many rows by INT4 weights in groups of 128, for gpu_kernels: the 8B's four, compared with bfloat16.
 
-gate|up has its activation behind it. "values" is gemm/scaled_values, "sums" gemm/groups, "bf16" the library's product.
+gate|up includes its activation. "values" is gemm/scaled_values, "sums" gemm/groups, "bf16" the library's product.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.bench.gpu_one_row import PRODUCTS
 
 TimeOf = Callable[[list[Callable[[], object]]], tuple[float, float, float]]
 ROWS = (4, 16, 32, 64, 96, 128, 192, 256, 384, 512)
-CACHE = 120 << 20  # bytes that no cache holds
+CACHE = 120 << 20  # bytes, more than any cache holds
 
 
 def weight(width: int, depth: int) -> Packed:
@@ -63,5 +63,5 @@ def product_cases(time_of: TimeOf, name: str) -> list[dict]:
 
 
 def four_bit_cases(time_of: TimeOf) -> list[Callable[[], list[dict]]]:
-    """One group per product."""
+    """One group of cases per product."""
     return [lambda name=name: product_cases(time_of, name) for name in PRODUCTS]

@@ -1,13 +1,12 @@
-"""What schemas cost streams on an accelerator, within 150 s: one server per shape, random weights, the cases of
-`gpu_serve --load grammar`, streams while grammars compile, and jump-forward.
+"""The cost of schemas for streams on a GPU, within 150 s: one server per shape, random weights.
 
-For each shape: 64 streams of which none, one or all follow a schema, and plain streams while a sender requests new
-10-KB schemas (tests/bench/beside_compiles.py). Then the first shape again with jump-forward, where all streams follow
-the schema. Before these, without a server: how long one core takes to fill a row's bitmask of 152k bits, for rows at
-random states of that schema. Prints a line per case and the ratios, and writes gpu_grammar.json into --out.
-Asked for: all under a schema 1.10 of the plain step for 8b and 1.25 for 0.6b, neighbours of one 1.01, fill 60 us on
-average and 500 at p99, gaps' p99 during compiles 1.2.
-Run: python -m tests.bench.gpu_grammar [--shape 0.6b,8b] [--seconds 6] [--out DIR]
+For each shape: the cases of `gpu_serve --load grammar` (64 streams of which none, one or all follow a schema), then
+plain streams while a sender requests new 10-KB schemas (tests/bench/beside_compiles.py). Then the first shape again
+with jump-forward, where all streams follow the schema. Before these cases, without a server: how long one core takes to
+fill a row's bitmask of 152k bits, for rows at random states of that schema. Prints a line per case and the ratios, and
+writes gpu_grammar.json into --out. Required ratios to a plain step: all streams under a schema 1.10 for 8b and 1.25 for
+0.6b; plain streams next to one stream under a schema 1.01; p99 of the gaps during compiles 1.2. Required times to fill:
+60 us on average, 500 us at p99. Run: python -m tests.bench.gpu_grammar [--shape 0.6b,8b] [--seconds 6] [--out DIR]
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ from tests.bench.loads import ORDERS, PLAIN, SIZES, Sizes, with_grammars
 from tests.bench.served import Server
 from tests.bench.shapes import LETTERS, SHAPES
 
-VOCAB, ANSWERS, TOKENS = 151_936, 20, 128  # of the fills
+VOCAB, ANSWERS, TOKENS = 151_936, 20, 128  # numbers for `fills`: vocabulary, answers, tokens per answer
 BESIDE = "streams beside compiles"
 TOLD = ("output", "TPOT", "ITL p50", "ITL p99", "compiles")
-Found = dict[str, dict[str, float]]  # by case
+Found = dict[str, dict[str, float]]  # case -> name -> number
 
 
 def fills() -> dict[str, float]:
-    """Microseconds per line, on average and at the 99th percentile."""
+    """Microseconds to fill one bitmask: mean and 99th percentile."""
     words = ("".join(LETTERS[number // 26**power % 26] for power in (3, 2, 1, 0)) for number in range(VOCAB - 256))
     tokens = [*(bytes([value]) for value in range(256)), *(word.encode() for word in words)]
     vocabulary = GrammarVocabulary(tokens.__getitem__, set[int]().__contains__, VOCAB)
@@ -57,7 +56,7 @@ def fills() -> dict[str, float]:
 
 
 def cases_of(shape: str, args: argparse.Namespace, jump: str, only_held: bool) -> Found:
-    """What one server's streams saw."""
+    """The results of one server's streams."""
     plain, one, every = with_grammars(SIZES.get(shape, Sizes()))
     flags = (*(TINY_FLAGS if shape.startswith("tiny") else ()), "--no-enable-prefix-caching")
     flags += ("--structured-outputs-jump-forward", jump)
@@ -81,7 +80,7 @@ def cases_of(shape: str, args: argparse.Namespace, jump: str, only_held: bool) -
 
 
 def main() -> None:
-    """The lines."""
+    """Runs the benchmark and prints its lines."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="0.6b,8b", help=", ".join(SHAPES))
     parser.add_argument("--device", default="auto")
@@ -100,7 +99,7 @@ def main() -> None:
             ratios = {key: seen[key] / plain[key] for key in ("output", "TPOT", "ITL p99") if plain.get(key)}
             report[name] = {**seen, **{f"{key} over plain": value for key, value in ratios.items()}}
             print("   over plain:", ", ".join(f"{key} {value:.3f}" for key, value in ratios.items()), flush=True)
-        if args.out is not None:  # after each server, so that an end in the middle loses little
+        if args.out is not None:  # after each server, so that an abort loses little
             args.out.mkdir(parents=True, exist_ok=True)
             (args.out / "gpu_grammar.json").write_text(json.dumps(report, indent=1))
 

@@ -1,8 +1,8 @@
-"""Each Triton kernel on the accelerator: microseconds, and the fraction of the copy or product rate of the same run.
+"""Each Triton kernel on the GPU: microseconds, and the fraction of the copy or product rate of the same run.
 
-Timed as `bench` times (server/bench/timing.py): graphs of calls over inputs larger than the cache. Prints a table of
-each case and what PERFORMANCE.md section 5 expects of it, and writes gpu_kernels.json into the folder given by --out
-after each group of cases. --only "moe codes" runs the named groups only.
+Timed like `bench` (server/bench/timing.py): graphs of calls over inputs larger than the cache. Prints each case with
+the expectation of PERFORMANCE.md section 5, and writes gpu_kernels.json into the folder given by --out after each group
+of cases. --only "moe codes" runs the named groups only.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tests.bench.gpu_one_row import one_row_cases
 from tests.bench.gpu_sampling import sampling_cases
 
 HEADS, KV_HEADS, DIM, HIDDEN, INNER = 32, 8, 128, 4096, 12288  # Qwen3-8B
-FEW_ROWS = {  # what is asked of experts' copy rate at 1, 32 and 256 rows
+FEW_ROWS = {  # required fractions of the experts' copy rate at 1, 32 and 256 rows
     "experts Qwen3-30B-A3B": {"1": 0.75, "32": 0.8, "256": 0.8},
     "experts Qwen3-30B-A3B FP8": {"1": 0.7, "32": 0.75, "256": 0.75},
     "experts gpt-oss-20b": {"1": 0.6, "32": 0.65, "256": 0.65},
@@ -53,7 +53,7 @@ time_of = partial(times_of, device="cuda")
 
 
 def expected(name: str) -> tuple[str, float]:
-    """What is expected of a case: ("of_copy", "of_product" or the larger, "of_bound"; fraction), ("us", most), or 0."""
+    """A case's requirement: ("of_copy", "of_product" or the larger, "of_bound"; fraction), ("us", most), or 0."""
     if name in ("linear gate_up 1", "linear gate_up 32"):
         return "of_copy", 0.88
     if name in ("linear gate_up 256", "decode 1 x 1024", "decode 32 x 1024", "decode 256 x 1024"):
@@ -67,7 +67,7 @@ def expected(name: str) -> tuple[str, float]:
     if name in ("prefill 2048", "prefill 8192", "chunk 512 of 8192"):
         return "of_product", 0.5  # 400 of 798 TFLOP/s
     if name == "vision frame 5476":
-        return "of_product", 0.76  # 608, as the vendor's kernel has them
+        return "of_product", 0.76  # 608 TFLOP/s, as the vendor's kernel reaches
     if name.startswith("choose 256"):
         return "us", 150.0 if "top" in name else 60.0
     layer, _, rows = name.rpartition(" ")
@@ -81,19 +81,19 @@ def expected(name: str) -> tuple[str, float]:
 
 
 def verdict(case: dict) -> str:
-    """The expectation of a measured case and whether it was met."""
+    """The expectation of a measured case, and whether the case meets it."""
     what, value = expected(case["name"])
     if not what:
         return case.get("said", "")
     if what == "us":
         seen = case["times"][0] * 1e6
         return f"<= {value:.0f} us {'met' if seen <= value else 'MISSED'}"
-    seen = f", {case[what] * 100:.1f} %" if what == "of_bound" else ""  # the others have columns
+    seen = f", {case[what] * 100:.1f} %" if what == "of_bound" else ""  # the other fractions have columns
     return f">= {value * 100:.0f} % {what[3:]}{seen} {'met' if case[what] >= value else 'MISSED'}"
 
 
 def pages(count: int) -> tuple[torch.Tensor, ...]:
-    """Keys and values of so many blocks, side by side in a page as layers have them (engine/cache/spec)."""
+    """Keys and values of `count` blocks, adjacent in each page as in a layer's cache (engine/cache/spec)."""
     return draw(count, 2, KV_HEADS, 16, DIM).unbind(1)
 
 
@@ -129,7 +129,7 @@ def attention(name: str, contexts: list[int], queries: list[int]) -> dict:
 
 
 def tower(name: str, heads: int, dim: int, lengths: list[int]) -> dict:
-    """Attention inside segments, with q and k from one tensor and v from another, as the vision tower has them."""
+    """Attention inside segments; q and k come from one tensor and v from another, as in the vision tower."""
     rows = sum(lengths)
     bounds = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32).cuda()
     inputs = [(draw(rows, 2 * heads, dim), draw(rows, 3 * heads, dim)) for _ in range(4)]
@@ -173,7 +173,7 @@ def rows_of(count: int) -> list[dict]:
 
 
 def gated(count: int) -> list[dict]:
-    """The gate-up product with silu at `count` tokens, alternately by the vendor's product and silu_mul and by ours."""
+    """The gate-up product with silu at `count` tokens, alternately by the vendor's product and by ours."""
     weights = [draw(2 * INNER, HIDDEN) / HIDDEN**0.5 for _ in range(2)]
     x, out = draw(count, HIDDEN), draw(count, INNER)
     ways: dict[str, Callable[[torch.Tensor], object]] = {
@@ -197,8 +197,8 @@ def gated(count: int) -> list[dict]:
 
 
 def every_group() -> dict[str, list[Callable[[], list[dict]]]]:
-    """Cases by what they measure; a group that fails takes no other with it."""
-    windows = [high * wide * 4 for high in [4] * 9 + [1] for wide in [4] * 9 + [1]]  # of 74 x 74 patches
+    """Name -> groups of cases; a failing group does not stop the others."""
+    windows = [high * wide * 4 for high in [4] * 9 + [1] for wide in [4] * 9 + [1]]  # windows of 74 x 74 patches
     return {
         "layer": [lambda count=count: rows_of(count) for count in (1, 32, 256, 2048)],
         "gated": [lambda count=count: gated(count) for count in (512, 2048)],
@@ -225,7 +225,7 @@ def every_group() -> dict[str, list[Callable[[], list[dict]]]]:
 
 
 def complete(case: dict, copy: float, product: float) -> None:
-    """Fills the fractions of a case and prints its line."""
+    """Computes the fractions of a case and prints its line."""
     median, low, high = case["times"]
     case["of_copy"] = case["bytes"] / median / copy
     case["of_product"] = case.get("flops", 0) / median / product

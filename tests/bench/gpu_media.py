@@ -2,12 +2,12 @@
 
     python -m tests.bench.gpu_media [--only speech,film] [--shape whisper-large-v3] [--streams 8] [--out DIR]
 
-speech: a server of a Whisper of random weights in a process of its own; --streams clients post recordings of noise of
---seconds each, one after the other, --rounds times. A window of 30 seconds is answered with --tokens tokens, about what
-is spoken in one. The factor is the seconds of all recordings divided by the seconds that passed. /metrics gives the
-time of each part; encoder and decode times are sums over windows that run in parallel.
-film: a film of H.264 of 60 seconds at 30 frames a second, 1,920 x 1,080, that this script makes; 32 frames of it are
-decoded as the server does. Writes gpu_media.json into --out.
+speech: a server with a Whisper of random weights in a separate process. --streams clients post recordings of noise of
+--seconds each, one after the other, --rounds times. A window of 30 seconds gets an answer of --tokens tokens, about as
+many as its speech would have. The factor is the seconds of all recordings divided by the elapsed seconds. /metrics
+gives the time of each part; encoder and decode times are sums over windows that run in parallel.
+film: a film of H.264 of 60 seconds at 30 frames a second, 1,920 x 1,080, that this script makes; 32 of its frames are
+decoded as the server decodes them. Writes gpu_media.json into --out.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PARTS = ("mm_decode_seconds", "mm_prepare_seconds", "mm_encode_seconds", "mm_enc
 
 
 def form(recording: bytes, tokens: int) -> bytes:
-    """A multipart body. The temperature is just above 0, for at 0 poor text is drawn six times."""
+    """A multipart body. The temperature is just above 0: at 0 the server would repeat poor text six times."""
     fields = {"model": "bench", "temperature": "0.01", "max_completion_tokens": str(tokens), "language": "en"}
     heads = [
         f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{text}\r\n'
@@ -66,7 +66,7 @@ def transcribe(port: int, body: bytes) -> str:
 
 
 def counted(port: int) -> dict[str, float]:
-    """The counters of /metrics for media and steps, since start."""
+    """The counters of /metrics for media and steps since the server's start."""
     seen: dict[str, float] = {}
     for line in ask(port, "/metrics").splitlines():
         if line and line[0] != "#":
@@ -78,7 +78,7 @@ def counted(port: int) -> dict[str, float]:
 
 
 def speech(args: argparse.Namespace) -> dict[str, float]:
-    """Real-time factor of --streams clients, and where the time went."""
+    """The real-time factor of --streams clients, and the time of each part."""
     draw = np.random.default_rng(0)
     drawn = [sound(draw, ServeOptions(sound_seconds=args.seconds)) for _ in range(args.streams)]
     bodies = [form(base64.b64decode(one["input_audio"]["data"]), args.tokens) for one in drawn]
@@ -92,7 +92,7 @@ def speech(args: argparse.Namespace) -> dict[str, float]:
 
             def client(body: bytes) -> None:
                 for number in range(args.rounds):
-                    # Another sound each time, or it would be found in the caches.
+                    # Each sound differs, so that the caches do not contain it.
                     transcribe(server.port, body[:-1000] + bytes([number]) * 200 + body[-800:])
 
             clients = [threading.Thread(target=client, args=(body,)) for body in bodies]

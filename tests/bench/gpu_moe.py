@@ -1,11 +1,11 @@
-"""Experts on the accelerator, for gpu_kernels: a layer's grouped products, and its route, sort and sum, by rows.
+"""Experts on the GPU, for gpu_kernels: a layer's grouped products, and its routing, sort and sum, by rows.
 
 The router's matrix and the rows are random normal numbers, so the expert load is that of random tokens. "skewed" adds
-one direction to a quarter of the rows, which then all choose the same expert; its time is compared with the even case
-(asked: at most 1.25 times). The bytes of a case are those of the experts that its rows chose. At 2,048 rows the share
-of the larger bound is reported: bytes at the copy rate, or products at the rate of bfloat16. Calls alternate between
-two layers, each larger than the cache. gpt-oss has its MXFP4. Experts in FP8 take FP8 inputs, which the norm before
-them quantises. For few rows the norm is part of the launch that routes them and is timed; for more rows it is not.
+one direction to a quarter of the rows, which then all choose the same expert; its time may be at most 1.25 times that
+of the even case. The bytes of a case are those of the experts that its rows chose. At 2,048 rows the share of the
+larger bound is reported: bytes at the copy rate, or products at the rate of bfloat16. Calls alternate between two
+layers, each larger than the cache. gpt-oss has MXFP4. Experts in FP8 take FP8 inputs, which the preceding norm
+quantises. For few rows the norm is part of the launch that routes the rows and is timed; for more rows it is not.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from engine.kernels.moe.route import route
 from engine.kernels.moe.route_rows import route_of_normed, takes
 from engine.kernels.moe.weight import ExpertsWeight
 
-COLD = 1 << 28  # bytes that no cache holds
+COLD = 1 << 28  # bytes, more than any cache holds
 SKEWED = "Qwen3-30B-A3B", "Qwen3-30B-A3B FP8", "gpt-oss-20b"
-MOST = 1.25  # times the even case
+MOST = 1.25  # largest ratio to the even case
 TimeOf = Callable[[list[Callable[[], object]]], tuple[float, float, float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A layer."""
+    """The sizes of a layer with experts."""
 
     hidden: int
     width: int
@@ -61,13 +61,13 @@ def draw(*shape: int) -> torch.Tensor:
 
 
 def experts(shape: Shape, rows: int, columns: int) -> ExpertsWeight:
-    """All experts' matrices [rows, columns]."""
+    """The matrices [rows, columns] of all experts."""
     count = shape.routing.num_experts
     if shape.codes is None:
         return DenseExperts(draw(count, rows, columns) / columns**0.5, None, invariant=False)
     group, codes = (32, 16) if shape.codes is Kind.E2M1 else (128, 0x50)
     values = torch.randint(0, codes, (count * rows, columns), device="cuda", dtype=torch.uint8)
-    dtype = torch.float32 if shape.codes is Kind.E4M3 else torch.bfloat16  # as checkpoints of these forms have them
+    dtype = torch.float32 if shape.codes is Kind.E4M3 else torch.bfloat16  # the dtypes of checkpoints of these forms
     scale = torch.full((count * rows, columns // group), 2.0**-6, device="cuda", dtype=dtype)
     held = Codes(shape.codes, values, scale, group)
     if shape.codes is Kind.E4M3:
@@ -77,12 +77,12 @@ def experts(shape: Shape, rows: int, columns: int) -> ExpertsWeight:
 
 
 def layer_cases(time_of: TimeOf, name: str, rows: int, skewed: bool = False) -> list[dict]:
-    """The products of a layer, and what is around them."""
+    """The grouped products of a layer, and its routing, sort and sum."""
     shape = SHAPES[name]
     routing, hidden, width = shape.routing, shape.hidden, shape.width
     placement = Placement(torch.bfloat16, "cuda")
     routers = [pack_router(draw(routing.num_experts, hidden) / hidden**0.5, None, placement) for _ in range(2)]
-    most = 3 * hidden * width * rows * routing.top_k  # codes of a layer that rows read
+    most = 3 * hidden * width * rows * routing.top_k  # codes of a layer that the rows read
     layers = [
         (experts(shape, 2 * width, hidden), experts(shape, hidden, width)) for _ in range(2 if most > COLD else 6)
     ]
@@ -121,7 +121,7 @@ def layer_cases(time_of: TimeOf, name: str, rows: int, skewed: bool = False) -> 
 
 
 def moe_cases(time_of: TimeOf) -> list[Callable[[], list[dict]]]:
-    """One group per shape and number of rows."""
+    """One group of cases per shape and number of rows."""
     groups: list[Callable[[], list[dict]]] = [
         lambda name=name, rows=rows: layer_cases(time_of, name, rows)
         for name in SHAPES
@@ -131,7 +131,7 @@ def moe_cases(time_of: TimeOf) -> list[Callable[[], list[dict]]]:
 
 
 def skewed_cases(time_of: TimeOf) -> list[Callable[[], list[dict]]]:
-    """One group per shape: the even case, and the skewed case with its ratio to the even one."""
+    """One group per shape: the even case, and the skewed case with its ratio to the even case."""
 
     def both(name: str) -> list[dict]:
         even, skewed = (layer_cases(time_of, name, 2048, skewed)[0] for skewed in (False, True))

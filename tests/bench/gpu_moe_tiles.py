@@ -1,14 +1,14 @@
-"""Tiles of experts' products on this card, timed: the lines of kernels/moe/tiles for Qwen3-30B-A3B and gpt-oss-20b.
+"""Times tiles of experts' products on this card: the lines of kernels/moe/tiles for Qwen3-30B-A3B and gpt-oss-20b.
 
-For each form, product and class of pairs of an expert: the microseconds of the tile that is taken now, of the fastest
-one, and at the end the line to commit. A class has the pairs of as many random rows as make that many on average; the
-class without a sort has one row, the last one four times the pairs of the class before it. Graphs of 20 calls over two
-weights, which no cache holds. Kernels are compiled side by side before; about a minute on 16 cores.
+For each form, product and class (average number of pairs per expert): the microseconds of the tile in use, those of the
+fastest tile, and at the end the line to commit. A class takes as many random rows as give its average. The class
+without a sort has one row; the last class has four times the pairs of the class before. Graphs have 20 calls over two
+weights that exceed any cache. Kernels are compiled in parallel first; about a minute on 16 cores.
 
-With --rows only the products of Qwen3-30B-A3B in bfloat16, for so many rows with random experts: moe/grouped and
-tiles of moe/grouped_persistent, each with its share of the card's product rate and its error against float64; at
-the end both products and the sort, as a layer has them, with the fastest tiles.
-Run: python -m tests.bench.gpu_moe_tiles [--only "bfloat16;E4M3 by 128;MXFP4"] [--rows 2048,8192].
+With --rows only the products of Qwen3-30B-A3B in bfloat16 are timed, for these numbers of rows with random experts:
+moe/grouped and tiles of moe/grouped_persistent, each with its share of the card's product rate and its error against
+float64. At the end come both products and the sort, as a layer runs them, with the fastest tiles. Run: python -m
+tests.bench.gpu_moe_tiles [--only "bfloat16;E4M3 by 128;MXFP4"] [--rows 2048,8192].
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from engine.kernels.target import Target, target
 from server.bench.timing import rates, recorded_calls
 
 DEVICE, REPLAYS = "cuda", 5
-GROUPS = Inputs(kind=Kind.E4M3, group=128)  # of FP8 experts
-FORMS = {  # form -> its products, and the experts of a token
+GROUPS = Inputs(kind=Kind.E4M3, group=128)  # inputs of FP8 experts
+FORMS = {  # form -> shapes of its products, and experts per token
     "bfloat16": ((Shape(128, 768, 2048, gated=True), Shape(128, 2048, 768, gated=False)), 8),
     "E4M3 by 128": ((Shape(128, 768, 2048, gated=True), Shape(128, 2048, 768, gated=False)), 8),
     "E4M3 by E4M3": ((Shape(128, 768, 2048, gated=True), Shape(128, 2048, 768, gated=False)), 8),
@@ -55,7 +55,7 @@ TimeOf = Callable[[Sequence[Call]], float]
 
 
 def candidates(device: Target, form: str, shape: Shape, each: float) -> list[Tile]:
-    """Tiles worth a try for so many pairs of an expert."""
+    """Tiles to time for `each` pairs per expert."""
     if each and form in ("MXFP4", "INT4 by 128") and device.begins_early:
         return values_candidates(shape, each)
     if form == "E4M3 by E4M3":
@@ -77,7 +77,7 @@ def candidates(device: Target, form: str, shape: Shape, each: float) -> list[Til
         found += persistent_candidates(shape)
     if form == "E4M3 by 128" and each > 32 and device.begins_early:
         found += values_candidates(shape, each)
-    if form == "MXFP4" and not each:  # programs may share a tile, and have more on its way
+    if form == "MXFP4" and not each:  # programs may share a tile and prefetch more
         found = [
             tile._replace(splits=splits, stages=stages, warps=warps)
             for tile, splits, stages, warps in combinations(found, (1, 3, 5, 9), {found[0].stages, 5}, (2, 4))
@@ -86,7 +86,7 @@ def candidates(device: Target, form: str, shape: Shape, each: float) -> list[Til
 
 
 def persistent_candidates(shape: Shape) -> list[Tile]:
-    """Tiles of moe/grouped_persistent: pairs, columns of one instruction, and so on."""
+    """Tiles of moe/grouped_persistent: pairs, columns per instruction, and so on."""
     cuts = [(128, 256, 4, 8), (128, 256, 3, 8), (64, 256, 4, 4), (64, 256, 2, 4), (128, 128, 4, 8), (128, 128, 3, 4),
             (64, 128, 4, 4)]  # fmt: skip
     return [
@@ -96,7 +96,7 @@ def persistent_candidates(shape: Shape) -> list[Tile]:
 
 
 def values_candidates(shape: Shape, each: float) -> list[Tile]:
-    """Tiles of moe/values: 64 to 256 rows of the matrix, four warps for each 128."""
+    """Tiles of moe/values: 64 to 256 rows of the matrix, four warps per 128 rows."""
     least = next((size for size in (16, 32, 64) if each <= size), 128)
     found = []
     for block_m in (least, 2 * least if least < 128 else 64):
@@ -110,13 +110,13 @@ def values_candidates(shape: Shape, each: float) -> list[Tile]:
 
 
 def float8_candidates(device: Target, shape: Shape, each: float) -> list[Tile]:
-    """Tiles of moe/float8: behind an activation as wide as the scales of the next inputs are."""
+    """Tiles of moe/float8; with an activation they are as wide as the groups of the next inputs' scales."""
     least = next((size for size in (16, 32, 64) if each <= size), 128)
     sizes = {least, 2 * least if least < 128 else 64, max(least // 2, 16)}
     found = []
     for block_m, block_n in combinations(sorted(sizes), (128,) if shape.gated else (64, 128)):
         for stages, warps in combinations((2, 3, 4, 5), (4, 8)):
-            held = 3 * block_m * block_n / (32 * warps)  # registers: both sums, and a product that is added
+            held = 3 * block_m * block_n / (32 * warps)  # registers: two sums, and the product to add
             room = stages * (block_m + 2 * block_n) * 128 < device.shared_memory
             if room and held <= 192 and (warps == 4 or block_m >= 64):
                 tile = Tile(block_m, block_n, 128, stages, warps)
@@ -125,7 +125,7 @@ def float8_candidates(device: Target, shape: Shape, each: float) -> list[Tile]:
 
 
 def weights_of(form: str, shape: Shape) -> list[Tensor | Packed]:
-    """Two, which take turns."""
+    """Two weights, used alternately."""
     rows = shape.width * (2 if shape.gated else 1)
     if form == "bfloat16":
         return [torch.randn(shape.experts, rows, shape.depth, device=DEVICE).bfloat16() / 45 for _ in range(2)]
@@ -141,7 +141,7 @@ def weights_of(form: str, shape: Shape) -> list[Tensor | Packed]:
 
 
 def pairs_for(shape: Shape, top_k: int, each: float) -> Pairs:
-    """As many pairs of an expert on average, one row where they are not sorted."""
+    """Pairs with `each` per expert on average; for 0 the unsorted pairs of one row."""
     if not each:
         chosen = torch.arange(top_k, device=DEVICE, dtype=torch.int32)[None]
         return Pairs(top_k, chosen, None, None)
@@ -150,7 +150,7 @@ def pairs_for(shape: Shape, top_k: int, each: float) -> Pairs:
 
 
 def float8_product(weight: Packed, shape: Shape, pairs: Pairs, x: CodedRows, tile: Tile) -> object:
-    """Codes by codes; behind an activation into codes."""
+    """FP8 weights by FP8 inputs; after an activation the output is FP8 too."""
     rest = shape.experts, None, pairs, Activation.SILU if shape.gated else None, tile, torch.bfloat16
     return float8_experts_product(x, weight, *rest, then=GROUPS)
 
@@ -171,14 +171,14 @@ def microseconds(calls: Sequence[Call]) -> float:
 
 
 def line_for(form: str, shape: Shape, top_k: int, device: Target, time_of: TimeOf) -> Iterator[tuple[float, Tile]]:
-    """The fastest tile of each class and its microseconds; prints it with the tile that is used now."""
+    """The fastest tile of each class and its microseconds; prints the tile next to the one in use."""
     weights = weights_of(form, shape)
     now = LINES.get(device.arch, {}).get(form, {}).get(shape)
     for number, each in enumerate(CLASSES):
         pairs = pairs_for(shape, top_k, each)
         x = torch.randn(len(pairs.chosen) if shape.gated else pairs.count, shape.depth, device=DEVICE).bfloat16()
         codes = form == "E4M3 by E4M3"
-        if codes and pairs.order is None:  # few pairs have another kernel
+        if codes and pairs.order is None:  # few pairs use another kernel
             pairs = sort_pairs(pairs.chosen, shape.experts)
         multiply: Callable[..., object] = (
             partial(float8_product, x=quantise_floats(x, GROUPS)) if codes else partial(product, x=x)
@@ -198,7 +198,7 @@ def line_for(form: str, shape: Shape, top_k: int, device: Target, time_of: TimeO
 
 
 def show(forms: Sequence[str], device: Target, time_of: TimeOf) -> None:
-    """All lines of these forms, as they are committed."""
+    """Prints all lines of these forms, ready to commit."""
     for form in forms:
         shapes, top_k = FORMS[form]
         for shape in shapes:
@@ -208,7 +208,7 @@ def show(forms: Sequence[str], device: Target, time_of: TimeOf) -> None:
 
 
 def drawn_pairs(rows: int, experts: int, top_k: int) -> Pairs:
-    """Each row's experts are random."""
+    """Pairs of rows with random experts."""
     chosen = torch.rand(rows, experts, device=DEVICE).topk(top_k, 1).indices
     return sort_pairs(chosen.int().contiguous(), experts)
 
@@ -228,7 +228,7 @@ def error_of(made: Tensor, weight: Tensor | Packed, shape: Shape, pairs: Pairs, 
 
 
 def compare(sizes: Sequence[int], device: Target, time_of: TimeOf, rate: float) -> None:
-    """Times the old and the new kernel of many pairs; rate: operations per second of a product; 0: compile only."""
+    """Times the old and the new kernel for many pairs. `rate`: operations per second of a product; 0: compile only."""
     shapes, top_k = FORMS["bfloat16"]
     layers = [weights_of("bfloat16", shape) for shape in shapes]
     experts = shapes[0].experts
@@ -270,7 +270,7 @@ def compare(sizes: Sequence[int], device: Target, time_of: TimeOf, rate: float) 
 
 
 def launched(calls: Sequence[Call]) -> float:
-    """A time that takes none: every launch once, for the compiler alone."""
+    """In place of a timer: launches every call once, so that the kernels are compiled."""
     calls[0]()
     return 0.0
 

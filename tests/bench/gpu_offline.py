@@ -1,8 +1,8 @@
 """Speed of one model in one process, without HTTP: start, decode steps, first tokens, prefill, whole batches, the host.
 
-Random weights of a real shape (--load-format dummy), greedy, random prompts, prefix cache off, as the peer had it.
-Each shape runs in a process of its own, once with an empty kernel cache and once more with a full one for the times to
-ready. Prints each number with its aim, floor and peer; writes gpu_offline.json into --out.
+Random weights of a real shape (--load-format dummy), greedy, random prompts, prefix cache off, as in the peer's
+measurement. Each shape runs in a separate process: once with an empty kernel cache, and once more with a full cache for
+the time to ready. Prints each number with its aim, floor and peer; writes gpu_offline.json into --out.
 Run: python -m tests.bench.gpu_offline [--shape 8b,0.6b] [--out DIR]
          [--only decode,host,ttft,prefill,offline,prefix,profile,prompt] [--deterministic] [--weights w4]
          [--model-impl transformers]
@@ -35,26 +35,27 @@ from tests.bench.shapes import FORMS, SHAPES, write_folder
 
 REPEATS = 3
 FILE = "gpu_offline.json"
-CASE_S, SHAPE_S = 150.0, 420.0  # a case and a shape that take longer are given up
+CASE_S, SHAPE_S = 150.0, 420.0  # time limits of a case and of a shape
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What is asked of a shape."""
+    """The sizes of a shape's cases."""
 
     rows: tuple[int, ...] = (1, 32, 256)
-    contexts: tuple[int, ...] = (576, 1024)  # the mean of 512 tokens in and 128 out, and a longer one
-    alone: tuple[int, ...] = (128, 256)  # prompts of the first-token cases
+    contexts: tuple[int, ...] = (576, 1024)  # the mean context of 512 tokens in and 128 out, and a longer one
+    alone: tuple[int, ...] = (128, 256)  # prompt lengths of the first-token cases
     long: int = 8192
     many: tuple[int, int] = (16, 1024)
     batch: tuple[int, int, int] = (256, 512, 128)
-    host: tuple[int, int] = (768, 600)  # context and steps of the case that looks at the host's work and idle times
-    half: int = 0  # bytes of KV cache when two engines run at once; 0: they do not fit
+    # Context and steps of the case that measures the host's work and the device's idle times.
+    host: tuple[int, int] = (768, 600)
+    half: int = 0  # bytes of KV cache per engine if two engines run at once; 0: they do not fit
     engine: dict[str, Any] = field(default_factory=dict)
 
 
 TINY_ENGINE = {"num_gpu_blocks_override": 512, "max_num_seqs": 16, "max_num_batched_tokens": 64, "num_threads": 1}
-LONG_STEPS = {"max_num_batched_tokens": 8192}  # the peer's offline runs may take 16,384
+LONG_STEPS = {"max_num_batched_tokens": 8192}  # the peer's offline runs may take 16,384 tokens per step
 SIZES = {
     "tiny": Sizes((1, 4), (48, 96), (16,), 200, (4, 64), (16, 32, 16), (60, 40), 1 << 24, TINY_ENGINE),
     "8b": Sizes(engine=LONG_STEPS),
@@ -63,19 +64,19 @@ SIZES = {
     "gpt-oss-20b": Sizes(engine=LONG_STEPS),
     "llama-8b": Sizes(engine=LONG_STEPS),
     "gemma-12b": Sizes(),
-    "gemma-12b-vl": Sizes((1, 32, 128), (576,)),  # weights and 256 rows of a context do not fit together
+    "gemma-12b-vl": Sizes((1, 32, 128), (576,)),  # the weights and 256 rows of context do not fit together
     **dict.fromkeys(("vl-7b", "vl3-8b", "internvl3-8b", "pixtral-12b", "omni-7b"), Sizes(contexts=(576,))),
 }
 
 
 def since_process_start() -> float:
-    """Seconds since this process was made, interpreter and imports included."""
+    """Seconds since this process was created, interpreter start and imports included."""
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
 class Bench:
-    """The cases of one shape; `seen` and `units` fill as they run."""
+    """The cases of one shape; the cases fill `seen` and `units`."""
 
     def __init__(self, shape: str, args: argparse.Namespace, folder: Path) -> None:
         self.shape, self.sizes = shape, SIZES[shape]
@@ -85,7 +86,7 @@ class Bench:
         self.draw = np.random.default_rng(0)
         self.seen: dict[str, float] = {}
         self.units: dict[str, str] = {}
-        self.more: dict[str, Any] = {}  # what the table has no room for
+        self.more: dict[str, Any] = {}  # results without a place in the table
         self.failed: list[str] = []
         self.engine: Engine
         self.steps: Steps
@@ -94,7 +95,7 @@ class Bench:
         self.seen[name], self.units[name] = value, unit
 
     def keep(self, out: Path | None) -> None:
-        """Writes what there is so far: a case that takes the process down loses only itself."""
+        """Writes the results so far: a case that kills the process loses only its own results."""
         kept = {"shape": self.shape, "seen": self.seen, "units": self.units, "more": self.more, "failed": self.failed}
         targets.keep(out, FILE, self.shape, kept)
 
@@ -105,7 +106,7 @@ class Bench:
         self.more["startup"] = {name: round(seconds, 3) for name, seconds in self.engine.startup.items()}
 
     async def case(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
-        """A case that fails is reported, and the next one runs."""
+        """Runs a case; if it fails, reports the failure and continues with the next case."""
         begun = time.perf_counter()
         try:
             await asyncio.wait_for(run(), CASE_S)
@@ -129,7 +130,7 @@ class Bench:
                 }
 
     async def host(self) -> None:
-        """What a step of all rows costs the device thread, and how long the device waits for it; over many steps."""
+        """The device thread's cost per step of all rows, and the device's idle time, over many steps."""
         rows, (context, window) = self.sizes.rows[-1], self.sizes.host
         found = await decode(self.engine, self.steps, rows, context, self.draw, window)
         self.more[f"host, {rows} rows"] = {
@@ -151,7 +152,7 @@ class Bench:
             for _ in range(3 + 4 * REPEATS):
                 crowd = await Crowd(self.engine, self.prompts(1, length), [4]).run()
                 times.append(crowd.firsts[0] - crowd.begun)
-                await asyncio.sleep(0.02)  # the engine falls idle
+                await asyncio.sleep(0.02)  # the engine becomes idle
             self.put(f"TTFT idle, {length} tokens", statistics.median(times[3:]) * 1e3, "ms")
 
     async def prefill(self) -> None:
@@ -170,13 +171,13 @@ class Bench:
         self.more["offline rates"] = rates
 
     async def rate(self, engine: Engine) -> float:
-        """Output tokens per second of a whole batch, prompts all different."""
+        """Output tokens per second of a whole batch of different prompts."""
         rows, length, answer = self.sizes.batch
         crowd = await Crowd(engine, self.prompts(rows, length), [answer] * rows).run()
         return rows * answer / crowd.seconds
 
     async def prefix(self) -> None:
-        """Alternates cache on and off; prompts share nothing. Both engines are alive, each with half the memory."""
+        """Prefix cache on and off, alternately; prompts share nothing. Both engines live, with half the memory each."""
         engines = {False: self.engine, True: Engine(EngineConfig(**self.settings, enable_prefix_caching=True))}
         rates: dict[bool, list[float]] = {False: [], True: []}
         await engines[True].start()
@@ -191,13 +192,13 @@ class Bench:
         self.more["prefix cache"] = {"off": rates[False][1:], "on": rates[True][1:]}
 
     async def profile(self) -> None:
-        """Where the device's time goes in decode steps, by kernel, and how long it stands idle; by torch's profiler."""
+        """The device's time in decode steps by kernel, and its idle time, from torch's profiler."""
         if not has_card(self.settings["device"]):
             return
         for rows in (self.sizes.rows[0], self.sizes.rows[-1]):
             with recorded() as events:
                 seen = await decode(self.engine, self.steps, rows, 256, self.draw)
-            skew = time.time() - time.perf_counter()  # the profiler's clock is the wall's
+            skew = time.time() - time.perf_counter()  # the profiler uses the wall clock
             begun, ended = ((at + skew) * 1e6 for at in seen.window)
             inside = [event for event in events if begun <= event[0] <= ended]
             table = self.more[f"profile {rows} rows"] = kernels(inside, seen.steps)
@@ -206,7 +207,7 @@ class Bench:
             print_kernels(f"{self.shape}: kernels of a decode step of {rows} rows", table, self.layers)
 
     async def prompt(self) -> None:
-        """The kernels from a lone prompt of 512 tokens to its first token; idle is what lies between two prompts."""
+        """The kernels from a single prompt of 512 tokens to its first token; idle is the time between two prompts."""
         if not has_card(self.settings["device"]):
             return
         await Crowd(self.engine, self.prompts(1, 512), [1]).run()
@@ -226,11 +227,11 @@ def has_card(device: str) -> bool:
 
 @contextlib.contextmanager
 def recorded() -> Iterator[list[tuple[float, float, str]]]:
-    """(start, end, name) in microseconds of what the device ran; filled at the end."""
+    """(start, end, name) in microseconds of each kernel or copy on the device; filled at the end of the block."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CUDA], acc_events=True):  # its own start takes seconds
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True):  # the profiler's first start takes seconds
         torch.cuda.synchronize()
     events: list[tuple[float, float, str]] = []
     with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as found:
@@ -244,7 +245,7 @@ def recorded() -> Iterator[list[tuple[float, float, str]]]:
 
 
 def host(found: Decode) -> dict[str, Any]:
-    """A decode case's host side in microseconds: parts and their sum by the wall's clock, and the thread's CPU time."""
+    """A decode case's host times in microseconds: parts and sum by wall clock, and the thread's CPU time."""
     plan, launch, settle = (round(part * 1e6, 1) for part in found.parts_s)
     parts = {"plan": plan, "launch": launch, "settle": settle}
     return {"host_us": found.host_s * 1e6, "parts_us": parts, "thread_cpu_us": found.cpu_s * 1e6}
@@ -253,8 +254,8 @@ def host(found: Decode) -> dict[str, Any]:
 def kernels(events: list[tuple[float, float, str]], steps: int) -> dict[str, Any]:
     """Microseconds per step by kernel, and the device's idle time; `events` are (start, end, name) in microseconds.
 
-    Kernels overlap: one that has begun may wait for the one in front. So a kernel counts from the end of what ran
-    before it.
+    Kernels overlap: a kernel that has begun may wait for the kernel before it. So a kernel's time counts only from the
+    end of all earlier kernels.
     """
     if not events:
         return {"steps": steps, "step_us": 0.0, "idle_us": 0.0, "gaps_us": {}, "kernels": []}
@@ -268,7 +269,7 @@ def kernels(events: list[tuple[float, float, str]], steps: int) -> dict[str, Any
         if start > busy_until:
             gaps.append(start - busy_until)
         busy_until = max(busy_until, end)
-    longest = sorted(gaps, reverse=True)[:steps]  # about one per step: those between steps
+    longest = sorted(gaps, reverse=True)[:steps]  # about one per step: the gaps between steps
     return {
         "steps": steps,
         "step_us": (busy_until - events[0][0]) / steps,
@@ -282,7 +283,7 @@ def kernels(events: list[tuple[float, float, str]], steps: int) -> dict[str, Any
 
 
 def print_kernels(title: str, found: dict[str, Any], layers: int) -> None:
-    """The longest first, with what they take for each layer of the model."""
+    """Prints the longest kernels first, with the time per layer of the model."""
     print(f"\n{title}: {found['step_us']:.0f} us, idle {found['idle_us']:.1f}, longest gaps {found['gaps_us']}")
     for entry in found["kernels"][:16]:
         each = f"{entry['us']:9.1f} us {entry['us'] / layers:8.2f} a layer"
@@ -296,7 +297,7 @@ def model_folder(shape: str, weights: str = "") -> Iterator[Path]:
 
 
 async def run_shape(args: argparse.Namespace, only: list[str]) -> int:
-    """All cases of one shape in this process; how many failed."""
+    """Runs all cases of one shape in this process; returns the number of failed cases."""
     shape, out = args.shape, args.out
     with model_folder(shape, args.weights) as folder:
         bench = Bench(shape, args, folder)
@@ -315,7 +316,7 @@ async def run_shape(args: argparse.Namespace, only: list[str]) -> int:
 
 
 def child(shape: str, args: argparse.Namespace, only: list[str], out: Path, cache: Path) -> int:
-    """One shape in a process of its own, with a kernel cache of its own."""
+    """Runs one shape in a separate process with the kernel cache `cache`."""
     command = [sys.executable, "-m", "tests.bench.gpu_offline", "--inside", "--shape", shape, "--device", args.device]
     environment = {**os.environ, "TRITON_CACHE_DIR": str(cache)}
     command += ["--only", ",".join(only), "--out", str(out), *["--deterministic"] * args.deterministic]

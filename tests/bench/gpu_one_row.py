@@ -1,7 +1,8 @@
-"""Products of one row by codes, for gpu_kernels: the 8B's four products in FP8 and 4 bits.
+"""Products of one row by quantised weights, for gpu_kernels: the 8B's four products in FP8 and 4 bits.
 
-"served" is the way that a layer takes, "units" the way by matrix units, which more rows take. Norms and activations are
-part of a case where they are part of the layer's call, so the ways by matrix units, and FP8's, have several launches.
+"served" is the kernel that a layer uses. "units" is the kernel with matrix units, which more rows use. Norms and
+activations belong to a case if they belong to the layer's call. So cases with matrix units, and FP8 cases, have several
+launches.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from engine.kernels.gemm.scaled import ScaledProducts
 
 TimeOf = Callable[[list[Callable[[], object]]], tuple[float, float, float]]
 PRODUCTS = {"q|k|v": (6144, 4096), "o": (4096, 4096), "gate|up": (24576, 4096), "down": (4096, 12288)}
-TAKES = {  # by form: what says that one row is multiplied without matrix units
+TAKES = {  # form -> function that decides whether one row is multiplied without matrix units
     "int4": "engine.kernels.gemm.dispatch_codes.takes_row",
     "e4m3": "engine.kernels.gemm.dispatch_float8.takes_row",
 }
-COPIES = 6  # of a weight, more than a cache holds
+COPIES = 6  # copies of a weight, more than a cache holds
 
 
 def weight(form: str, width: int, depth: int) -> GroupWeight | Float8Weight:
@@ -72,5 +73,5 @@ def product_cases(time_of: TimeOf, form: str, name: str) -> list[dict]:
 
 
 def one_row_cases(time_of: TimeOf) -> list[Callable[[], list[dict]]]:
-    """One group per product."""
+    """One group of cases per product."""
     return [lambda form=form, name=name: product_cases(time_of, form, name) for form in TAKES for name in PRODUCTS]

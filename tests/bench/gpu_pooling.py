@@ -1,12 +1,12 @@
-"""Models that pool, over sockets: tokens per second of long inputs, one short query, a rerank; random weights.
+"""Pooling models over sockets: tokens per second of long inputs, one short query, a rerank; random weights.
 
     python -m tests.bench.gpu_pooling [--shape bge-base,0.6b-embedding,0.6b-reranker,...] [--seconds 8] [--out DIR]
 
-The server is a process of its own, its clients are threads of this one, each with a socket. An embedder is asked for
---threads times 32 texts of 512 tokens at once, in base64, again and again for --seconds; then for one text of 16 tokens
-at a time. A reranker is asked to rank 100 documents of 256 tokens, one request at a time. A token is a byte of text
-here (tests/bench/shapes.py), so tokens in are exact. Prints a line of each number with its aim, and writes
-gpu_pooling.json into --out.
+The server is a separate process; its clients are threads of this process, each with one socket. An embedder gets
+requests for --threads times 32 texts of 512 tokens at once, in base64, again and again for --seconds; then requests for
+one text of 16 tokens at a time. A reranker ranks 100 documents of 256 tokens, one request at a time. A token is a byte
+of text here (tests/bench/shapes.py), so the number of input tokens is exact. Prints a line for each number with its
+aim, and writes gpu_pooling.json into --out.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ AIMS = {
 
 
 def text_of(draw: random.Random, length: int) -> str:
-    """Drawn in a microsecond, because a client that draws measures itself."""
+    """A random text, drawn in a microsecond: a slow client would measure itself."""
     return base64.b64encode(draw.randbytes(length)).decode()[:length]
 
 
 class Client:
-    """A socket that stays open."""
+    """A client with one socket that stays open."""
 
     def __init__(self, port: int) -> None:
         self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
@@ -54,7 +54,7 @@ class Client:
 
 
 def tokens_per_second(port: int, threads: int, seconds: float, length: int) -> float:
-    """Of all answers that came within the time, after a first one of each thread."""
+    """Tokens per second of all answers within the time, after a first answer of each thread."""
     ready, counts = threading.Barrier(threads + 1), [0] * threads
     ends: list[float] = [0.0] * threads
 
@@ -81,7 +81,7 @@ def tokens_per_second(port: int, threads: int, seconds: float, length: int) -> f
 
 
 def milliseconds(port: int, path: str, bodies: Sequence[dict[str, object]]) -> float:
-    """The median of these requests, one after the other, but for the first ten per cent."""
+    """Median milliseconds of these requests, sent one after the other, without the first ten per cent."""
     client, took = Client(port), []
     for body in bodies:
         begun = time.perf_counter()
@@ -126,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     print(f"{shape}: {what} {seen:,.2f} (aim {AIMS.get((shape, what), '-')})", flush=True)
             finally:
                 server.stop()
-        if args.out is not None:  # after each server, so that an end in the middle loses little
+        if args.out is not None:  # after each server, so that an abort loses little
             args.out.mkdir(parents=True, exist_ok=True)
             (args.out / "gpu_pooling.json").write_text(json.dumps(report, indent=1))
     return 0

@@ -2,12 +2,12 @@
 
 cuts: a line per weight and row class for SHAPES of kernels/tune: the best cut, or None where the vendor is faster.
 normed: the same with the norm before (q|k|v, gate|up) or after (o, down) fused into the product, compared with the
-served product and a norm kernel of its own, for SHAPES too; --missing runs only the entries that SHAPES has as None.
-wave: gate|up at 65 to 128 rows by the vendor's product and silu·mul, and by gemm/gated_one_wave, for ONE_WAVE.
-layers: a layer without its attention (products, norms, rotation and store) by the vendor's products, by ours with norms
-of their own and as it is served, and how many kernels that is. Graphs of 20 calls over weights beyond the cache.
-Run: python -m tests.bench.gpu_products [--only cuts,normed,wave,layers] [--missing] [--models Qwen3-0.6B,...]: ten
-minutes for all of it, most of them compiling.
+served product and a separate norm kernel, for SHAPES too; --missing runs only the entries that are None in SHAPES.
+wave: gate|up at 65 to 128 rows by the vendor's product and silu·mul, and by gemm/gated_one_wave, for ONE_WAVE. layers:
+a layer without its attention (products, norms, rotation and store): by the vendor's products, by ours with separate
+norms, and as served; with the number of kernels of each. Graphs have 20 calls over weights that exceed the cache. Run:
+python -m tests.bench.gpu_products [--only cuts,normed,wave,layers] [--missing] [--models Qwen3-0.6B,...] All of it
+takes ten minutes, most of them for compiling.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from engine.kernels.tune import CLASSES, few_rows, one_wave_gated
 from tests.bench.gpu_kernels import draw, time_of
 
 SILU = Activation.SILU
-MODELS = {  # hidden, inner, heads, kv heads of 128
+MODELS = {  # hidden, inner, query heads, KV heads; heads have 128 dimensions
     "Qwen3-0.6B": (1024, 3072, 16, 8),
     "Qwen3-8B": (4096, 12288, 32, 8),
     "Qwen2.5-7B": (3584, 18944, 28, 4),
 }
 CUTS = [(64, 256, 3, 4), (64, 256, 2, 4), (64, 128, 4, 4), (32, 128, 6, 4), (16, 256, 4, 4), (128, 128, 3, 8)]
 GATED_CUTS = [(32, 128, 4, 4), (32, 128, 3, 4), (16, 256, 3, 4), (16, 128, 4, 4), (64, 128, 3, 4)]
-# With rows of a tile.
+# The last number is the rows of a tile.
 TILED_CUTS = [
     (64, 128, 4, 4, 64), (64, 128, 4, 4, 128), (64, 64, 6, 4, 64), (64, 64, 4, 4, 64), (64, 64, 6, 4, 128),
     (128, 64, 4, 8, 128),
@@ -51,7 +51,7 @@ TILED_GATED_CUTS = [
 
 
 def candidates(width: int, depth: int, gated: bool, rows: int) -> list[Split]:
-    """Cuts whose programs come to one, two, three or four for each of 132 units, in tiles also to a half."""
+    """Cuts with one, two, three or four programs per multiprocessor (132); cuts with tiles of rows also a half."""
     found = set()
     cuts = [(*cut, 0) for cut in (GATED_CUTS if gated else CUTS)]
     if rows > MAX_ROWS:
@@ -73,7 +73,7 @@ def microseconds(calls: list) -> float:
 
 
 def choose(width: int, depth: int, gated: bool, rows: int) -> tuple[float, float, Split]:
-    """(vendor's microseconds, ours, the cut that gave them)."""
+    """(vendor's microseconds, our microseconds, the cut with that time)."""
     size = width * depth * (1 + gated) * 2
     weights = [draw(width * (1 + gated), depth) for _ in range(max(2, min(20, (120 << 20) // size + 1)))]
     x, out = draw(rows, depth), draw(rows, width)
@@ -94,7 +94,7 @@ def choose(width: int, depth: int, gated: bool, rows: int) -> tuple[float, float
 
 
 def choose_normed(width: int, depth: int, gated: bool, rows: int, before: bool) -> tuple[float, float, Split]:
-    """(microseconds of the product as it is without, and of the norm's kernel before or after; ours, the cut)."""
+    """(microseconds of the product and its separate norm kernel; microseconds of the fused product; its cut)."""
     size = width * depth * (1 + gated) * 2
     packed = [weight_of(width * (1 + gated), depth) for _ in range(max(2, min(20, (120 << 20) // size + 1)))]
     x, y = draw(rows, depth), draw(rows, width)
@@ -125,7 +125,7 @@ def choose_normed(width: int, depth: int, gated: bool, rows: int, before: bool) 
 
 
 def layer(model: str, rows: int) -> list[Callable[[], object]]:
-    """Calls that run one of several layers; only their weights differ."""
+    """One call for each of several layers; only their weights differ."""
     hidden, inner, heads, kv_heads = MODELS[model]
     width = (heads + 2 * kv_heads) * 128
     residual, angle = draw(rows, hidden), torch.randn(rows, 64, device="cuda")
@@ -140,7 +140,7 @@ def layer(model: str, rows: int) -> list[Callable[[], object]]:
         for _ in range(count)
     ]
 
-    ahead: list[Unscaled | None] = [None]  # what the layer before left
+    ahead: list[Unscaled | None] = [None]  # squares that the previous layer passes on
 
     def run(qkv: DenseWeight, o: DenseWeight, gate_up: DenseWeight, down: DenseWeight) -> None:
         fused = qkv.of_normed(residual, norm, 1e-6, ahead[0], None)
@@ -155,7 +155,7 @@ def layer(model: str, rows: int) -> list[Callable[[], object]]:
 
 
 def kernels_of(call: Callable[[], object]) -> int:
-    """How many kernels one call launches."""
+    """Number of kernels that one call launches."""
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
         call()
         torch.cuda.synchronize()

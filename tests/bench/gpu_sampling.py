@@ -1,7 +1,7 @@
-"""Choosing tokens on the accelerator: cases for tests/bench/gpu_kernels.py's table.
+"""Choosing tokens on the GPU: cases for the table of tests/bench/gpu_kernels.py.
 
-Peaked logits are a model's: a few dozen tokens hold the mass. Flat ones (top-p over a normal distribution's whole
-vocabulary) are the worst that top-p meets. Bytes are one reading of the logits: the least that any method moves.
+Peaked logits are a model's: a few dozen tokens hold the mass. Flat logits (top-p over a normal distribution's whole
+vocabulary) are the worst case of top-p. The bytes count one reading of the logits: the least that any method moves.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TOP_P, TOP_K_P = (0.8, 0, 0.95, 0.0), (0.6, 20, 0.95, 0.0)
 
 
 def peaked(rows: int) -> torch.Tensor:
-    """Logits as of a language model: a wide bell, and forty tokens that stand out by steps."""
+    """Logits as of a language model: a wide bell, and forty tokens with clearly higher, graded logits."""
     logits = torch.randn(rows, VOCAB, device="cuda") * 2.5
     place = torch.randint(0, VOCAB, (rows, 40), device="cuda")
     logits.scatter_(1, place, 22 - 0.25 * torch.arange(40, device="cuda").float().expand(rows, -1))
@@ -29,12 +29,12 @@ def peaked(rows: int) -> torch.Tensor:
 
 
 def flat(rows: int) -> torch.Tensor:
-    """A normal distribution of deviation 1."""
+    """Logits from a normal distribution with deviation 1."""
     return torch.randn(rows, VOCAB, device="cuda").bfloat16()
 
 
 def case(time_of: Callable, name: str, kind: tuple[float, int, float, float], logits: list[torch.Tensor]) -> dict:
-    """One line of the table: every row of each of `logits` chosen by `kind`."""
+    """One line of the table: chooses a token by `kind` for every row of each of `logits`."""
     rows = len(logits[0])
     step, room = rows_of(rows, [kind], "cuda", VOCAB), choose_room(rows, VOCAB, "cuda")
     return timed(time_of, f"choose {rows}, {name}", step, room, logits)
@@ -49,14 +49,14 @@ def timed(time_of: Callable, name: str, step: Rows, room: ChooseRoom, logits: li
 
 
 def ruled_case(time_of: Callable, name: str, every: int, logits: list[torch.Tensor]) -> dict:
-    """Greedy rows, of which each that is a multiple of `every` has rules of some kind."""
+    """Greedy rows; every `every`-th row has rules of some kind."""
     rows = len(logits[0])
     step = with_rules(rows_of(rows, [GREEDY], "cuda"), VOCAB, every)
     return timed(time_of, f"choose {rows}, {name}", step, choose_room(rows, VOCAB, "cuda"), logits)
 
 
 def reporting_case(time_of: Callable, name: str, every: int, k: int, logits: list[torch.Tensor]) -> dict:
-    """The log-probabilities that rows ask for, each that is a multiple of `every`."""
+    """Log-probabilities for every `every`-th row."""
     rows = len(logits[0])
     step, room = rows_of(rows, [GREEDY], "cuda"), choose_room(rows, VOCAB, "cuda")
     step.slots.word(SlotWord.TOP_LOGPROBS)[:rows:every] = 1 + k if every <= rows else 0
@@ -70,7 +70,7 @@ def reporting_case(time_of: Callable, name: str, every: int, k: int, logits: lis
 
 
 def sampling_cases(time_of: Callable, sizes: tuple[int, ...] = (1, 32, 256)) -> list[dict]:
-    """Rows (name, times, bytes); `time_of` takes calls that differ in their inputs only."""
+    """Table rows (name, times, bytes); `time_of` takes calls that differ only in their inputs."""
     found = []
     for rows in sizes:
         sets = max(2, min(4, (60 << 20) // (rows * VOCAB * 2) + 1))

@@ -1,17 +1,18 @@
 """Serving speed of one model over sockets: closed loops of streams; the server and its clients are separate processes.
 
 Random weights of a real shape, greedy, all streaming, prompts all different. The clients are those of `bench serve`
-(tests/bench/asked.py). What is asked is tests/bench/loads.py's:
-with `--load streams`, as the peer was measured, 512 tokens in and 128 out (or a picture of 1024 x 1024 and a question,
-64 out), prefix cache off; all other loads ask one server that has it on, as servers have by default. A case lasts
---seconds or --answers, whichever is over first; its tokens are those that usage counts, and its failures are counted.
-Prints a line per case, with aim, floor and peer where there is an aim; writes gpu_serve.json into --out.
+(tests/bench/asked.py), and tests/bench/loads.py defines the loads. `--load streams` repeats the peer's measurement: 512
+tokens in and 128 out (or a picture of 1024 x 1024 and a question, 64 out), prefix cache off. All other loads use one
+server with the prefix cache on, which is the default. A case ends after --seconds or --answers, whichever comes first.
+Its tokens are those in the answers' usage; failures are counted. Prints a line per case, with aim, floor and peer if
+the case has an aim; writes gpu_serve.json into --out.
 
 A timer on the server's loop measures how late the loop is: every 1 ms with the load `loop` (up to 4 % of a core, which
-is in the loop's CPU time), else every 5 ms. "written" is from a step's tokens being on the host to their bytes being in
-the sockets (tests/bench/watched.py). Output per second of equal answers counts whole answers, per stream from its first
-end to its last within the time measured, so that waves of equal requests do not bend it; of others it is what arrived.
-Several forms of --weights are served one after the other; at the end the output of each is divided by that of floats.
+is part of the loop's CPU time), else every 5 ms. "written" is the time from a step's tokens on the host to their bytes
+in the sockets (tests/bench/watched.py). For equal answers, output per second counts whole answers: per stream from its
+first end to its last within the measured time, so that waves of equal requests do not distort it. For unequal answers
+it counts the tokens that arrived. Several forms of --weights are served one after the other; at the end the output of
+each is divided by that of floats.
 Run: python -m tests.bench.gpu_serve [--shape 8b,0.6b,vl-7b] [--weights floats,fp8,fp8-blocks,w4]
          [--load mixed,conversation,prefix,loop,rules,grammar,pictures] [--out DIR]
 """
@@ -39,9 +40,9 @@ from tests.bench.loads import Case
 from tests.bench.served import Server, check
 from tests.bench.shapes import FORMS, SHAPES
 
-FLOATS = "floats"  # weights as --shape has them
+FLOATS = "floats"  # weights in the dtype of --shape
 TINY_FLAGS = ("--num-gpu-blocks-override", "1024", "--max-num-seqs", "32", "--num-threads", "1")
-LONGEST_S = 180.0  # of a case in which each request is sent once
+LONGEST_S = 180.0  # limit for a case that sends each request once
 UNITS = {
     "output": "tok/s",
     "TTFT p50": "ms",
@@ -61,11 +62,11 @@ UNITS = {
     "steps in Python": "%",
 }
 AT_ONCE = ("output", "TTFT p50", "ITL p50", "ITL p99", "TPOT")  # printed after each case
-COMPARED = ("output", "TTFT p50", "TTFT p99", "TPOT")  # of a shared prefix, found or not
+COMPARED = ("output", "TTFT p50", "TTFT p99", "TPOT")  # compared with and without hits of a shared prefix
 
 
 def measure(server: Server, shape: str, asked: Case, args: argparse.Namespace, folder: Path) -> dict[str, float]:
-    """One case; the keys beginning with "_" are for reading what the server noted, later."""
+    """Measures one case; keys that begin with "_" are for reading the server's records later."""
     seconds, answers = args.seconds, args.answers
     if not asked.streams:
         since, before = time.perf_counter(), server.cpu()[1]
@@ -74,7 +75,7 @@ def measure(server: Server, shape: str, asked: Case, args: argparse.Namespace, f
         return {"server CPU": (server.cpu()[1] - before) / (until - since), "_since": since, "_until": until}
     warm_s = args.warm_up or min(2.0 + asked.streams / 64, seconds)
     url = f"http://127.0.0.1:{server.port}"
-    if asked.once:  # nothing of its own can be left out: others warm the server up
+    if asked.once:  # no part of such a case can be left out, so other requests warm up the server
         few = replace(asked, streams=min(16, asked.streams), once=False, seed=asked.seed + 500)
         parts = parts_of(url, shape, few, warm_s, 0, folder)
         load(parts, on_loop(first_model(parts[0])), measure_s=warm_s)
@@ -106,7 +107,7 @@ def measure(server: Server, shape: str, asked: Case, args: argparse.Namespace, f
 
 
 def add_noted(found: dict[str, float], server: Server) -> None:
-    """How late the loop of a server that has stopped was, and how long tokens took into the sockets."""
+    """Adds the loop's lateness and the time of tokens to the sockets, from the records of the stopped server."""
     since, until = found.pop("_since"), found.pop("_until")
     beats, written = server.beats, server.written
     late = beats[(beats[:, 0] >= since) & (beats[:, 0] <= until), 1] * 1e3
@@ -117,16 +118,16 @@ def add_noted(found: dict[str, float], server: Server) -> None:
     if len(written):
         each = np.repeat(written[:, 1] * 1e3, written[:, 2].astype(int))
         found["written p50"], found["written p99"] = (float(np.percentile(each, part)) for part in (50, 99))
-        if "output by event" in found:  # of the tokens that arrived, about: those whose way is known
+        if "output by event" in found:  # approximate share of the arrived tokens whose time is known
             found["written share"] = len(each) / (found["output by event"] * (until - since))
 
 
-Cases = dict[str, dict[str, float]]  # by case
+Cases = dict[str, dict[str, float]]  # case -> name -> number
 Runs = dict[str, list[dict[str, float]]]
 
 
 def run_server(shape: str, args: argparse.Namespace, asked: list[Case], cached: bool) -> tuple[float, Runs, list[str]]:
-    """Cases against one server, --runs times in turn: seconds until it was ready, what was found, what failed."""
+    """Runs cases on one server, --runs times each: seconds until ready, results, and names of failed cases."""
     flags = TINY_FLAGS if shape.startswith("tiny") else ()
     beat_s = 0.001 if "loop" in args.load.split(",") else 0.005
     flags += (*shlex.split(args.flags), *(() if cached else ("--no-enable-prefix-caching",)))
@@ -142,7 +143,8 @@ def run_server(shape: str, args: argparse.Namespace, asked: list[Case], cached: 
                     found = measure(server, shape, case, args, Path(name))
                     runs.setdefault(case.name, []).append(found)
                     told = (f"{name} {targets.number(found[name])}" for name in AT_ONCE if name in found)
-                    print(f"{shape}: {case.name}: {', '.join(told)}", flush=True)  # an end in the middle loses little
+                    # Printed at once, so that an abort loses little.
+                    print(f"{shape}: {case.name}: {', '.join(told)}", flush=True)
                 except Exception:
                     failed.append(case.name)
                     traceback.print_exc()
@@ -154,7 +156,7 @@ def run_server(shape: str, args: argparse.Namespace, asked: list[Case], cached: 
 
 
 def run_shape(shape: str, args: argparse.Namespace) -> tuple[int, Cases]:
-    """All cases of a shape: how many failed, and what was found of the others."""
+    """Runs all cases of a shape: the number of failed cases, and the results of the others."""
     asked = loads.cases_of(shape, args.load.split(","), args.streams, args.sharegpt)
     if args.case:
         asked = [case for case in asked if case.name in args.case.split(",")]
@@ -168,7 +170,7 @@ def run_shape(shape: str, args: argparse.Namespace) -> tuple[int, Cases]:
     seen = {f"{label}, {name}": found[name] for label, found in cases.items() for name in UNITS if name in found}
     units = {name: UNITS[name.rpartition(", ")[2]] for name in seen}
     ranges = {name: range_of(runs, name) for name in seen} if args.runs > 1 else {}
-    seen["ready"], units["ready"] = ready_s, "s"  # of the server's process: interpreter and imports included
+    seen["ready"], units["ready"] = ready_s, "s"  # of the server's process, interpreter start and imports included
     lasted = f"{args.runs} run(s) of {args.seconds:g} s or {args.answers} answers"
     named = ", ".join(filter(None, (shape, "" if args.weights == FLOATS else args.weights, args.flags)))
     print_cases(f"{named}, serving, ready in {ready_s:.1f} s, {lasted}", cases)
@@ -183,7 +185,7 @@ def run_shape(shape: str, args: argparse.Namespace) -> tuple[int, Cases]:
 
 
 def over_floats(found: dict[str, Cases]) -> list[str]:
-    """Of each form of weights the output of its cases over that of floats in the same run."""
+    """For each form of weights: output of its cases divided by the output of floats in the same run."""
     floats = found.get(FLOATS, {})
     return [
         f"{form}, {label}: {cases[label]['output'] / floats[label]['output']:.2f} times the output of floats"
@@ -194,12 +196,12 @@ def over_floats(found: dict[str, Cases]) -> list[str]:
 
 
 def medians(runs: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Of each number."""
+    """The median of each number."""
     return {name: statistics.median(found[name] for found in runs if name in found) for name in runs[0]}
 
 
 def range_of(runs: Runs, name: str) -> list[float]:
-    """The least and the most that was seen of `case, number`."""
+    """The smallest and the largest value of `case, number` over the runs."""
     label, _, number = name.rpartition(", ")
     values = [found[number] for found in runs[label] if number in found]
     return [min(values), max(values)]
@@ -233,7 +235,7 @@ def ratios_of(cases: dict[str, dict[str, float]]) -> dict[str, float]:
 
 
 def print_cases(title: str, cases: dict[str, dict[str, float]]) -> None:
-    """One line per case."""
+    """Prints one line per case."""
     heads = [name.replace("loop ", "").replace(" per ", "/") for name in UNITS]
     print(f"\n{title}\n{'case':<54}" + "".join(f"{head:>13}" for head in heads))
     print(f"{'':<54}" + "".join(f"{unit:>13}" for unit in UNITS.values()))

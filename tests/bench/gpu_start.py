@@ -1,12 +1,12 @@
 """Starts of one model in several forms: seconds to ready, rate of the weights, and memory that loading takes.
 
-Each start is a process of its own; all share one kernel cache. "SHAPE" and "SHAPE FORM" draw their weights on the
-device. "files" are safetensors of random numbers in a folder of memory (/dev/shm where it has the room, else the page
-cache, which has just written them), of --layers layers, which "fp8 online" reads as --quantization fp8; a shape with
-one tensor per expert and a dense one compare their rates. The cases of files come first, whose kernels those behind
-them find compiled. Prints a line per start: seconds from the process's beginning to ready, GB/s of the files, GiB of
-the device that loading took at its worst (what torch had of the driver) beyond the weights it left, seconds by phase;
-then what the project asks, of the last start of each case:
+Each start is a separate process; all share one kernel cache. "SHAPE" and "SHAPE FORM" draw their weights on the device.
+"files" are safetensors with random numbers for --layers layers; "fp8 online" reads them with --quantization fp8. Their
+folder is in memory (/dev/shm if large enough, else the page cache, which still holds the written files). A shape with
+one tensor per expert and a dense shape compare their rates. The cases of files come first and compile the kernels of
+the later cases. Prints a line per start: seconds from the process's creation to ready, GB/s of the files, GiB of device
+memory at the peak of loading (as torch got it from the driver) beyond the loaded weights, seconds by phase. Then prints
+the project's requirements, checked on the last start of each case:
     FP8 drawn ready no later than bf16; 30B-A3B drawn in 25 s; experts' files at the rate of dense weights;
     fp8 online in 1.3 times bf16's time, its peak at most 1 GiB above its weights.
 Writes gpu_start.json into --out.
@@ -49,15 +49,15 @@ from tests.bench.shapes import SHAPES, write_folder
 FILE = "gpu_start.json"
 CASES = "8b files,8b,8b fp8 online,8b fp8,30b-a3b files,30b-a3b"
 MEMORY = Path("/dev/shm")
-SHARD = 4 << 30  # bytes of a file
-CHUNK = 64 << 20  # bytes of random numbers, over and over
+SHARD = 4 << 30  # bytes per file
+CHUNK = 64 << 20  # bytes of random numbers, written repeatedly
 GIB = 1 << 30
 CASE_S = 200.0
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is started: `SHAPE`, `SHAPE FORM`, `SHAPE files` or `SHAPE fp8 online`, which reads the files."""
+    """A model to start: `SHAPE`, `SHAPE FORM`, `SHAPE files`, or `SHAPE fp8 online`, which reads the files."""
 
     shape: str
     form: str = ""
@@ -72,7 +72,7 @@ class Case:
 
 
 def write_weights(folder: Path) -> int:
-    """Every tensor of the folder's configuration in bfloat16, random, in files of SHARD bytes; bytes of all."""
+    """Writes random bfloat16 for every tensor of the configuration, in files of SHARD bytes; returns all bytes."""
     model = build_model(load_model_config(folder), torch.bfloat16)
     shapes = {name: place.wanted.shape for name, place in expand(model.weight_table(), model).items()}
     numbers = (torch.randn(CHUNK // 2) * 0.02).bfloat16().view(torch.uint8).numpy().data
@@ -104,7 +104,7 @@ def write_weights(folder: Path) -> int:
 
 @contextmanager
 def folders(cases: Sequence[Case], layers: int) -> Iterator[Callable[[Case], Path]]:
-    """Makes the folder of a case; files are written once for a shape."""
+    """A function that makes the folder of a case; the files of a shape are written once."""
     room = shutil.disk_usage(MEMORY).free if MEMORY.is_dir() else 0
     shapes = {case.shape: with_layers(SHAPES[case.shape], layers) for case in cases if case.files}
     with tempfile.TemporaryDirectory() as probe:
@@ -128,7 +128,7 @@ def folders(cases: Sequence[Case], layers: int) -> Iterator[Callable[[Case], Pat
 
 
 async def start(case: Case, folder: Path, device: str) -> dict[str, Any]:
-    """Starts and stops an engine: seconds by phase, and what loading took."""
+    """Starts and stops an engine; returns seconds by phase, and the time and memory of loading."""
     found: dict[str, Any] = {}
     read = run_start.read_weights
 
@@ -160,7 +160,7 @@ async def start(case: Case, folder: Path, device: str) -> dict[str, Any]:
 
 
 def child(name: str, folder: Path, args: argparse.Namespace, cache: Path) -> dict[str, Any]:
-    """A start in a process of its own."""
+    """Runs a start in a separate process."""
     command = [sys.executable, "-m", "tests.bench.gpu_start", "--inside", str(folder), "--cases", name]
     command += ["--device", args.device]
     environment = {**os.environ, "TRITON_CACHE_DIR": str(cache)}
@@ -169,7 +169,7 @@ def child(name: str, folder: Path, args: argparse.Namespace, cache: Path) -> dic
 
 
 def print_starts(name: str, found: list[dict[str, Any]], size: int) -> None:
-    """A line per start; `size`: bytes of the files."""
+    """Prints a line per start; `size`: bytes of the files."""
     for number, each in enumerate(found, 1):
         rate = f", {size / each['read_s'] / 1e9:.2f} GB/s" if size else ""
         room = ""
@@ -181,12 +181,12 @@ def print_starts(name: str, found: list[dict[str, Any]], size: int) -> None:
 
 
 def apart(found: dict[str, Any]) -> float:
-    """Seconds to ready without those in which kernels were compiled."""
+    """Seconds to ready without the time to compile kernels."""
     return found["ready_s"] - found["phases"].get("kernels", 0.0)
 
 
 def asked(seen: dict[str, list[dict[str, Any]]], sizes: dict[str, int]) -> list[str]:
-    """What was asked of the cases that there are, by their last starts."""
+    """The requirements, checked on the last starts of the cases that ran."""
     last = {name: found[-1] for name, found in seen.items()}
     said = []
 

@@ -1,10 +1,10 @@
-"""What a step costs, in this checkout and in another one on the same card: plain rows, rows under a schema, pictures.
+"""The time of a step, in this checkout and in another one on the same card: plain rows, rows under a schema, pictures.
 
-Random weights of real shapes, one engine per process, without HTTP. Checkouts take turns, --rounds times each, so that
-what a card's clocks do meets both. A step's time is the median between the ends of consecutive steps in which all rows
-decode; pictures are timed from the first request to the last first token. Prints both columns and their ratio, and
-writes gpu_step.json into --out.
-Run: python -m tests.bench.gpu_step [--baseline CHECKOUT] [--only 0.6b,8b,vl-7b] [--rounds 2] [--out DIR]
+Random weights of real shapes, one engine per process, without HTTP. Checkouts alternate, --rounds times each, so that a
+change of the card's clock affects both. A step's time is the median between the ends of consecutive steps in which all
+rows decode. Pictures are timed from the first request to the last first token. Prints both columns and their ratio, and
+writes gpu_step.json into --out. Run: python -m tests.bench.gpu_step [--baseline CHECKOUT] [--only 0.6b,8b,vl-7b]
+[--rounds 2] [--out DIR]
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from typing import Any
 
 import numpy as np
 
-CASES = {"0.6b": (1, 32, 256), "8b": (32,), "vl-7b": (), "tiny": (1, 4), "tiny-vl": ()}  # rows; none: pictures
+# Numbers of rows; empty: pictures.
+CASES = {"0.6b": (1, 32, 256), "8b": (32,), "vl-7b": (), "tiny": (1, 4), "tiny-vl": ()}
 SCHEMA = {"type": "array", "minItems": 1000, "items": {"type": "string", "maxLength": 40}}
 PICTURES, PICTURE_ROWS = 32, 1024
-WINDOW, REPEATS = 192, 3  # steps of a measurement; measurements of a process
-SWITCH_INTERVAL_S = 0.0005  # as server/start/process has it: the loop gives the device thread the GIL soon
-VOCAB_WORDS = 2000  # tokens of one to three letters: a grammar's vocabulary for random weights
+WINDOW, REPEATS = 192, 3  # steps per measurement; measurements per process
+SWITCH_INTERVAL_S = 0.0005  # as in server/start/process: the loop passes the GIL to the device thread soon
+VOCAB_WORDS = 2000  # tokens of one to three letters: a vocabulary for grammars with random weights
 
 
 async def steps_of(engine: Any, requests: list[Any]) -> tuple[float, float]:
-    """Sends requests that begin together. Median seconds of a step in which all decode; until the last first token."""
+    """Sends requests at once. Median seconds of a step in which all decode; seconds to the last first token."""
     ends: list[float] = []
     rows = len(requests)
 
@@ -55,7 +56,7 @@ async def steps_of(engine: Any, requests: list[Any]) -> tuple[float, float]:
 
 def grammar_of(vocab: int) -> Any:
     """A schema over a vocabulary of single bytes and short words."""
-    from engine.grammar.compile import GrammarSpec, compile_now, fill_threads  # in an older checkout, too
+    from engine.grammar.compile import GrammarSpec, compile_now, fill_threads  # an older checkout has these modules too
     from engine.grammar.vocabulary import GrammarVocabulary
 
     letters = "abcdefghijklmnopqrstuvwxyz"
@@ -64,13 +65,13 @@ def grammar_of(vocab: int) -> Any:
     vocabulary = GrammarVocabulary(tokens.__getitem__, set[int]().__contains__, vocab)
     spec = GrammarSpec("schema", json.dumps(SCHEMA))
     grammar = compile_now(spec, vocabulary)
-    for _ in range(fill_threads() - 1):  # as a server makes them where many choices follow one grammar
+    for _ in range(fill_threads() - 1):  # a server makes this many matchers where many choices follow one grammar
         grammar.lanes.extend(compile_now(spec, vocabulary).lanes)
     return grammar
 
 
 async def pictures_of(engine: Any, draw: np.random.Generator) -> list[Any]:
-    """A request for each picture, all different."""
+    """One request per picture; all pictures differ."""
     from engine import MediaInput, Request, SamplingParams
 
     def example(runtime: Any) -> tuple[dict[str, np.ndarray], int]:
@@ -123,7 +124,7 @@ async def measured(shape: str, folder: str, device: str, only_schema: bool) -> d
 
 
 def run_in(checkout: Path, shape: str, folder: str, args: argparse.Namespace) -> dict[str, float]:
-    """A process of its own over the modules of a checkout."""
+    """Runs a shape in a separate process, with the modules of `checkout`."""
     command = [
         sys.executable,
         str(Path(__file__).resolve()),
@@ -145,7 +146,7 @@ def run_in(checkout: Path, shape: str, folder: str, args: argparse.Namespace) ->
 
 
 def main() -> None:
-    """Both columns."""
+    """Runs the benchmark and prints both columns."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--baseline", type=Path, help="another checkout, its extensions built")
     parser.add_argument("--only", default="0.6b,8b,vl-7b", help=", ".join(CASES))
@@ -160,7 +161,8 @@ def main() -> None:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         print(json.dumps(asyncio.run(measured(args.inside, args.folder, args.device, args.schema))))
         return
-    from tests.bench.shapes import SHAPES, write_folder  # of this checkout; a process inside has another's modules
+    # From this checkout: a process with --inside imports another checkout's modules.
+    from tests.bench.shapes import SHAPES, write_folder
 
     here = Path(__file__).resolve().parents[2]
     checkouts = {"this": here} | ({"baseline": args.baseline.resolve()} if args.baseline else {})
@@ -182,7 +184,7 @@ def main() -> None:
 
 
 def line(case: str, found: dict[str, list[float]]) -> str:
-    """Medians of the rounds, and this checkout's over the other's."""
+    """The medians of the rounds, and the ratio of this checkout to the other."""
     middle = {label: statistics.median(values) for label, values in found.items()}
     text = f"{case}: " + ", ".join(f"{label} {value:.3f} ms" for label, value in middle.items())
     return text + (f", ratio {middle['this'] / middle['baseline']:.4f}" if len(middle) == 2 else "")

@@ -1,9 +1,9 @@
 """llguidance and xgrammar on our corpus of schemas, with the 150,000 tokens of tekken: speed and soundness.
 
-Each library gets the schemas as requests bring them (without the server's checks and rewrites), compiles them, and is
-asked for masks along random answers. An answer that ends is judged by jsonschema. xgrammar is no dependency: install
-xgrammar into a folder, and name the folder in PYTHONPATH. Prints a line per library; writes grammar_libraries.json.
-Run: [PYTHONPATH=DIR] python -m tests.bench.grammar_libraries [--schemas 440] [--library NAME] [--out DIR]
+Each library gets the schemas as they arrive in requests (without the server's checks and rewrites), compiles them, and
+makes masks along random answers. jsonschema checks the answers that end. xgrammar is no dependency: install xgrammar
+into a folder, and name the folder in PYTHONPATH. Prints a line per library; writes grammar_libraries.json. Run:
+[PYTHONPATH=DIR] python -m tests.bench.grammar_libraries [--schemas 440] [--library NAME] [--out DIR]
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ STEPS, DRAWS = 120, 2
 
 
 def tokens() -> list[bytes]:
-    """tekken's, and an end token behind them."""
+    """The tokens of tekken, followed by an end token."""
     file = Path(mistral_common.__file__).parent / "data" / "tekken_240911.json"
     return [*(base64.b64decode(entry["token_bytes"]) for entry in json.loads(file.read_text())["vocab"]), b"<end>"]
 
 
 class Llguidance:
-    """As the server uses it."""
+    """llguidance, used as in the server."""
 
     def __init__(self, pieces: list[bytes]) -> None:
         from engine.grammar.vocabulary import GrammarVocabulary
@@ -62,13 +62,13 @@ class Llguidance:
         return found
 
     def take(self, matcher: Any, token: int) -> bool:
-        """Whether the answer goes on."""
+        """Whether the answer continues."""
         assert matcher.consume_token(token)
         return not matcher.is_stopped()
 
 
 class Xgrammar:
-    """With the defaults of its users, strict_mode off so that schemas mean what they say."""
+    """xgrammar with its default settings, except strict_mode, which would change the meaning of schemas."""
 
     def __init__(self, pieces: list[bytes]) -> None:
         try:
@@ -98,14 +98,14 @@ LIBRARIES: dict[str, Callable[[list[bytes]], Any]] = {"llguidance": Llguidance, 
 
 
 def draw(library: Any, matcher: Any, pieces: list[bytes], rng: np.random.Generator, times: list[float]) -> bytes | None:
-    """A random answer in a hurry to end; None where it does not."""
+    """A random answer that tends to end soon; None if it does not end."""
     answer = b""
     for at in range(STEPS):
         begun = time.perf_counter()
         mask = library.mask(matcher)
         times.append(time.perf_counter() - begun)
         ids = np.flatnonzero(np.unpackbits(mask, bitorder="little")[: len(pieces)])
-        short = ids[ids < 256] if rng.random() < 0.7 else ids  # single bytes reach more states than words
+        short = ids[ids < 256] if rng.random() < 0.7 else ids  # single bytes reach more states than words do
         closing = [token for token in ids.tolist() if token == library.end or pieces[token] in (b'"', b"}", b"]")]
         hurry = closing and rng.random() < 0.3 + at / STEPS
         token = int(rng.choice(closing if hurry else short if len(short) else ids))
@@ -116,7 +116,7 @@ def draw(library: Any, matcher: Any, pieces: list[bytes], rng: np.random.Generat
 
 
 def measure(name: str, count: int) -> dict[str, Any]:
-    """One library, in this process."""
+    """Measures one library in this process."""
     before = psutil.Process().memory_info().rss
     begun = time.perf_counter()
     pieces = tokens()
@@ -153,15 +153,15 @@ def measure(name: str, count: int) -> dict[str, Any]:
 def verdict(
     library: Any, asked: Any, judge: Any, pieces: list[bytes], rng: np.random.Generator, masks: list[float]
 ) -> str:
-    """enforced, or wrong where an answer that ended does not satisfy the schema."""
+    """ "enforced", or "wrong" if an ended answer violates the schema."""
     for _ in range(DRAWS):
         answer = draw(library, library.begin(asked), pieces, rng, masks)
         try:
             if answer is not None and next(judge.iter_errors(json.loads(answer)), None) is not None:
                 return "wrong"
-        except OverflowError:  # a number that no float holds is nothing to judge
+        except OverflowError:  # a number beyond the range of floats cannot be checked
             continue
-        except Exception:  # no JSON, or a schema that the library should have refused
+        except Exception:  # the answer is no JSON, or the library should have refused the schema
             return "wrong"
     return "enforced"
 

@@ -1,9 +1,9 @@
-"""What jump-forward saves: steps and seconds of answers that follow a schema, alternately with it and without it.
+"""The savings of jump-forward: steps and seconds of answers that follow a schema, with and without it, alternately.
 
-A server of the embedded model (or of --model) answers questions under the schemas of our corpus and under one schema
-of a tool, one request at a time. Where the grammar allows only one text, a server with jump-forward computes the text
-in one step. Prints a line of JSON for each turn: tokens of the answers, steps, and seconds.
-Run: python -m tests.bench.jump_forward [--model DIR] [--turns 3]
+A server of the embedded model (or of --model) answers questions under the schemas of our corpus and under one tool's
+schema, one request at a time. Where the grammar allows only one text, a server with jump-forward computes the text in
+one step. Prints a line of JSON for each turn: tokens of the answers, steps, and seconds. Run: python -m
+tests.bench.jump_forward [--model DIR] [--turns 3]
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TOOL = {
 
 
 def steps_of(url: str) -> int:
-    """Steps of the engine since its start."""
+    """Number of the engine's steps since its start."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=10) as reply:
         found = re.search(r"^vllm:steps_total\S* (\S+)$", reply.read().decode(), re.MULTILINE)
     assert found is not None
@@ -44,7 +44,7 @@ def steps_of(url: str) -> int:
 
 
 def answered(url: str, model: str, schemas: list[dict[str, Any]]) -> dict[str, Any]:
-    """Tokens, steps and seconds of an answer for each schema."""
+    """Tokens, steps and seconds of the answers, one answer per schema."""
     tokens, before, begun = 0, steps_of(url), time.perf_counter()
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=120) as client:
         for at, schema in enumerate(schemas):
@@ -63,7 +63,7 @@ def answered(url: str, model: str, schemas: list[dict[str, Any]]) -> dict[str, A
 
 
 def main() -> None:
-    """The lines."""
+    """Runs the benchmark and prints its lines."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=MODEL_DIR)
     parser.add_argument("--turns", type=int, default=3)

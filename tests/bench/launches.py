@@ -1,9 +1,9 @@
-"""What a step launches, names in order, in this checkout and in another one: a plain request, one under a schema.
+"""The launches of a step, by name and in order, in this checkout and in another: a plain request, one under a schema.
 
-On a GPU the names are those of the kernels and copies that the profiler saw, graphs included; on a CPU those of the C
-kernels. Random weights of a small shape, greedy tokens, one request at a time. Checkouts differ where neither list
-begins with the other: behind an answer's last token a step more may be in flight, or not.
-Run: python -m tests.bench.launches --baseline CHECKOUT [--device auto|cpu] [--shape tiny] [--out DIR]
+On a GPU the names are those of the kernels and copies in torch's profiler, graphs included; on a CPU those of the C
+kernels. Random weights of a small shape, greedy tokens, one request at a time. After an answer's last token one more
+step may be in flight. So checkouts differ only if neither list is a prefix of the other. Run: python -m
+tests.bench.launches --baseline CHECKOUT [--device auto|cpu] [--shape tiny] [--out DIR]
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ C_KERNELS = ("linear", "coded_linear", "norm", "point", "qkv_rope_store", "paged
 
 
 def record_c_kernels(names: list[str]) -> None:
-    """Notes each call of a C kernel; before the engine is imported, which takes the functions by name."""
+    """Records each call of a C kernel. Must run before the engine is imported: it imports the functions by name."""
     from _fast import cpu
 
     for name in C_KERNELS:
@@ -47,7 +47,7 @@ def noted(function: Callable[..., Any], names: list[str]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def gpu_names(names: list[str]) -> Iterator[None]:
-    """Adds what the device ran meanwhile, by begin."""
+    """Adds the names of what the device ran in this block, ordered by start."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
@@ -59,13 +59,13 @@ def gpu_names(names: list[str]) -> Iterator[None]:
 
 
 async def launched(folder: str, device: str) -> dict[str, list[str]]:
-    """Names by case."""
+    """Case -> names of its launches."""
     names: list[str] = []
     if device == "cpu":
         record_c_kernels(names)
     from engine import Engine, EngineConfig, Request, SamplingParams
 
-    # Of this folder, whichever checkout's modules run: the other one may lack the file.
+    # From this folder, whichever checkout's modules run: the other checkout may lack the file.
     grammar_of = runpy.run_path(str(Path(__file__).with_name("gpu_step.py")))["grammar_of"]
     engine = Engine(EngineConfig(folder, load_format="dummy", device=device, enable_prefix_caching=False))
     await engine.start()
@@ -84,7 +84,7 @@ async def launched(folder: str, device: str) -> dict[str, list[str]]:
 
 
 def names_in(checkout: Path, folder: str, device: str) -> dict[str, list[str]]:
-    """A process of its own over the modules of a checkout."""
+    """Runs a separate process with the modules of `checkout`."""
     command = [sys.executable, str(Path(__file__).resolve()), "--inside", folder, "--device", device]
     here = Path(__file__).resolve().parents[2]
     environment = {**os.environ, "PYTHONPATH": f"{checkout}:{here}:{os.environ.get('PYTHONPATH', '')}"}
@@ -96,7 +96,7 @@ def names_in(checkout: Path, folder: str, device: str) -> dict[str, list[str]]:
 
 
 def main() -> None:
-    """Both lists, compared."""
+    """Runs both checkouts, compares and prints both lists."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--baseline", type=Path, help="another checkout, its extensions built")
     parser.add_argument("--device", default="auto")

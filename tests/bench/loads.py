@@ -1,13 +1,13 @@
-"""What gpu_serve asks of a server: its cases, and how long their prompts and answers are, drawn from fixed seeds.
+"""The loads of gpu_serve: its cases, and the lengths of their prompts and answers, drawn from fixed seeds.
 
-`streams` is what the peer was measured with: equal lengths, or pictures where a model sees (JPEG, and PNG of noise as
-the peer's client draws them). `mixed`: 256 requests of 100 to 1,024 tokens in and out, sent together. `conversation`:
-lengths as those of ShareGPT (below) at 1, 4, 32 and 256 streams. `prefix`: 2,048 tokens that all prompts share and 128
-of their own; a second time all tokens are a prompt's own, so that nothing is found. `loop`: nothing at all,
-conversations at 32 and 256 streams, and the longest prompt that fits, again and again: how late the server's loop is.
-`rules`: equal lengths at 32 streams, where none, one or all of the streams have a penalty, a bias or log-probabilities.
-`grammar`: equal lengths at 64 streams, where none, one or all of the streams follow a JSON Schema.
-`pictures`, for a model that takes pictures: 32 streams of small ones; 8 of texts; 8 of texts and 8 of large pictures.
+`streams` repeats the peer's measurement: equal lengths, or pictures for a vision model (JPEG, and PNG of noise like
+those of the peer's client). `mixed`: 256 requests of 100 to 1,024 tokens in and out, sent together. `conversation`:
+lengths like those of ShareGPT (below) at 1, 4, 32 and 256 streams. `prefix`: 2,048 tokens that all prompts share and
+128 of their own; a second case has no shared tokens, so no prefix is found. `loop` measures the lateness of the
+server's loop: without requests, with conversations at 32 and 256 streams, and with the longest possible prompt,
+repeatedly. `rules`: equal lengths at 32 streams, where none, one or all of the streams have a penalty, a bias or
+log-probabilities. `grammar`: equal lengths at 64 streams, where none, one or all of the streams follow a JSON Schema.
+`pictures`, for a vision model: 32 streams with small pictures; 8 of texts; 8 of texts and 8 with large pictures.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from typing import Any, Literal
 
 from tests.bench.shapes import SHAPES
 
-Lengths = tuple[tuple[int, int], ...]  # tokens of prompt and answer, request after request
+Lengths = tuple[tuple[int, int], ...]  # tokens of prompt and answer of each request
 
-# vLLM's benchmark takes the first two turns of each conversation of ShareGPT_V3_unfiltered_cleaned_split, and leaves
-# out what has fewer than 4 tokens, prompts over 1,024 and pairs over 2,048 (vllm/benchmarks/datasets.py). Its 1,000
-# requests of seed 0 have 217,393 tokens in and 201,847 out with Qwen2.5's tokenizer, as many published runs print; of a
-# like data set, 229,711 and 203,068 (https://github.com/vllm-project/vllm/pull/18566). No percentiles of that set were
-# found published: that both lengths are log-normal and independent is ours, and so are the widths; the medians follow
-# from the means. What is drawn here has 222 and 207 tokens on average, half of it fewer than 128 and 113.
-MEDIAN, WIDTH = (164, 111), (1.7, 1.2)  # before what is filtered out
+# vLLM's benchmark takes the first two turns of each conversation of ShareGPT_V3_unfiltered_cleaned_split. It leaves out
+# turns under 4 tokens, prompts over 1,024 and pairs over 2,048 (vllm/benchmarks/datasets.py). With Qwen2.5's tokenizer
+# its 1,000 requests of seed 0 have 217,393 tokens in and 201,847 out, as many published runs print; a similar data set
+# has 229,711 and 203,068 (https://github.com/vllm-project/vllm/pull/18566). No percentiles of the set were found
+# published. Independent log-normal lengths and their widths are our assumption; the medians follow from the means. The
+# lengths drawn here have means of 222 and 207 tokens, and medians of 128 and 113.
+MEDIAN, WIDTH = (164, 111), (1.7, 1.2)  # before filtering
 LEAST, MOST_PROMPT, MOST = 4, 1024, 2048
-CHARACTERS = 4  # of a real conversation's text per token: the shapes served here have no real tokenizer
+CHARACTERS = 4  # characters per token of a real conversation: the shapes served here have no real tokenizer
 DRAWN = 4096
 FRESH = " (none found)"
 BACKGROUND = " with 8 of pictures"
@@ -57,41 +57,41 @@ ORDERS = {  # an answer that random weights cannot end early
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One load; `picture` is width and height, another one each time or, where the server caches prefixes, one."""
+    """One load. `picture` is (width, height); pictures differ, or with a prefix cache all requests share one."""
 
     name: str
-    streams: int  # 0: nothing is asked
-    lengths: Lengths  # over and over
+    streams: int  # 0: no requests
+    lengths: Lengths  # used cyclically
     picture: tuple[int, ...] = ()
     coding: Literal["jpeg", "noise"] = "jpeg"
-    cached: bool = True  # by a server that caches prefixes
-    once: bool = False  # each request once, and the case ends with the last of them
-    prefix: int = 0  # tokens that all prompts begin with, before their own
+    cached: bool = True  # the server has a prefix cache
+    once: bool = False  # each request is sent once, and the case ends with the last answer
+    prefix: int = 0  # tokens that begin all prompts, before each prompt's own
     seed: int = 0
-    fields: tuple[tuple[str, Any], ...] = ()  # of the bodies of the first `ruled` streams
+    fields: tuple[tuple[str, Any], ...] = ()  # added to the bodies of the first `ruled` streams
     ruled: int = 0
-    background: Case | None = None  # asked at the same time; its failures count, its answers do not
+    background: Case | None = None  # runs at the same time; its failures count, its answers do not
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is asked of a shape."""
+    """The sizes of a shape's loads."""
 
-    equal: tuple[int, int] = (512, 128)  # prompt and answer, as the peer was asked
-    mixed: tuple[int, int, int] = (256, 100, 1024)  # requests, and tokens from and to
+    equal: tuple[int, int] = (512, 128)  # tokens of prompt and answer, as in the peer's measurement
+    mixed: tuple[int, int, int] = (256, 100, 1024)  # number of requests, and range of their lengths in tokens
     conversations: tuple[int, ...] = (1, 4, 32, 256)  # streams
-    shorter: int = 1  # conversations are so many times shorter than real ones
-    prefix: tuple[int, int, int] = (16, 2048, 128)  # streams, shared tokens, fresh ones
+    shorter: int = 1  # divides the lengths of conversations
+    prefix: tuple[int, int, int] = (16, 2048, 128)  # streams, shared tokens, own tokens
     ruled: int = 32  # streams
-    held: int = 64  # streams of which some follow a schema
+    held: int = 64  # number of streams; some follow a schema
 
 
-TINY = Sizes((32, 16), (16, 8, 32), (1, 4), 16, (4, 256, 16), 4, 4)  # for trying a benchmark out
+TINY = Sizes((32, 16), (16, 8, 32), (1, 4), 16, (4, 256, 16), 4, 4)  # for trying out a benchmark
 SIZES = {"tiny": TINY, "tiny-vl": TINY, "vl-7b": Sizes(equal=(64, 64))}
 
 
 def cases_of(shape: str, loads: Sequence[str], streams: str, sharegpt: Path | None) -> list[Case]:
-    """The cases of these loads, each once."""
+    """The cases of these loads, without duplicates."""
     sizes = SIZES.get(shape, Sizes())
     said = conversations(sizes.shorter) if sharegpt is None else read_conversations(sharegpt, sizes.shorter)
     talks = {count: Case(f"{count} streams of conversations", count, said) for count in sizes.conversations}
@@ -125,7 +125,7 @@ def cases_of(shape: str, loads: Sequence[str], streams: str, sharegpt: Path | No
 
 
 def equal(shape: str, lengths: tuple[int, int], streams: str) -> list[Case]:
-    """As the peer was measured; a model that sees gets pictures instead of long prompts."""
+    """The peer's measurement; a vision model gets pictures instead of long prompts."""
     if "vision_config" not in SHAPES[shape]:
         return [equal_case(word, lengths) for word in streams.split(",")]
     tiny = shape.startswith("tiny")
@@ -144,20 +144,20 @@ def equal(shape: str, lengths: tuple[int, int], streams: str) -> list[Case]:
 
 
 def equal_case(word: str, lengths: tuple[int, int]) -> Case:
-    """`16`: so many streams; `4x230`: with prompts of 230 tokens."""
+    """The case of a word: `16` means 16 streams; `4x230` means 4 streams with prompts of 230 tokens."""
     count, _, prompt = word.partition("x")
     name = f"{count} streams of {prompt} tokens" if prompt else f"{count} streams"
     return Case(name, int(count), ((int(prompt or lengths[0]), lengths[1]),), cached=False, seed=int(count) * 1000)
 
 
 def mixed(count: int, least: int, most: int) -> Lengths:
-    """So many requests, evenly between these lengths."""
+    """Lengths of `count` requests, uniform between `least` and `most`."""
     draw = random.Random(0)
     return tuple((draw.randint(least, most), draw.randint(least, most)) for _ in range(count))
 
 
 def prefixed(sizes: Sizes) -> list[Case]:
-    """With and without what the cache gives."""
+    """One case with a shared prefix, and one of equal lengths without."""
     streams, shared, fresh = sizes.prefix
     name = f"{streams} streams of {shared} shared tokens and {fresh}"
     found = Case(name, streams, ((fresh, sizes.equal[1]),), prefix=shared, seed=7000)
@@ -165,7 +165,7 @@ def prefixed(sizes: Sizes) -> list[Case]:
 
 
 def with_rules(sizes: Sizes) -> list[Case]:
-    """The same streams without rules, which the others are compared with, and with rules on one or on all of them."""
+    """The same streams without rules, for comparison, and with rules on one or on all streams."""
     count = sizes.ruled
     plain = replace(equal_case(str(count), sizes.equal), name=PLAIN)
     penalty, bias = ("repetition_penalty", 1.1), ("logit_bias", {str(number): 1.5 for number in range(300, 310)})
@@ -185,7 +185,7 @@ def with_rules(sizes: Sizes) -> list[Case]:
 
 
 def with_grammars(sizes: Sizes) -> list[Case]:
-    """The same streams without grammars, then one of them or all held to a schema."""
+    """The same streams without grammars, then with a schema for one or for all streams."""
     count = sizes.held
     plain = replace(equal_case(str(count), sizes.equal), name=PLAIN)
     field = ("response_format", {"type": "json_schema", "json_schema": {"name": "orders", "schema": ORDERS}})
@@ -195,7 +195,7 @@ def with_grammars(sizes: Sizes) -> list[Case]:
 
 
 def with_pictures(shape: str, sizes: Sizes) -> list[Case]:
-    """What pictures cost those who stream texts, and small pictures, several of which a tower can take at once."""
+    """Streams of small pictures, several per tower run; texts alone; and texts while large pictures run."""
     if "vision_config" not in SHAPES[shape]:
         raise ValueError(f"--load pictures: {shape} sees no pictures; name a shape that does")
     tiny = shape.startswith("tiny")
@@ -208,7 +208,7 @@ def with_pictures(shape: str, sizes: Sizes) -> list[Case]:
 
 
 def longest(shape: str) -> Case:
-    """The longest prompt: a hundred thousand tokens where the model has the positions for them."""
+    """The longest prompt: 100,000 tokens, or as many as the model has positions for."""
     config: dict[str, Any] = SHAPES[shape]
     positions = config.get("text_config", config)["max_position_embeddings"]
     prompt = min(100_000, positions - LONG_ANSWER)
@@ -216,12 +216,12 @@ def longest(shape: str) -> Case:
 
 
 def is_asked(prompt: int, answer: int) -> bool:
-    """Whether vLLM's benchmark would ask it."""
+    """Whether vLLM's benchmark would include this pair."""
     return min(prompt, answer) >= LEAST and prompt <= MOST_PROMPT and prompt + answer <= MOST
 
 
 def conversations(shorter: int = 1) -> Lengths:
-    """Lengths like those of ShareGPT."""
+    """Lengths with the distribution of ShareGPT's."""
     draw, found = random.Random(0), []
     while len(found) < DRAWN:
         prompt, answer = (round(draw.lognormvariate(math.log(m), w)) for m, w in zip(MEDIAN, WIDTH))
@@ -231,9 +231,9 @@ def conversations(shorter: int = 1) -> Lengths:
 
 
 def read_conversations(file: Path, shorter: int = 1) -> Lengths:
-    """Those of a file in ShareGPT's form: a list of {"conversations": [{"from": "human", "value": ...}, ...]}.
+    """Lengths from a file in ShareGPT's form: a list of {"conversations": [{"from": "human", "value": ...}, ...]}.
 
-    The first human turn and the answer to it, CHARACTERS of text to a token; the same is left out as vLLM leaves out.
+    Takes the first human turn and its answer, CHARACTERS characters per token, and filters pairs as vLLM does.
     """
     found = []
     for entry in json.loads(file.read_text()):
@@ -250,5 +250,5 @@ def read_conversations(file: Path, shorter: int = 1) -> Lengths:
 
 
 def cut(found: list[tuple[int, int]], shorter: int) -> Lengths:
-    """With at least two tokens each: an answer of one has no time between tokens."""
+    """Divides the lengths; answers keep at least two tokens, as an answer of one has no time between tokens."""
     return tuple((max(2, prompt // shorter), max(2, answer // shorter)) for prompt, answer in found)

@@ -1,9 +1,9 @@
 """A server under more requests than it can answer: `python -m tests.bench.overload [SECONDS] [FLAG ...]` (S42, R14).
 
-The flags are the server's. Four experiments with one server each, streamed chat completions of random lengths, arrivals
-by Poisson but for the first: clients that each wait for their answer fill all rows and find the capacity; requests come
-at that rate; at three times that rate; one key that floods at three times that rate while a quiet key sends one
-request a second, and the quiet key alone. Prints JSON: times to first token, answers per second, refusals.
+The flags are the server's. The requests are streamed chat completions of random lengths. First, clients that each wait
+for their answer fill all rows: this measures the capacity. Then requests arrive by Poisson: at the rate of the
+capacity; at three times that rate; a quiet key alone with one request per second; and the quiet key while another key
+sends three times the capacity. Prints JSON: times to first token, answers per second, refusals.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from tests.end_to_end.process import ServerProcess
 from tests.end_to_end.wire import request_bytes
 
 ROWS = 64
-LENGTHS = (16, 48)  # tokens of an answer
+LENGTHS = (16, 48)  # tokens per answer
 TIMES = 3.0
-SETTLE_S = 5.0  # at the beginning of a run, whose answers do not count
+SETTLE_S = 5.0  # answers in the first seconds of a run do not count
 
 
 @dataclass
 class Seen:
-    """What happened to the requests of one key."""
+    """The results of one key's requests."""
 
-    first_s: list[float] = field(default_factory=list)  # time to first token, of those that were answered
-    ended: list[float] = field(default_factory=list)  # when, seconds since the beginning
-    refused_s: list[float] = field(default_factory=list)  # how long a 429 took
+    first_s: list[float] = field(default_factory=list)  # time to first token of answered requests
+    ended: list[float] = field(default_factory=list)  # seconds since the beginning
+    refused_s: list[float] = field(default_factory=list)  # time until a 429
     retry_after: list[int] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     sent: int = 0
@@ -75,7 +75,7 @@ def body_of(key: str, draw: random.Random) -> bytes:
 
 
 async def ask(port: int, key: str, seen: Seen, begun: float, draw: random.Random) -> None:
-    """One request on a connection of its own, to its end."""
+    """Sends one request on its own connection and reads the answer to its end."""
     seen.sent += 1
     sent = time.perf_counter()
     try:
@@ -108,7 +108,7 @@ async def ask(port: int, key: str, seen: Seen, begun: float, draw: random.Random
 
 
 async def closed(port: int, clients: int, seconds: float) -> Seen:
-    """So many clients that each send their next request when their last one has been answered."""
+    """Runs `clients` clients; each sends its next request when its last one has been answered."""
     seen, begun, draw = Seen(), time.perf_counter(), random.Random(0)
 
     async def client() -> None:
@@ -120,7 +120,7 @@ async def closed(port: int, clients: int, seconds: float) -> Seen:
 
 
 async def opened(port: int, rates: dict[str, float], seconds: float) -> dict[str, Seen]:
-    """Requests of some keys at their rates, whatever becomes of them."""
+    """Sends each key's requests at its rate, independent of the answers."""
     seen, begun = {key: Seen() for key in rates}, time.perf_counter()
     tasks: set[asyncio.Task[None]] = set()
 
@@ -139,7 +139,7 @@ async def opened(port: int, rates: dict[str, float], seconds: float) -> dict[str
 
 
 def run(seconds: float, flags: list[str]) -> dict[str, Any]:
-    """All experiments on one server, which is quiet between them."""
+    """Runs all experiments on one server, which becomes idle between them."""
     with tempfile.TemporaryDirectory() as folder:
         keys = Path(folder) / "keys"
         keys.write_text("one:one\nquiet:quiet\n")
@@ -167,7 +167,7 @@ def run(seconds: float, flags: list[str]) -> dict[str, Any]:
 
 
 def ratios(found: dict[str, Any]) -> dict[str, float | int]:
-    """What the goals are about: 3x against 1x, the quiet key during the flood against alone."""
+    """The ratios that have goals: 3x to 1x, and the quiet key during the flood to the quiet key alone."""
     once, thrice = found["1x"]["one"], found["3x"]["one"]
     beside, alone = found["flood_and_quiet"]["quiet"], found["quiet_alone"]["quiet"]
     return {

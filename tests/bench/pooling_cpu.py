@@ -1,9 +1,9 @@
-"""Texts into vectors on the CPU: this engine and transformers, with the same random weights and texts.
+"""Embeds texts on the CPU with this engine and with transformers, with the same random weights and texts.
 
     python -m tests.bench.pooling_cpu [--threads 2] [--texts 256] [--tokens 128] [--json FILE]
 
-The shape is all-MiniLM-L6's: 6 layers of 384, 12 heads, mean pooling. Each side takes its turn three times; the table
-gives the median of texts per second, from token ids to vectors on both sides.
+The shape is that of all-MiniLM-L6: 6 layers of 384, 12 heads, mean pooling. The two sides alternate, three times each.
+The table has the median of texts per second, from token ids to vectors on both sides.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ async def ours(folder: Path, inputs: np.ndarray, threads: int) -> list[float]:
 
 
 def theirs(folder: Path, inputs: np.ndarray, threads: int) -> list[float]:
-    """The same of transformers, called as sentence-transformers calls it: batches of 32."""
+    """Texts per second of transformers, called as sentence-transformers calls it: in batches of 32."""
     from transformers import AutoModel
 
     torch.set_num_threads(threads)

@@ -1,8 +1,8 @@
-"""Clients that cost next to nothing: `python -m tests.bench.readers PORT STREAMS SECONDS [TOKENS]`.
+"""Clients that need very little CPU: `python -m tests.bench.readers PORT STREAMS SECONDS [TOKENS]`.
 
-One thread, one selector, raw sockets; events are counted by their marker and never parsed, so that the machine belongs
-to what is measured. Each client sends its next request when its last one has ended; with TOKENS 0 it asks once, for
-as long an answer as there can be. Prints the number of events as it ends.
+One thread, one selector, raw sockets; events are counted by their marker and never parsed, so that the server gets the
+CPU. Each client sends its next request when its last one has ended; with TOKENS 0 it sends one request for the longest
+possible answer. Prints the number of events at the end.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ END = b"data: [DONE]"
 
 
 def request(number: int, tokens: int) -> bytes:
-    """A short conversation, its own for each client; lengths differ, or all would end and begin together."""
+    """A short conversation for each client; lengths differ, so that streams do not all end and begin together."""
     body = {
         "messages": [{"role": "user", "content": f"client {number} asks {random.random()}"}],
         "max_tokens": random.randint(tokens // 2, tokens + tokens // 2) if tokens else 1 << 20,
@@ -32,7 +32,7 @@ def request(number: int, tokens: int) -> bytes:
 
 
 def read(port: int, streams: int, seconds: float, tokens: int) -> int:
-    """The number of events that came."""
+    """Runs the clients; returns the number of received events."""
     waiting = selectors.DefaultSelector()
     tails: dict[socket.socket, bytes] = {}
     for number in range(streams):

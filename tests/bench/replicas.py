@@ -1,4 +1,4 @@
-"""How many cached prefix tokens are found again by replicas behind a router: conversations of several turns.
+"""How many prefix tokens replicas behind a router find in their caches: conversations of several turns.
 
 `python -m tests.bench.replicas --router "python -m sglang_router.launch_router --policy cache_aware" --json FILE`
 
@@ -33,18 +33,18 @@ COLOURS = ["red", "blue", "green"]
 SHAPES = ["circle", "square", "triangle", "star"]
 WORDS = [*COLOURS, *SHAPES, "left", "right", "up", "down", "one", "two", "three", "above", "below", "moves"]
 ANSWER = ("gpt", "x" * 8 * CHARACTERS)  # eight tokens long
-BLOCKS = 4096  # of all replicas together
+BLOCKS = 4096  # KV cache blocks of all replicas together
 
 
 def conversation(at: int, turns: int) -> list[str]:
-    """What the user says: first a long text of the conversation's own, then short questions."""
+    """The user's turns: first a long text of this conversation alone, then short questions."""
     draw = random.Random(at)
     said = [" ".join(draw.choices(WORDS, k=120)), *(" ".join(draw.choices(WORDS, k=12)) for _ in range(turns - 1))]
     return [f"{at}: {text}" for text in said]
 
 
 def talk(url: str, conversations: int, turns: int) -> int:
-    """All conversations at one time, turn by turn, asked by `bench serve`; prompt tokens in all."""
+    """`bench serve` runs all conversations at once, turn by turn; returns the number of prompt tokens."""
     said = [
         [{"from": who, "value": value} for text in conversation(at, turns) for who, value in (("human", text), ANSWER)]
         for at in range(conversations)
@@ -82,11 +82,11 @@ def hits(ports: list[int]) -> list[int]:
 
 @contextlib.contextmanager
 def replicas(count: int) -> Iterator[list[int]]:
-    """Ports of servers that are ready, and share BLOCKS."""
+    """Ports of ready servers, which divide BLOCKS among themselves."""
     flags = ("--num-threads", "1", "--disable-access-log", "--num-gpu-blocks-override", str(BLOCKS // count))
     with contextlib.ExitStack() as stack:
         started = []
-        for _ in range(count):  # one after the other: a start takes a core for itself
+        for _ in range(count):  # one after the other: each start takes a core
             process = ServerProcess(*flags)
             stack.callback(process.close)
             started.append(process.spawn().wait_ready(300))
@@ -97,7 +97,7 @@ def replicas(count: int) -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def routed(command: str, ports: list[int]) -> Iterator[int]:
-    """The port of a router in front of the replicas; without a command, the first replica's."""
+    """The port of a router in front of the replicas; without a command, the port of the first replica."""
     if not command:
         yield ports[0]
         return

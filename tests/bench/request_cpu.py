@@ -1,10 +1,10 @@
-"""What a request costs the loop in addition to its tokens, and how long many requests hold it. A table, and JSON.
+"""The loop's cost of a request in addition to its tokens, and how long many requests block the loop; a table, and JSON.
 
-The whole server on real sockets, its engine's device thread replaced by one that does nothing: steps of made-up tokens
-are given to the engine's own delivery. Rounds of requests as gpu_serve sends them (512 token ids, streamed, greedy,
-keep-alive connections) ask for 1 and for 33 tokens. The loop thread's CPU time in a round (its own clock, read from
-outside) gives the cost of a token by the difference, and of a request by the rest. `crowd` is how late a heartbeat
-of 1 ms is while 64 requests arrive at one time. Run: python -m tests.bench.request_cpu [--streams 1,64] [--json FILE]
+The whole server runs on real sockets, but its device thread is replaced by one that does nothing; the engine's own
+delivery gets steps of made-up tokens. Rounds of requests like gpu_serve's (512 token ids, streamed, greedy, keep-alive
+connections) request 1 token and 33 tokens. The loop thread's CPU time in a round is read from outside. The difference
+between the two gives the cost of a token, the rest that of a request. `crowd` is how late a heartbeat of 1 ms is while
+64 requests arrive at the same time. Run: python -m tests.bench.request_cpu [--streams 1,64] [--json FILE]
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from tests.end_to_end.process import ROOT
 from tests.end_to_end.wire import request_bytes
 
 PROMPT, SHORT, LONG = 512, 1, 33
-IN_A_ROW = 10  # rounds of a kind: were they to alternate, all collections of garbage might fall into one kind
+IN_A_ROW = 10  # rounds of one kind in a row: with alternating kinds all garbage collections might fall into one kind
 BEAT_S = 0.001
 END = b"0\r\n\r\n"
 
 
-# -- clients, in a process of their own: python -m tests.bench.request_cpu --clients PORT STREAMS
+# -- clients, in a separate process: python -m tests.bench.request_cpu --clients PORT STREAMS
 
 
 def clients(port: int, streams: int) -> None:
-    """For each number from stdin, every connection requests so many tokens; prints "sent", then "read" at the end."""
+    """Every connection requests as many tokens as each line of stdin says; prints "sent", then "read" at the end."""
     draw = random.Random(streams)
     sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(streams)]
     print("connected", flush=True)
@@ -66,11 +66,11 @@ def clients(port: int, streams: int) -> None:
 
 # -- the server's side
 
-Beats = tuple[list[float], float]  # ms that each was late, and the most CPU between two of them, in ms
+Beats = tuple[list[float], float]  # lateness of each beat, and the most CPU time between two beats, all in ms
 
 
 class NoDevice:
-    """Stands in front of the device thread: takes what is submitted, and nothing happens."""
+    """Replaces the device thread: accepts requests and does nothing."""
 
     def __init__(self) -> None:
         self.inbox = Inbox()
@@ -89,7 +89,7 @@ class NoDevice:
 
 
 class Rounds:
-    """A server and its clients, on the main thread."""
+    """A server and its clients; runs on the main thread."""
 
     def __init__(self, server: InsideServer, device: NoDevice, streams: int) -> None:
         self.server, self.device, self.streams = server, device, streams
@@ -109,7 +109,7 @@ class Rounds:
         assert line == word, line
 
     def begin(self, tokens: int) -> None:
-        """Every client sends, and the engine has all of it."""
+        """Every client sends its request, and the engine has received all of them."""
         assert self.clients.stdin is not None
         self.clients.stdin.write(f"{tokens}\n")
         self.receive("sent")
@@ -119,7 +119,7 @@ class Rounds:
             time.sleep(0.002)
 
     def answer(self, tokens: int) -> None:
-        """All of the answer, a step at a time."""
+        """Delivers the whole answers, one step at a time."""
         self.server.call(lambda: self._steps(0, tokens, tokens))
         self.ended()
 
@@ -128,7 +128,7 @@ class Rounds:
         self.device.empty()
 
     async def _steps(self, first: int, end: int, tokens: int) -> None:
-        """Steps `first` to `end` of answers that have so many tokens."""
+        """Delivers steps `first` to `end` of answers with `tokens` tokens."""
         ids, count = self.engine.open_ids(), self.streams
         for at in range(first, end):
             reason = FinishReason.LENGTH if at == tokens - 1 else FinishReason.NONE
@@ -140,7 +140,7 @@ class Rounds:
             self.engine.on_output(output)
             for _ in range(
                 count * COST_CALLBACK // SLICE + 2
-            ):  # slices, and what a transport writes at the end of a turn
+            ):  # slices, and what a transport writes at the end of a loop iteration
                 await asyncio.sleep(0)
 
     def cost(self, tokens: int) -> float:
@@ -148,11 +148,11 @@ class Rounds:
         begun = time.clock_gettime(self.clock)
         self.begin(tokens)
         self.answer(tokens)
-        time.sleep(0.01)  # what follows an answer's last byte
+        time.sleep(0.01)  # the server's work after an answer's last byte
         return (time.clock_gettime(self.clock) - begun) / self.streams * 1e6
 
     def crowd(self) -> tuple[Beats, Beats]:
-        """Beats while all requests of a round arrive, and while all of them end in one step."""
+        """Beats while all requests of a round arrive, and beats while all of them end in one step."""
         self.server.call(self._beat)
         time.sleep(0.01)
         self.begin(2)
@@ -173,7 +173,7 @@ class Rounds:
 
 
 async def beats() -> Beats:
-    """Until it is cancelled."""
+    """Records beats until it is cancelled."""
     late, spent = [], 0.0
     try:
         while True:
@@ -199,13 +199,15 @@ def rounds(streams: int) -> Iterator[Rounds]:
             found.clients.kill()
             found.clients.wait()
             time.sleep(0.1)
-            del real.submit, real.abort  # what its class has is in force again
+            del real.submit, real.abort  # the class's methods apply again
             device.inbox.close()
 
 
 def cpu(streams: int, count: int = 40) -> dict[str, float]:
-    """Microseconds of loop time: of a request without its later tokens, and of a token; garbage collections included.
-    `best` is the request's in the best tenth of rounds, which neighbours have troubled least."""
+    """Microseconds of loop time, garbage collections included: of a request without its later tokens, and of a token.
+
+    `best` is the request's cost in the best tenth of rounds, which other load has disturbed least.
+    """
     with rounds(streams) as found:
         for _ in range(5):
             found.cost(SHORT)
@@ -220,8 +222,10 @@ def cpu(streams: int, count: int = 40) -> dict[str, float]:
 
 
 def crowd(streams: int = 64, count: int = 40) -> dict[str, float]:
-    """How late beats of 1 ms are while `streams` requests arrive together, and end together: in ms, of the middle round
-    the longest lateness, and the loop's own work that lay between two beats."""
+    """Lateness of beats of 1 ms while `streams` requests arrive together and end together, in ms.
+
+    For the median round: the longest lateness, and the loop's CPU time between two beats.
+    """
     with rounds(streams) as found:
         found.crowd()
         each = [found.crowd() for _ in range(count)]

@@ -1,10 +1,11 @@
 """How much of our source one plain streamed chat request runs: functions, their lines, their files.
 
-The server runs in this process with the embedded model, on a CPU. Four requests follow one that warms up; what ran
-from the first byte on the socket until the answer was cleared away, in each of the four, is the road: start-up, caches
-filled once, ticks and idle timers are not on it. A function's lines are those of its body and signature without
-docstrings, comments and blank lines; a function inside another counts by itself. Python alone is counted; for
-`--cython` _fast is compiled once more, into build/road, with Cython's profiling, so that its functions count too.
+The server runs in this process with the embedded model, on a CPU. Four requests follow one that warms up. The road is
+the set of functions that ran in each of the four requests, from the first byte on the socket until the answer was
+cleaned up; it excludes start-up, caches filled once, ticks and idle timers. A function's lines are those of its
+signature and body without docstrings, comments and blank lines; an inner function counts separately. Only Python is
+counted; with `--cython` _fast is compiled once more, into build/road, with Cython's profiling, so that its functions
+count too.
 
 Run: python tests/bench/road.py [--cython] [--list] [--root CHECKOUT], where CHECKOUT has its extensions built.
 """
@@ -30,7 +31,7 @@ from typing import Any
 
 FOLDERS = ("server", "engine", "mm", "_fast")
 TRACED = Path("build/road")
-ROUNDS = 4  # each begins at another part of a second, so that no tick of a second falls into all
+ROUNDS = 4  # each begins at another fraction of a second, so that no once-per-second tick falls into all rounds
 BODY = {
     "messages": [{"role": "user", "content": "What is the capital of France?"}],
     "max_tokens": 12,
@@ -39,7 +40,7 @@ BODY = {
     "stream": True,
 }
 
-Place = tuple[str, int]  # a file below the root, the first line of a function
+Place = tuple[str, int]  # a file relative to the root, and the first line of a function
 
 BUILD = """
 import runpy, sys
@@ -58,7 +59,7 @@ runpy.run_path("setup.py", run_name="__main__")
 
 
 class Recorder:
-    """The functions of ours that run while it is on, in whichever thread."""
+    """Records our functions that run, in any thread, while the recorder is on."""
 
     def __init__(self) -> None:
         self.is_on = False
@@ -80,7 +81,7 @@ class Recorder:
 
 
 def ask(port: int) -> None:
-    """The request, until its last byte."""
+    """Sends the request and reads the answer to its last byte."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     connection.request("POST", "/v1/chat/completions", json.dumps(BODY), {"Content-Type": "application/json"})
     answer = connection.getresponse()
@@ -91,21 +92,21 @@ def ask(port: int) -> None:
 
 
 class Announced:
-    """Reads what the server writes to its stdout, for the line that says where it listens."""
+    """Reads the server's stdout until the line with its address."""
 
     def __init__(self) -> None:
-        self.stdout = os.fdopen(os.dup(1), "w")  # where the caller reads
+        self.stdout = os.fdopen(os.dup(1), "w")  # the original stdout, for the report
         read, write = os.pipe()
         os.dup2(write, 1)
         self._lines = os.fdopen(read)
 
     def port(self) -> int:
-        """Waits for the line; the process ends where the server does before it listens."""
+        """The port in the line. The process ends if the server ends before it listens."""
         return next(int(line.rpartition(":")[2]) for line in self._lines if line.startswith("Listening on "))
 
 
 def measure(announced: Announced, recorder: Recorder, root: Path, shows_names: bool) -> None:
-    """A client's thread: asks, counts, prints, ends the process."""
+    """Runs in the client's thread: sends requests, counts, prints, ends the process."""
     sys.setprofile(None)
     status = 1
     try:
@@ -113,7 +114,7 @@ def measure(announced: Announced, recorder: Recorder, root: Path, shows_names: b
         ask(port)
         rounds = []
         for number in range(ROUNDS):
-            time.sleep(0.5)  # what the request before has left is cleared away
+            time.sleep(0.5)  # the server cleans up after the previous request
             time.sleep((number / ROUNDS - time.monotonic()) % 1.0)
             recorder.is_on = True
             ask(port)
@@ -131,7 +132,7 @@ def measure(announced: Announced, recorder: Recorder, root: Path, shows_names: b
 
 
 def report(places: set[Place], root: Path, shows_names: bool) -> None:
-    """A line per folder, the sum, and the functions if they are asked for."""
+    """Prints a line per folder, the sum, and on request the functions."""
     functions = {
         path: python_functions(root / path) if path.endswith(".py") else cython_functions(root / path)
         for path, _ in places
@@ -155,12 +156,12 @@ def report(places: set[Place], root: Path, shows_names: bool) -> None:
 
 
 def name_at(functions: dict[str, set[int]], first: int) -> str | None:
-    """The innermost function that has this line; None: it is a class's or a module's."""
+    """The innermost function with this line; None if the line belongs to a class or a module."""
     return next((name for name, lines in functions.items() if first in lines), None)
 
 
 def python_functions(path: Path) -> dict[str, set[int]]:
-    """The lines of each function."""
+    """Function name -> its lines."""
     tree = ast.parse(path.read_text())
     text = path.read_text().splitlines()
     found: dict[str, set[int]] = {}
@@ -184,7 +185,7 @@ def python_functions(path: Path) -> dict[str, set[int]]:
 
 
 def cython_functions(path: Path) -> dict[str, set[int]]:
-    """The same of a .pyx, by indentation."""
+    """Function name -> its lines, for a .pyx, found by indentation."""
     text = path.read_text().splitlines()
     found = {}
     for at, line in enumerate(text):

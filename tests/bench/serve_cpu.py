@@ -1,7 +1,7 @@
 """Serving speed over real sockets on a CPU, against a bare torch loop in the same run. `make bench`.
 
-Starts the server in a process of its own (dummy weights of a real shape), asks it as `bench serve` does,
-prints a table and writes JSON with --json FILE. 128 tokens in, 64 out, greedy, prompts all different.
+Starts the server in a separate process (dummy weights of a real shape), sends requests as `bench serve` does, prints a
+table and writes JSON with --json FILE. 128 tokens in, 64 out, greedy, prompts all different.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def start_server(folder: Path, threads: int) -> tuple[subprocess.Popen[str], int
 
 
 def bare_loop(threads: int, batch: int) -> float:
-    """Tokens per second of the bare torch loop, best of two, in a fresh process."""
+    """Tokens per second of the bare torch loop, best of two runs, in a new process."""
     code = (
         "import torch; from tests.bench.torch_loop import TorchLoop; from tests.bench.shapes import QWEN3_CPU;"
         f"torch.set_num_threads({threads}); loop = TorchLoop(QWEN3_CPU); loop.run({batch}, 16, 4);"
@@ -78,7 +78,7 @@ def bare_loop(threads: int, batch: int) -> float:
 
 
 def without_torch(port: int, streams: int, rounds: int, threads: int) -> dict[str, float]:
-    """The server between two runs of the torch loop, which gets its better one: machines change within minutes."""
+    """The server between two runs of the torch loop, whose better run counts: machines change within minutes."""
     before = bare_loop(threads, streams)
     row = asyncio.run(measure(port, streams, rounds))
     row["torch_loop_tokens_per_s"] = max(before, bare_loop(threads, streams))

@@ -1,7 +1,7 @@
-"""A server of gpu_serve: `python -m server` under watch in a process of its own, and plain requests to it.
+"""The server of gpu_serve: `python -m server` in a separate process that records times, and plain requests to it.
 
-Its loop beats and notes when tokens were written (tests/bench/watched.py); what it noted is read when it has stopped.
-CPU times are the kernel's, by thread.
+The server's loop records a heartbeat and the times at which tokens were written (tests/bench/watched.py). These records
+are read after the server has stopped. CPU times are the kernel's, by thread.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ COUNTED = ("prefix_cache_hits", "prefix_cache_queries", "steps", "steps_in_pytho
 
 
 class Server:
-    """One server, and what its process has used. `beats`, `written` of watched.py are there once it has stopped."""
+    """A server, and its process's CPU times. `beats` and `written` of watched.py are set after its stop."""
 
     def __init__(
         self, shape: str, device: str, folder: Path, flags: Sequence[str], beat_s: float, weights: str = ""
@@ -49,21 +49,21 @@ class Server:
         self.port = int(line.rsplit(":", 1)[1])
         self.ready_s = time.perf_counter() - begun
         self.beats = np.zeros((0, 2))  # [count, 2]: time, lateness
-        self.written = np.zeros((0, 3))  # [count, 3]: time, seconds since the tokens were home, tokens
+        self.written = np.zeros((0, 3))  # [count, 3]: time, seconds since the tokens were on the host, tokens
 
     def cpu(self) -> tuple[float, float]:
-        """Seconds computed by the loop's thread, and by all threads."""
+        """CPU seconds of the loop's thread, and of all threads."""
         pid = self.process.pid
         return cpu_of(Path(f"/proc/{pid}/task/{pid}")), cpu_of_process(pid)
 
     def counted(self) -> tuple[float, ...]:
-        """Since start: tokens found in the prefix cache and looked up there, steps, and those that took Python."""
+        """Counts since start: tokens found in the prefix cache, tokens looked up, steps, and steps run by Python."""
         lines = [line.rpartition(" ") for line in ask(self.port, "/metrics").splitlines()]
         counts = {name.partition("{")[0]: float(value) for name, _, value in lines if name and name[0] != "#"}
         return tuple(counts[f"vllm:{name}_total"] for name in COUNTED)
 
     def stop(self) -> None:
-        """Ends it, and reads what it has noted."""
+        """Stops the server, and reads its records."""
         with self.process:
             self.process.send_signal(signal.SIGTERM)
             try:
@@ -76,25 +76,25 @@ class Server:
 
 
 def cpu_of_process(pid: int) -> float:
-    """Seconds that the threads of a process have computed."""
+    """CPU seconds of all threads of a process."""
     return sum(map(cpu_of, Path(f"/proc/{pid}/task").iterdir()))
 
 
 def cpu_of(task: Path) -> float:
-    """CPU seconds of a thread: exact where the kernel has schedstat, else in ticks."""
+    """CPU seconds of a thread: exact if the kernel has schedstat, else in ticks."""
     try:
         return int((task / "schedstat").read_text().split()[0]) / 1e9
     except (OSError, ValueError, IndexError):
         pass
     try:
         fields = (task / "stat").read_text().rpartition(")")[2].split()
-    except OSError:  # it has ended
+    except OSError:  # the thread has ended
         return 0.0
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def ask(port: int, path: str, body: dict[str, Any] | None = None) -> str:
-    """One request, a GET where there is no body; its whole answer."""
+    """Sends one request (without a body: GET); returns its whole answer."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         data = None if body is None else json.dumps(body)
@@ -109,10 +109,10 @@ def ask(port: int, path: str, body: dict[str, Any] | None = None) -> str:
 
 
 def check(port: int) -> None:
-    """Chat and completion, whole and streamed, of text and of ids, answer as they should."""
+    """Chat and completion, whole and streamed, of text and of ids, give consistent answers."""
     rules = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
     messages = [{"role": "user", "content": "Say something."}]
-    # Salts keep the requests' caches apart: a cache hit changes shapes and last bits, which random weights amplify.
+    # Different salts prevent cache hits, which change shapes and last bits; random weights amplify the change.
     said = json.loads(ask(port, "/v1/chat/completions", {"messages": messages, "cache_salt": "whole", **rules}))
     streamed = ask(port, "/v1/chat/completions", {"messages": messages, "stream": True, "cache_salt": "parts", **rules})
     events = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]

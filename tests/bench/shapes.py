@@ -28,7 +28,7 @@ QWEN3_CPU = {
     "attention_bias": False,
     "eos_token_id": 1,
 }
-TINY = {  # for trying a benchmark out
+TINY = {  # for trying out a benchmark
     **QWEN3_CPU,
     "hidden_size": 128,
     "num_hidden_layers": 2,
@@ -132,7 +132,7 @@ LLAMA31_8B = {
     },
     "eos_token_id": 128009,
 }
-GEMMA3_12B = {  # the decoder alone: five layers with a window of 1,024, then one that sees all
+GEMMA3_12B = {  # the decoder alone: five layers with a window of 1,024, then one with full attention
     "architectures": ["Gemma3ForCausalLM"],
     "model_type": "gemma3_text",
     "hidden_size": 3840,
@@ -199,7 +199,7 @@ XLM_R_LARGE = {
     "pad_token_id": 1,
 }
 RANKER = {"architectures": ["Qwen3ForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
-POOLED = {  # asked by gpu_pooling
+POOLED = {  # used by gpu_pooling
     "bge-base": BGE_BASE,
     "xlm-r-large": XLM_R_LARGE,
     "0.6b-embedding": {**QWEN3_06B, "architectures": ["Qwen3Model"]},
@@ -217,15 +217,15 @@ POOLED = {  # asked by gpu_pooling
 
 
 def few_layers(name: str) -> dict[str, Any]:
-    """A shape with layers of every kind, but as few as there can be: what kernels it takes, not how long."""
+    """A shape with layers of every kind, but as few as possible: for the set of its kernels, not for their times."""
     config = SHAPES[name]
     parts = {part: fewer(config[part]) for part in ("text_config", "vision_config", "audio_config") if part in config}
     return {**config, **parts} if parts else fewer(config)
 
 
 def fewer(part: dict[str, Any]) -> dict[str, Any]:
-    """A decoder or a tower of few layers."""
-    if "depth" in part:  # a tower whose layers of some numbers are of another kind
+    """A decoder or a tower with few layers."""
+    if "depth" in part:  # in such a tower some layer numbers have another kind
         fed = {"deepstack_visual_indexes": [3, 5]} if "deepstack_visual_indexes" in part else {}
         return {**part, "depth": 8, **fed}
     if "encoder_layers" in part:
@@ -239,9 +239,9 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def byte_tokenizer(vocab: int, special: dict[str, int] | None = None) -> dict:
-    """A byte-level BPE tokenizer.json: 256 bytes, then words of four letters that no merge reaches, up to `vocab` ids.
+    """A byte-level BPE tokenizer.json: 256 bytes, then four-letter words up to `vocab` ids, which no merge produces.
 
-    Nearly every id that random weights choose is a word, so a stream has text with each token, as with real models.
+    Nearly every id that random weights choose is a word. So each token of a stream has text, as with real models.
     """
     from tokenizers import pre_tokenizers
 
@@ -295,7 +295,7 @@ def _compressed(form: str, inputs: dict | None, **weights: object) -> dict:
     return {**named, "config_groups": {"group_0": group}, "ignore": ["lm_head"]}
 
 
-# --weights of the benchmarks -> quantization_config of random weights.
+# --weights of the benchmarks -> quantization_config for random weights.
 FORMS = {
     "fp8": _compressed(
         "float-quantized",
@@ -313,7 +313,7 @@ FORMS = {
 
 
 def write_folder(folder: Path, config: dict, weights: str = "") -> Path:
-    """Writes config.json, tokenizer.json, a chat template and, for a model that sees, its processor; the folder.
+    """Writes config.json, tokenizer.json, a chat template and a vision model's processor; returns the folder.
 
     `weights`: a name in FORMS; "": floats.
     """

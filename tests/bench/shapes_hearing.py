@@ -1,4 +1,4 @@
-"""Shapes of Whisper: sizes are those of the config.json of openai/whisper-large-v3 of Hugging Face, markers its ids."""
+"""Shapes of Whisper: sizes from the config.json of openai/whisper-large-v3 on Hugging Face, and its marker ids."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MARKERS = ("<|translate|>", "<|transcribe|>", "<|startoflm|>", "<|startofprev|>"
 
 
 def whisper(first: int, mels: int, width: int, layers: int, heads: int, depth: int) -> dict[str, Any]:
-    """A Whisper of many languages with windows of 30 seconds; `first`: the id of its first marker."""
+    """A multilingual Whisper with windows of 30 seconds; `first`: the id of its first marker."""
     languages = [f"<|{code}|>" for code in LANGUAGES]
     times = [f"<|{number * 0.02:.2f}|>" for number in range(1501)]
     names = ("<|endoftext|>", "<|startoftranscript|>", *languages, *MARKERS, *times)

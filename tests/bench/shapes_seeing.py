@@ -1,8 +1,8 @@
 """Shapes of models with pictures and audio: sizes are those of the named checkpoints, special tokens are ours.
 
-`special` holds the ids of the special tokens, `files` what a processor reads; both are for tests/bench/shapes.py only.
+`special` holds the ids of the special tokens, `files` the processor's files; only tests/bench/shapes.py uses both.
 Sizes are those of the config.json of Qwen2.5-VL-7B, Qwen3-VL-8B, InternVL3-8B, Pixtral-12B, Qwen2.5-Omni-7B and
-Gemma-3-12B, of Hugging Face.
+Gemma-3-12B on Hugging Face.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.2
 
 
 def named(first: int) -> dict[str, int]:
-    """Ids of the special tokens, from `first` on."""
+    """Ids of the special tokens, beginning with `first`."""
     return {name: first + number for number, name in enumerate(MORE_SPECIAL)}
 
 
 def both(ids: dict[str, int]) -> dict[str, Any]:
-    """What models that see call the ids of their special tokens."""
+    """The config fields that vision models use for their special tokens, under both naming schemes."""
     tokens = {
         "image_token": ids["<|IMAGE|>"], "video_token": ids["<|VIDEO|>"], "audio_token": ids["<|AUDIO|>"],
     }  # fmt: skip
@@ -39,7 +39,7 @@ def both(ids: dict[str, int]) -> dict[str, Any]:
 
 
 def grid(patch: int, look: dict[str, Any], most: int) -> dict[str, Any]:
-    """The files of a processor that makes a grid of patches; `most` pixels of a picture."""
+    """The files of a processor that makes a grid of patches; a picture has at most `most` pixels."""
     side = 2 * patch
     picture = {
         "patch_size": patch, "temporal_patch_size": 2, "merge_size": 2, **look, "resample": 3,
@@ -55,7 +55,7 @@ def grid(patch: int, look: dict[str, Any], most: int) -> dict[str, Any]:
 
 
 def omni(text: dict[str, Any], vision: dict[str, Any], first: int, **more: Any) -> dict[str, Any]:
-    """A Qwen2.5-Omni thinker: computes as a Qwen2.5-VL; with `audio_config` among `more` it takes audio too."""
+    """A Qwen2.5-Omni thinker: computes like Qwen2.5-VL; with `audio_config` among `more` it takes audio too."""
     return {
         "architectures": ["Qwen2_5OmniThinkerForConditionalGeneration"],
         "model_type": "qwen2_5_omni_thinker",
@@ -157,7 +157,7 @@ GEMMA3_SEEING = {  # its decoder is shapes.GEMMA3_12B
     },
     "mm_tokens_per_image": 256,
     **both(named(262144)),
-    # Here a template writes the token that begins a picture, and others stand for its rows.
+    # In this family a template writes the token that begins a picture; other tokens stand for its rows.
     "boi_token_index": named(262144)["<|IMAGE|>"],
     "eoi_token_index": named(262144)["<|vision_eos|>"],
     "image_token_id": named(262144)["<|row_end|>"],

@@ -1,11 +1,11 @@
-"""Mixed requests for a long time, and what stays behind: `python -m tests.bench.soak [REQUESTS]` (R13, S44).
+"""Mixed requests for a long time, and the resources still held: `python -m tests.bench.soak [REQUESTS]` (R13, S44).
 
-Two servers with tiny checkpoints, one that generates from text and media and one that embeds. A seeded draw sends
-texts, schemas, tools, pictures, sounds, films, realtime sessions, embeddings, clients that leave and bad requests; the
-answers of texts and media are known tokens. After each tenth the clients pause until the memory of the processes stands
-still, as an idle server gives back what it freed; then that is read, and the ledger of /server_info.
+Two servers with tiny checkpoints run: one generates from text and media, one embeds. A seeded draw sends texts,
+schemas, tools, pictures, sounds, films, realtime sessions, embeddings, clients that leave and bad requests; the answers
+to texts and media are known tokens. After each tenth of the requests the clients pause until the processes' memory is
+stable, as an idle server returns freed memory; then the memory and the ledger of /server_info are read.
 
-    tenth 1 (warm-up) | quiet, memory | tenth 2 | quiet, memory | ...      growth: the last reading against the first
+    tenth 1 (warm-up) | quiet, memory | tenth 2 | quiet, memory | ...      growth: the last reading minus the first
 
 Prints JSON. Exit status 1: a wrong answer, a server error, a ledger that is not zero, a task warning in the log, or
 memory that grew by more than --growth.
@@ -41,11 +41,11 @@ MODEL = "tiny-omni"
 PARTS = 10
 AT_A_TIME = 24
 QUIET_S = 10.0
-STILL_S, STILL = 3, 0.005  # so long memory changes by less than this share
+STILL_S, STILL = 3, 0.005  # memory is stable if it changes by less than this share for STILL_S seconds
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
-# Caches that are full before the first 2,000 requests are over: what grows behind them is no cache. One request in
-# fifty brings a schema of its own, which counts as 0.3 MB. An item of the encoder cache keeps its pixels or mel frames
-# next to its rows, and only rows are counted.
+# These caches are full before the first 2,000 requests have ended, so later growth is not a cache's. One request in
+# fifty has a new schema, which counts as 0.3 MB. An item of the encoder cache also holds its pixels or mel frames, but
+# only its rows are counted.
 FLAGS = (
     *SMALL, "--enable-dev-endpoints", "--mm-processor-cache-gb", "0.02", "--grammar-cache-bytes", "8388608",
     "--encoder-cache-tokens", "2048",
@@ -64,7 +64,7 @@ SHARES = {
 
 @dataclass
 class Tally:
-    """What became of the requests."""
+    """Counts of the requests by kind and result."""
 
     sent: Counter[str] = field(default_factory=Counter)
     statuses: Counter[str] = field(default_factory=Counter)
@@ -92,7 +92,7 @@ class Soak:
         }  # fmt: skip
 
     async def part(self, count: int, until: float) -> None:
-        """So many requests, or fewer where the time is over."""
+        """Sends `count` requests, or fewer if the time `until` is reached."""
         places = asyncio.Semaphore(AT_A_TIME)
 
         async def one(kind: str) -> None:
@@ -113,7 +113,7 @@ class Soak:
                 group.create_task(one(kind))
 
     def salt(self) -> dict[str, str]:
-        """Half of the requests find nothing of theirs in a cache."""
+        """A random salt for half of the requests, so that no cache holds their content."""
         return {"cache_salt": f"{self.draw.getrandbits(63):x}"} if self.draw.random() < 0.5 else {}
 
     async def text(self, kind: str) -> None:
@@ -136,7 +136,7 @@ class Soak:
         self.tally.note(kind, reply.status, right, reply.content)
 
     async def schema(self, kind: str) -> None:
-        """A schema of its own for one in four: compiled, then evicted."""
+        """One request in four has a new schema, which is compiled and later evicted."""
         schema = SCHEMA
         if self.draw.random() < 0.25:
             schema = {**SCHEMA, "description": f"{self.draw.getrandbits(63):x}"}
@@ -173,7 +173,7 @@ class Soak:
         self.tally.note(kind, reply.status, right, reply.content)
 
     async def realtime(self, kind: str) -> None:
-        """A session of one turn; one in four leaves without its answer."""
+        """A session of one turn; one session in four leaves before its answer."""
         sound = (tone(0.6, hertz=300) * 32767).astype("<i2").tobytes()
         async with connect(f"ws://127.0.0.1:{self.port}/v1/realtime", max_size=None) as socket:
             await socket.recv()
@@ -215,12 +215,12 @@ class Soak:
         try:
             reply = await ask(self.port, case.method, case.path, case.body, headers=case.headers)
         except ConnectionError:
-            return  # a refusal of a long body may be overtaken by the reset of its rest
+            return  # the connection's reset may overtake the refusal of a long body
         self.tally.note(kind, reply.status, reply.status == case.status, f"{case.name}: {reply.content!r}")
 
 
 async def held(port: int) -> tuple[dict[str, int], dict[str, int]]:
-    """What is held once the server has had time to come to rest, and the numbers of its process."""
+    """Resources still held once the server has had time to become idle, and the numbers of its process."""
     end = time.monotonic() + QUIET_S
     while True:
         ledger = (await ask(port, "GET", "/server_info?config_format=json")).json()["ledger"]
@@ -231,13 +231,13 @@ async def held(port: int) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def resident(pid: int) -> int:
-    """Bytes of memory that are not pages of files."""
+    """Bytes of resident memory without pages of files."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
 
 
 async def trimmed(pid: int) -> int:
-    """The same once it stands still: an idle server gives back what it freed, and may import what it used at last."""
+    """Resident memory once it is stable: an idle server returns freed memory and may still import modules."""
     before, still = 0, 0
     while still < STILL_S:
         found = resident(pid)
@@ -280,7 +280,7 @@ async def run(
 
 
 def faults_of(found: dict[str, Any], most_growth: float) -> list[str]:
-    """Why the run did not pass."""
+    """The reasons why the run failed."""
     last = found["readings"][-1]
     faults = [f"{found['num_wrong']} wrong answers"] if found["num_wrong"] else []
     for name, growth in found["growth_after_first_tenth"].items():

@@ -1,9 +1,9 @@
-"""What a streamed token costs the loop: route, text, frame, write; and how long the loop is held. A table, and JSON.
+"""The loop's cost of a streamed token: route, text, frame, write; and how long the loop is blocked; a table, and JSON.
 
-The whole server on real sockets, with readers in a process of their own. `cpu` has no model time in it: the engine is
-paused, and steps of made-up tokens are given to its own delivery, as the device thread would; what the loop's thread
-then computes (thread time, uvicorn's and the transport's writes included) is divided by the tokens. `stall` lets the
-tiny model run and records how late a heartbeat of 1 ms on the loop is. Run: python -m tests.bench.stream_cpu [--json F]
+The whole server runs on real sockets, with readers in a separate process. `cpu` excludes the model's time: the engine
+is paused, and its own delivery gets steps of made-up tokens, as from the device thread. The CPU time of the loop's
+thread (with the writes of uvicorn and the transport) is divided by the tokens. `stall` runs the tiny model and records
+how late a heartbeat of 1 ms on the loop is. Run: python -m tests.bench.stream_cpu [--json F]
 """
 
 from __future__ import annotations
@@ -46,13 +46,14 @@ def readers(port: int, streams: int, seconds: float, tokens: int) -> subprocess.
 
 
 async def delivered(server: InsideServer, ids: list[int], tokens: list[int]) -> float:
-    """Seconds the loop's thread computes until a step's tokens are with the kernel."""
+    """CPU seconds of the loop's thread until a step's tokens are with the kernel."""
     output = StepOutput(StepStats(num_tokens=len(ids), num_sampled=len(ids)))
     for at, number in enumerate(ids):
         output.add(number, tokens[at], 0)
     begun = time.thread_time()
     server.state.engine.on_output(output)
-    for _ in range(len(ids) * COST_CALLBACK // SLICE + 2):  # slices, and what a transport writes at the end of a turn
+    # Slices, and what a transport writes at the end of a loop iteration.
+    for _ in range(len(ids) * COST_CALLBACK // SLICE + 2):
         await asyncio.sleep(0)
     return time.thread_time() - begun
 
@@ -67,17 +68,17 @@ async def cost(server: InsideServer, streams: int, steps: int) -> list[float]:
     ids = engine.open_ids()
     assert len(ids) == streams, f"{len(ids)} of {streams} requests have arrived"
     words = server.state.tokenizer.encode(TEXT * 4)
-    await delivered(server, ids, [words[0]] * streams)  # heads and role chunks
+    await delivered(server, ids, [words[0]] * streams)  # response heads and role chunks
     found = []
     for step in range(steps):
         tokens = [words[(step + 7 * at) % len(words)] for at in range(streams)]
         found.append(await delivered(server, ids, tokens) / streams * 1e6)
-        await asyncio.sleep(0.002)  # the readers keep up, as they do between steps of a model
+        await asyncio.sleep(0.002)  # time for the readers to read, as between the steps of a model
     return found
 
 
 def cpu(streams: int, steps: int = 200) -> tuple[float, float]:
-    """Microseconds per token: of the median step, and of the best tenth, which neighbours have troubled least."""
+    """Microseconds per token: median step, and best tenth of steps, which other load has disturbed least."""
     with inside(*flags_of(**ROOM), "--disable-access-log") as server:
         server.call(lambda: paused(server))
         with readers(server.port, streams, 120, 0) as process:
@@ -96,7 +97,7 @@ async def paused(server: InsideServer) -> None:
 
 
 async def beats(seconds: float, every: float = 0.001) -> list[float]:
-    """Seconds that each beat of a task on the loop came too late."""
+    """Lateness in seconds of each beat of a task on the loop."""
     late = []
     end = time.perf_counter() + seconds
     while (begun := time.perf_counter()) < end:
@@ -106,9 +107,9 @@ async def beats(seconds: float, every: float = 0.001) -> list[float]:
 
 
 def stall(streams: int, seconds: float = 6.0, tokens: int = 100) -> dict[str, float]:
-    """Lateness in ms, from the moment that the first requests arrive, so that admission is in it.
+    """Lateness in ms, from the arrival of the first requests on, so that admission is included.
 
-    `idle_p99` is the same of another process that does nothing else: the machine's share.
+    `idle_p99` is the same for an idle process: the machine's own share.
     """
     flags = ("--model", str(tiny.checkpoint("qwen3")), *flags_of(**ROOM), "--disable-access-log")
     with inside(*flags) as server, readers(server.port, streams, seconds + 1, tokens) as process:

@@ -1,8 +1,8 @@
-"""What one card is held to: the floor, the peer's number and our aim per case, and the table that compares a run.
+"""The targets for one card: the floor, the peer's number and our aim per case, and the table that compares a run.
 
-The numbers are for one H100 (80 GB), bfloat16: from arithmetic (floor), from vLLM 0.26 on a card of the kind, asked by
-vLLM's own client (peer; results/peer_h100.json), and from the project's own targets (aim).
-Run: python -m tests.bench.targets DIR shows again what gpu_offline and gpu_serve have left there.
+The numbers are for one H100 (80 GB), bfloat16. The floor is computed; the peer is vLLM 0.26 on a card of this kind,
+measured with vLLM's own client (results/peer_h100.json); the aim is the project's own target. Run: python -m
+tests.bench.targets DIR prints again the results that gpu_offline and gpu_serve have written there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Numbers to compare with; None or "" where there is no number. Less is better, unless the unit is a rate."""
+    """Numbers to compare with; None or "" where there is none. Less is better, unless the unit is a rate."""
 
     unit: str
     floor: float | None = None
@@ -28,14 +28,14 @@ class Target:
 
 
 def steps(unit: str, floor: tuple, peer: tuple, aim: tuple, context: str) -> dict[str, Target]:
-    """Decode steps of 1, 32 and 256 rows."""
+    """Targets of decode steps of 1, 32 and 256 rows."""
     return {
         f"step, {rows} rows at {context}": Target(unit, *numbers)
         for rows, *numbers in zip((1, 32, 256), floor, peer, aim)
     }
 
 
-EVERY = {  # of any shape; the host's part does not depend on the model
+EVERY = {  # for every shape; the host's part does not depend on the model
     "host work per step, 256 rows": Target("us", aim=60),
     "device idle between steps, 256 rows, p50": Target("us", 0, aim=30),
     "device idle between steps, 256 rows, p99": Target("us", 0, aim=100),
@@ -45,7 +45,8 @@ OFFLINE = {
     "8b": {
         "ready, kernels cached": Target("s", peer="79/95", aim=15),
         "ready, nothing compiled": Target("s", peer="79/95", aim=25),
-        **steps("ms", (5.1, 5.95, 12.1), ("6.79", "7.75", "16.6"), (6.0, 7.0, 15.0), "576"),  # the peer's mean context
+        # The mean context of the peer's measurement.
+        **steps("ms", (5.1, 5.95, 12.1), ("6.79", "7.75", "16.6"), (6.0, 7.0, 15.0), "576"),
         **steps("ms", (5.1, 6.66, 17.9), ("", "", ""), (6.0, 8.3, 22.0), "1024"),
         "TTFT idle, 256 tokens": Target("ms", 4.6, aim=12),
         "prefill 1 x 8192": Target("ms", 167, aim=230),
@@ -73,9 +74,10 @@ SERVE = {
         "ready": Target("s", peer="79 to 95", aim=15),
         "1 streams, TTFT p50": Target("ms", 9.3, "18.5", 13),
         "1 streams, TPOT": Target("ms", 5.1, "6.80", 6.0),
-        "4 streams of 230 tokens, TTFT p50": Target("ms", 4.6, "60", 18),  # the peers of these two on another card
+        # The peer's numbers of these two are from another card.
+        "4 streams of 230 tokens, TTFT p50": Target("ms", 4.6, "60", 18),
         "4 streams of 230 tokens, TPOT": Target("ms", 5.1, "7.4", 6.3),
-        "4 streams of conversations, TTFT p50": Target("ms", 4.6, "27/60", 18),  # SGLang and vLLM on another card
+        "4 streams of conversations, TTFT p50": Target("ms", 4.6, "27/60", 18),  # SGLang and vLLM, on another card
         "4 streams of conversations, TPOT": Target("ms", 5.1, "7.14/7.40", 6.3),
         "16 streams, output": Target("tok/s", 2_420, "1808", 2_050),
         "64 streams, output": Target("tok/s", 5_500, "4277", 4_800),
@@ -92,7 +94,7 @@ SERVE = {
         "256 streams, TTFT p50": Target("ms", None, "274", 250),
     },
 }
-SERVE["vl-7b"] = {  # pictures of 1024 x 1024 where nothing else is said, 64 tokens out; the peer was asked with PNG
+SERVE["vl-7b"] = {  # pictures of 1024 x 1024 unless named otherwise, 64 tokens out; the peer got PNG
     "ready": Target("s", peer="149", aim=15),
     "1 streams, TTFT p50": Target("ms", 33, aim=52),
     "1 streams of PNG, TTFT p50": Target("ms", 33, "166", 70),
@@ -104,7 +106,7 @@ SERVE["vl-7b"] = {  # pictures of 1024 x 1024 where nothing else is said, 64 tok
 
 
 def coded(first: tuple, token: tuple, rates: dict[int, tuple]) -> dict[str, Target]:
-    """Aims of quantised models and of experts, (floor, aim) each: first token, time of a token, rates by streams."""
+    """Aims of quantised models and of experts, as (floor, aim): first token, time per token, rates by streams."""
     alone = {} if not first else {
         "1 streams, TTFT p50": Target("ms", first[0], aim=first[1]),
         "1 streams, TPOT": Target("ms", token[0], aim=token[1]),
@@ -129,14 +131,14 @@ HOST = {  # for each case of serving
 
 
 def number(value: float | None) -> str:
-    """Three digits that matter."""
+    """The number with three significant digits."""
     if value is None:
         return "-"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def verdict(seen: float, target: Target) -> str:
-    """How the aim was met; a ratio above 1 is that much better than the aim."""
+    """The ratio to the aim; above 1 the result is better than the aim."""
     if not target.aim or not seen:
         return ""
     ratio = seen / target.aim if target.more_is_better else target.aim / seen
@@ -150,7 +152,7 @@ def show(
     units: dict[str, str],
     ranges: dict[str, list[float]] | None = None,
 ) -> None:
-    """Prints a line per case, also of cases without a target. `ranges`: a case's least and most."""
+    """Prints a line per case, including cases without a target. `ranges`: a case's smallest and largest value."""
     print(f"\n{title}\n{'case':<60}{'seen':>10} {'unit':<6}{'aim':>9}{'floor':>9}{'peer':>14}  against the aim")
     for name, value in seen.items():
         target = targets.get(name) or Target(units.get(name, ""))
@@ -164,7 +166,7 @@ def show(
 
 
 def keep(out: Path | None, name: str, shape: str, report: dict) -> None:
-    """Adds a shape's report to the JSON file `name` of the folder `out`; reports of other shapes remain."""
+    """Adds a shape's report to the JSON file `name` in the folder `out`; reports of other shapes stay."""
     if out is None:
         return
     out.mkdir(parents=True, exist_ok=True)
@@ -174,14 +176,14 @@ def keep(out: Path | None, name: str, shape: str, report: dict) -> None:
 
 
 def serve_targets(shape: str, seen: dict[str, float]) -> dict[str, Target]:
-    """Targets of the cases of gpu_serve that were seen."""
+    """Targets for the measured cases of gpu_serve."""
     numbers = {name: name.rpartition(", ")[2] for name in seen}
     beside = {name: HOST[last] for name, last in numbers.items() if last in HOST}
     return beside | SERVE.get(shape, {})
 
 
 def summary(out: Path) -> None:
-    """What a folder's reports say about the cases that have a target."""
+    """Prints the results in a folder's reports for the cases that have a target."""
     for file, title in (("gpu_offline.json", "offline"), ("gpu_serve.json", "serving")):
         found = json.loads((out / file).read_text()) if (out / file).is_file() else {}
         for shape, report in found.items():

@@ -1,4 +1,4 @@
-"""gpu_float8 and what gpu_kernels says of a case, without a card: on small shapes, with times that are made up."""
+"""gpu_float8, and gpu_kernels' text about a case, without a card: on small shapes, with made-up times."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from tests.bench import gpu_float8, gpu_kernels
 
 @pytest.fixture
 def on_cpu(monkeypatch):
-    """The library's products as float64 ones, and no timing at a start."""
+    """Replaces the library's products by float64 products, and disables timing at the start."""
 
     def product(x, scales, weight, _bias, _residual, out):
         wide = scales.double().T.repeat_interleave(x.shape[1] // len(scales), 1)
@@ -53,7 +53,7 @@ def test_both_ways_have_the_product_of_the_codes(on_cpu):
     weight._multiply(codes, scales, None, served)
     want = x.double() @ weight.dense().double().T
     for got in (library, served):
-        assert float((got.double() - want).norm() / want.norm()) < 0.05  # of inputs that became codes
+        assert float((got.double() - want).norm() / want.norm()) < 0.05  # error of inputs converted to FP8
 
 
 def test_what_is_said_of_a_case(capsys):

@@ -1,4 +1,4 @@
-"""gpu_media on a tiny Whisper and a small film: it prints every number that it is for."""
+"""gpu_media on a tiny Whisper and a small film: it prints all of its numbers."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""gpu_moe_tiles without a card: every class is tried with tiles that fit, and the lines it prints can be committed."""
+"""gpu_moe_tiles without a card: every class is tried with tiles that fit, and the printed lines can be committed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def test_each_form_gets_a_line_of_its_fastest_tiles(form, monkeypatch, capsys):
     said, made = line.rstrip(",").split(": ", 1)
     assert eval(said) == shape
     runs = eval(made, {"_line": tiles._line, "Tile": Tile})
-    nearest = 32 if "E4M3 by E4M3" in form or form in ("MXFP4", "INT4 by 128") else 16  # twice the pairs are tried too
+    # Tiles for twice the pairs are tried too.
+    nearest = 32 if "E4M3 by E4M3" in form or form in ("MXFP4", "INT4 by 128") else 16
     assert [tile.block_m for tile in runs] == [32 if "E4M3 by E4M3" in form else 16, nearest, 64, 64]
 
 
@@ -57,7 +58,7 @@ def test_old_and_new_kernels_are_compared(monkeypatch, capsys):
     assert max(errors) < 8e-3
 
 
-@pytest.mark.parametrize("room", [99 << 10, 160 << 10, 227 << 10])  # of sm_89, gfx950 and sm_90
+@pytest.mark.parametrize("room", [99 << 10, 160 << 10, 227 << 10])  # shared memory of sm_89, gfx950 and sm_90
 @pytest.mark.parametrize("gated", [False, True])
 def test_tiles_of_fp8_by_a_rule_find_room(room, gated):
     for each in (8, 32, 64, 999):

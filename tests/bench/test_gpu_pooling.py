@@ -1,4 +1,4 @@
-"""gpu_pooling on tiny models: it prints every number that it is for."""
+"""gpu_pooling on tiny models: it prints all of its numbers."""
 
 import json
 

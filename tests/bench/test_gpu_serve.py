@@ -1,4 +1,4 @@
-"""gpu_serve on a tiny model: each load is asked as it says, and what it prints is what its parts saw."""
+"""gpu_serve on a tiny model: each load sends its requests as specified, and the printed numbers match the records."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_the_peers_cases_have_the_cache_off():
 
 
 class Canned:
-    """A server of one answer that is whole, one that is refused, one that counts other tokens than it streams."""
+    """A server with fixed answers: a whole one, a refused one, and one whose usage differs from its streamed tokens."""
 
     chunk = b'data: {"choices":[{"index":0,"text":"a"}]}\n\n'
     usage = b'data: {"choices":[],"usage":{"completion_tokens":%d}}\n\ndata: [DONE]\n\n'
@@ -155,7 +155,7 @@ class Canned:
         self.serving: list[asyncio.Task] = []
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One client, until it leaves, be it in the midst of an answer."""
+        """Serves one client until the client leaves, possibly in the middle of an answer."""
         self.serving.append(asyncio.current_task())
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             await self.answer(reader, writer)
@@ -234,7 +234,7 @@ def test_lengths_that_differ_are_prompts_of_a_file(tmp_path):
     (part,) = parts_of("url", "8b", equal, 9.0, 0, tmp_path)
     assert (part.max_concurrency, part.processes, part.input_len, part.output_len) == (33, 2, 512, 128)
     (part,) = parts_of("url", "vl-7b", equal, 9.0, 0, tmp_path)
-    assert part.vocab_size == 151644  # special tokens lie above
+    assert part.vocab_size == 151644  # special tokens have larger ids
     shared, fresh = loads.cases_of("8b", ["prefix"], "", None)
     sizes = [
         (part.prefix_len, part.input_len)
@@ -245,7 +245,7 @@ def test_lengths_that_differ_are_prompts_of_a_file(tmp_path):
 
 
 def of(place: int, first: float, ats: list[float], tokens: int) -> Reply:
-    """An answer that was sent a second before its first event, whose others came at these times."""
+    """An answer that was sent a second before its first event; the other events came at the times `ats`."""
     gaps = np.diff([first, *ats]).tolist()
     return Reply(
         0,
@@ -284,7 +284,7 @@ def test_runs_give_their_median_and_range(capsys):
 
 
 class Emitted:
-    """What Deliveries stands around: an engine whose news are delivered in two slices."""
+    """The engine that Deliveries wraps: it delivers a step's news in two slices."""
 
     def __init__(self) -> None:
         backend = SimpleNamespace(launcher=SimpleNamespace())
@@ -334,7 +334,7 @@ def test_a_step_without_a_known_end_has_no_time():
 
 @pytest.mark.parametrize("way", ["ring", "call"])
 def test_a_turns_writes_are_in_the_socket_when_the_next_one_begins(way):
-    """What Deliveries takes for granted of uvloop, on both ways by which news reach the loop."""
+    """Deliveries relies on this order of uvloop, for both ways in which news reach the loop."""
 
     async def work() -> bytes:
         loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""gpu_start on a tiny mixture: it reads the files that it writes, also as FP8, and reports each start."""
+"""gpu_start on a tiny mixture: it reads the files that it has written, also as FP8, and reports each start."""
 
 import json
 

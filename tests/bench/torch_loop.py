@@ -1,7 +1,7 @@
-"""A bare torch decode loop of a Qwen3-shaped model: the yardstick that `make bench` divides by.
+"""A bare torch decode loop of a Qwen3-shaped model: the reference that `make bench` divides by.
 
-No server, no scheduler, no paging: static caches, one batch, greedy. It is what a careful person gets from torch's own
-operators on the same machine in the same minute.
+No server, no scheduler, no paging: static caches, one batch, greedy. It shows the speed of torch's own operators, used
+carefully, on the same machine in the same minute.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class TorchLoop:
             q = self._rope(F.rms_norm(q, (self.dim,), self.head_ones, 1e-6), start)
             keys[:, :, start:end] = self._rope(F.rms_norm(k, (self.dim,), self.head_ones, 1e-6), start)
             values[:, :, start:end] = v
-            if count == 1:  # the query heads of a KV head as rows of one product
+            if count == 1:  # the query heads of a KV head become rows of one product
                 grouped = q.view(batch, self.kv_heads, groups, self.dim)
                 out = F.scaled_dot_product_attention(grouped, keys[:, :, :end], values[:, :, :end])
                 out = out.reshape(batch, 1, -1)

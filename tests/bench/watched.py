@@ -1,11 +1,11 @@
-"""`python -m server` whose loop is watched: `python -m tests.bench.watched FILE BEAT_S [flags]`, for gpu_serve.
+"""`python -m server` with recorded times: `python -m tests.bench.watched FILE BEAT_S [flags]`, for gpu_serve.
 
 Owner: the server's loop; `_settle` runs on the device thread. A timer beats every BEAT_S seconds, and each slice of a
-step's tokens is followed from the host's memory into the sockets. When the server stops, FILE (.npz) holds `beats`,
-(time, lateness) of every beat, and `written`, (time, seconds since the tokens came home, tokens) of every slice, in
-seconds of perf_counter, which all processes of a machine share.
+step's tokens is timed from the host's memory to the sockets. When the server stops, FILE (.npz) holds `beats`, (time,
+lateness) of every beat, and `written`, (time, seconds since the tokens were on the host, tokens) of every slice.
+Seconds are those of perf_counter, which all processes of a machine share.
 
-    device thread  step N's tokens are home | commit, news        next step ...
+    device thread  step N's tokens on the host | commit, news     next step ...
     loop                                          wake | text, frames, writes to the kernel | next turn: written
 """
 
@@ -39,9 +39,9 @@ clock = time.perf_counter
 
 
 class Heartbeat:
-    """A beat of 1 ms takes 3 to 4 % of a core while the loop is idle, one of 5 ms 0.7 % (seen on two cores).
+    """A beat every 1 ms takes 3 to 4 % of a core while the loop is idle, every 5 ms 0.7 % (measured on two cores).
 
-    Libuv's timers count whole milliseconds, so that a beat can also come up to one early: its lateness is negative.
+    Libuv's timers count whole milliseconds, so a beat can also be up to 1 ms early: its lateness is then negative.
     """
 
     def __init__(self, every: float) -> None:
@@ -62,12 +62,12 @@ class Heartbeat:
 
 
 class Deliveries:
-    """Wraps three methods of a ready engine: a step settled, its news on the loop, a slice of it handed out.
+    """Wraps three methods of a ready engine: settling a step, passing its news to the loop, and delivering a slice.
 
-    Home is when the wait for a step's tokens returned; of a step settled in Python on a CPU, when its event fired. The
-    GIL-free loop stores that time for its newest step only: for a step that is settled after a later step has ended,
-    it is the later step's time less its duration. Uvloop may write what takes no lane at the end of the turn,
-    so a slice counts as written when the next turn begins, which is a little later.
+    "Home" is the time when the wait for a step's tokens returned, or, for a step settled in Python on a CPU, when its
+    event fired. The GIL-free loop stores this time for its newest step only. For a step settled after the end of a
+    later step, home is the later step's time minus the later step's duration. Uvloop may write rows without a lane at
+    the end of an iteration, so a slice counts as written when the next iteration begins, which is slightly later.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -76,8 +76,8 @@ class Deliveries:
         self._loop = asyncio.get_running_loop()
         self._engine = engine
         self._launcher: Launcher | None = getattr(device.runtime.executor.backend, "launcher", None)
-        self._settled: dict[int, float] = {}  # by step: home
-        self._steps = array("d")  # step, home, seconds it took
+        self._settled: dict[int, float] = {}  # step -> home
+        self._steps = array("d")  # step, home, duration in seconds
         self._slices = array("d")  # step, time, tokens
         self._plain_settle, self._plain_on_output = device.settler.settle, engine.on_output
         self._plain_deliver = engine.deliver_slice
@@ -102,7 +102,7 @@ class Deliveries:
     def _deliver(self) -> None:
         output = self._engine.outputs[0]
         start, told = output.start, [output.stats.step_id, 0]
-        self._loop.call_soon(self._written, told)  # in front of the next slice
+        self._loop.call_soon(self._written, told)  # runs before the next slice
         self._plain_deliver()
         told[1] = sum(token >= 0 for token in output.tokens[start : output.start])
 
@@ -111,7 +111,7 @@ class Deliveries:
             self._slices.extend((told[0], clock(), told[1]))
 
     def times(self) -> np.ndarray:
-        """float64 [slices, 3]: time, seconds since the tokens were home, tokens."""
+        """float64 [slices, 3]: time, seconds since the tokens were on the host, tokens."""
         import numpy as np
 
         steps = np.array(self._steps).reshape(-1, 3)
@@ -122,7 +122,7 @@ class Deliveries:
 
 
 def homes(steps: np.ndarray) -> dict[float, float]:
-    """When each step's tokens were home, where that is known; `steps` is [count, 3]: step, home, seconds it took."""
+    """step -> time when its tokens were on the host, if known; `steps` [count, 3]: step, home, duration in s."""
     found: dict[float, float] = {}
     for step, home, _ in steps.tolist():
         if not isnan(home):
@@ -134,7 +134,7 @@ def homes(steps: np.ndarray) -> dict[float, float]:
 
 
 class WatchedLifespan(Lifespan):
-    """Watched from the moment it is ready until it begins to drain."""
+    """Records times from the moment the server is ready until it begins to drain."""
 
     path, beat_s = "", 0.0
     watch: tuple[Heartbeat, Deliveries] | None = None

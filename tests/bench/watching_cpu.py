@@ -1,10 +1,10 @@
-"""What metrics, the status line and scrapes cost the process, as a share of each second at 256 streams; JSON.
+"""The cost of metrics, the status line and scrapes, as a share of each second at 256 streams; JSON.
 
 Each part is called as the server calls it, on a ready server's own objects: a step's numbers, a token's gap, an
-answer's observations, a scrape (in the pool, every 15 s), a status line (every 10 s). Without a trace a turn only
-compares with None, which is too short to measure. Shares are of one core at the named tokens per second, as if all of
-it delayed the tokens; most of it runs concurrently with the steps.
-Run: python -m tests.bench.watching_cpu [--rates 2300,22335] [--json FILE]
+answer's observations, a scrape (in the pool, every 15 s), a status line (every 10 s). Without a trace an iteration only
+compares with None, which is too short to measure. Shares are of one core at the given tokens per second, as if all of
+the work delayed the tokens; most of it runs concurrently with the steps. Run: python -m tests.bench.watching_cpu
+[--rates 2300,22335] [--json FILE]
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STEP = StepStats(
 
 
 def took_us(work: Callable[[], Any], times: int, turns: int = 20) -> float:
-    """Microseconds of this thread's CPU for a call: the median turn's mean."""
+    """Microseconds of this thread's CPU per call: the mean of a turn, the median over the turns."""
     found = []
     for _ in range(turns):
         begun = time.thread_time()
@@ -52,7 +52,7 @@ async def parts(state: AppState) -> dict[str, float]:
         metrics.http("POST", 200, "/v1/chat/completions", 0.5)
 
     def collected() -> None:
-        state.engine.stats.steps += 1  # a line is written where there was work
+        state.engine.stats.steps += 1  # a line is written only after some work
         line.write()
 
     return {
@@ -65,7 +65,7 @@ async def parts(state: AppState) -> dict[str, float]:
 
 
 def share(found: dict[str, float], rate: float) -> float:
-    """Percent of a second at so many tokens per second."""
+    """Percent of a second at `rate` tokens per second."""
     each = found["a step"] / STREAMS + found["a token"] + found["an answer"] / ANSWER
     return round((rate * each + found["a scrape"] / SCRAPE_S + found["a status line"] / INTERVAL_S) / 1e4, 3)
 

@@ -1,8 +1,8 @@
-"""Schemas of the Kubernetes objects and of the compose file in examples/deploy, as far as these use them.
+"""Schemas of the Kubernetes objects and of the compose file in examples/deploy; only the fields that they use.
 
-Strict, so that misspelt fields fail. Written from the API reference of Kubernetes 1.34, the Gateway API v1, its
-inference extension v1, the Prometheus operator and the Compose specification. A field that an example begins to use is
-added here first.
+The schemas are strict, so misspelt fields fail. Sources: the API reference of Kubernetes 1.34, the Gateway API v1, its
+inference extension v1, the Prometheus operator and the Compose specification. Before an example uses a new field, the
+field is added here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LABELS: Schema = {
 
 
 def fields(required: str = "", **properties: Schema) -> Schema:
-    """An object with these fields and no other."""
+    """An object with exactly these fields allowed."""
     return {
         "type": "object", "properties": properties, "required": required.split(), "additionalProperties": False
     }  # fmt: skip

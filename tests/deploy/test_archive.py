@@ -1,4 +1,4 @@
-"""The source archive: it holds every file that the wheel is made of, and a wheel can be made of it."""
+"""The source archive contains every file that a wheel needs, and a wheel can be built from the archive."""
 
 from __future__ import annotations
 

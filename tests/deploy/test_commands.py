@@ -1,7 +1,7 @@
-"""The commands of the Dockerfile and of cibuildwheel run as they stand, in an environment of their own.
+"""The commands of the Dockerfile and of cibuildwheel run unchanged, in an environment of their own.
 
-Its folders are elsewhere, packages and build tools that are installed here are used from here, and the build starts
-from the extensions that the checkout has compiled. Where no package index can be reached the long forms are skipped.
+Only the folders differ. Installed packages and build tools are reused, and the build starts from the extensions that
+the checkout has compiled. The long tests are skipped if no package index is reachable.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ import pytest
 from tests.deploy.test_deploy import ROOT, instructions
 from tests.end_to_end.installed import UNREACHABLE, PythonClient
 
-# The first two need root and change the system; the lock is the image's Python's, and packages are shared here.
+# The first two commands need root and change the system. The lock file is for the image's Python, and the packages come
+# from this environment.
 OF_AN_IMAGE = ("apt-get ", "useradd ", "pip install --no-deps --require-hashes")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
@@ -40,12 +41,12 @@ def run(command: str, environment: dict[str, str], cwd: Path) -> str:
 
 
 class Image:
-    """What the Dockerfile makes, below a folder: /opt/omniloop and /src lie in it."""
+    """The image that the Dockerfile builds, below a folder: the folder contains opt/omniloop and src."""
 
     def __init__(self, folder: Path, dockerfile: Path) -> None:
         self.folder = folder
         self.environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        # "0" is pip's word for a build with the tools that are there: newer ones would compile everything again.
+        # With "0" pip builds with the installed tools: newer tools would compile everything again.
         self.environment |= {"PIP_NO_INPUT": "1", "OMP_NUM_THREADS": "1", "PIP_NO_BUILD_ISOLATION": "0"}
         self.command: dict[str, str] = {}
         stage = 0
@@ -94,7 +95,7 @@ class Image:
                 shutil.copy2(compiled, built)
 
     def share(self) -> None:
-        """Packages of this environment are those of the image, behind its own."""
+        """Makes the packages of this environment importable in the image, after the image's own packages."""
         (packages,) = (self.folder / "opt" / "lib").glob("python*/site-packages")
         paths = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
         (packages / "outer.pth").write_text("".join(f"{path}\n" for path in paths))

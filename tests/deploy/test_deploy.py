@@ -1,4 +1,4 @@
-"""examples/deploy and the Dockerfiles: their flags are ours, their probes are served, their fields are spelt right."""
+"""examples/deploy and the Dockerfiles: the server has their flags, serves their probes, and their fields exist."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_everything_selects_the_same_pods():
 
 
 def instructions(path: Path) -> list[tuple[str, str]]:
-    """(instruction, the rest) of each line, continued lines joined, comments left out."""
+    """(instruction, rest) of each line; continuation lines are joined and comments dropped."""
     text = re.sub(r"^#.*\n", "", path.read_text(encoding="utf-8"), flags=re.M).replace("\\\n", " ")
     return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in text.splitlines() if line)]
 
@@ -206,14 +206,14 @@ def test_the_unit_runs_our_command_and_waits_for_the_drain(tmp_path):
 
 
 def verified(unit: str, path: Path) -> str:
-    """What `systemd-analyze verify` says of the unit, with a command that is here."""
+    """The output of `systemd-analyze verify` for the unit, whose command is replaced by /bin/true."""
     path.write_text(re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", unit, flags=re.M))
     done = subprocess.run(["systemd-analyze", "verify", str(path)], capture_output=True, text=True, check=False)
     return "\n".join(line for line in done.stderr.splitlines() if path.name in line)
 
 
 def test_the_serve_file_has_arguments_that_scaleout_takes():
-    """Read, not imported: Ray may be absent."""
+    """The test parses scaleout's source and does not import the module, as Ray may be absent."""
     (content,) = documents("ray/serve.yaml")
     (application,) = content["applications"]
     module, _, name = application["import_path"].partition(":")

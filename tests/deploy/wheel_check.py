@@ -1,7 +1,7 @@
-"""`make wheel-check PYTHON=...`: whether the wheel of one Python installs, starts and answers.
+"""`make wheel-check PYTHON=...`: checks that the wheel for one Python installs, starts and answers.
 
-Owner: the main thread; runs in the Python that is checked, with nothing but the standard library. Builds the wheel in
-isolation (pip brings the build tools), installs it with its dependencies into a new environment, starts the installed
+Owner: the main thread; runs in the Python under test, with the standard library only. Builds the wheel in isolation
+(pip installs the build tools), installs the wheel with its dependencies into a new environment, starts the installed
 command in a folder without a checkout, asks one question and compares the answer. Needs a package index and a compiler.
 """
 
@@ -30,7 +30,7 @@ def run(*words: str, cwd: Path) -> None:
 
 
 def built(folder: Path) -> Path:
-    """The wheel, of a copy without compiled files, so that everything is compiled for this Python."""
+    """Builds the wheel from a copy without compiled files, so that everything is compiled for this Python."""
     copy = folder / "source"
     copy.mkdir()
     for name in SOURCES:
@@ -50,7 +50,7 @@ def built(folder: Path) -> Path:
 
 
 def installed(wheel: Path, torch: str, folder: Path) -> Path:
-    """The folder of the commands of a new environment that has the wheel and its dependencies."""
+    """Installs the wheel and its dependencies into a new environment; returns the environment's folder of commands."""
     venv.create(folder / "environment", with_pip=True)
     commands = folder / "environment" / "bin"
     wanted = [torch] if torch else []
@@ -59,7 +59,7 @@ def installed(wheel: Path, torch: str, folder: Path) -> Path:
 
 
 def answer(commands: Path, folder: Path) -> str:
-    """What the installed server answers; it is started in an empty folder."""
+    """The answer of the installed server, which is started in an empty folder."""
     elsewhere = folder / "elsewhere"
     elsewhere.mkdir()
     run(str(commands / "omniloop"), "--version", cwd=elsewhere)

@@ -1,4 +1,4 @@
-"""Fenced blocks of README and of the pages, and what the line after a block says that it prints."""
+"""Fenced blocks of README and of the pages, and the output that the line after a block promises."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Block:
     """One block; `page` is README or the name of a page."""
 
     page: str
-    number: int  # among the blocks of the page
+    number: int  # index among the blocks of the page
     language: str
     code: str
-    promise: str  # the line after it, if that says what is printed
+    promise: str  # the line after the block, if the line gives the printed output
 
     @property
     def printed(self) -> list[str]:

@@ -1,9 +1,9 @@
 """From README's first lines to the printed answer: `python -m tests.docs.from_readme [pip] [make]`.
 
-Owner: the main thread of a process of its own. In: README.md, which is read here, and the files that git tracks. Each
-way gets a clean copy of them in a new folder, runs the lines of its block as they stand, waits for "Listening on", asks
-README's question with README's command and compares the answer with the one that README shows. Docker is not tried.
-Only the port is another one, so that a server which runs on this machine is left alone.
+Owner: the main thread of a separate process. In: README.md and the files that git tracks. For each way to install, a
+clean copy of these files is made in a new folder. There the lines of the way's block run unchanged, until the server
+prints "Listening on". Then README's command sends README's question, and the answer is compared with README's answer.
+Docker is not tried. Only the port is changed, so that a server already running on this machine is not affected.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ NAMES = ("pip", "make")
 
 
 def lines_of(way: str) -> list[str]:
-    """The lines of a way."""
+    """The shell lines of one way to install."""
     (code,) = (code for code in WAYS if code.startswith("make") == (way == "make"))
     return code.splitlines()
 
 
 def copy_checkout(folder: Path) -> None:
-    """The files that git tracks, as they are now."""
+    """Copies the files that git tracks, with their current content."""
     names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
     packed = subprocess.run(["tar", "-c", "--null", "-T", "-"], cwd=ROOT, input=names, capture_output=True, check=True)
     subprocess.run(["tar", "-x"], cwd=folder, input=packed.stdout, check=True)
@@ -44,9 +44,9 @@ def free_port() -> int:
 
 
 def serving(line: str, folder: Path, port: int) -> subprocess.Popen[str]:
-    """Starts the last line of a way, and waits until it listens."""
+    """Runs the last line of a way, and waits until the server listens."""
     line = f"make serve PORT={port}" if line == "make serve" else f"{line} --port {port}"
-    # A group of its own: make's child is the server.
+    # The process gets its own group, as the server is a child of make.
     process = subprocess.Popen(
         ["sh", "-c", f"exec {line}"], cwd=folder, stdout=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -68,7 +68,7 @@ def content(port: int) -> str:
 
 
 def follow(way: str) -> None:
-    """One way, from a clean checkout to the answer."""
+    """Follows one way to install, from a clean checkout to the answer."""
     (shown,) = of_page("README", "json")
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as name:

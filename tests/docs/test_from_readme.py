@@ -1,4 +1,4 @@
-"""From a clean checkout both installations without Docker give the answer that README shows."""
+"""Both installations without Docker, from a clean checkout, give the answer in README."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from server.routes.table import routes_of
 from tests.docs.blocks import ROOT, blocks, text_of
 
 PAGES = ("README", *docs.NAMES)
-# Flags of other programs that pages show.
+# Flags of other programs in the pages.
 OTHERS = {
     *("gpus", "device", "group-add", "rm", "build-arg", "add-host", "now", "from-file", "policy", "worker-urls"),
     *("config", "factory", "head", "port", "address", "index-url", "upgrade", "config.file", "lora-modules", "help"),

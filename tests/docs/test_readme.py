@@ -1,4 +1,4 @@
-"""README: its length, the order of its parts, its numbers, and what it says that the server does not do."""
+"""README: its length, the order of its parts, its numbers, and its list of features that the server lacks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STATES = (
 
 
 def part(name: str) -> str:
-    """The text below a heading."""
+    """The text below the heading `name`."""
     return README.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
 
 
@@ -87,7 +87,7 @@ def test_the_model_is_named_as_the_server_names_it():
 
 
 def numbers(value: Any) -> set[str]:
-    """Every number of a file of results, as README writes it."""
+    """Every number in a file of results, formatted as in README."""
     if isinstance(value, dict):
         return {each for inner in value.values() for each in numbers(inner)}
     if isinstance(value, list):
@@ -104,7 +104,7 @@ def test_every_number_of_the_comparison_is_in_the_results():
     rows = [
         line.split("|")[2:-1] for line in section.splitlines() if line.startswith("| ") and re.search(r"\| \d", line)
     ]
-    rows = [cells for cells in rows if len(cells) < 5]  # the features have five columns
+    rows = [cells for cells in rows if len(cells) < 5]  # the table of features has five columns
     found = [number for cells in rows for number in re.findall(r"[\d,]*\.?\d+", " ".join(cells))]
     assert len(rows) == 12
     assert len(found) > 60

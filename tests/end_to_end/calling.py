@@ -1,7 +1,7 @@
-"""A checkpoint that calls one tool and then answers: a Qwen3 whose next token follows from the last one alone.
+"""A checkpoint that calls one tool and then answers: a Qwen3 whose next token depends on the last token alone.
 
-Attention and MLP add nothing; the head's row of a token is the embedding of the token before it. The chat template ends
-with `<|call|>` where a tool may be called, and with `<|answer|>` behind a tool's result or where there are no tools.
+Attention and MLP add nothing. In the head, the row of a token is the embedding of the token before it. The chat
+template ends with `<|call|>` if a tool may be called, and with `<|answer|>` after a tool's result or without tools.
 
     <|call|>   <think> \\nLet me look.\\n </think> <tool_call> (the call) </tool_call> <|im_end|>
     <|answer|> I have looked. <|im_end|>
@@ -20,7 +20,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 ANSWER, THOUGHT = "I have looked.", "Let me look."
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|call|>", "<|answer|>")
-CONTEXT, HIDDEN, HEAD = 131_072, 64, 32  # an agent sends 90,000 bytes, here as many tokens
+CONTEXT, HIDDEN, HEAD = 131_072, 64, 32  # CONTEXT: an agent sends 90,000 bytes, and each byte is a token here
 TEMPLATE = """\
 {%- if tools %}<|im_start|>system
 Call a tool as <tool_call>{"name": its name, "arguments": an object}</tool_call>.
@@ -36,7 +36,7 @@ Call a tool as <tool_call>{"name": its name, "arguments": an object}</tool_call>
 
 
 def calling(folder: Path, name: str, arguments: dict[str, Any]) -> Path:
-    """Writes the checkpoint that calls tool `name` with `arguments`, once per question."""
+    """Writes a checkpoint that calls the tool `name` with `arguments`, once per question."""
     folder.mkdir(parents=True)
     call = json.dumps({"name": name, "arguments": arguments})
     plain = ("<think>", f"\n{THOUGHT}\n", "</think>", "<tool_call>", call, "</tool_call>", ANSWER)
@@ -89,7 +89,7 @@ def _weights(vocab_size: int, pairs: list[tuple[int, int]]) -> dict[str, torch.T
     embedding = torch.randn(vocab_size, HIDDEN, generator=torch.Generator().manual_seed(0))
     head = torch.zeros(vocab_size, HIDDEN)
     for before, after in pairs:
-        head[after] += 4 * embedding[before]  # its logit is 256, others are below 150
+        head[after] += 4 * embedding[before]  # the logit of this token is 256, all others are below 150
     sides = {"q_proj": (HEAD, HIDDEN), "k_proj": (HEAD, HIDDEN), "v_proj": (HEAD, HIDDEN), "o_proj": (HIDDEN, HEAD)}
     layer = {f"self_attn.{part}.weight": torch.zeros(shape) for part, shape in sides.items()}
     layer |= {f"mlp.{part}_proj.weight": torch.zeros(HIDDEN, HIDDEN) for part in ("gate", "up", "down")}

@@ -1,7 +1,7 @@
-"""Servers that the tests of this room share: one with the tiny omni model, one with the embedded model.
+"""Servers that the tests of this folder share: one with the tiny omni model, one with the embedded model.
 
-Each is a process of its own, started when a test first asks for it and stopped at the end of the session, which must
-go well.
+Each server is a separate process. It starts when a test first requests it, and stops at the end of the session with
+status 0.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""`python -m tests.end_to_end.faulty [flags]`: a server whose steps fail where a prompt asks for it, for test_faults.
+"""`python -m tests.end_to_end.faulty [flags]`: a server whose steps fail on certain prompts, for test_faults.
 
-A prompt that begins with BREAKS_ITS_STEP makes the step that computes it raise; with LOSES_THE_DEVICE a kernel writes
-where no memory is, which an accelerator's context does not survive; a CPU's backend says what such a device would.
-With NEVER_ENDS the step never comes home: a CPU's stream waits forever, or an accelerator's launch does not return.
+A prompt that begins with BREAKS_ITS_STEP makes its step raise. With LOSES_THE_DEVICE a kernel writes to unmapped
+memory, which destroys a GPU's context; on a CPU the backend raises the error of a lost GPU. With NEVER_ENDS the step
+never finishes: on a CPU its stream waits forever, on a GPU the launch does not return.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ BREAKS_ITS_STEP, LOSES_THE_DEVICE, NEVER_ENDS = 97, 98, 99
 
 @triton.jit
 def far_kernel(out, distance):
-    """Torch's own kernels will not do: they check an index, or cut it to 32 bits first."""
+    """Writes one value at a 64-bit offset. Torch's own kernels check an index or truncate it to 32 bits."""
     tl.store(out + distance, 1.0)
 
 
 def write_far_outside() -> None:
-    """Terabytes behind any allocation. Launched, not awaited."""
+    """Launches a write terabytes after any allocation, and does not wait for it."""
     far_kernel[(1,)](torch.zeros(8, device="cuda"), 1 << 42)
 
 
 def faulty(real: Any) -> Any:
-    """An executor's launch_forward with the planted faults."""
+    """Wraps an executor's launch_forward and adds the planted faults."""
 
     def launch_forward(self: Any, plan: Any) -> Any:
         rows = [row for row in range(plan.num_rows) if plan.row_computed[row] == 0]

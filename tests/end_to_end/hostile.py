@@ -1,7 +1,7 @@
-"""A hostile client and its neighbour, over blocking sockets: what an attack costs the server and everybody else.
+"""A hostile client and its neighbour, over blocking sockets: they measure what an attack costs server and clients.
 
-`Neighbour` asks for /health/live on a connection of its own, in a thread, and keeps the longest time an answer took.
-`peak` gives the memory that a server process took while something was done to it: the kernel's own high-water mark.
+`Neighbour` is a thread that requests /health/live on its own connection, and records the longest time to an answer.
+`peak` measures the memory that a server process takes during a block, by the kernel's high-water mark.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 PROBE = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
 MIB = 1 << 20
-GAP_S = 0.05 if Path("/proc/self/schedstat").is_file() else 0.5  # of a neighbour, at most
+GAP_S = 0.05 if Path("/proc/self/schedstat").is_file() else 0.5  # longest answer time of a neighbour
 HERE, STOLEN = 0, -1
 
 
@@ -34,7 +34,7 @@ def status_of(head: bytes) -> int:
 
 
 def answer(link: socket.socket) -> tuple[int, bytes]:
-    """Status and content of one answer that names its length; (0, b"") where the server has closed."""
+    """Status and content of one answer with a Content-Length; (0, b"") if the server has closed the connection."""
     data = b""
     while b"\r\n\r\n" not in data:
         piece = link.recv(65536)
@@ -52,7 +52,7 @@ def answer(link: socket.socket) -> tuple[int, bytes]:
 
 
 def ask(port: int, method: str, path: str, body: Any = None, headers: str = "", **named: Any) -> tuple[int, bytes]:
-    """One request; `body` is bytes, or anything JSON can hold."""
+    """Sends one request; `body` is bytes, or any JSON value."""
     data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
     kind = "Content-Type: application/json\r\n" if data and "content-type" not in headers.lower() else ""
     head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{kind}{headers}"
@@ -62,11 +62,11 @@ def ask(port: int, method: str, path: str, body: Any = None, headers: str = "", 
 
 
 class Neighbour:
-    """Asks until the block ends. `slowest` is the longest time from a question to its answer, in seconds.
+    """Sends requests until the block ends. `slowest` is the longest time from a request to its answer, in seconds.
 
-    Time in which the kernel let a thread wait for a core does not count, where it says how long that was: this thread,
-    the server's loop, and the one that waited most of its other threads, as it may have had the GIL. Nor does what the
-    hypervisor took. The machine has few cores, and neighbours of its own.
+    The machine has few cores, and other processes use them. So time in which threads waited for a core is subtracted,
+    if the kernel reports it. Three waits count: of this thread, of the server's loop, and the longest wait of the
+    server's other threads, as that thread may have held the GIL. Time taken by the hypervisor is subtracted too.
     """
 
     def __init__(self, port: int, pid: int) -> None:
@@ -92,8 +92,7 @@ class Neighbour:
                 time.sleep(0.002)
 
     def _waited(self) -> dict[int, float]:
-        """Seconds that threads have waited for a core, by number; HERE: this one; STOLEN: all cores have waited for
-        theirs."""
+        """Thread id -> seconds waited for a core. HERE: this thread; STOLEN: time taken by the hypervisor."""
         found = {HERE: waited(f"/proc/self/task/{threading.get_native_id()}"), STOLEN: stolen()}
         return found | {
             int(name): waited(f"/proc/{self._pid}/task/{name}") for name in os.listdir(f"/proc/{self._pid}/task")
@@ -117,31 +116,31 @@ class Neighbour:
 
 
 def waited(task: str) -> float:
-    """Seconds that a thread was ready to run and had no core."""
+    """Seconds in which a thread was ready to run and had no core."""
     try:
         return int(Path(task, "schedstat").read_text().split()[1]) / 1e9
-    except (OSError, IndexError):  # it has ended, or the kernel counts no such thing
+    except (OSError, IndexError):  # the thread has ended, or the kernel does not count this time
         return 0.0
 
 
 def stolen() -> float:
-    """Seconds in which the hypervisor gave the machine's cores to others."""
+    """Seconds in which the hypervisor gave this machine's cores to other machines."""
     with open("/proc/stat", encoding="ascii") as numbers:
         return int(numbers.readline().split()[8]) / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass
 class Peak:
-    """`grown` bytes above what the process had before."""
+    """`grown`: bytes above the process's memory at the start."""
 
     grown: int = 0
 
 
 @contextlib.contextmanager
 def peak(pid: int) -> Iterator[Peak]:
-    """Memory that a process takes in this block."""
+    """Measures the memory that a process takes in this block."""
     found = Peak()
-    Path(f"/proc/{pid}/clear_refs").write_text("5")  # the high-water mark starts at what is resident now
+    Path(f"/proc/{pid}/clear_refs").write_text("5")  # resets the high-water mark to the resident memory
     before = resident(pid, "VmRSS")
     yield found
     found.grown = resident(pid, "VmHWM") - before
@@ -155,14 +154,14 @@ def resident(pid: int, name: str) -> int:
 
 
 def open_socket(port: int, headers: str = "", source: str = "127.0.0.1") -> socket.socket:
-    """A realtime session's WebSocket, accepted."""
+    """The accepted WebSocket of a realtime session."""
     link = dial(port, source=source)
     link.sendall(
         f"GET /v1/realtime HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n{headers}"
         "Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\nSec-WebSocket-Version: 13\r\n\r\n".encode()
     )
     head = b""
-    while not head.endswith(b"\r\n\r\n"):  # a byte at a time: frames follow
+    while not head.endswith(b"\r\n\r\n"):  # byte by byte, as frames follow
         piece = link.recv(1)
         if not piece:
             break
@@ -181,7 +180,7 @@ def frame(opcode: int, data: bytes = b"", last: bool = True) -> bytes:
 
 
 def closing_code(link: socket.socket) -> int:
-    """Code of the frame that closes a socket; 0: it was cut off without one."""
+    """The code of the frame that closes a socket; 0 if the socket was closed without such a frame."""
     data = b""
     with contextlib.suppress(OSError):
         while piece := link.recv(65536):

@@ -1,6 +1,6 @@
-"""The whole server inside the test process, on a loop and thread of its own, so that a test can count what it holds.
+"""The whole server inside the test process, on its own loop and thread, so that a test can read the server's state.
 
-Same app, same sockets, same engine as `python -m server`; only signals and the command line are missing.
+App, sockets and engine are those of `python -m server`; only signals and the command line are missing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HELD = (
 
 
 class InsideServer:
-    """Owner: its own thread; `call` runs a coroutine function there."""
+    """Owner: the server's own thread; `call` runs a coroutine function in that thread."""
 
     def __init__(self, *flags: str) -> None:
         self.config = parse([*flags, "--host", "127.0.0.1", "--port", "0"])[1]
@@ -72,7 +72,7 @@ class InsideServer:
         return self.call(read)
 
     def tasks(self) -> int:
-        """Tasks on the server's loop besides the one that counts."""
+        """Number of tasks on the server's loop, without the counting task."""
 
         async def count() -> int:
             return len(asyncio.all_tasks()) - 1
@@ -109,7 +109,7 @@ class InsideServer:
 
 @contextlib.contextmanager
 def inside(*flags: str) -> Iterator[InsideServer]:
-    """A ready server in this process; nothing may be held when it is left."""
+    """A ready server in this process; at the end of the block it must hold no resource."""
     interval, threshold = sys.getswitchinterval(), gc.get_threshold()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     server = InsideServer(*flags)
@@ -124,7 +124,7 @@ def inside(*flags: str) -> Iterator[InsideServer]:
 
 
 def held(ledger: dict[str, int]) -> dict[str, int]:
-    """The ledger's entries that are not zero but must be once no request is open."""
+    """Entries of the ledger that are not zero, among those that must be zero once no request is open."""
     return {
         name: count
         for name, count in ledger.items()

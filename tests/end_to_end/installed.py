@@ -1,9 +1,10 @@
-"""Clients that cannot live in our environment, each in a folder of its own under build/clients/.
+"""Clients that cannot be installed in our environment, each in a folder of its own under build/clients/.
 
-litellm wants an older openai and huggingface-hub than the tests do, guidellm brings half of PyData. Each gets a virtual
-environment over ours: what suits it here is used from here, only the rest is installed (8 s and 100 MB instead of 25 s
-and 600). The Vercel AI SDK comes by npm. A folder is made once and reused until its requirements change; a machine
-that reaches no package index skips the tests, any other failure to install is a failure.
+litellm needs older versions of openai and huggingface-hub than the tests do; guidellm installs half of PyData. Each
+Python client gets a virtual environment on top of ours. Compatible packages of our environment are reused, and only the
+rest is installed (8 s and 100 MB instead of 25 s and 600 MB). npm installs the Vercel AI SDK. A folder is made once and
+reused until its requirements change. Without access to a package index the tests are skipped; any other error of an
+installation is a failure.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from tests.end_to_end.process import ROOT
 
 CLIENTS = ROOT / "build" / "clients"
 INSTALL_S = 170
-# What pip and npm print when there is no way to an index.
+# Messages of pip and npm when no package index is reachable.
 UNREACHABLE = ("connection broken by", "ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ETIMEDOUT", "ENETUNREACH")
 
 
 class Installing(ABC):
-    """An installation in a process of its own; `done` waits for the process and returns the folder."""
+    """An installation in a separate process; `done` waits for the process and returns the folder."""
 
     def __init__(self, name: str, *requirements: str) -> None:
         self.requirements = requirements
@@ -48,7 +49,7 @@ class Installing(ABC):
 
     @abstractmethod
     def command(self) -> list[str]:
-        """What installs the requirements into the folder."""
+        """The command that installs the requirements into the folder."""
 
     def done(self) -> Path:
         if self._process is not None and not self.stamp.exists():
@@ -68,7 +69,7 @@ class Installing(ABC):
 
 
 class PythonClient(Installing):
-    """A virtual environment that sees ours, behind its own."""
+    """A virtual environment that also imports our packages, after its own."""
 
     @property
     def python(self) -> str:
@@ -84,7 +85,7 @@ class PythonClient(Installing):
 
 
 class NodeClient(Installing):
-    """A folder with node_modules; only where node and npm are."""
+    """A folder with node_modules; needs node and npm."""
 
     def command(self) -> list[str]:
         (self.folder / "package.json").write_text('{"private": true}\n')
@@ -93,7 +94,7 @@ class NodeClient(Installing):
 
 
 def run(command: list[str], cwd: Path, **environment: str) -> str:
-    """What the program prints; it must end well."""
+    """Runs a program that must end with status 0; returns its output."""
     done = subprocess.run(
         command, cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120, check=False
     )

@@ -1,7 +1,7 @@
-"""Conversations with media whose answers are known: the engine's own tokens for the prompt a reference would make.
+"""Conversations with media and their known answers: the engine's own tokens for an independently made prompt.
 
-The prompt is rendered by jinja2 and tokenizers straight from the checkpoint's files, the media go through mm, and the
-engine answers each alone with its prefix cache off. What comes through sockets must be the same tokens.
+jinja2 and tokenizers render the prompt straight from the checkpoint's files, mm prepares the media, and the engine
+answers each conversation alone, without a prefix cache. The server must send the same tokens over sockets.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TOKENS = 24
 
 @functools.cache
 def data_of(name: str) -> tuple[Modality, bytes]:
-    """The encoded bytes of an item; the same in every process."""
+    """The encoded bytes of an item; equal in every process."""
     return {
         "png": lambda: ("image", picture(noise(90, 120, 1), "PNG")),
         "jpeg": lambda: ("image", picture(noise(200, 130, 2), "JPEG")),
@@ -90,7 +90,7 @@ def conversations() -> dict[str, list[dict[str, Any]]]:
 
 @dataclass(frozen=True)
 class Known:
-    """What must come back."""
+    """The prompt and the answer that the server must send for a conversation."""
 
     prompt_token_ids: list[int]
     token_ids: list[int]
@@ -137,7 +137,7 @@ async def request_of(messages: list[dict[str, Any]], loader: MediaLoader) -> tup
 
 @functools.cache
 def answers() -> dict[str, Known]:
-    """By the name of the conversation."""
+    """Name of a conversation -> its known answer."""
 
     async def run() -> dict[str, Known]:
         folder = tiny.checkpoint("omni")

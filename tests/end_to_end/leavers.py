@@ -1,8 +1,8 @@
-"""Clients of whom some leave at a random moment, in every way a socket can be left.
+"""Clients, some of which disconnect at a random moment, in every way in which a socket can be closed.
 
-`crowd` sends so many requests with so many at a time; what stays comes to its end and is compared with the known
-tokens. A leaver goes before the headers or the body are complete, with its request just sent, or after some events;
-half of them with RST.
+`crowd` sends a number of requests, with a bound on the open ones. Answers of clients that stay are compared with the
+known tokens. A leaving client disconnects within the headers, within the body, right after its request, or after some
+events. Half of these clients close with RST.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STAGES = ("headers", "body", "sent", "queued", "first event", "middle")
 
 @dataclass
 class Tally:
-    """What became of the requests."""
+    """How each request ended, and which answers were wrong."""
 
     ways: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
@@ -49,7 +49,7 @@ async def crowd(
     at_a_time: int = 64,
     fresh: bool = False,
 ) -> Tally:
-    """Sends `count` requests, of which `share` leave; `fresh`: no cache knows the media of another request."""
+    """Sends `count` requests; a `share` of the clients leave. `fresh`: no request shares media with another one."""
     draw, tally = random.Random(seed), Tally()
     places = asyncio.Semaphore(at_a_time)
 
@@ -88,7 +88,7 @@ async def stay(port: int, path: str, body: dict[str, Any], wanted: list[int], la
 
 
 async def leave(port: int, data: bytes, way: str, how: str, where: float) -> None:
-    """`data` asks for a stream; `where` is 0 to 1: how far into the headers or the body it gets."""
+    """Sends `data`, a streaming request, and leaves. `where`, 0 to 1: the sent part of the headers or the body."""
     head = data.index(b"\r\n\r\n") + 4
     async with Connection(port) as connection:
         if way == "headers":

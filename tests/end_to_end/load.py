@@ -1,6 +1,6 @@
-"""Load from a process of its own: `python -m tests.end_to_end.load PORT STREAMS SECONDS` keeps so many streams open.
+"""Load from a separate process: `python -m tests.end_to_end.load PORT STREAMS SECONDS` keeps STREAMS streams open.
 
-Prints the number of events it has read. Light to import, so that it does not take the machine from what is measured.
+Prints the number of events read. Imports little, so that the process takes little CPU from the measured server.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from tests.end_to_end.wire import greedy, stream
 
 
 async def keep(port: int, streams: int, seconds: float) -> int:
-    """Each client sends the next request when its last one has ended."""
+    """Runs the clients; each sends its next request when its last one has ended."""
     until = time.monotonic() + seconds
     events = 0
 
     async def client(number: int) -> None:
         nonlocal events
-        draw = random.Random(number)  # lengths differ, or all would end and begin together
+        draw = random.Random(number)  # lengths differ, so that streams do not all end and begin at the same time
         while time.monotonic() < until:
             got = await stream(port, "/v1/completions", greedy([5 + number] * 20, draw.randint(50, 150)))
             assert got.done, (got.status, got.error)

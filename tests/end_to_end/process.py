@@ -1,7 +1,7 @@
-"""A server as a user starts it: `python -m server` in a process of its own, watched from outside.
+"""A server as a user starts it: `python -m server` in a separate process, observed from outside.
 
-`ServerProcess` starts it on a free port, waits for `Listening on`, counts what the process holds through /proc, and
-stops it with SIGTERM. A clean stop is status 0 and no traceback in the log.
+`ServerProcess` starts the server on a free port, waits for `Listening on`, counts the process's resources through
+/proc, and stops it with SIGTERM. A clean stop has status 0 and no traceback in the log.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-START_S, STOP_S = 60.0, 45.0  # a machine with many neighbours; what is promised is measured in test_start.py
+START_S, STOP_S = 60.0, 45.0  # generous for a busy machine; test_start.py measures the promised times
 SMALL = (
     *("--num-threads", "1", "--max-num-seqs", "64", "--max-num-batched-tokens", "512"),
     *("--num-gpu-blocks-override", "1024", "--disable-access-log", "--max-queue-wait", "0"),
@@ -28,7 +28,7 @@ SMALL = (
 
 
 class ServerProcess:
-    """`flags` follow --host and --port; `cwd` and `env` choose which copy of the package runs."""
+    """`flags` follow --host and --port; `cwd` and `env` select the copy of the package that runs."""
 
     def __init__(self, *flags: str, cwd: Path = ROOT, env: dict[str, str] | None = None, port: int = 0) -> None:
         self.command = [sys.executable, "-m", "server", *flags]
@@ -37,7 +37,7 @@ class ServerProcess:
         self.cwd = cwd
         self.env = {**os.environ, **(env or {})}
         self.port = port
-        self.listening = ""  # what the line says
+        self.listening = ""  # the address in the line `Listening on`
         self.ready_s = 0.0
         self.returncode: int | None = None
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by close()
@@ -57,7 +57,7 @@ class ServerProcess:
 
     @property
     def log(self) -> str:
-        """What it has written to stderr so far."""
+        """The process's stderr so far."""
         self._log.seek(0)
         return self._log.read()
 
@@ -82,7 +82,7 @@ class ServerProcess:
                 if "unix:" not in self.listening:
                     self.port = int(self.listening.rsplit(":", 1)[1])
                 self._ready.set()
-        self._ready.set()  # it ended without getting ready
+        self._ready.set()  # the process has ended before it was ready
 
     def wait_ready(self, timeout: float = START_S) -> ServerProcess:
         self._ready.wait(timeout)
@@ -96,7 +96,7 @@ class ServerProcess:
         self._popen.send_signal(number)
 
     def wait(self, timeout: float = STOP_S) -> int:
-        """The status it ended with."""
+        """Waits for the process to end; returns its exit status."""
         assert self._popen is not None
         try:
             self.returncode = self._popen.wait(timeout)
@@ -106,7 +106,7 @@ class ServerProcess:
         return self.returncode
 
     def stop(self) -> None:
-        """SIGTERM; fails unless the process ends well."""
+        """Sends SIGTERM; fails unless the process ends with status 0 and a clean log."""
         self.signal()
         status = self.wait()
         assert status == 0, f"status {status}; log:\n{self.log}"
@@ -124,7 +124,7 @@ class ServerProcess:
         self._popen.wait()
 
     def close(self) -> None:
-        """Gives everything back, whatever happened."""
+        """Kills the process if it still runs, and releases all its files."""
         if self._popen is not None:
             if self._popen.poll() is None:
                 self.kill()
@@ -144,7 +144,7 @@ class ServerProcess:
         return found
 
     def cpu_seconds(self) -> float:
-        """Time that all its threads have computed."""
+        """CPU seconds of all threads of the process."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -157,7 +157,7 @@ class ServerProcess:
 
 @contextlib.contextmanager
 def serving(*flags: str, cwd: Path = ROOT, env: dict[str, str] | None = None) -> Iterator[ServerProcess]:
-    """A server that is ready; stopped with SIGTERM afterwards, which must go well."""
+    """A ready server; at the end of the block SIGTERM must end it cleanly."""
     process = ServerProcess(*flags, cwd=cwd, env=env).spawn()
     try:
         yield process.wait_ready()

@@ -1,7 +1,7 @@
 """Replicas of the embedded model under Ray, for test_ray: `python -m tests.end_to_end.ray_replicas PORT`.
 
-Reads one order per line, says `done` after each: JSON deploys the application with these arguments, `kill` kills one
-replica without warning, `count` prints how many there are. Ends, and Ray with it, at the end of the input.
+Reads one order per line and prints `done` after each. A JSON order deploys the application with its arguments, `kill`
+kills one replica without warning, `count` prints the number of replicas. The program and Ray end with the input.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Requests that must be refused, with the status and reason that API.md 3.2 and SECURITY.md promise for each.
+"""Requests that must be refused, with the status and reason that API.md 3.2 and SECURITY.md promise.
 
-`cases()` is the table; what it names is sent as it stands, over a socket, by test_bad_input.py.
+`cases()` is the table; test_bad_input.py sends each case over a socket.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TOO_LONG = f"This model's maximum context length is {CONTEXT} tokens. However, y
 
 @dataclass(frozen=True)
 class Case:
-    """One bad request and its answer. `words` must be in the message, `param` is exact when given."""
+    """A bad request and its answer: the message contains `words`; `param`, if given, must be equal."""
 
     name: str
     body: Any
@@ -64,7 +64,7 @@ def encoded(data: bytes) -> str:
 
 
 def bomb(width: int, height: int) -> bytes:
-    """A PNG whose header promises so many pixels; the rest is a few bytes."""
+    """A PNG whose header gives this many pixels, followed by a few bytes."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -76,7 +76,7 @@ def bomb(width: int, height: int) -> bytes:
 
 
 def silence(seconds: int) -> bytes:
-    """A WAV of 8-bit silence at 8 kHz."""
+    """A WAV file with 8-bit silence at 8 kHz."""
     size = 8000 * seconds
     head = b"RIFF" + struct.pack("<I", 36 + size) + b"WAVEfmt " + struct.pack("<IHHIIHH", 16, 1, 1, 8000, 8000, 1, 8)
     return head + b"data" + struct.pack("<I", size) + b"\x80" * size

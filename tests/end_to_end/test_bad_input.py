@@ -1,4 +1,4 @@
-"""Bad input over sockets: the promised answer, a server that goes on, and neighbours that notice nothing."""
+"""Bad input over sockets: the promised answer, a server that keeps running, and undisturbed other clients."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def test_is_refused_with_a_status_when_a_stream_was_asked_for(port, case):
 
 
 class Neighbours:
-    """Known greedy streams that run during the test; it compares their tokens and records the gaps between events."""
+    """Known greedy streams that run during the test; compares their tokens and records the gaps between events."""
 
     def __init__(self, port: int, known: Known, count: int) -> None:
         self.port = port
@@ -109,7 +109,7 @@ class Neighbours:
 
 
 def send_all(port: int) -> None:
-    """Sends every case twice, once a line has come; for a process of its own."""
+    """Main function of a separate process: waits for a line on stdin, then sends every case twice."""
 
     async def run() -> None:
         for _ in range(2):
@@ -123,7 +123,7 @@ def send_all(port: int) -> None:
 
 @contextlib.asynccontextmanager
 async def sender(port: int) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-    """What sends every case from another process: one that encodes 20 MiB is late with its own reading."""
+    """A function that sends all cases from another process: encoding 20 MiB would delay this process's own reading."""
     code = f"from tests.end_to_end.test_bad_input import send_all; send_all({port})"
     root, pipe = Path(__file__).parents[2], asyncio.subprocess.PIPE
     child = await asyncio.create_subprocess_exec(sys.executable, "-c", code, cwd=root, stdin=pipe, stdout=pipe)
@@ -143,7 +143,7 @@ async def sender(port: int) -> AsyncIterator[Callable[[], Awaitable[None]]]:
 
 
 async def test_neighbours_are_not_disturbed_by_all_of_it(port, known):
-    """Against gaps just before and after. A miss is measured again: what holds the loop does so each time."""
+    """Compares with gaps just before and after. A miss is measured again: a blocked loop would miss each time."""
     neighbours = Neighbours(port, known["text"], 4)
 
     async def alone() -> float:
@@ -192,7 +192,7 @@ async def test_requests_that_are_not_http(port):
 async def test_a_promised_body_that_is_too_large_is_answered_before_it_is_sent(port):
     async with Connection(port) as connection:
         await connection.send(request_bytes("POST", CHAT, b"{", headers={"Content-Length": str(1 << 40)}))
-        reply = await asyncio.wait_for(connection.reply(), 10)  # a body is waited for longer than that
+        reply = await asyncio.wait_for(connection.reply(), 10)  # the server would wait longer than this for a body
     assert reply.status == 413
     assert reply.error["reason"] == "request_too_large"
 
@@ -224,7 +224,7 @@ def test_a_text_model_refuses_media_by_name():
 
 
 class Elsewhere(BaseHTTPRequestHandler):
-    """Another machine: a picture, and ways of going wrong."""
+    """The server of another host: serves a picture, and several failures."""
 
     def do_GET(self) -> None:
         body = data_of("png")[1]

@@ -1,4 +1,4 @@
-"""bench serve costs the machine less than a fast server does: 256 streams, by the kernel's count of CPU seconds."""
+"""bench serve costs less than a fast server does: 256 streams, by the kernel's count of CPU seconds."""
 
 from __future__ import annotations
 

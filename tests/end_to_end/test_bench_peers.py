@@ -27,7 +27,7 @@ QWEN3 = str(tiny.checkpoint("qwen3"))
 
 
 def reported_as_counted(url: str, model: str) -> None:
-    """The usage of each answer is that of the same request without a stream."""
+    """The reported usage of each answer equals that of the same request without a stream."""
     asked = ServeOptions(
         url=url,
         model=model,
@@ -63,7 +63,7 @@ def test_of_transformers_serve(tmp_path):
 
 @contextmanager
 def transformers_serve(python: str, folder: Path) -> Iterator[str]:
-    """It serves the tiny model, from an empty cache."""
+    """`transformers serve` with the tiny model, started with an empty cache."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

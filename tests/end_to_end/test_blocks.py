@@ -1,4 +1,4 @@
-"""Every fenced `sh` and `python` block of README and of the pages runs here as it stands, and prints what it says."""
+"""Every fenced `sh` and `python` block of README and of the pages runs unchanged, and prints what the page promises."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ from tests.pooling_kit import encoder
 
 ADDRESS = "localhost:8000"
 QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-# The two first blocks of README install; tests/docs/test_from_readme.py runs them.
+# The first two blocks of README install; tests/docs/test_from_readme.py runs these blocks.
 SHELL = [block for block in blocks("sh") if block.code not in WAYS]
 
 
 @pytest.fixture(scope="module")
 def embedder() -> Iterator[ServerProcess]:
-    """What the page `embeddings` serves."""
+    """A server with a model for the page `embeddings`."""
     with serving("--model", str(encoder("bert")), "--served-model-name", "embedder", *SMALL) as process:
         yield process
 
 
 @pytest.fixture
 def asked(request: pytest.FixtureRequest, block: Block) -> ServerProcess:
-    """The server that a block asks."""
+    """The server for a block's requests."""
     return request.getfixturevalue("embedder" if block.page == "embeddings" else "embedded_process")
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """PATH with the command that an installation brings."""
+    """A PATH with the command that an installation adds."""
     folder = tmp_path_factory.mktemp("bin")
     command = folder / "omniloop"
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -m server "$@"\n')
@@ -92,7 +92,7 @@ def test_a_command_prints_what_the_page_promises(asked: ServerProcess, path: str
 
 
 def holds(answer: Any, part: Any) -> bool:
-    """Whether an answer has all that a shortened one shows."""
+    """Whether an answer contains every field of a shortened example."""
     if isinstance(part, dict):
         return all(name in answer and holds(answer[name], each) for name, each in part.items())
     if isinstance(part, list):
@@ -122,7 +122,7 @@ def addressed(text: str, process: ServerProcess) -> str:
 
 
 def question(embedded_process: ServerProcess, address: str, model: str) -> str:
-    """The answer at an address that an application would use."""
+    """The answer at an address, requested as an application would."""
     from openai import OpenAI
 
     with OpenAI(base_url=addressed(address, embedded_process), api_key="none") as client:
@@ -166,7 +166,7 @@ def test_there_is_a_command_for_text_image_audio_and_video():
 
 
 def test_examples_of_the_page_for_other_hosts_run_on_their_own(tmp_path: Path):
-    """The second app of the page answers its own route without the model, which only its lifespan loads."""
+    """The page's second app answers its own route without the model: only the app's lifespan loads the model."""
     code = of_page("hosting", "python")[1]
     program = tmp_path / "program.py"
     program.write_text(code)

@@ -1,6 +1,6 @@
 """Clients with environments of their own, against `python -m server`: litellm, the Vercel AI SDK, guidellm.
 
-Each runs as a program of its own and prints what it understood; here that is compared with plain requests.
+Each client runs as a separate program and prints its results; the test compares them with plain requests.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CLIENTS: dict[str, Callable[[], Installing]] = {
 
 @pytest.fixture(scope="module")
 def installing(request: pytest.FixtureRequest) -> Iterator[dict[str, Installing]]:
-    """The clients of the tests that run, all at the same time."""
+    """Installs the clients of the selected tests, all at the same time."""
     tests = {item.originalname for item in request.session.items if item.path == Path(__file__)}
     asked = {"litellm": "test_litellm", "guidellm": "test_guidellm", "ai-sdk": "test_vercel_ai_sdk"}
     clients = {
@@ -46,7 +46,7 @@ def installing(request: pytest.FixtureRequest) -> Iterator[dict[str, Installing]
 
 
 def seen(printed: str) -> dict[str, Any]:
-    """The line that a talk ends with; libraries print what they like before it."""
+    """The JSON of a program's last line; libraries may print other lines before."""
     (line,) = [line for line in printed.splitlines() if line.startswith("SEEN ")]
     return json.loads(line[5:])
 
@@ -56,7 +56,7 @@ def url_of(process: ServerProcess) -> str:
 
 
 async def chat(port: int, *messages: Any, **fields: Any) -> dict[str, Any]:
-    """What a plain request gets: text, end and usage in one."""
+    """The answer to a plain request: text, finish reason and usage in one dict."""
     reply = await ask(port, "POST", "/v1/chat/completions", {"messages": messages, **SHORT, **fields})
     assert reply.status == 200, reply.content
     body = reply.json()
@@ -80,7 +80,7 @@ async def test_litellm(embedded_process, installing):
     printed = run(
         [python, str(HERE / "talk_litellm.py"), url_of(embedded_process), PICTURE],
         folder,
-        LITELLM_LOCAL_MODEL_COST_MAP="True",  # its price list stands on a web page
+        LITELLM_LOCAL_MODEL_COST_MAP="True",  # litellm would load its price list from a web page
     )
     found = seen(printed)
     wanted = await chat(port, user("hi"))
@@ -116,7 +116,8 @@ async def test_vercel_ai_sdk(embedded_process, installing):
     shown = await chat(port, user(PARTS))
     assert found["picture"] == {**shown, "model": model}
     assert found["picture_streamed"] == shown
-    prompt = {"prompt": "user:\none two\n\nassistant:\n", "stop": ["\nuser:"]}  # it writes conversations like this
+    # The server renders conversations in this form.
+    prompt = {"prompt": "user:\none two\n\nassistant:\n", "stop": ["\nuser:"]}
     reply = (await ask(port, "POST", "/v1/completions", {**prompt, **SHORT})).json()
     assert found["text"]["text"] == reply["choices"][0]["text"]
     assert found["text"]["usage"][1] == reply["usage"]["completion_tokens"]
@@ -128,7 +129,7 @@ async def test_vercel_ai_sdk(embedded_process, installing):
 @pytest.mark.slow
 @pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/completions"])
 def test_guidellm(embedded_process, installing, tmp_path, route):
-    """It finds model, usage and streamed tokens: what it counts is what was asked for."""
+    """guidellm finds the model, the usage and the streamed tokens; its counts equal the requested numbers."""
     folder = installing["guidellm"].done()
     report = tmp_path / "report.json"
     command = [

@@ -1,4 +1,4 @@
-"""A crowd of requests that arrive at one time waits at the turnstile, before the parser: none is lost or mixed up."""
+"""Requests that arrive at the same time wait at the turnstile, before the parser; none is lost or mixed up."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def clients(server) -> Iterator[list[socket.socket]]:
 
 
 def whole(client: socket.socket) -> dict[str, object]:
-    """An answer with a Content-Length, as JSON."""
+    """Reads an answer with a Content-Length; returns its JSON."""
     data = b""
     while b"\r\n\r\n" not in data:
         data += client.recv(1 << 16)
@@ -46,7 +46,7 @@ def whole(client: socket.socket) -> dict[str, object]:
 
 
 def numbered(number: int, size: int = 3) -> bytes:
-    """A request whose answer repeats its prompt: the number, and filling."""
+    """A request whose answer repeats its prompt: the number, and padding."""
     body = {**greedy(f"number {number} " + "a" * size, 1), "echo": True}
     return request_bytes("POST", "/v1/completions", body)
 
@@ -55,7 +55,7 @@ def text_of(answer: dict[str, object]) -> str:
     return answer["choices"][0]["text"]  # type: ignore[index]
 
 
-def test_everyone_of_a_crowd_gets_its_own_answer(server, clients):
+def test_every_client_of_a_crowd_gets_its_own_answer(server, clients):
     for _ in range(2):  # the second round reuses the connections
         for number, client in enumerate(clients):
             client.sendall(numbered(number))
@@ -64,7 +64,7 @@ def test_everyone_of_a_crowd_gets_its_own_answer(server, clients):
 
 
 def test_bodies_in_pieces_arrive_whole_in_a_crowd(server, clients):
-    """Of a connection that waits nothing more is read; what follows is neither lost nor taken twice."""
+    """The server stops reading from a waiting connection; later bytes are neither lost nor read twice."""
     requests = [numbered(number, 200_000 if number % 8 == 0 else 3) for number in range(CROWD)]
     for piece in range(64):
         for client, data in zip(clients, requests):

@@ -1,4 +1,4 @@
-"""Clients that leave at any moment leave nothing behind and do not change other clients' answers."""
+"""Clients that leave at any moment leave no resource held and do not change other clients' answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SEED = 20260
 
 
 async def gauges(port: int) -> dict[str, float]:
-    """Running, waiting and block use as /metrics shows them, and what /load counts."""
+    """Running and waiting requests and block use in /metrics, and the count in /load."""
     text = (await ask(port, "GET", "/metrics")).content.decode()
     names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
     found = {name: float(re.search(rf"^vllm:{name}\{{[^}}]*\}} (\S+)$", text, re.M)[1]) for name in names}
@@ -30,7 +30,7 @@ async def gauges(port: int) -> dict[str, float]:
 
 
 async def until_idle(port: int, seconds: float = 5.0) -> dict[str, float]:
-    """The gauges once they are all zero, or as they are when the time is over."""
+    """The gauges once all are zero, or their last values after `seconds`."""
     for _ in range(int(seconds / 0.05)):
         found = await gauges(port)
         if not any(found.values()):
@@ -41,7 +41,7 @@ async def until_idle(port: int, seconds: float = 5.0) -> dict[str, float]:
 
 async def test_2000_requests_with_a_fifth_leaving_leak_nothing(server_process: ServerProcess, known):
     port = server_process.port
-    await crowd(port, known, 150, SEED - 1)  # every pool thread and lazy import is there
+    await crowd(port, known, 150, SEED - 1)  # starts every pool thread and does every lazy import
     await until_idle(port)
     await asyncio.sleep(0.3)
     before = (server_process.descriptors(), server_process.threads(), server_process.children())
@@ -63,7 +63,7 @@ async def test_2000_requests_with_a_fifth_leaving_leak_nothing(server_process: S
 
 
 async def left_behind(server: InsideServer) -> dict[str, int]:
-    """What is still held: the device thread lets go a little after the gauges are zero."""
+    """The resources still held: the device thread releases them a little after the gauges are zero."""
     for _ in range(200):
         if not (found := held(server.ledger())):
             break
@@ -92,7 +92,7 @@ async def test_the_ledger_is_clean_after_leavers_of_every_kind(server: InsideSer
     media = {name: count for name, count in ledger.items() if name.startswith("media_")}
     assert {name for name, count in media.items() if count} <= {"media_cache_bytes"}
     assert "media_reserved_bytes" in media
-    for _ in range(100):  # connections that were reset close in turns of the loop
+    for _ in range(100):  # connections closed by RST end in later iterations of the loop
         gc.collect()
         now = (server.tasks(), threading.active_count(), len(os.listdir("/proc/self/fd")))
         if now == (tasks, threads, descriptors):
@@ -103,15 +103,15 @@ async def test_the_ledger_is_clean_after_leavers_of_every_kind(server: InsideSer
 
 
 async def test_blocks_are_free_one_step_after_the_client_has_left(server: InsideServer, known):
-    """Counts the device's steps from the loop's abort on; another stream keeps the steps going.
+    """Counts device steps after the loop's abort; another stream keeps the steps going.
 
-    Step outputs that the loop receives are no measure: a late loop receives many steps that ran before its abort.
+    Step outputs received by the loop cannot be counted: a late loop receives many steps that ran before its abort.
     """
     engine = server.state.engine
     device, metrics = engine.inspect(), engine.on_step
     abort, scheduler = device.abort, device.runtime.scheduler
     steps: list[tuple[int, int]] = []  # (number, blocks used after it)
-    words: list[int] = []  # the next step when the device thread received a choice's abort
+    words: list[int] = []  # number of the next step when the device thread received a choice's abort
 
     def note(stats) -> None:
         metrics(stats)
@@ -142,7 +142,7 @@ async def test_blocks_are_free_one_step_after_the_client_has_left(server: Inside
 
 
 async def test_leaving_while_waiting_for_a_place_gives_the_place_back(server: InsideServer):
-    """More choices than rows: those that wait leave too, before they have run."""
+    """There are more choices than rows: clients whose choices still wait leave too."""
     bodies = [greedy([9] * 40, 300, n=16, stream=True) for _ in range(12)]  # 192 choices, 64 rows
     connections = [Connection(server.port) for _ in bodies]
     for connection, body in zip(connections, bodies):

@@ -1,6 +1,6 @@
-"""A step that fails, a device that is lost, a device that never answers, over sockets (S38, S40, S41).
+"""A step that fails, a device that is lost, and a device that never answers, over sockets (S38, S40, S41).
 
-What clients receive, and how the process ends.
+The tests check what clients receive, and how the process ends.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def device(request: pytest.FixtureRequest) -> str:
 
 @contextmanager
 def serving_faults(device: str, name: str, *flags: str) -> Iterator[ServerProcess]:
-    """A server whose steps can fail, ready; the test itself waits for its end."""
+    """A ready server whose steps can fail; the test itself waits for the process to end."""
     named = ("--model", str(tiny.checkpoint(name)), "--device", device, "--dtype", "float32")
     process = ServerProcess(*named, *flags, *SMALL)
     process.command[2] = "tests.end_to_end.faulty"
@@ -43,7 +43,7 @@ def serving_faults(device: str, name: str, *flags: str) -> Iterator[ServerProces
 
 
 async def open_stream(port: int, prompt: list[int], tokens: int, begun: asyncio.Event, go_on: asyncio.Event) -> Stream:
-    """A stream read to its end; `begun` is set when its first tokens are there, the others are read after `go_on`."""
+    """Reads a stream to its end: sets `begun` at its first tokens, and reads the others after `go_on`."""
     async with Connection(port) as connection:
         await connection.send(request_bytes("POST", "/v1/completions", greedy(prompt, tokens, stream=True)))
         stream = await read_events(connection, Stream(), until=2)
@@ -53,9 +53,9 @@ async def open_stream(port: int, prompt: list[int], tokens: int, begun: asyncio.
 
 
 async def with_fault(port: int, number: int, tokens: int) -> tuple[list[Stream], Reply]:
-    """Running streams, and the reply to a prompt that makes a step of theirs fail.
+    """Running streams, and the reply to a prompt that makes one of their steps fail.
 
-    The prompt is sent before the streams are read on: an accelerator makes tokens faster than this loop reads them.
+    The prompt is sent before the streams are read further: a GPU makes tokens faster than this loop reads them.
     """
     events, go_on = [asyncio.Event() for _ in PROMPTS], asyncio.Event()
     running = [

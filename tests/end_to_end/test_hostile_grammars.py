@@ -1,4 +1,4 @@
-"""Schemas of clients that leave at once: no other client's grammar waits for them or is called too complex."""
+"""Schemas of clients that leave at once: they neither delay another client's grammar nor make it "too complex"."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def body(schema: dict[str, Any], **fields: Any) -> dict[str, Any]:
 
 
 def large(number: int) -> dict[str, Any]:
-    """A quarter of a second to compile."""
+    """A schema that takes a quarter of a second to compile."""
     inner = {f"q{at}": {"type": "string", "maxLength": 20 + at} for at in range(8)}
     return {"type": "object", "properties": {f"p{number}_{at}": {**OBJECT, "properties": inner} for at in range(120)}}
 
@@ -34,7 +34,7 @@ def test_s30_grammars_of_clients_that_left_delay_no_others(embedded_process):
         head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         with contextlib.closing(dial(port)) as link:
             link.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
-            time.sleep(0.02)  # as long as the request takes to be read
+            time.sleep(0.02)  # long enough for the server to read the request
     begun = time.monotonic()
     status, content = ask(port, "POST", CHAT, body({**small, "title": "another"}))
     spent = time.monotonic() - begun

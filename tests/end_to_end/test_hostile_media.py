@@ -1,7 +1,7 @@
-"""Files below 1 MiB that ask a decoder for hundreds: each is answered, and the server's memory is measured.
+"""Files below 1 MiB that need hundreds of MiB in a decoder: each gets an answer; the server's memory is measured.
 
-The files are those of tests/mm/bombs.py. What was measured before there were bounds (Linux, one request each): 597
-bytes took 1.4 GiB and in a limit of 2 GiB the process, 1,056 bytes of WAV 2 GiB, an MP3 of 1 MB 2.3 GiB.
+The files are those of tests/mm/bombs.py. Before bounds existed, one request took this much memory (Linux): 597 bytes
+took 1.4 GiB, and killed a process limited to 2 GiB; 1,056 bytes of WAV took 2 GiB, an MP3 of 1 MB 2.3 GiB.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ PICTURES: dict[str, Callable[[], bytes]] = {
 
 
 def message(kind: str, data: bytes) -> dict[str, Any]:
-    """A request with one file, labelled as clients label theirs."""
+    """A request with one file, labelled as clients label their files."""
     text = base64.b64encode(data).decode()
     if kind == "audio":
         part = {"type": "input_audio", "input_audio": {"data": text, "format": "wav"}}

@@ -1,4 +1,4 @@
-"""Readers that stop: of the log, of standard output. The server goes on, and says later what it left out."""
+"""Readers of the log or of standard output that stop reading: the server goes on and later logs what it dropped."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_s09_a_log_without_a_reader_stops_nothing():
         assert found
         port = int(found[1])
         with Neighbour(port, process.pid) as neighbour:
-            for _ in range(700):  # 64 KiB of lines are what a pipe takes
+            for _ in range(700):  # a pipe takes 64 KiB of lines
                 assert ask(port, "GET", "/version", headers=f"X-Request-Id: {'a' * 120}\r\n")[0] == 200
                 assert ask(port, "GET", "/v1/models")[0] == 200
         assert neighbour.answers > 10

@@ -1,5 +1,7 @@
-"""Clients that take room and fall silent: bodies that stop a byte before their end, bodies that drip, sessions that
-only answer pings. Others find room meanwhile, and the silent ones come to an end."""
+"""Clients that take buffers or sessions and fall silent: other clients still get room, and silent clients time out.
+
+They send bodies that stop a byte before their end, bodies that arrive one byte at a time, or only answer pings.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from tests.end_to_end.process import SMALL, ServerProcess, serving
 
 ALICE, BOB = "X-Api-Key: one\r\n", "X-Api-Key: two\r\n"
 IDLE_S = 1.5
-GOING_AWAY = b"\x88\x02\x03\xe9"  # the frame that closes a socket with 1001
+GOING_AWAY = b"\x88\x02\x03\xe9"  # the frame that closes a socket with code 1001
 LARGE = b'{"prompt": "a"%b}' % (b" " * 120_000)
 
 
@@ -33,7 +35,7 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]
 
 
 def upload(port: int, size: int, sent: int, path: str = "/tokenize") -> socket.socket:
-    """A body of which only the beginning is sent."""
+    """Sends only the beginning of a body."""
     link = dial(port)
     kind = "Content-Type: application/json\r\n"
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{ALICE}{kind}Content-Length: {size}\r\n\r\n"
@@ -62,7 +64,7 @@ def test_s04_uploads_that_stop_leave_room_for_others(process):
 
 
 def is_answered(link: socket.socket) -> bool:
-    """Refused while the body was still arriving."""
+    """Whether the server refused the request while its body was still arriving."""
     link.settimeout(0.3)
     try:
         return link.recv(12, socket.MSG_PEEK).startswith(b"HTTP/1.1 429")
@@ -73,7 +75,7 @@ def is_answered(link: socket.socket) -> bool:
 
 
 def test_s11_a_body_that_drips_at_its_end_is_not_waited_for(process):
-    """What came quickly pays for one pause, not for hours of them."""
+    """Bytes that arrived quickly allow for one pause, not for hours of pauses."""
     link = upload(process.port, MIB, MIB - 100)
     begun = time.monotonic()
     link.settimeout(IDLE_S / 3)
@@ -93,7 +95,7 @@ def append(size: int) -> bytes:
 
 
 def session(port: int, key: str) -> socket.socket:
-    """One whose client commits by itself, so that sound stays in the buffer."""
+    """A session in which the client commits, so that audio stays in the buffer."""
     link = open_socket(port, key)
     update = {"type": "session.update", "session": {"audio": {"input": {"turn_detection": None}}}}
     link.sendall(frame(1, json.dumps(update).encode()))
@@ -125,7 +127,7 @@ def test_s42_silent_sessions_leave_room_and_end(process):
 
 
 def test_s42_sessions_have_places(process):
-    """One client opens all it can; another still opens one."""
+    """One client opens as many sessions as it may; another client can still open one."""
     links: list[socket.socket] = []
     try:
         with contextlib.suppress(AssertionError):

@@ -1,6 +1,6 @@
-"""Connections that are meant to stop the server: no timer, floods in one read, words that come late.
+"""Connections that try to stop the server: connections without a timer, floods in one read, late bytes.
 
-Each case holds for its whole kind: the neighbour's gap and the server's memory are measured over real sockets.
+Each case represents its kind. The delay for another client and the server's memory are measured over real sockets.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: appli
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file of keys without names."""
+    """A file with keys that have no names."""
     path = tmp_path_factory.mktemp("keys") / "keys"
     path.write_text("first\nsecond\nright\n")
     return path
@@ -48,7 +48,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def guarded(keys: Path) -> Iterator[ServerProcess]:
-    """Short deadlines, few connections, and keys."""
+    """A server with short deadlines, few connections, and keys."""
     flags = ("--api-key-file", str(keys), "--max-connections", str(CONNECTIONS), "--header-timeout", "1")
     flags += ("--stream-stall-timeout", "2", "--keepalive-timeout", "5", "--trusted-proxies", "127.0.0.9")
     with serving("--model", str(tiny.checkpoint("omni")), "--served-model-name", "tiny", *SMALL, *flags) as process:
@@ -56,7 +56,7 @@ def guarded(keys: Path) -> Iterator[ServerProcess]:
 
 
 def closed_within(link: socket.socket, seconds: float) -> bool:
-    """Whether the server ends a connection, whatever it says before."""
+    """Whether the server closes a connection in time; bytes sent before that are ignored."""
     link.settimeout(seconds)
     try:
         while link.recv(65536):
@@ -100,7 +100,7 @@ SILENT = {
 
 
 def test_s11_no_connection_is_without_a_timer(guarded):
-    """Each of these is closed in time, and the seats are free again."""
+    """Each of these connections is closed in time, and its seat is free again."""
     links = []
     for data in SILENT.values():
         links += [dial(guarded.port) for _ in range(3)]
@@ -109,14 +109,14 @@ def test_s11_no_connection_is_without_a_timer(guarded):
     late = dial(guarded.port)
     late.sendall(GET)
     assert answer(late)[0] == 200
-    late.sendall(b"\r\n")  # no request, and no idle connection either
+    late.sendall(b"\r\n")  # neither a request nor an idle connection
     for link in (late, *links):
         assert closed_within(link, 15), "a connection outlived its deadlines"
         link.close()
 
 
 def test_s11_a_client_that_never_reads_is_cut_off(guarded):
-    """Answers that do not fit in the sockets' buffers, whole ones too, with and without Connection: close."""
+    """The answers do not fit into the sockets' buffers: also single answers, with and without Connection: close."""
     with dial(guarded.port) as link:
         link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         link.settimeout(0.2)
@@ -131,13 +131,13 @@ def test_s11_a_client_that_never_reads_is_cut_off(guarded):
 
 
 def seats(port: int) -> int:
-    """The server's connections on this port that are ESTABLISHED or CLOSE_WAIT, as the kernel lists them."""
+    """The server's connections on this port in the kernel's states ESTABLISHED or CLOSE_WAIT."""
     with open("/proc/net/tcp", encoding="ascii") as table:
         return sum(f":{port:04X} " in line[:22] and line.split()[3] in ("01", "08") for line in table)
 
 
 def test_s11_an_address_leaves_room_for_others(guarded):
-    """One that opens all it can; proxies on the list may have them all."""
+    """One address opens all connections that it may; a trusted proxy may open all connections."""
     links = [dial(guarded.port) for _ in range(CONNECTIONS + 5)]
     try:
         assert ask(guarded.port, "GET", "/version", source="127.0.0.2")[0] == 200
@@ -167,7 +167,7 @@ def is_refused(link: socket.socket) -> bool:
 
 
 def test_what_the_neighbour_measures(guarded):
-    """A process that stands still is no thread that waits for a core."""
+    """A stopped process does not count as a thread that waits for a core."""
     with Neighbour(guarded.port, guarded.pid) as neighbour:
         guarded.signal(signal.SIGSTOP)
         time.sleep(0.2)
@@ -176,7 +176,7 @@ def test_what_the_neighbour_measures(guarded):
 
 
 def at_once(port: int, count: int, data: bytes, made: Callable[[int], socket.socket] = dial) -> None:
-    """Several connections write the same, read for a second what comes, and leave."""
+    """Several connections send the same data, read for one second, and leave."""
 
     def write() -> None:
         with contextlib.suppress(OSError), contextlib.closing(made(port)) as link:
@@ -194,7 +194,7 @@ def at_once(port: int, count: int, data: bytes, made: Callable[[int], socket.soc
 
 
 def test_s11_pipelined_requests_enter_as_a_crowd_does(guarded):
-    """256 KB of them in each of 20 reads, without a key."""
+    """256 KB of requests without a key in each of 20 reads."""
     flood = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" * 9000
     with peak(guarded.pid) as memory, Neighbour(guarded.port, guarded.pid) as neighbour:
         at_once(guarded.port, 20, flood)
@@ -250,7 +250,7 @@ def test_a_socket_that_pings_now_and_then_goes_on(guarded):
         assert data.count(b"\x8a\x01a") == 100
 
 
-# -- words that arrive late
+# -- late bytes
 
 
 def with_trailers(trailers: bytes) -> tuple[int, bytes]:
@@ -279,7 +279,7 @@ def test_s01_trailers_are_bounded_as_headers_are(guarded):
 
 
 def test_s01_a_request_is_not_cut_off_by_the_head_behind_it(guarded):
-    """A read that ends inside a second head: the first request's bytes are not the head's."""
+    """A read ends inside a second head: the limit of that head does not count the first request's bytes."""
     body = b'{"prompt": "a"%b}' % (b" " * 40_000)
     head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" + KEY.encode()
     post = head + b"Content-Length: %d\r\n\r\n" % len(body) + body
@@ -301,7 +301,7 @@ def test_s01_a_head_without_end_is_refused(guarded):
 
 
 def test_s02_a_key_inherits_nothing_when_another_one_goes(guarded, keys):
-    """The second key moves to the first one's line."""
+    """The second key moves to the line of the removed first key."""
     sent = {"model": "tiny", "input": "a secret", "max_output_tokens": 1}
     status, content = ask(guarded.port, "POST", "/v1/responses", sent, "X-Api-Key: first\r\n")
     assert status == 200

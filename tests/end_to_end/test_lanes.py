@@ -1,6 +1,6 @@
-"""Lanes over real sockets: what a client reads is what it would read without them, and nothing of them is left.
+"""Lanes over real sockets: a client receives the same bytes as without lanes, and lanes leave no resource held.
 
-`carried` counts the rows that lanes have taken; without lanes every row goes through Delta, frames and transport.
+`carried` counts the rows that lanes have written; without lanes every row goes through Delta, frames and transport.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ TIMES = re.compile(rb'"created":\d+|date: [^\r]+|"(?:id|msg)":"[^"]+"')
 
 
 class Carried:
-    """Stands in for the engine's `deliver`; with `lanes` False no row is taken."""
+    """Replaces the engine's `deliver` and counts rows; with `lanes` False no row goes through a lane."""
 
     def __init__(self) -> None:
         self.lanes = True
@@ -90,7 +90,7 @@ def server() -> Iterator[InsideServer]:
 
 
 def answer(client: socket.socket, request: bytes) -> bytes:
-    """All of a chunked answer, as it came."""
+    """The bytes of a chunked answer, as received."""
     client.settimeout(30)
     client.sendall(request)
     found = bytearray()
@@ -102,7 +102,7 @@ def answer(client: socket.socket, request: bytes) -> bytes:
 
 
 def clean(server: InsideServer) -> dict[str, int]:
-    """What is still held after a while."""
+    """The resources still held after a while."""
     end = time.monotonic() + 10
     while (left := held(server.ledger())) and time.monotonic() < end:
         time.sleep(0.02)
@@ -118,12 +118,12 @@ def test_the_bytes_are_those_of_the_transport(server, carried, kind, version):
     found = []
     with contextlib.ExitStack() as clients:
         for carried.lanes in (False, True, True):
-            if not found or version == "1.0":  # 1.1: behind each other on one connection
+            if not found or version == "1.0":  # HTTP/1.1: all on one connection
                 client = clients.enter_context(socket.create_connection(("127.0.0.1", server.port)))
             found.append(TIMES.sub(b"", answer(client, request)))
     assert b"\r\ntransfer-encoding: chunked\r\n" in found[0]
     same = found
-    if "stream_interval" in body:  # how many tokens share a piece depends on the steps that a turn of the loop meets
+    if "stream_interval" in body:  # tokens per piece depend on how many steps a loop iteration delivers
         same = [b"".join(re.findall(rb'"content":"((?:[^"\\]|\\.)*)"', data)) for data in found]
     assert same[1] == same[0]
     assert same[2] == same[0]
@@ -176,16 +176,16 @@ def test_tls_goes_through_the_transport(carried, tmp_path):
     assert line.HeaderCase.yes, "this is as it should be, and not told of"
 
 
-# -- many, and some who leave
+# -- many clients, some of which leave
 
 
 def texts(data: bytes) -> bytes:
-    """The JSON strings that a completion stream says, in a row."""
+    """The JSON strings of a completion stream, concatenated."""
     return b"".join(re.findall(rb'"text":"((?:[^"\\]|\\.)*)"', data))
 
 
 def test_a_client_that_gets_a_reused_descriptor_reads_its_own_answer(server, carried):
-    """Clients leave with RST in the middle, and others, who get their descriptors, come at once."""
+    """Some clients leave with RST in the middle of an answer; new clients get their descriptors at once."""
     draw = random.Random(7)
     prompts = [f"{number} is a number" for number in range(24)]
     asked = [request_bytes("POST", COMPLETIONS, {"prompt": prompt, **LONG, "temperature": 0}) for prompt in prompts]
@@ -257,7 +257,7 @@ WORDS = "The quick brown fox jumps over the lazy dog, 漢字 and 😀 too.\n" * 
 
 
 def step(server: InsideServer, rows: Callable[[], list[tuple[int, int, int]]]) -> None:
-    """Gives rows (id, token, finish) to the engine's delivery, as the device thread would."""
+    """Passes rows (id, token, finish) to the engine's delivery, as the device thread would."""
 
     async def report() -> None:
         output = StepOutput(StepStats())
@@ -279,7 +279,7 @@ def routes(server: InsideServer, count: int) -> list[int]:
 
 
 def narrow(server: InsideServer, number: int) -> None:
-    """Little room in the kernel between server and client, so that it is full soon."""
+    """Shrinks the kernel's send buffer of a connection, so that it is full soon."""
 
     async def narrow() -> None:
         held = server.state.engine._routes[number][0]._callback.func.__self__.exchange.line()
@@ -296,7 +296,7 @@ def connected(server: InsideServer) -> socket.socket:
 
 
 def there(client: socket.socket, wait: float = 0.001) -> bytes:
-    """All that has come, and comes within a while."""
+    """All bytes that have arrived, or arrive within `wait` seconds."""
     found = bytearray()
     client.settimeout(wait)
     with contextlib.suppress(TimeoutError):
@@ -339,7 +339,7 @@ def test_a_full_socket_pauses_its_stream_and_tokens_stay_in_order_when_it_drains
 
 
 def spoken(data: bytes) -> str:
-    """The text of a chat stream, its chunks taken apart strictly."""
+    """The text of a chat stream, whose chunks are parsed strictly."""
     rest = data.partition(b"\r\n\r\n")[2]
     body = bytearray()
     while rest:
@@ -361,7 +361,7 @@ def paused(server: InsideServer) -> Callable[[], Any]:
 
 
 def resumed(server: InsideServer, numbers: tuple[int, ...]) -> Callable[[], Any]:
-    """Aborts the requests on the device thread, as made-up steps ended them on the loop only, and resumes it."""
+    """Aborts the requests on the device thread and resumes it: the made-up steps ended them only on the loop."""
 
     async def resume() -> None:
         for number in numbers:
@@ -371,7 +371,7 @@ def resumed(server: InsideServer, numbers: tuple[int, ...]) -> Callable[[], Any]
     return resume
 
 
-# -- a uvicorn that looks different
+# -- an unknown version of uvicorn
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
-"""The event loop stays free while streams run: how late a heartbeat on it is, and what a token costs it.
+"""The event loop stays responsive while streams run: lateness of a heartbeat task, and CPU per token.
 
-tests/bench/stream_cpu.py measures the same at length. The clients share the server's cores here, so the bound is 5 ms
-or a multiple of an idle process's lateness in the same seconds; the best of a few rounds counts.
+tests/bench/stream_cpu.py measures the same for longer. The clients share the server's cores here. So the bound is 5 ms,
+or a multiple of the lateness that an idle process has in the same seconds; the best of a few rounds counts.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from tests.pace import slowness
 
 pytestmark = pytest.mark.alone
 STREAMS, SECONDS, BEAT_S = 64, 4.0, 0.005
-BOUND_MS, SHARE = 5.0, 3.0  # p99; and of the idle process's p99
+BOUND_MS, SHARE = 5.0, 3.0  # bounds of the p99: in ms, and as a multiple of the idle process's p99
 ROUNDS = 4
-LONGEST_MS = 60.0  # of a prompt's arrival; 7 on a quiet machine
+LONGEST_MS = 60.0  # bound while a prompt arrives; 7 ms on an idle machine
 CONTROL = """
 import sys, time
 end, late = time.perf_counter() + float(sys.argv[1]), []
@@ -39,7 +39,7 @@ print(sorted(late)[int(len(late) * 0.99)] * 1e3)
 
 
 def lateness(server: InsideServer, seconds: float) -> list[float]:
-    """Seconds that each beat of a task on the server's loop came too late."""
+    """Lateness in seconds of each beat of a task on the server's loop."""
 
     async def beat() -> list[float]:
         late = []
@@ -57,7 +57,7 @@ def p99(values: list[float]) -> float:
 
 
 def measure(server: InsideServer) -> tuple[float, float, float, int]:
-    """(p99 and longest lateness of the loop, p99 of an idle process at the same time, in ms; events of the clients)."""
+    """(p99 and maximum of the loop's lateness, p99 of an idle process at the same time, all in ms; clients' events)."""
     command = [sys.executable, "-m", "tests.end_to_end.load", str(server.port), str(STREAMS), str(SECONDS)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as load:
         while server.state.engine.stats.running < STREAMS and load.poll() is None:
@@ -97,7 +97,7 @@ def test_the_loop_turns_while_256_streams_run():
 
 
 def test_a_streamed_token_costs_the_loop_little():
-    """The aim is 10 us, transport write included (PERFORMANCE section 2); a neighbour can double it."""
+    """The goal is 10 us, transport write included (PERFORMANCE section 2); other load can double the cost."""
     for _ in range(3):
         middle, best = cpu(256, steps=60)
         print(f"CPU of a streamed token on the loop: median {middle} us, best tenth {best} us")
@@ -110,7 +110,8 @@ def test_a_streamed_token_costs_the_loop_little():
 @pytest.mark.parametrize("kind", ["ids", "text"])
 def test_the_loop_turns_while_a_prompt_of_100_000_tokens_arrives(kind, tmp_path):
     """The prompt is read, parsed, tokenized, checked and admitted; its client leaves before the answer."""
-    # Two layers: the last one computes sampled tokens only, and alone it would be done before it is looked at.
+    # Two layers: the last layer computes only sampled tokens. With it alone the request would end before the test reads
+    # the count of running requests.
     folder = tiny.save(tiny.qwen3(max_position_embeddings=1 << 17, num_hidden_layers=2), tmp_path / "long")
     prompt = [20] * 100_000 if kind == "ids" else "a b c d " * 12_500
     data = request_bytes("POST", "/v1/completions", greedy(prompt, 1))

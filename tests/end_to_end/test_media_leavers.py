@@ -1,6 +1,6 @@
-"""Clients leave at every stage of requests with new media of every kind, and of uploads: the server retains nothing.
+"""Clients leave at every stage of uploads and of requests with new media of every kind: the server retains nothing.
 
-Each request has a salt of its own, so that each picture, sound and film is decoded, prepared and encoded anew.
+Each request has its own salt, so that each picture, sound and film is decoded, prepared and encoded again.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from tests.end_to_end.wire import ask, request_bytes
 
 PATH, BOUNDARY = "/v1/audio/transcriptions", "0b57"
 KIND = f"multipart/form-data; boundary={BOUNDARY}"
-CACHE = ("--mm-processor-cache-gb", "0.01")  # full after some two hundred requests
-GROWTH = 16 << 20  # bytes that memory outside caches may grow from the first thousand to the fifth: 8 MiB were seen
+CACHE = ("--mm-processor-cache-gb", "0.01")  # full after about two hundred requests
+GROWTH = 16 << 20  # allowed growth in bytes, outside caches, from the first to the fifth thousand; measured: 8 MiB
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where the server's process would put its temporary files."""
+    """The folder for temporary files of the server's process."""
     made, before = tmp_path_factory.mktemp("temporary"), (tempfile.tempdir, os.environ.get("TMPDIR"))
     tempfile.tempdir = os.environ["TMPDIR"] = str(made)
     yield made
@@ -58,7 +58,7 @@ def server(folder: Path) -> Iterator[InsideServer]:
 
 
 def upload(draw: random.Random) -> bytes:
-    """A form with a recording, which asks for a stream."""
+    """A form with a recording and stream=true."""
     file = data_of(draw.choice(["wav", "mp3"]))[1]
     texts = {"stream": "true", "max_completion_tokens": "8", "cache_salt": f"{draw.getrandbits(63):x}"}
     parts = [f'Content-Disposition: form-data; name="{name}"\r\n\r\n{text}'.encode() for name, text in texts.items()]
@@ -67,7 +67,7 @@ def upload(draw: random.Random) -> bytes:
 
 
 async def uploads(port: int, count: int, seed: int, at_a_time: int = 16) -> Tally:
-    """So many uploads, of which half leave."""
+    """Sends uploads; half of the clients leave."""
     draw, tally, places = random.Random(seed), Tally(), asyncio.Semaphore(at_a_time)
 
     async def one() -> None:
@@ -90,7 +90,7 @@ async def uploads(port: int, count: int, seed: int, at_a_time: int = 16) -> Tall
 
 
 async def mixed(server: InsideServer, known, count: int, seed: int) -> None:
-    """A fifth of the requests are uploads. Those who stay get their answers."""
+    """Sends requests, one fifth of them uploads. Clients that stay get their answers."""
     both = await asyncio.gather(
         crowd(server.port, known, count - count // 5, seed, share=0.5, at_a_time=32, fresh=True),
         uploads(server.port, count // 5, seed),
@@ -103,7 +103,7 @@ async def mixed(server: InsideServer, known, count: int, seed: int) -> None:
 
 
 async def settled(server: InsideServer, before: tuple[int, int, int]) -> None:
-    """Tasks, threads and descriptors are as many as before; waits until those that end have ended."""
+    """Waits until tasks, threads and descriptors are as many as before and no resource is held."""
     for _ in range(100):
         now = counted(server)
         if now == before and held(server.ledger()) == {}:
@@ -131,8 +131,7 @@ def check_caches(server: InsideServer, folder: Path) -> None:
 
 
 def with_caches(server: InsideServer) -> int:
-    """Resident bytes of the process, without free ones of its allocator and without what the encoder cache keeps, which
-    its rows bound."""
+    """Resident bytes of the process, without the allocator's free bytes and the bounded encoder cache."""
     trim_heap()
     encoder = server.state.engine.inspect().runtime.media.encoder
     features = sum(array.nbytes for item in list(encoder.inputs.values()) for array in item.features.values())
@@ -143,8 +142,8 @@ async def check_leavers(server: InsideServer, known, folder: Path, counts: list[
     """Checks that each crowd leaves nothing behind; returns the memory outside caches after each crowd."""
     pool = server.state.pool
     all_at_once = threading.Barrier(pool._max_workers)
-    list(pool.map(lambda _: all_at_once.wait(60), range(pool._max_workers)))  # every thread of the pool is there
-    await mixed(server, known, 60, 1)  # and every lazy import
+    list(pool.map(lambda _: all_at_once.wait(60), range(pool._max_workers)))  # starts every thread of the pool
+    await mixed(server, known, 60, 1)  # does every lazy import
     await asyncio.sleep(0.3)
     before, sizes = counted(server), []
     for number, count in enumerate(counts):
@@ -167,8 +166,8 @@ async def test_5000_mixed_requests_leave_nothing_and_memory_is_flat(server: Insi
 
 
 @pytest.mark.full
-async def test_towers_in_pieces_that_are_left_leave_nothing(known, folder: Path, monkeypatch: pytest.MonkeyPatch):
-    """Nearly every item is more than a step takes, so its tower runs in pieces while others decode."""
+async def test_clients_that_leave_partial_towers_leave_nothing(known, folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """Nearly every item exceeds the budget of a step, so its tower runs in parts while other requests decode."""
     whole, advance, pieces = Config.engine, EncoderCache.advance, Counter[bool]()
 
     def counted(cache: EncoderCache, plan: StepPlan) -> bool:

@@ -1,4 +1,4 @@
-"""A server on an accelerator, over sockets: known answers, company, leavers, and a clean end."""
+"""A server on a GPU, over sockets: known answers, alone and with other requests; leaving clients; a clean end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROMPTS = [[5 + number, *range(20, 30 + 7 * number)] for number in range(12)]
 
 @pytest.fixture(scope="module")
 def process() -> Iterator[ServerProcess]:
-    """The tiny omni model, in the mode in which company changes nothing."""
+    """The tiny omni model, in the mode in which other requests do not change an answer."""
     flags = ("--model", str(tiny.checkpoint("omni")), "--device", "cuda", "--dtype", "float32", "--deterministic")
     flags += ("--gpu-memory-utilization", "0.98")  # another test's server may hold the default, 0.92
     process = ServerProcess(*flags, *SMALL).spawn()

@@ -1,4 +1,4 @@
-"""Failures on purpose over sockets: what each reaches, what the probes say, and that the server goes on (R21, R23)."""
+"""Planted faults over sockets: which requests a fault reaches, what the probes report, recovery (R21, R23)."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ async def test_s09_a_slow_and_a_full_disk_stop_no_request_when_keys_are_read_aga
 
 
 async def test_s38_one_poisoned_request_of_a_hundred_reaches_no_other():
-    """Then a step that raises, and a lost device: how long each takes to recover."""
+    """After the poisoned request a step raises, then the device is lost; the test bounds the time to recover."""
     process = ServerProcess(*FLAGS, "--no-enable-prefix-caching", "--stall-exit", "60").spawn()
     poisoned, poison = 37, 97
     prompts = [[poison if k == poisoned else 100 + k, *range(20, 24 + k % 9)] for k in range(100)]
@@ -151,7 +151,7 @@ async def test_s38_one_poisoned_request_of_a_hundred_reaches_no_other():
 
 
 async def exchanges(port: int) -> int:
-    """Requests that the server has, but this one."""
+    """Number of requests on the server, without this one."""
     return (await ask(port, "GET", "/server_info?config_format=json")).json()["ledger"]["held"]["exchanges"]
 
 

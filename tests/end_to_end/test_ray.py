@@ -1,4 +1,4 @@
-"""Replicas under Ray Serve: the answers of one server, sessions that stay, replicas that die, leave and are added.
+"""Replicas under Ray Serve: they answer like one server; sessions stay on a replica; replicas die, leave and start.
 
 Needs Ray, which `make test` does not install: `make test-ray`.
 """
@@ -59,7 +59,7 @@ def test_a_busy_replica_comes_last_and_a_request_without_a_session_goes_to_the_s
     assert order([5], True) == [0]
 
 
-# What the page `ray` says of streams around Ray's Python proxy.
+# Settings of the page `ray` for streams through HAProxy in place of Ray's Python proxy.
 HAPROXY = {
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_SERVE_HAPROXY_BALANCE_ALGORITHM": "hdr(x-session-id)\n hash-type consistent\n hash-balance-factor 125",
@@ -67,7 +67,7 @@ HAPROXY = {
 
 
 class Cluster:
-    """Ray with its proxy on a port, driven by orders (ray_replicas.py)."""
+    """Ray with its proxy on a port; orders (ray_replicas.py) control it."""
 
     def __init__(self, haproxy: bool = False) -> None:
         with socket.socket() as free:
@@ -85,7 +85,7 @@ class Cluster:
         self.url = f"http://127.0.0.1:{self.port}"
 
     def order(self, what: dict[str, Any] | str) -> None:
-        """Gives an order and waits until it is carried out."""
+        """Gives an order and waits until it has been carried out."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write((what if isinstance(what, str) else json.dumps(what)) + "\n")
@@ -106,7 +106,7 @@ class Cluster:
 
 @pytest.fixture(scope="module", params=["python", "haproxy"])
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """Two replicas."""
+    """A cluster with two replicas."""
     made = Cluster(request.param == "haproxy")
     try:
         made.order({"replicas": 2})
@@ -118,7 +118,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 
 def wait_for_both(cluster: Cluster) -> None:
-    """HAProxy looks at replicas itself, a little later than Ray says that they are ready."""
+    """HAProxy checks replicas itself, a little later than Ray reports them ready."""
     seen = set()
     for _ in range(200):
         text = httpx.get(f"{cluster.url}/metrics", timeout=60).text
@@ -135,7 +135,7 @@ def body(at: int, count: int = 24) -> dict[str, Any]:
 
 
 async def stream(client: httpx.AsyncClient, at: int, count: int = 24) -> str:
-    """The events without ids and times; "cut" when the stream ended early, the status when it did not begin."""
+    """The events without ids and times; "cut" if the stream ended early; the status if no stream began."""
     try:
         async with client.stream("POST", "/v1/completions", json=body(at, count)) as reply:
             if reply.status_code != 200:
@@ -154,7 +154,7 @@ async def streams(url: str, count: int, tokens: int = 24) -> list[str]:
 
 @pytest.fixture(scope="module")
 def alone() -> Iterator[list[str]]:
-    """The same streams of one server."""
+    """The same streams, answered by one server."""
     with serving("--num-threads", "1", "--num-gpu-blocks-override", "1024", "--max-num-seqs", "32") as process:
         yield asyncio.run(streams(f"http://127.0.0.1:{process.port}", 32, 200))
 
@@ -221,7 +221,7 @@ def test_a_replica_that_leaves_finishes_its_streams(cluster, alone):
 @pytest.mark.full
 @pytest.mark.timeout(900)
 def test_replicas_follow_the_open_tokens(cluster, alone):
-    """1 -> 3 -> 1, and every stream is whole."""
+    """The number of replicas goes 1 -> 3 -> 1, and every stream is complete."""
     scaled = {"replicas": {"min": 1, "max": 3}, "tokens_per_replica": 200, "scale_up_s": 1, "scale_down_s": 5}
     cluster.order(scaled)
 
@@ -244,7 +244,7 @@ def test_replicas_follow_the_open_tokens(cluster, alone):
 
 
 def replicas(cluster: Cluster) -> int:
-    """How many replicas run."""
+    """The number of running replicas."""
     assert cluster.process.stdin is not None
     assert cluster.process.stdout is not None
     cluster.process.stdin.write("count\n")

@@ -1,4 +1,4 @@
-"""Cache-aware routers work in front of replicas as they come: `pip install sglang-router vllm-router`."""
+"""Cache-aware routers work unmodified in front of replicas: `pip install sglang-router vllm-router`."""
 
 from __future__ import annotations
 

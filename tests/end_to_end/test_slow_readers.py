@@ -1,4 +1,4 @@
-"""A reader that stops pauses its own stream only; when it comes back it gets everything, else it is cut off."""
+"""A reader that stops pauses only its own stream. Reading again, it receives everything; else it is disconnected."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def server() -> Iterator[InsideServer]:
 
 
 def wide(max_tokens: int) -> dict[str, Any]:
-    """About 50 KB per step, eight choices with many log-probabilities: more than sockets hold, soon."""
+    """A request with about 50 KB per step (eight choices, many log-probabilities): sockets are soon full."""
     return greedy("the cat", max_tokens, n=8, logprobs=80, stream=True)
 
 
@@ -47,7 +47,7 @@ class Reader:
         await asyncio.get_running_loop().sock_sendall(self.socket, request_bytes("POST", "/v1/completions", body))
 
     async def read(self, until: bytes = b"", seconds: float = 30.0) -> str:
-        """How the reading ended: "found", "closed" or "reset"."""
+        """Reads, and returns how the reading ended: "found", "closed" or "reset"."""
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(seconds):
             while not until or until not in self.data[-200:]:
@@ -61,7 +61,7 @@ class Reader:
         return "found"
 
     def events(self) -> list[Any]:
-        """The events of a chunked body, wherever the chunks were cut."""
+        """The events of a chunked body; chunks may end inside an event."""
         head, _, rest = bytes(self.data).partition(b"\r\n\r\n")
         assert b" 200 " in head.split(b"\r\n")[0]
         body = bytearray()
@@ -91,7 +91,7 @@ def tokens(events: list[Any]) -> dict[int, list[int]]:
 
 
 async def clean(server: InsideServer, seconds: float = 3.0) -> dict[str, int]:
-    """What is still held after at most so long."""
+    """The resources still held after at most `seconds`."""
     for _ in range(int(seconds / 0.05)):
         left = held(await asyncio.to_thread(server.ledger))
         if not left:
@@ -138,7 +138,7 @@ async def test_a_reader_that_stays_away_is_cut_off_and_no_other_client_waits(ser
     assert await clean(server) == {}
 
 
-async def test_what_is_held_for_a_stopped_reader_is_bounded():
+async def test_buffers_for_a_stopped_reader_are_bounded():
     flags = ("--max-logprobs", "80", "--stream-stall-timeout", "60", "--stream-buffer-bytes", "65536")
     with inside("--model", str(tiny.checkpoint("omni")), *SMALL, *flags) as server:
         async with reader_of(server.port) as stalled:

@@ -1,4 +1,4 @@
-"""The process stands still for longer than a client may: clients that did nothing wrong get their answers."""
+"""The process stalls for longer than a client may: clients that sent in time still get their answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GET = b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 def standing_still(server: InsideServer, link: socket.socket, seconds: float) -> int:
-    """The status of a request that comes while the loop stands for so long, with other sockets' events in its hands."""
+    """The status of a request that arrives while the loop blocks in another socket's callback for `seconds`."""
     mine, theirs = socket.socketpair()
 
     def still() -> None:

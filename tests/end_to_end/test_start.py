@@ -1,4 +1,4 @@
-"""How the server starts and stops, as a user sees it: time to ready, answers before, signals, sockets, wrong flags."""
+"""Start and stop of the server from a user's view: time to ready, early answers, signals, sockets, wrong flags."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests import tiny
 from tests.end_to_end.process import ROOT, SMALL, ServerProcess, serving
 from tests.end_to_end.wire import Connection, Stream, ask, greedy, read_events, request_bytes
 
-READY_S = 4.0  # start of the process to ready, embedded model, warm disk, 2 cores
+READY_S = 4.0  # from process start to ready: embedded model, warm disk cache, 2 cores
 OMNI = ("--model", str(tiny.checkpoint("omni")), *SMALL)
 
 
@@ -32,7 +32,7 @@ def free_port() -> int:
 
 
 def bare_torch_import() -> float:
-    """What this machine takes for torch alone at this moment; the server cannot be faster."""
+    """Seconds that this machine takes to import torch alone at this moment; the server cannot be faster."""
     begun = time.perf_counter()
     subprocess.run([sys.executable, "-c", "import torch"], check=True, cwd=ROOT)
     return time.perf_counter() - begun
@@ -68,7 +68,7 @@ async def test_every_route_answers_503_until_ready():
     lines = [line for family in FAMILIES for line in family.ROUTES]
     asked = [(method, re.sub(r"\{.*?\}", "x", line.path)) for line in lines for method in line.methods]
     asked += [("GET", "/no/such/path"), ("DELETE", "/health")]
-    for _ in range(5):  # a busy machine may run the server for the third of a second that it takes from here on
+    for _ in range(5):  # the rest of the start takes 0.3 s: on a busy machine the requests may come too late
         process = ServerProcess(*OMNI, port=free_port()).spawn()
         try:
             await until_bound(process.port)
@@ -106,7 +106,7 @@ async def until_answered(port: int) -> None:
 
 @pytest.mark.parametrize("after", [0.0, 0.05])
 async def test_sigterm_while_starting_ends_it(after):
-    """Before it is ready. How long that is depends on what else the machine does, so one of several tries decides."""
+    """SIGTERM arrives before the server is ready. The time until ready varies, so one of several tries must succeed."""
     for _ in range(4):
         process = ServerProcess(*OMNI, port=free_port()).spawn()
         try:
@@ -123,7 +123,7 @@ async def test_sigterm_while_starting_ends_it(after):
 
 
 def until_held(process: ServerProcess) -> None:
-    """Our first line has run: SIGTERM has a handler. Before, Python itself answers, and may swallow a SIGINT."""
+    """Waits until our first line has set a handler of SIGTERM. Before, Python itself handles signals."""
     status, term = Path(f"/proc/{process.pid}/status"), 1 << (signal.SIGTERM - 1)
     while not int(re.search(r"SigCgt:\s*(\w+)", status.read_text()).group(1), 16) & term:
         assert process.alive, process.log
@@ -133,7 +133,7 @@ def until_held(process: ServerProcess) -> None:
 @pytest.mark.alone
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_before_the_loop_runs_is_not_lost(number):
-    """At moments of the imports, where Python's own answer would be an exception that may vanish."""
+    """The signals arrive during imports, where Python's own exception for a signal could be swallowed."""
     processes = [ServerProcess(*OMNI).spawn() for _ in range(3)]
     try:
         for process in processes:
@@ -189,7 +189,7 @@ async def test_a_second_sigterm_ends_running_streams_with_an_error_at_once():
             await whole.send(request_bytes("POST", "/v1/completions", {**body, "stream": False}))
             part = await read_events(running, Stream(), until=3)
             process.signal()
-            await until_draining(process.port)  # two signals that come together are one
+            await until_draining(process.port)  # signals in quick succession would count as one
             begun = time.perf_counter()
             process.signal()
             cut = await read_events(running, part)

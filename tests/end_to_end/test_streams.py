@@ -27,7 +27,7 @@ def asked(name: str, **fields: Any) -> dict[str, Any]:
 
 
 class Gathered:
-    """The chunks of one stream, put together."""
+    """The chunks of one stream, merged."""
 
     def __init__(self) -> None:
         self.chunks: list[Any] = []

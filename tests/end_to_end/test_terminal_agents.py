@@ -1,7 +1,7 @@
-"""Agents of the terminal, as the page `clients` starts them: each runs a command by a call of the model's and ends.
+"""Terminal agents, started as the page `clients` says: each runs a command that the model calls, and ends.
 
-Claude Code speaks /v1/messages, Codex /v1/responses, opencode /v1/chat/completions.
-The model is that of tests/end_to_end/calling.py.
+Claude Code uses /v1/messages, Codex /v1/responses, opencode /v1/chat/completions. The model is that of
+tests/end_to_end/calling.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ pytestmark = [
 ]
 
 COMMAND = "echo seen > seen.txt"
-# by agent: the tool that runs a command, the field that holds the command, and what follows the page's line
+# agent -> the tool that runs a command, the field that holds the command, and words to append to the page's line
 AGENTS = {
     "claude": ("Bash", "command", ["--dangerously-skip-permissions", "--print", "look"]),
     "codex": (
@@ -38,7 +38,7 @@ AGENTS = {
     ),
     "opencode": ("bash", "command", ["run", "look"]),
 }
-# The second half of an installation, which npm leaves out where scripts of packages are not allowed.
+# The second part of an installation; npm skips it if packages may not run scripts.
 FINISH = {"@anthropic-ai/claude-code": "install.cjs", "opencode-ai": "postinstall.mjs"}
 
 
@@ -56,7 +56,7 @@ def programs() -> Iterator[Path]:
 
 
 def collected(agent: str) -> list[str]:
-    """The words of the page's line that starts it, variables first."""
+    """The words of the page's line that starts the agent, variables first."""
     (line,) = re.findall(rf"^    ((?:[A-Z_]+=\S+ )*{agent}\b.*)$", text_of("clients"), re.M)
     return shlex.split(line)
 
@@ -76,9 +76,9 @@ def test_an_agent_started_as_the_page_says_runs_the_command_of_a_call(tmp_path, 
         (work / "opencode.json").write_text(settings.replace("localhost:8000", f"localhost:{process.port}"))
         environment = {
             "HOME": str(home),
-            "PWD": str(work),  # where opencode looks for its settings
+            "PWD": str(work),  # opencode looks for its settings there
             "PATH": f"{programs}:{os.environ['PATH']}",
-            "IS_SANDBOX": "1",  # Claude Code asks root for it
+            "IS_SANDBOX": "1",  # Claude Code requires this variable if it runs as root
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         }
         printed = run(["env", *words, *rest], work, **environment)

@@ -1,4 +1,4 @@
-"""HTTP/1.1 over a raw socket, so that a test decides what each packet holds and when the client leaves.
+"""HTTP/1.1 over a raw socket: a test controls the content of each packet and the moment at which the client leaves.
 
 `ask` sends one request and reads one whole answer; `Stream` reads server-sent events one by one with their times.
 """
@@ -36,7 +36,7 @@ class Reply:
 def request_bytes(
     method: str, path: str, body: Any = None, headers: dict[str, str] | None = None, kind: str = JSON
 ) -> bytes:
-    """`body` is bytes as they are, or anything JSON can hold."""
+    """The bytes of a request; `body` is bytes, sent unchanged, or any JSON value."""
     data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
     lines = {"Host": "localhost", "Content-Length": str(len(data)), **({"Content-Type": kind} if data else {})}
     head = "".join(f"{name}: {value}\r\n" for name, value in {**lines, **(headers or {})}.items() if value)
@@ -68,7 +68,7 @@ class Connection:
         await self.writer.drain()
 
     def reset(self) -> None:
-        """Leaves with RST instead of FIN."""
+        """Closes the connection with RST instead of FIN."""
         raw = self.writer.get_extra_info("socket")
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()
@@ -96,7 +96,7 @@ class Connection:
         return Reply(status, headers, content)
 
     async def chunks(self) -> Any:
-        """Pieces of a chunked body, as the server wrote them."""
+        """The pieces of a chunked body, as the server wrote them."""
         while size := int(await self.reader.readline(), 16):
             yield await self.reader.readexactly(size)
             await self.reader.readexactly(2)
@@ -106,22 +106,23 @@ class Connection:
 async def ask(port: int | str, method: str, path: str, body: Any = None, **named: Any) -> Reply:
     """One request on a connection of its own."""
     async with Connection(port) as connection:
-        connection.writer.write(request_bytes(method, path, body, **named))  # the answer may come before the body's end
+        # The answer may come before the end of the body.
+        connection.writer.write(request_bytes(method, path, body, **named))
         return await connection.reply(method)
 
 
 @dataclass
 class Stream:
-    """What a streamed answer brought, with the time of each event."""
+    """The content of a streamed answer, with the time of each event."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
-    events: list[Any] = field(default_factory=list)  # "[DONE]" stays text
+    events: list[Any] = field(default_factory=list)  # "[DONE]" stays a string
     times: list[float] = field(default_factory=list)
 
     @property
     def token_ids(self) -> list[int]:
-        """Of choice 0."""
+        """The token ids of choice 0."""
         return self.tokens_of(0)
 
     def tokens_of(self, index: int) -> list[int]:
@@ -154,7 +155,7 @@ class Stream:
 
 
 async def read_events(connection: Connection, stream: Stream, until: int | None = None) -> Stream:
-    """Reads the head if that was not done, then events to the end or until `until` of them are there."""
+    """Reads the head, if not read before; then reads events to the end, or until there are `until` events."""
     if not stream.status:
         stream.status, stream.headers = await connection.head()
     if stream.status != 200:
@@ -171,14 +172,14 @@ async def read_events(connection: Connection, stream: Stream, until: int | None 
 
 
 async def stream(port: int | str, path: str, body: dict[str, Any]) -> Stream:
-    """One streamed answer to its end."""
+    """Reads one streamed answer to its end."""
     async with Connection(port) as connection:
         await connection.send(request_bytes("POST", path, {**body, "stream": True}))
         return await read_events(connection, Stream())
 
 
 def greedy(prompt: Any = "the cat and the hat", max_tokens: int = 32, **fields: Any) -> dict[str, Any]:
-    """A completion whose tokens are known before: greedy, of fixed length."""
+    """A completion whose tokens are predictable: greedy, with a fixed length."""
     return {
         "prompt": prompt,
         "max_tokens": max_tokens,

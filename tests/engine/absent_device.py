@@ -1,8 +1,8 @@
-"""An engine on an accelerator that is not there: tensors without memory, and kernels noted instead of compiled.
+"""An engine on an absent GPU: tensors have no memory, and kernels are recorded instead of compiled.
 
-Tensors of torch's meta device have shapes and offsets only; here they say that they lie on a CUDA device, so launchers
-launch. Triton's own binder reports which kernel a launch would have run: what it specializes arguments by, constants
-and options. All tokens are 0. For a process of its own that has imported triton before any kernel file.
+Tensors of torch's meta device have only shapes and offsets; here they claim to be on a CUDA device, so launchers
+launch. Triton's own binder reports the kernel of each launch: argument specializations, constants and options. All
+tokens are 0. Must run in a separate process that has imported triton before any kernel file.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from engine.kernels.target import Target, target
 from tests.engine.host_accelerator import HostAccelerator
 
 HOPPER = Target("cuda", "sm_90", 132, 32, 227 << 10)
-Kernel = tuple[str, str, str]  # name; how its arguments are specialized, constants among them; options
+Kernel = tuple[str, str, str]  # (name, specialization of its arguments with their constants, options)
 
 
 class Driver:
-    """Of that card."""
+    """Triton's driver for the absent card."""
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", 90, 32)
@@ -46,7 +46,7 @@ class Driver:
 
 
 class AbsentAccelerator(HostAccelerator):
-    """Graphs are plain calls, as on the host's."""
+    """Graphs are plain calls, as in HostAccelerator."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class AbsentAccelerator(HostAccelerator):
 
 
 class Met:
-    """Kernels by where they were met first: in the walk at start, later in the start, since then."""
+    """Recorded kernels by first launch: in the walk at start, later during the start, after the start."""
 
     def __init__(self) -> None:
         self.at_start: set[Kernel] = set()
@@ -66,17 +66,17 @@ class Met:
         self._now = self.later
 
     def walk(self, walk: Callable[[], None], _threads: int, _bind: Callable[[], None]) -> None:
-        """Stands where precompile would."""
+        """Replaces precompile."""
         self._now = self.at_start
         walk()
         self._now = self.later
 
     def ready(self) -> None:
-        """The start is over."""
+        """Marks the end of the start."""
         self._now = self.since
 
     def note(self, kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
-        """Stands where a launch would."""
+        """Replaces a launch."""
         *_, binder = kernel.device_caches[0]
         _, special, others = binder(*args, **options)
         found = kernel.__name__, str(special), str(others)
@@ -86,7 +86,7 @@ class Met:
 
 @pytest.fixture
 def met(monkeypatch: pytest.MonkeyPatch) -> Met:
-    """Makes `device="cuda"` that card for one test, and notes its kernels."""
+    """Makes `device="cuda"` the absent card for one test, and records its kernels."""
     found = Met()
     be_a_hopper(monkeypatch)
     monkeypatch.setattr(triton.JITFunction, "run", lambda kernel, *args, **more: found.note(kernel, *args, **more))
@@ -102,7 +102,7 @@ def met(monkeypatch: pytest.MonkeyPatch) -> Met:
 
 
 def be_a_hopper(patch: pytest.MonkeyPatch) -> None:
-    """What torch and Triton say of the device and of tensors there."""
+    """Replaces what torch and Triton report about the device and its tensors."""
     triton.runtime.driver.set_active(Driver())
     facts = SimpleNamespace(
         major=9, minor=0, multi_processor_count=HOPPER.num_units, warp_size=HOPPER.warp_size,
@@ -113,12 +113,12 @@ def be_a_hopper(patch: pytest.MonkeyPatch) -> None:
         while_asked.setattr(torch.cuda, "get_device_properties", lambda _device: facts)
         for cached in (target, pdl.overlaps, pdl.launch_options, tune.few_rows_cut):
             cached.cache_clear()
-        assert target() == HOPPER  # from now on
+        assert target() == HOPPER  # caches the target for all later calls
     is_cuda, data_ptr = Tensor.is_cuda, Tensor.data_ptr
     patch.setattr(Tensor, "is_cuda", property(lambda self: self.is_meta or is_cuda.__get__(self)))
     patch.setattr(
         Tensor, "data_ptr", lambda self: self.storage_offset() * self.element_size() if self.is_meta else data_ptr(self)
     )
-    for name in ("zeros", "empty"):  # no memory is pinned without a driver
+    for name in ("zeros", "empty"):  # without a driver no memory can be pinned
         make = getattr(torch, name)
         patch.setattr(torch, name, lambda *size, make=make, pin_memory=False, **more: make(*size, **more))

@@ -1,8 +1,8 @@
-"""The same requests in every circumstance of a busy server, compared to the last bit: for engines that are exact.
+"""Runs the same requests in every state of a busy server; results must be equal to the last bit. For exact engines.
 
-In: a running engine with a prefix cache, room for less than all rows' tokens, and steps shorter than some prompts.
-Each watched request runs alone, uncached and cached; then together with others: uncached, where the others' tokens cut
-it into chunks; with its prefix cached; and as the last request, which is preempted first.
+In: a running engine with a prefix cache, fewer blocks than all rows need, and steps shorter than some prompts. Each
+watched request runs alone, uncached and cached. Then it runs together with other requests: uncached, where the others'
+tokens cut it into chunks; with its prefix cached; and as the last request, which is preempted first.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from tests.engine_kit import answer, answer_deltas, quiet, text_request
 
 
 def drawn(count: int, vocab: int, length: tuple[int, int], tokens: int, seed: int, **rules: Any) -> list[Request]:
-    """Requests with random prompts of so many tokens, least and most."""
+    """Requests with random prompts; `length` is the range of prompt lengths."""
     draw = np.random.default_rng(seed)
     prompts = [draw.integers(2, vocab, draw.integers(*length, endpoint=True), np.int32) for _ in range(count)]
     return [text_request(ids, tokens, ignore_eos=True, **rules) for ids in prompts]
 
 
 async def collected(engine: Engine, request: Request) -> list[tuple[Any, ...]]:
-    """Every token, and its log-probabilities bit for bit."""
+    """Every token with its log-probabilities, exact to the bit."""
     deltas = (await answer_deltas(engine, request))[0]
     entries = [entry for delta in deltas for entry in delta.logprobs or ()]
     return [(entry.token_id, entry.logprob, *entry.top_ids, *entry.top_logprobs) for entry in entries]
@@ -40,7 +40,7 @@ async def same_in_every_circumstance(engine: Engine, watched: list[Request], oth
     for circumstance, fresh, place in (
         ("in company", True, len(others) // 2),
         ("in company, cached", False, len(others) // 2),
-        ("in company, behind all others", True, len(others)),  # the last to come is the first that is preempted
+        ("in company, behind all others", True, len(others)),  # the last arrival is preempted first
     ):
         await quiet(engine)
         assert not fresh or await engine.reset_prefix_cache()

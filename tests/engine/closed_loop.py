@@ -1,8 +1,9 @@
-"""A serving loop in made-up time: the real scheduler and pace, clients that ask again, and steps timed by a formula.
+"""A serving loop in simulated time: the real scheduler and pace, clients in a closed loop, steps timed by a formula.
 
-In: lengths of prompts and answers, streams, seconds. Out: when first tokens came, and how many tokens. Steps take what
-an 8B's took on one H100 (tests/bench/results), a little longer: products as in graphs of their sizes, keys at the
-memory's rate. Two steps are in flight, and the next one is planned as late as the pace says; nothing but that is slow.
+In: lengths of prompts and answers, streams, seconds. Out: times to first tokens, and the number of tokens. A step takes
+slightly longer than a step of an 8B on one H100 (tests/bench/results): products as in graphs of their sizes, and the
+keys' bytes at the memory's rate. Two steps are in flight, and the next step is planned as late as the pace allows.
+Nothing else takes time.
 """
 
 from __future__ import annotations
@@ -27,18 +28,20 @@ ROWS, TOKENS, TILE = 256, 2048, 128
 HIDDEN, INNER = 4096, 12288
 CARD = Target("cuda", "sm_90", 132, 32, 227 << 10)
 SIZES = mixed_sizes(TOKENS)
-PRODUCTS = {  # tokens of a graph: milliseconds; 36 times a layer's products, and a microsecond a token for the rest
+# Tokens of a graph -> milliseconds: 36 times a layer's products, plus a microsecond per token for the rest.
+PRODUCTS = {
     1: 5.7, 32: 5.9, 64: 6.3, 128: 6.5, 256: 7.6, 384: 9.4, 512: 11.2, 576: 13.5, 640: 15.0, 704: 17.0, 768: 17.3,
     832: 22.1, 896: 21.7, 960: 21.7, 1024: 22.0, 1152: 25.6, 1280: 28.4, 1408: 30.4, 1536: 33.0, 1664: 38.1, 1792: 41.6,
     1920: 41.9, 2048: 43.6,
 }  # fmt: skip
-KEY_S = 147_456 / 3.0e12 * 1.11  # seconds to read one token's keys and values in all layers
-LAUNCH_S, TURN_S, WAITED_S = 0.0002, 0.003, 0.001  # of a step; between an answer and the next question; never in vain
+KEY_S = 147_456 / 3.0e12 * 1.11  # seconds to read the keys and values of one token in all layers
+# Seconds: a step's launch; from an answer to the next request; the wait for a step's end, which is never 0.
+LAUNCH_S, TURN_S, WAITED_S = 0.0002, 0.003, 0.001
 
 
 @dataclass(slots=True)
 class Seen:
-    """Of what was asked in the second half of the time."""
+    """Results of the requests that were sent in the second half of the time."""
 
     waits: list[float]  # seconds to first tokens
     tokens: int
@@ -49,7 +52,7 @@ class Seen:
 class Asked:
     client: int
     at: float
-    emitted: bool = False  # its first token has come
+    emitted: bool = False  # the request's first token has arrived
 
 
 def step_seconds(plan: StepPlan) -> float:
@@ -61,12 +64,12 @@ def step_seconds(plan: StepPlan) -> float:
 
 
 def fullness(tokens: int) -> float:
-    """As kernels/tune has it for an 8B on an H100."""
+    """As in kernels/tune for an 8B on an H100."""
     return tune.fullness(CARD, tokens, INNER, HIDDEN)
 
 
 def run(lengths: Sequence[tuple[int, int]], streams: int, seconds: float) -> Seen:
-    """Clients ask for these lengths, over and over."""
+    """Runs the clients, which send requests of these lengths cyclically."""
     scheduler = Scheduler(
         max_slots=2 * ROWS, max_rows=ROWS, max_tokens=TOKENS, max_model_len=4096, num_blocks=24_000, block_size=16,
         prefix_caching=False,
@@ -76,7 +79,7 @@ def run(lengths: Sequence[tuple[int, int]], streams: int, seconds: float) -> See
     coming = [(0.0002 * client, client) for client in range(streams)]
     asked: dict[int, Asked] = {}
     seen = Seen([], 0, seconds / 2)
-    flying: tuple[StepPlan, float, float] | None = None  # begins, ends
+    flying: tuple[StepPlan, float, float] | None = None  # plan of the step in flight, its begin, its end
     now = 0.0
     while now < seconds:
         if flying is None:

@@ -1,4 +1,4 @@
-"""Starts a model with an empty kernel cache and prints which kernels were compiled when: for test_on_device_start.
+"""Starts a model with an empty kernel cache; prints which kernels were compiled when, for test_on_device_start.
 
 Run: TRITON_CACHE_DIR=EMPTY python -m tests.engine.compiled_at_start FOLDER SETTINGS (a JSON object)
 """
@@ -18,7 +18,7 @@ from tests.engine_kit import running
 
 
 async def main(folder: str, settings: str) -> dict[str, Any]:
-    """Names of the kernels compiled at start and of those compiled later, and the start's seconds by phase."""
+    """Names of the kernels compiled during the start and after it, and the start's seconds by phase."""
     at_start: list[str] = []
     later: list[str] = []
     found = later
@@ -31,7 +31,7 @@ async def main(folder: str, settings: str) -> dict[str, Any]:
         found = later
 
     def listener(*, src: Any, cache_hit: bool, **_facts: Any) -> None:
-        if not cache_hit:  # another launch's kernel may turn out to be the same
+        if not cache_hit:  # on a hit the kernel was compiled for another launch
             found.append(src.name)
 
     Startup.compile = compiling  # type: ignore[method-assign]

@@ -1,8 +1,7 @@
 """The device path on a CPU: an Accelerator whose streams are the calling thread, and whose graphs are plain calls.
 
-Everything above it is the real thing: plans in records, prep, padded steps, the device's sampler, records taken in
-turns by the launcher's rules. Kernels fall back to their references. What a driver would do asynchronously happens at
-once.
+All code above the Accelerator is real: plans in records, prep, padded steps, the device's sampler, and records used
+alternately by the launcher's rules. Kernels fall back to their references. Asynchronous work of a driver runs at once.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from engine.kernels.gemm.scaled import ScaledProducts
 
 
 class HostLauncher:
-    """The calls of _fast.launcher.Launcher, in the calling thread."""
+    """The methods of _fast.launcher.Launcher, run in the calling thread."""
 
     def __init__(self, graphs: list[Callable[[], None]], records: torch.Tensor, turn: torch.Tensor) -> None:
         self._graphs, self._records, self._turn = graphs, records, turn
-        self.gap_s = 0.0  # no clock of the device's is asked
+        self.gap_s = 0.0  # gaps are not measured
         self._by_kind: dict[int, dict[tuple[int, int], int]] = {kind: {} for kind in GraphKind}
         self.counts = {"prep": 0, "forward": 0, "sample": 0, "step": 0, "finish": 0, "wait": 0}
 
@@ -33,7 +32,7 @@ class HostLauncher:
         self._by_kind[kind][variant, size] = graph
 
     def _graph(self, kind: int, size: int, variant: int) -> int | None:
-        """Of the variant, where graphs of that kind have any."""
+        """The graph of the variant, if graphs of this kind have variants."""
         graphs = self._by_kind[kind]
         return graphs.get((variant, size), graphs.get((0, size)) if all(bits == 0 for bits, _ in graphs) else None)
 
@@ -45,11 +44,11 @@ class HostLauncher:
     def _take(self, plan: StepPlan, record: int) -> None:
         assert plan.number == record
         assert np.asarray(plan.record).ctypes.data == self._records[record].data_ptr()
-        self._records[record][plan.used_len :] = -7  # what does not count must not be read
+        self._records[record][plan.used_len :] = -7  # the step must not read beyond the used length
         self._turn.fill_(record)
 
     def wait_until_read(self, record: int) -> None:
-        pass  # everything launched has run
+        pass  # all launched work has run
 
     def launch(self, plan: StepPlan, record: int, kind: int, size: int, sample_size: int, variant: int = 0) -> None:
         if kind == GraphKind.DECODE and plan.num_sampled == plan.num_rows:
@@ -86,7 +85,7 @@ class HostLauncher:
 
 
 class HostMark:
-    """An event: what was asked for before it has run."""
+    """An event: all earlier work has already run."""
 
     def record(self) -> None:
         pass
@@ -99,7 +98,7 @@ class HostMark:
 
 
 class HostSide:
-    """A side stream: what is launched has run."""
+    """A side stream: all launched work has already run."""
 
     def __enter__(self) -> None:
         pass
@@ -112,9 +111,9 @@ class HostSide:
 
 
 class HostAccelerator:
-    """Stands where engine.device.accelerator.Accelerator would."""
+    """Replaces engine.device.accelerator.Accelerator."""
 
-    has_steady_loop = False  # it calls the driver
+    has_steady_loop = False  # the steady loop calls the driver
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
@@ -122,10 +121,10 @@ class HostAccelerator:
         self.scaled = ScaledProducts()
         self.long = LongProducts()
         self._graphs: list[Callable[[], None]] = []
-        self.freed = 0  # times that unused memory was given back
+        self.freed = 0  # number of calls to return unused memory
 
     def bind(self) -> None:
-        pass  # every thread is on the host
+        pass  # every thread runs on the host
 
     def pinned(self, count: int) -> torch.Tensor:
         return torch.zeros(count, dtype=torch.int32)
@@ -137,10 +136,10 @@ class HostAccelerator:
         return HostSide()
 
     def keep_pinned(self, largest: int) -> None:
-        pass  # nothing is pinned here
+        pass  # no memory is pinned here
 
     def keep(self, size: int) -> None:
-        pass  # torch asks the host each time
+        pass  # torch requests memory from the host each time
 
     def capture(self, body: Callable[[], None], met: bool = False) -> int:
         if not met:

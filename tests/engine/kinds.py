@@ -1,7 +1,7 @@
-"""One request of every kind that an engine answers differently: for tests that watch what a first one meets.
+"""Requests of every kind that an engine handles differently, for tests of what first requests compile or allocate.
 
-In: a running engine; one with --max-logprobs -1 is asked for the whole vocabulary too. Prompts of many lengths,
-alone and together, as long as a step and longer, cached, and more at a time than some engines have rows.
+In: a running engine; an engine with --max-logprobs -1 also gets requests for the whole vocabulary. Prompts have many
+lengths, alone and together, up to a step and longer, cached, and at times more than an engine has rows.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ KINDS: dict[str, dict[str, Any]] = {
     "prompt logprobs": {"prompt_logprobs": 2},
     "all of it": {**DRAWN, "top_p": 0.9, "repetition_penalty": 1.2, "logit_bias": ((5, 1.0),), "logprobs": 3},
 }
-WHOLE: dict[str, dict[str, Any]] = {  # of the vocabulary, so with few tokens only
+WHOLE: dict[str, dict[str, Any]] = {  # for the whole vocabulary, so with few tokens only
     "every logprob": {"logprobs": -1},
     "every prompt logprob": {"prompt_logprobs": -1, "logprobs": -1, "repetition_penalty": 1.1},
 }
-LENGTHS = (1, 9, 70, 300)  # of prompts
-TOGETHER = (3, 40, 130)  # requests at a time
+LENGTHS = (1, 9, 70, 300)  # prompt lengths
+TOGETHER = (3, 40, 130)  # numbers of requests sent together
 
 
 def made(rules: Mapping[str, Any], length: int, first: int = 0, tokens: int = 3) -> Request:
-    """Prompts that begin alike are cached ones, after the first."""
+    """A request; prompts with equal beginnings hit the prefix cache after the first."""
     return text_request((np.arange(length) + first) % 100, tokens, **{"ignore_eos": True, **rules})
 
 
 def rounds(longest: int, step: int, whole: bool) -> Iterator[list[Request]]:
-    """Requests that are sent together, one list after the other, of up to `longest` tokens; `step`: of a whole step."""
+    """Lists of requests; a list is sent together. Prompts have up to `longest` tokens; `step`: tokens of a step."""
     for rules in KINDS.values():
         for length in LENGTHS:
             yield [made(rules, length)]
     for rules in WHOLE.values() if whole else ():  # more positions exceed the allocated pinned memory
         yield [made(rules, 3, tokens=2)]
     for length in (*LENGTHS, step, step + 1, 2 * step + 17):
-        for first in (0, length % 100, length % 100):  # another prompt, and that one cached
+        for first in (0, length % 100, length % 100):  # a new prompt, and twice one that is then cached
             yield [made(rules, min(length, longest), first) for rules in KINDS.values()]
     for number in TOGETHER:
         for special in (False, True):

@@ -1,8 +1,8 @@
-"""The device path with the real launcher and the GIL-free loop, on a CPU: graphs are plain calls of a stand-in runtime.
+"""The device path on a CPU with the real launcher and the GIL-free loop: a stand-in runtime calls graphs as functions.
 
-The stand-in (tests/fast/oracles/runtime.c) takes the launcher's calls as CUDA's runtime would; a graph that is launched
-calls back into Python, which runs the graph's body on CPU tensors. Executor, launcher, steady loop, ring and inbox are
-the real ones.
+The stand-in (tests/fast/oracles/runtime.c) takes the launcher's calls as CUDA's runtime would. A launched graph calls
+back into Python, which runs the graph's body on CPU tensors. Executor, launcher, steady loop, ring and inbox are the
+real ones.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from tests.fast.oracles.runtime import BODIES, addresses, library
 
 
 class StandInAccelerator(HostAccelerator):
-    """Stands where engine.device.accelerator.Accelerator would."""
+    """Replaces engine.device.accelerator.Accelerator."""
 
     has_steady_loop = True
 
     def __init__(self) -> None:
         super().__init__()
-        self.errors: list[BaseException] = []  # of bodies: C cannot propagate them
+        self.errors: list[BaseException] = []  # errors of graph bodies: C cannot propagate them
         self._run = BODIES(self._run_graph)  # the runtime stores only its address
         library().set_bodies(self._run)
 

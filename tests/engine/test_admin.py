@@ -1,4 +1,4 @@
-"""What an operator asks of a running engine: pausing, resuming, and forgetting its caches."""
+"""Operations on a running engine: pausing, resuming, and resetting its caches."""
 
 import asyncio
 
@@ -70,7 +70,7 @@ async def test_cached_prefixes_are_forgotten_only_while_nothing_runs():
         assert await engine.reset_encoder_cache()
 
 
-async def test_a_stopped_engine_is_not_asked():
+async def test_a_stopped_engine_refuses_operations():
     async with running(QWEN3) as engine:
         pass
     with pytest.raises(NotReadyError):

@@ -1,4 +1,4 @@
-"""An error while a request is admitted ends that request and gives back what the request had taken (S27, S38)."""
+"""An error during the admission of a request ends this request and releases what it has taken (S27, S38)."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ POINTS = [
 
 @pytest.fixture(params=["host", "device"])
 def executor(request, monkeypatch):
-    """The CPU's executor, and the accelerator's on the CPU."""
+    """The CPU's executor, and the device's executor on the CPU."""
     if request.param == "device":
         monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
 
 
 class Faulty:
-    """Stands before a part of the admission; the next call of `name` raises, before or after the real call."""
+    """Wraps a part of the admission; the next call of `name` raises, before or after the real call."""
 
     def __init__(self, real: Any, name: str, error: BaseException, after: bool) -> None:
         self._real, self._name, self._error, self._after = real, name, error, after
@@ -68,7 +68,7 @@ def picture(tag: bytes) -> Request:
 
 
 async def ends(engine: Engine, request: Request) -> list[Delta]:
-    """The last news of each choice."""
+    """The last Delta of each choice."""
     last: dict[int, Delta] = {}
     async with engine.submit(request) as stream:
         async for delta in stream:
@@ -152,7 +152,7 @@ async def test_a_message_that_fails_harms_no_other_request(caplog):
         assert engine.state == "ready"
 
 
-async def test_a_lost_device_at_admission_answers_everybody(caplog):
+async def test_a_lost_device_at_admission_ends_every_request(caplog):
     async with running(QWEN3) as engine:
         plant(engine, "_executor", "admit", LOST)
         (end,) = await ends(engine, text_request(PROMPT, 5))

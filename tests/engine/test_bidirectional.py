@@ -1,4 +1,4 @@
-"""Prompts whose tokens see later ones: last keys by row, what is refused, and which prompts share cached blocks."""
+"""Prompts with bidirectional attention: last keys by row, refused prompts, and prompts that share cached blocks."""
 
 import asyncio
 
@@ -32,7 +32,7 @@ def with_spans(kind):
 
 
 def test_tokens_of_a_picture_see_to_its_end_and_those_of_a_prompt_to_the_prompts():
-    """Row 0: a chunk from position 2 on; row 1: a prompt and an answer's beginning; row 2: a token of an answer."""
+    """Row 0: a chunk from position 2 on; row 1: a prompt and the beginning of its answer; row 2: an answer's token."""
     slots, lens, computed = np.array([4, 1, 0]), np.array([5, 6, 1]), np.array([2, 0, 9])
     pictures = {4: bi_spans_of(request(12, (3, 3), (9, 2)), "items"), 1: bi_spans_of(request(4, (1, 2)), "items")}
     got = last_keys(slots, lens, computed, pictures, "items")
@@ -86,7 +86,7 @@ async def test_blocks_of_a_prompt_that_sees_itself_are_found_by_the_same_prompt_
 
 
 async def test_the_device_path_gives_the_cpus_answers(monkeypatch):
-    """Steps of an accelerator on the host: the record brings last keys, recorded forwards read them."""
+    """Device steps on the host: the record contains the last keys, and captured forwards read them."""
     name, prompts = "paligemma2", ("picture", "two pictures", "text")
 
     def ask(prompt):

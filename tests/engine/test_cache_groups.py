@@ -1,4 +1,4 @@
-"""Layers that keep different things share one pool of blocks: layouts, tokens, what sliding layers free, a toy kind."""
+"""Layers with different kinds of cache share a pool of blocks: layouts, tokens, freed blocks of windows, a toy kind."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tests.engine_kit import SMALL
 from tests.models.harness import Harness, load
 
 FULL, NEAR = FullSpec(2, 8, torch.float32), SlidingSpec(2, 8, torch.float32, 32)
-WINDOW, BLOCK = 8, 4  # of the tiny checkpoint, and of these engines
+WINDOW, BLOCK = 8, 4  # window of the tiny checkpoint, block size of these engines
 
 
 @pytest.fixture
 def device_path(request, monkeypatch):
-    """With `accelerated`: the accelerator's executor, on a CPU."""
+    """With `accelerated`: the device's executor, on a CPU."""
     if request.param == "accelerated":
         monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
     return request.param
@@ -46,7 +46,7 @@ def groups_of(runtime):
 
 
 def steps(runtime, prompt, count):
-    """Computes `count` greedy tokens behind the prompt, a step at a time; yields the slot and each step's tokens."""
+    """Computes `count` greedy tokens after the prompt, step by step; yields the slot and each step's tokens."""
     scheduler, executor, empty = runtime.scheduler, runtime.executor, np.zeros(0, np.int32)
     request = Request(prompt, SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True))
     slot = scheduler.add(
@@ -88,7 +88,7 @@ def test_a_kind_of_many_layers_makes_as_many_groups_as_the_rarest_kind_needs():
     assert [group.layers for group in layout.groups] == [(0, 1), (3, 4), (6,), (2, 5)]
     assert layout.tables == [(1, 32), (1, 32), (1, 32), (0, 0)]
     assert layout.group_of == [0, 0, 3, 1, 1, 3, 2]
-    # A long context: every block of the full layers, of the others the window, two chunks and ragged ends.
+    # A long context: all blocks for the full layers; for the others the window, two chunks and partial blocks.
     assert layout.blocks_for(16000, 16) == 1000 + 3 * ((32 + 2 * 16) // 16 + 3)
 
 
@@ -109,7 +109,7 @@ def test_pages_of_unlike_kinds_are_padded_and_too_much_padding_is_refused():
 
 
 def test_layers_of_small_pages_lie_side_by_side_where_padding_would_be_too_much():
-    """As in Gemma 4: the rare layers, which see all, have wider heads."""
+    """As in Gemma 4: the few layers with full attention have wider heads."""
     wide = FullSpec(2, 16, torch.float32)
     layout = CacheLayout([NEAR, NEAR, NEAR, wide] * 2, 16)
     assert layout.page_bytes == (wide.block_bytes(16),) * 2 == (2 * NEAR.block_bytes(16),) * 2
@@ -118,14 +118,14 @@ def test_layers_of_small_pages_lie_side_by_side_where_padding_would_be_too_much(
     for number, cache in enumerate(caches):
         for view in cache:
             view[1 + layout.group_of[number]].fill_(number)
-    for group in layout.groups[:2]:  # layers of a group that share a page keep what is theirs
+    for group in layout.groups[:2]:  # layers that share a page do not overwrite each other
         for layer in group.layers:
             block = 1 + layout.group_of[layer]
             assert all((view[block] == layer).all() for view in caches[layer])
 
 
 def test_a_page_is_a_little_larger_where_layers_with_scales_then_lie_side_by_side():
-    """As in Gemma 4 with codes of 8 bits: two heads of half the width have one scale more than a whole one."""
+    """As in Gemma 4 with an 8-bit cache: two heads of half the width have one more scale than one whole head."""
     near = replace(NEAR, head_dim=32, dtype=torch.float8_e4m3fn)
     wide = replace(FULL, head_dim=64, dtype=torch.float8_e4m3fn)
     assert wide.block_bytes(16) < 2 * near.block_bytes(16) < 1.1 * wide.block_bytes(16)
@@ -135,7 +135,7 @@ def test_a_page_is_a_little_larger_where_layers_with_scales_then_lie_side_by_sid
 
 
 def test_small_layers_that_see_all_lie_side_by_side_since_long_contexts_fill_their_blocks():
-    """As in LFM2: of ten convolutions and six layers with attention, these keep half as much."""
+    """As in LFM2: ten convolutions and six layers with attention, whose blocks have half the bytes."""
     taps = TapsSpec(64, torch.float32, 3)
     layout = CacheLayout([taps] * 10 + [FULL] * 6, 16)
     assert taps.block_bytes(16) == 2 * FULL.block_bytes(16)
@@ -152,7 +152,7 @@ def test_a_block_is_the_same_page_of_every_buffer_whichever_group_has_it():
     assert all(view.isnan().all() for cache in caches for view in cache)
     for cache in caches:
         assert [view.shape for view in cache] == [(3, 2, 4, 8)] * 2
-    caches[0][1][2] = 7.0  # values of block 2, which is the first group's
+    caches[0][1][2] = 7.0  # values of block 2, a block of the first group
     assert (caches[1][1][2] == 7.0).all()
     assert caches[1][0].isnan().all()
     assert caches[1][1][:2].isnan().all()
@@ -187,7 +187,7 @@ def test_a_sliding_group_holds_the_blocks_of_its_window_only(name):
     for number, (slot, _) in enumerate(steps(runtime, np.arange(2, 82, dtype=np.int32), 30)):
         tables = runtime.scheduler.tables
         held = [sum(block != 0 for block in tables.row(slot, group)) for group in range(len(kinds))]
-        if number < 9 or not tables.row(slot):  # chunks of the prompt; the row has ended
+        if number < 9 or not tables.row(slot):  # chunks of the prompt, or the end of the row
             continue
         for kind, count in zip(kinds, held):
             assert count <= (WINDOW - 1) // BLOCK + 2 if kind else count >= 20
@@ -198,7 +198,7 @@ def test_a_sliding_group_holds_the_blocks_of_its_window_only(name):
 
 @dataclass(frozen=True, slots=True)
 class MarkedSpec:
-    """A toy kind: keys, values and a mark for each token that was stored."""
+    """A toy kind of cache: keys, values and a mark for each stored token."""
 
     plain: FullSpec
     kind = EVERY_TOKEN
@@ -213,7 +213,7 @@ class MarkedSpec:
 
 
 class MarkingAttention(PagedSelfAttention):
-    """Attention over such a cache."""
+    """Attention with such a cache."""
 
     __slots__ = ()
 

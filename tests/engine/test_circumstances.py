@@ -1,4 +1,4 @@
-"""What is asked of exact engines on an accelerator, asked of a CPU's, whose bits depend on no company."""
+"""The check of exact engines on a GPU, run on a CPU: there the other requests of a batch never change a bit."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What pace and scheduler make of many clients together, in made-up time."""
+"""The results of pace and scheduler for many concurrent clients, in simulated time."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from tests.engine.closed_loop import run
 
 
 def test_conversations_that_never_leave_a_step_without_prompts_do_not_wait_for_one():
-    """What their keys cost was once learned from steps that only decode, and they got no more than the least."""
+    """Pace once learned the cost of keys from pure decode steps only, so prompts got no more than the minimum."""
     seen = run(conversations(), 256, 14.0)
     median, slow = np.percentile(seen.waits, [50, 90])
     print(f"{seen.tokens / seen.seconds:,.0f} tokens/s, first after {median * 1e3:.0f} ms, p90 {slow * 1e3:.0f}")

@@ -1,4 +1,4 @@
-"""The accelerator's executor on CPU tensors: the same tokens as the CPU's, through records, prep and padded steps."""
+"""The device's executor on CPU tensors gives the CPU's tokens, through records, prep and padded steps."""
 
 import asyncio
 import gc
@@ -28,7 +28,7 @@ def on_the_device_path(monkeypatch):
 
 @pytest.fixture
 def wanted(name):
-    """The host's tokens; made before `on_the_device_path` takes effect."""
+    """The host's tokens, computed before `on_the_device_path` takes effect."""
     return alone(name)
 
 
@@ -55,11 +55,11 @@ async def all_at_once(engine: Engine) -> list[list[int]]:
 )
 @pytest.mark.parametrize("name", NAMES)
 async def test_greedy_tokens_are_those_of_the_host(wanted, on_the_device_path, name, settings):
-    # The profile runs the towers once on the largest item: a small one here.
+    # The memory profile runs the towers once on the largest item: here a small one.
     async with running(tiny.checkpoint(name), encoder_cache_tokens=64, **settings) as engine:
         assert await all_at_once(engine) == wanted
         seen = counts(engine)
-    # One prep and one wait per step, whatever else it takes.
+    # Each step has one prep and one wait, whatever its other launches.
     assert seen["prep"] + seen["step"] == seen["finish"] == seen["wait"]
     if settings.get("enforce_eager"):
         assert seen["forward"] == seen["sample"] == seen["step"] == 0
@@ -127,7 +127,7 @@ async def test_a_walk_for_kernels_changes_no_answer(wanted, on_the_device_path, 
 
 @pytest.fixture
 def wanted_of_media():
-    """The host's tokens for each mix of media; made, like `wanted`, before `on_the_device_path` takes effect."""
+    """The host's tokens for each mix of media, computed, like `wanted`, before `on_the_device_path` takes effect."""
     pytest.importorskip("av")
     from tests.invariance.devices import Device
     from tests.invariance.test_media import alone as alone_with_media
@@ -138,18 +138,18 @@ def wanted_of_media():
 async def test_media_go_through_the_ring(wanted_of_media, on_the_device_path):
     from tests.invariance.test_media import MIXES, make_request
 
-    # The start runs the towers on an item as large as the cache: one of twice as many rows as all items here.
+    # At start the towers run on an item as large as the cache, which has twice as many rows as all items here.
     async with running(tiny.checkpoint("omni"), encoder_cache_tokens=256) as engine:
         for mix, names in MIXES.items():
             for pixels in (True, False):
                 got = await answer(engine, await make_request(names, pixels=pixels))
                 assert got == [wanted_of_media[mix].tokens], (mix, pixels)
         seen = counts(engine)
-    assert seen["forward"] + seen["step"] == seen["finish"]  # short as they are, they go through graphs
+    assert seen["forward"] + seen["step"] == seen["finish"]  # these forwards are short enough for graphs
 
 
 class Marks:
-    """Stands where an accelerator would; notes which block is waited for and which copies were marked."""
+    """Replaces an accelerator; records which blocks are waited for and which copies are marked."""
 
     def __init__(self) -> None:
         self.device = HostAccelerator().device
@@ -184,7 +184,7 @@ def test_a_block_of_the_ring_is_written_again_only_after_its_copy():
     assert {number for _, number in marks.seen} == {0, 1}
     block = 0
     for what, number in marks.seen:
-        if what == "waited":  # the other one begins again, nothing is written to it before
+        if what == "waited":  # the next block is begun; all writes before went to the current one
             block = 1 - block
         assert number == block
     assert sum(what == "waited" for what, _ in marks.seen) == (475 + 5 * 24 - 1) // 64
@@ -198,7 +198,7 @@ RULES = [
     {"logprobs": 5},
     {"bad_words": ((7,), (11,)), "min_tokens": 6, "stop_token_ids": tuple(range(40))},
     {"allowed_token_ids": tuple(range(3, 60)), "repetition_penalty": 0.8, "logprobs": 20},
-    {"bad_words": ((4, 5), (7,)), "frequency_penalty": 0.5},  # this and the next take Python
+    {"bad_words": ((4, 5), (7,)), "frequency_penalty": 0.5},  # this set of rules and the next run in Python
     {"logprobs": 3, "logprob_token_ids": (1, 2)},
 ]
 
@@ -214,7 +214,7 @@ async def collected(engine: Engine, prompt: np.ndarray, rules: dict) -> tuple[li
 
 @pytest.mark.parametrize("settings", [{}, {"num_gpu_blocks_override": 24, "max_model_len": 200}], ids=["", "pressure"])
 async def test_rules_and_log_probabilities_are_those_of_the_host(on_the_device_path, monkeypatch, settings):
-    """Together, with others that have none, and, short of blocks, preempted and continued."""
+    """Together with rows without rules; and, with too few blocks, preempted and resumed."""
     sent = [(prompt, RULES[number % len(RULES)]) for number, prompt in enumerate(PROMPTS)]
     folder = tiny.checkpoint("qwen3")
     async with running(folder, **settings) as engine:

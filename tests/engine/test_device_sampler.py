@@ -1,4 +1,4 @@
-"""The accelerator's sampler, on CPU tensors where its kernels are their references, held to the CPU's sampler."""
+"""The device's sampler on CPU tensors, with the kernels' references, compared with the CPU's sampler."""
 
 import warnings
 from contextlib import contextmanager
@@ -47,13 +47,13 @@ def logits_of(rows: int, seed: int = 0) -> torch.Tensor:
 
 @contextmanager
 def without_waiting(where: str):
-    """On an accelerator, whatever waits for it raises."""
+    """On a GPU, any call that waits for the device raises."""
     if where == "cpu":
         yield
         return
     torch.cuda.synchronize()
     try:
-        with warnings.catch_warnings(action="ignore"):  # torch calls the mode itself a prototype
+        with warnings.catch_warnings(action="ignore"):  # torch warns that this mode is a prototype
             torch.cuda.set_sync_debug_mode("error")
         yield
     finally:
@@ -61,7 +61,7 @@ def without_waiting(where: str):
 
 
 def prompt_logprobs_here(project, hidden, asked, vocab, as_logits=False) -> list[TokenLogprob]:
-    """Of each prompt position by itself, in float32 on the host."""
+    """Log-probabilities of each prompt position computed alone, in float32 on the host."""
     found = []
     for place, token, wanted in asked.T.tolist():
         own, rank, ids, values = logprobs(project(hidden[[place]]).float(), torch.tensor([token]), wanted, as_logits)
@@ -70,7 +70,7 @@ def prompt_logprobs_here(project, hidden, asked, vocab, as_logits=False) -> list
 
 
 class Both:
-    """A DeviceSampler and a Sampler that see the same requests and the same logits."""
+    """A DeviceSampler and a Sampler that get the same requests and the same logits."""
 
     def __init__(self, mode: str = "raw_logprobs", rows: int = ROWS, where: str = "cpu") -> None:
         self.slots = empty_slots(SLOTS, 1, 1, where)
@@ -86,7 +86,7 @@ class Both:
         self.here.admit(slot, params, ids, seed)
 
     def stage(self, slot: int, params: SamplingParams, ids: np.ndarray, seed: int) -> None:
-        """Admission, and what prep does with the slot's row."""
+        """Admission, and what the prep kernel does with the slot's row."""
         words = np.zeros(SLOT_WORDS, np.int32)
         words[SlotWord.SLOT] = slot
         self.device.admit(slot, params, ids, seed, words)
@@ -96,7 +96,7 @@ class Both:
         self.slots.words[int(words[SlotWord.SLOT])] = torch.from_numpy(words).to(self.where)
 
     def step(self, logits: torch.Tensor, slots: list[int], index: list[int], record: bool = True):
-        """(tokens, log-probabilities) of both, the device's first; tokens by sampled row."""
+        """(tokens, log-probabilities) of both samplers, the device's first; tokens by sampled row."""
         inputs = empty_inputs(self.rows, 32, 1, 1, self.where)
         count = len(slots)
         order = torch.randperm(self.rows)[:count].sort().values.int()
@@ -134,7 +134,7 @@ def test_greedy_rows_with_every_rule_agree_over_several_steps(mode, where):
         both.admit(slot, {"temperature": 0.0, **rules}, prompt=[slot, 3, 4])
     number = dict.fromkeys(range(SLOTS), 0)
     for step in range(8):
-        # More slots than lines take turns, so lines are given up and written again.
+        # There are more slots than lines, so lines are given up and written again.
         slots = [(step * 5 + k) % SLOTS for k in range(ROWS)]
         logits = logits_of(ROWS, 7)
         got, told, want, known = both.step(logits, slots, [number[slot] for slot in slots])
@@ -201,13 +201,13 @@ def test_draws_follow_the_distribution(rules):
     used = wanted * count >= 5
     chi2 = ((seen[used] - wanted[used] * count) ** 2 / (wanted[used] * count)).sum()
     freedom = used.sum() - 1
-    # Wilson-Hilferty: about the 99.9 % point of chi-squared.
+    # Wilson-Hilferty: about the 99.9 % point of the chi-squared distribution.
     assert freedom > 0
     assert chi2 <= freedom * (1 - 2 / (9 * freedom) + 3.09 * np.sqrt(2 / (9 * freedom))) ** 3
 
 
-def test_equals_come_in_the_same_order_with_a_row_that_wants_all():
-    logits = logits_of(3).round()  # with many equals
+def test_equal_logits_have_the_same_order_next_to_a_row_that_wants_all():
+    logits = logits_of(3).round()  # with many equal values
     told = []
     for company in ([0], [0, 1, 2]):
         both = Both()
@@ -266,7 +266,7 @@ def test_s37_reset_covers_everything_of_a_slot():
     both.admit(1, {"temperature": 0.0, "frequency_penalty": 0.5, "allowed_token_ids": (7, 9)})
     both.here.reset(1)
     both.admit(1, {"temperature": 0.0, "frequency_penalty": 0.5, "allowed_token_ids": (7, 9)})
-    for step in range(3):  # nothing of the poisoned lines is left
+    for step in range(3):  # no value of the poisoned lines is left
         got, _, want, _ = both.step(logits_of(1), [1], [step])
         assert got.tolist() == want.tolist()
 
@@ -310,7 +310,7 @@ def test_prompt_logprobs_are_those_of_the_cpu(k, as_logits, where, together, mon
 @pytest.mark.parametrize("vocab", [VOCAB, 700])
 @pytest.mark.parametrize("where", WHERE)
 def test_a_prompt_position_has_the_same_logprobs_alone_and_in_company(vocab, where):
-    """Other positions request few, many or all of the most likely tokens; the logits have many equals."""
+    """Other positions request few, many or all of the likeliest tokens; the logits have many equal values."""
     draw = torch.Generator().manual_seed(3)
     hidden = torch.randint(-2, 3, (90, 4), generator=draw).float()
     head = torch.randint(-1, 2, (4, vocab), generator=draw).float()
@@ -359,7 +359,7 @@ def test_a_step_whose_special_row_has_ended_is_sampled_like_any_other():
 
 
 def test_lines_of_a_step_are_written_with_one_copy_of_each_kind(monkeypatch):
-    """Each copy holds pinned memory of its own until it has run, and as many rows as a step has may come at once."""
+    """Each copy holds its own pinned memory until it has run, and all rows of a step may arrive at once."""
     rules = {}
     for slot in range(ROWS):
         asked = {"presence_penalty": 1.0, "repetition_penalty": 1.2} if slot % 2 else {"allowed_token_ids": (slot, 3)}
@@ -391,7 +391,7 @@ def test_lines_of_a_step_are_written_with_one_copy_of_each_kind(monkeypatch):
 
 
 def test_rows_with_rules_and_log_probabilities_are_plain():
-    """Of what a request may ask for, few things take Python; the words of the others say all that the device needs."""
+    """Few request options need Python; for all others, the slot's words contain everything that the device needs."""
     both = Both()
     plain = [*RULES[:3], *RULES[4:10]]
     for slot, rules in enumerate(plain):

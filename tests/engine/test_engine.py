@@ -1,4 +1,4 @@
-"""The engine's promises: one bad request fails alone, every stream ends, nothing stays behind."""
+"""The engine's promises: a bad request fails alone, every stream ends, and no resource stays held."""
 
 import asyncio
 import random
@@ -92,7 +92,7 @@ async def test_prompt_logprobs_equal_in_one_go_and_in_chunks():
     wanted = None
     for chunk in (0, 7):
         async with running(QWEN3, max_prefill_chunk=chunk) as engine:
-            for _ in range(2):  # the second time the prompt is cached, and must be computed all the same
+            for _ in range(2):  # the second time the prompt is cached, but must be computed again
                 deltas = (await answer_deltas(engine, text_request(PROMPT, 2, prompt_logprobs=3, logprobs=2)))[0]
                 got = deltas[0].prompt_logprobs
                 assert got[0] is None
@@ -199,7 +199,7 @@ async def test_a_tower_that_refuses_ends_only_the_requests_that_show_the_item(ca
         assert len(fine[0]) == 8
 
 
-async def test_death_of_the_thread_answers_everybody(caplog):
+async def test_death_of_the_thread_ends_every_request(caplog):
     engine = Engine(EngineConfig(model=str(QWEN3), num_threads=1, num_gpu_blocks_override=64))
     await engine.start()
     heard = []
@@ -260,7 +260,7 @@ async def test_abort_gives_the_reader_a_final_delta():
 async def test_stop_choice_ends_one_choice_only():
     async with running(QWEN3) as engine:
         seen, stopped = {0: 0, 1: 0}, threading.Event()
-        block(engine, 10, stopped)  # the device waits for the reader
+        block(engine, 10, stopped)  # the device waits until the reader has read
         async with engine.submit(text_request(PROMPT, 30, n=2, ignore_eos=True)) as stream:
             async for delta in stream:
                 seen[delta.index] += len(delta.token_ids)
@@ -338,7 +338,7 @@ async def test_dummy_weights_are_the_same_for_the_same_seed():
 
 async def test_compute_threads_change_no_bit():
     answers = []
-    torch_threads: list[int] = []  # of the stream's thread: torch keeps the number per thread
+    torch_threads: list[int] = []  # read on the stream's thread: torch has this number per thread
     for threads in (1, 2, 3):
         async with running(QWEN3, num_threads=threads) as engine:
             runtime_of(engine).executor.backend.stream.launch(lambda: torch_threads.append(torch.get_num_threads()))
@@ -357,7 +357,7 @@ async def test_media_of_a_refused_request_leaves_nothing():
         for stream in full:
             if stream is not full[2]:  # the third waits in the queue
                 await anext(stream)
-        # The loop's own count would refuse it; the device thread must cope all the same.
+        # The loop's check would refuse this request; the device thread must handle it as well.
         request = Request(np.array([1, pad, pad, pad, pad, 2], np.int32), SamplingParams(), media=(item,))
         loop = asyncio.get_running_loop()
         done: asyncio.Future[list[int]] = loop.create_future()
@@ -395,11 +395,11 @@ async def test_a_crowd_is_admitted_while_its_first_step_runs():
         for stream in sent:
             async with stream:
                 assert [delta async for delta in stream]
-        assert admitted[0] == MAX_LATE_ITEMS  # of 41 tokens each: more than a step of 64 holds
+        assert admitted[0] == MAX_LATE_ITEMS  # 41 tokens each: more than a step of 64 holds
 
 
 async def test_a_sibling_that_takes_a_slot_freed_in_the_same_step_is_reported_as_new():
-    """Row 0 has a sibling; row 1 ends with its first token, and the sibling gets the slot of row 1."""
+    """Row 0 has a sibling. Row 1 ends with its first token, and the sibling gets the slot of row 1."""
     async with running(QWEN3) as engine:
         engine.pause()
         first = engine.submit(text_request(PROMPT, 8, n=2, ignore_eos=True))

@@ -1,4 +1,4 @@
-"""Expert load of a step: a look starts counting the newest step, and the next look reports the counts."""
+"""Expert load of a step: reading the load starts counting the newest step, and the next read reports the counts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.engine_kit import answer, running, text_request
 
 
 def test_pairs_of_real_rows_are_counted_by_layer():
-    """Layers of unlike width; the last one has fewer rows; what stands behind the rows is of older steps."""
+    """Layers differ in top_k; the last layer has fewer rows; values after the real rows come from older steps."""
     choices = torch.tensor([[3, 0, 3, 1, 2, 2], [4, 4, 1, 1, 1, 1]], dtype=torch.int32)
     out, one = torch.zeros(2, 3, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
     count_expert_load(out, choices, torch.tensor([2, 1], dtype=torch.int32), 2 * one, one, 5)
@@ -27,8 +27,8 @@ def test_pairs_of_real_rows_are_counted_by_layer():
 
 @pytest.mark.parametrize("accelerator", [None, HostAccelerator, StandInAccelerator])
 @pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss", "deepseek_v3"])
-async def test_a_look_reports_what_the_look_before_it_counted(name, accelerator, monkeypatch):
-    """A prompt of a single step: all of its tokens in every layer, but in our last layer only the one that is read."""
+async def test_reading_the_load_reports_what_the_last_reading_counted(name, accelerator, monkeypatch):
+    """A prompt of one step: every layer routes all of its tokens, but our last layer only the sampled token."""
     if accelerator is not None:
         monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: accelerator())
     folder, prompt = tiny.checkpoint(name), np.arange(2, 40)
@@ -52,7 +52,7 @@ async def test_a_look_reports_what_the_look_before_it_counted(name, accelerator,
 
 
 async def settled(served):
-    """The next look that is not empty: a CPU's stream counts concurrently with the calling thread."""
+    """The next report that is not empty: a CPU's stream counts concurrently with the calling thread."""
     while not (found := await served.look_at_experts()):
         pass
     return found

@@ -1,4 +1,4 @@
-"""Faults planted in a step: which requests they end, with which error, and that all others go on (R21, R22)."""
+"""Faults planted in a step: which requests they end, with which errors; all other requests continue (R21, R22)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def model_of(engine: Engine):
 
 
 def plant(engine: Engine, faults: dict[int, BaseException], part: str = "forward") -> None:
-    """The n-th call of the model's `part` raises faults[n]; "encode" is the part of any of the model's towers."""
+    """The n-th call of the model's `part` raises faults[n]; "encode" stands for every tower of the model."""
     model, calls = model_of(engine), 0
 
     def breaking(real):
@@ -43,11 +43,11 @@ def plant(engine: Engine, faults: dict[int, BaseException], part: str = "forward
 
 
 async def error_of(engine: Engine, count: int = 10) -> EngineError | None:
-    """How a request of `count` tokens ended."""
+    """Error with which a request of `count` tokens ended."""
     last = None
     try:
         stream = engine.submit(text_request(PROMPT, count, ignore_eos=True))
-    except NotReadyError as error:  # it has died since it was looked at
+    except NotReadyError as error:  # the engine died after its state was checked
         return error
     async with stream:
         async for delta in stream:
@@ -73,7 +73,7 @@ async def test_s39_out_of_memory_ends_its_step_with_a_word_of_its_own(part, capl
     [{3: LOST}, {3: OOM, 6: OOM, 9: OOM}, {3: ValueError(), 4: ValueError(), 5: ValueError()}],
     ids=["lost", "out of memory", "in a row"],
 )
-async def test_a_device_that_is_lost_answers_everybody_and_ends(faults, caplog):
+async def test_a_lost_device_ends_every_request_and_the_engine(faults, caplog):
     engine = Engine(EngineConfig(model=str(QWEN3), **SMALL))
     await engine.start()
     deaths: list[BaseException] = []

@@ -1,4 +1,4 @@
-"""Requests of several callers take turns, and a request whose deadline has passed costs no step (SECURITY S42)."""
+"""Requests of several callers alternate, and a request past its deadline costs no step (SECURITY S42)."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ ROWS = {"max_num_seqs": 1, "max_num_queued_reqs": 30}
 
 
 def long_request(number: int, flow: str, **more):
-    """200 tokens: two of them cost more than a turn brings."""
+    """A prompt of 200 tokens: two such prompts cost more than one caller's turn."""
     return replace(text_request([number + 1] * 200, 1, ignore_eos=True), flow=flow, **more)
 
 
 async def first_tokens(engine, requests):
-    """The names of the requests in the order of their first tokens; all of them wait before one starts."""
+    """The names of the requests in the order of their first tokens; all requests wait before one starts."""
     engine.pause()
     await frozen(engine)
     seen = []
@@ -55,7 +55,7 @@ async def test_s42_a_request_does_not_stand_behind_another_callers_crowd():
             (f"{flow}{k}", long_request(k, flow, weight=3 if flow == "b" else 1)) for flow in "ab" for k in range(12)
         ]
         seen = await first_tokens(engine, both)
-        assert sum(name[0] == "b" for name in seen[:12]) in (8, 9, 10)  # three in four
+        assert sum(name[0] == "b" for name in seen[:12]) in (8, 9, 10)  # a weight of 3 to 1: three in four
         assert engine.ledger()["flows"] == 0
 
 
@@ -76,7 +76,7 @@ async def test_s42_a_request_whose_deadline_has_passed_costs_no_step():
         assert sorted(errors) == [0, 1, 2]
         assert all(isinstance(error, QueueTimeoutError) for error in errors.values())
         assert len((await open_ended)[0]) == 4
-        assert engine.stats.prompt_tokens == 20  # of the other one
+        assert engine.stats.prompt_tokens == 20  # of the other request
         await quiet(engine)
 
 
@@ -94,7 +94,7 @@ async def test_what_waits_at_a_gate_takes_turns_by_caller():
         outside.add(device_id, "b", device_id)
     assert [entry[0] for entry in outside.first(5)] == [0, 200, 1, 201, 2]
     assert outside.enter(0)
-    assert [entry[0] for entry in outside.first(5)] == [200, 1, 201, 2, 3]  # the turn of "a" is over
+    assert [entry[0] for entry in outside.first(5)] == [200, 1, 201, 2, 3]  # a's turn is over
     assert outside.discard(200)
     assert not outside.enter(200)
     assert 201 in outside

@@ -1,4 +1,4 @@
-"""Answers under a grammar, through the whole engine: what they say, and that nothing else about them changes."""
+"""Answers under a grammar, through the whole engine: their text, and that nothing else about them changes."""
 
 import asyncio
 import json
@@ -58,7 +58,7 @@ def asked(prompt, grammar=None, max_tokens=64, **rules):
 
 
 async def emitted(engine, request):
-    """By choice: tokens, finish reason, error."""
+    """Tokens, finish reason and error of each choice."""
     choices, found = [[] for _ in range(request.n)], []
     async with engine.submit(request) as stream:
         async for delta in stream:
@@ -145,13 +145,14 @@ async def test_a_spent_budget_forces_the_token_that_wakes_the_grammar(path):
 
 @everywhere
 async def test_sleeping_rows_stay_in_the_loop_without_the_gil_and_wake_at_their_token(path):
-    """Also together with other rows, after a preemption, and for rows whose steps always run in Python."""
+    """Also in a batch with other rows, after a preemption, and for rows whose steps always run in Python."""
     async with running(FOLDER) as engine:
         free = [asked(prompt, max_tokens=40, ignore_eos=True, seed=at) for at, prompt in enumerate(PROMPTS[:3])]
         plain = [(await emitted(engine, request))[0][0] for request in free]
     wakes = [tokens[20 + at] for at, tokens in enumerate(plain)]
     late = [replace(one, grammar=grammar("start: /[a-f]{3}/", starts=(wake, 1))) for one, wake in zip(free, wakes)]
-    told_too = [replace(one, sampling=replace(one.sampling, logprobs=1)) for one in late]  # these never sleep plainly
+    # With log-probabilities these rows always need Python.
+    told_too = [replace(one, sampling=replace(one.sampling, logprobs=1)) for one in late]
     steps = []
     async with running(FOLDER) as engine:
         engine.on_step = steps.append
@@ -253,7 +254,7 @@ async def test_held_answers_are_the_same_in_any_company(path, case):
     ("of", "rules", "said", "finish"),
     [
         (OPEN, {"min_tokens": 8, "max_tokens": 8}, "[a-f]{8}", FinishReason.LENGTH),
-        (WORD, {"min_tokens": 60}, "yes|no", FinishReason.COMPLETE),  # the grammar wins
+        (WORD, {"min_tokens": 60}, "yes|no", FinishReason.COMPLETE),  # the grammar takes precedence
         (OPEN, {"ignore_eos": True, "max_tokens": 12}, "[a-f]{12}", FinishReason.LENGTH),
         (grammar('start: ""'), {}, "", FinishReason.STOP),
         (grammar('start: ""'), {"ignore_eos": True}, "", FinishReason.COMPLETE),
@@ -263,7 +264,7 @@ async def test_held_answers_are_the_same_in_any_company(path, case):
         (WORD, {"bad_words": ((Y,), (N,))}, "", FinishReason.ERROR),
     ],
 )
-async def test_other_rules_meet_the_grammar(path, of, rules, said, finish):
+async def test_other_rules_together_with_a_grammar(path, of, rules, said, finish):
     async with running(FOLDER) as engine:
         ((tokens, ended, error),) = await emitted(engine, asked(PROMPTS[0], of, **rules))
     assert ended is finish
@@ -275,10 +276,10 @@ async def test_other_rules_meet_the_grammar(path, of, rules, said, finish):
     ("starts", "run", "count", "says"),
     [
         ((), "yes", 3, "complete"),
-        ((), "no!", 2, "complete"),  # what follows the end of the text is not the answer's
+        ((), "no!", 2, "complete"),  # tokens after the end of the text are dropped
         ((), "ye", None, None),
         ((), "yn", 1, "error"),
-        (("z",), "aza", 2, None),  # what follows the beginning of the grammar was chosen without it
+        (("z",), "aza", 2, None),  # tokens after the grammar's start token were sampled without a mask
         (("z",), "aa", None, None),
     ],
 )
@@ -297,7 +298,7 @@ def test_a_run_is_cut_where_the_grammar_ends_or_begins(starts, run, count, says)
 
 @pytest.mark.parametrize("number", range(3))
 def test_each_bit_says_whether_the_matcher_takes_the_token(number):
-    """Of random states of a grammar, by brute force over the vocabulary."""
+    """Compares the bits in random states of a grammar with a brute-force check of every token."""
     of = (JSON, OPEN, WORD)[number]
     rng, rows = np.random.default_rng(number), GrammarRows(1)
     params = SamplingParams(eos_token_ids=(END,))

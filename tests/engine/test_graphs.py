@@ -1,4 +1,4 @@
-"""Which sizes have a graph."""
+"""The sizes of steps for which graphs are captured."""
 
 import itertools
 
@@ -18,7 +18,7 @@ from engine.step.sizes import (
 def test_mixed_sizes_are_tiles_and_waste_little(limit):
     sizes = mixed_sizes(limit)
     assert sizes[-1] == limit == mixed_sizes(2 * ENCODER_LIMIT)[len(sizes) - 1]
-    assert {256, 512, 1024, 1536} <= set(sizes)  # what fills a product's tiles is not padded further
+    assert {256, 512, 1024, 1536} <= set(sizes)  # sizes that fill a product's tiles are not padded further
     for smaller, larger in itertools.pairwise(sizes):
         assert larger - smaller <= max(16, 0.125 * smaller)
 
@@ -43,7 +43,7 @@ def test_kernels_are_looked_for_at_the_last_size_of_each_doubling():
     assert one_size_per_doubling([]) == []
 
 
-def test_a_way_that_no_telling_size_goes_is_met_at_one_of_its_own():
+def test_a_kernel_that_no_chosen_size_runs_gets_a_size_of_its_own():
     def way(rows):
         return "between" if 129 <= rows <= 192 else rows > 500
 

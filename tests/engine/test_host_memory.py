@@ -1,4 +1,4 @@
-"""What a process may have and has: cgroups of both versions, groups above, a container's own root (SECURITY S44)."""
+"""Memory limit and free memory of a process: both cgroup versions, parent groups, a container's own root (S44)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ V1, V2 = "4:memory:/jobs/one\n2:cpu,cpuacct:/jobs\n0::/\n", "0::/jobs/one\n"
 
 @pytest.fixture
 def kernel(tmp_path):
-    """Files as the kernel would write them: kernel(lines of /proc/self/cgroup, {path below cgroup: text})."""
+    """Files as the kernel writes them: kernel(lines of /proc/self/cgroup, {path below cgroup: text})."""
 
     def make(groups: str, files: dict[str, str]) -> tuple[Path, Path]:
         for path, text in {"proc/meminfo": MEMINFO, "proc/self/cgroup": groups}.items():
@@ -44,11 +44,11 @@ def v1(folder: str, limit: int, used: int = 0) -> dict[str, str]:
         ("", {}, 16 * GIB, 8 * GIB),
         (V2, v2("jobs/one/", "max"), 16 * GIB, 8 * GIB),
         (V2, v2("jobs/one/", 4 * GIB, 3 * GIB), 4 * GIB, GIB),
-        (V2, v2("jobs/one/", 4 * GIB, 3 * GIB, cached=2 * GIB), 4 * GIB, 3 * GIB),  # the kernel drops what it cached
-        (V2, {**v2("jobs/one/", "max"), **v2("jobs/", 2 * GIB, GIB)}, 2 * GIB, GIB),  # of the group above
+        (V2, v2("jobs/one/", 4 * GIB, 3 * GIB, cached=2 * GIB), 4 * GIB, 3 * GIB),  # the kernel can drop cached pages
+        (V2, {**v2("jobs/one/", "max"), **v2("jobs/", 2 * GIB, GIB)}, 2 * GIB, GIB),  # the limit of the parent group
         (V2, v2("", 3 * GIB, GIB), 3 * GIB, 2 * GIB),  # a container's own group is its root
         (V2, v2("unified/jobs/one/", 4 * GIB, 3 * GIB), 4 * GIB, GIB),
-        (V1, v1("jobs/one/", 1 << 63, GIB), 16 * GIB, 8 * GIB),  # how version 1 says that there is none
+        (V1, v1("jobs/one/", 1 << 63, GIB), 16 * GIB, 8 * GIB),  # this number means "no limit" in version 1
         (V1, v1("jobs/one/", 4 * GIB, 5 * GIB), 4 * GIB, 0),
         (V1, v1("", 4 * GIB, GIB), 4 * GIB, 3 * GIB),
         (V1, {**v1("jobs/one/", 1 << 63), **v1("jobs/", 5 * GIB, GIB)}, 5 * GIB, 4 * GIB),
@@ -67,4 +67,4 @@ def test_s44_this_process_has_less_than_its_machine():
     assert len(held) < before < memory_limit() <= machine_memory()
     del held
     assert resident_memory() < before
-    assert resident_memory((2**22 + 1,)) < before  # a number that no process has
+    assert resident_memory((2**22 + 1,)) < before  # no process has this number

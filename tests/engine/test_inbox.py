@@ -1,4 +1,4 @@
-"""The inbox's descriptor: readable exactly from a put until the next hush."""
+"""The inbox's descriptor is readable exactly from a put until the next hush."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forced tokens at the edges of an answer: failing steps, clients that leave, pauses, cached turns, budgets, UTF-8."""
+"""Forced tokens at the edges of an answer: failing steps, aborts, pauses, cached turns, budgets, UTF-8."""
 
 import asyncio
 from dataclasses import replace
@@ -48,7 +48,7 @@ async def test_an_engine_that_pauses_amid_forced_tokens_goes_on_with_the_same_on
                     said += delta.token_ids
                     if len(said) <= most:
                         engine.pause()
-                        await engine.reset_prefix_cache()  # an answer of the device: it has taken the pause
+                        await engine.reset_prefix_cache()  # the device's reply shows that it has received the pause
                         engine.resume()
             assert said == whole
 

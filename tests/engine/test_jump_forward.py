@@ -1,4 +1,4 @@
-"""Forced tokens, where a grammar allows one token only: computed together, emitted in order, the same in any batch."""
+"""A token is forced where a grammar allows no other. Forced tokens are computed together and are equal in any batch."""
 
 import asyncio
 import json
@@ -40,7 +40,7 @@ CLOSED = grammar('start: "[all, of, it, and, no, more]"')
 
 
 async def steps_of(engine, request):
-    """A request's answer, and the number of steps that it takes."""
+    """A request's answer, and the number of its steps."""
     steps = []
     engine.on_step = steps.append
     answer = await emitted(engine, request)
@@ -122,7 +122,7 @@ async def test_an_answer_is_never_longer_than_asked(path):
 
 @everywhere
 async def test_the_keys_of_forced_tokens_are_found_by_the_next_turn(path):
-    """The cached keys of forced tokens are those that a prompt with these tokens computes."""
+    """The cached keys of forced tokens equal those that a prompt with these tokens computes."""
     turns = []
     async with running(FOLDER, jump_forward=True) as engine:
         for held in (HELD, CLOSED):
@@ -251,7 +251,7 @@ async def test_a_tokenizer_that_fails_harms_no_request(monkeypatch, caplog):
 
 
 def test_settled_text_has_the_tokens_that_it_has_in_the_whole():
-    """Of calls and values, cut anywhere, with a tokenizer that merges marks with spaces and with line ends."""
+    """Texts of calls and values, cut anywhere, with a tokenizer that merges punctuation with spaces and line ends."""
     tokenizer, dice = Tokenizer.from_file("server/embedded/tokenizer.json"), random.Random(0)
     words = ["get_weather", "town", "so-called", "x1", "it's", "", "Zürich", "a\nb", "{", "</b>", "_id", "12 km"]
     for indent in (None, None, 1, 4):

@@ -1,7 +1,7 @@
-"""The last layer behind its attention is computed for the tokens that are read, whatever else the step holds.
+"""After its attention, the last layer is computed only for the tokens that are read, whatever else the step holds.
 
-Rows are counted where every layer's MLP begins; what they hold is compared with the whole computation, which prompt
-log-probabilities still ask for.
+Rows are counted where every layer's MLP begins. Their results are compared with the computation of all rows, which
+prompt log-probabilities still need.
 """
 
 import asyncio
@@ -21,12 +21,12 @@ from tests.invariance.devices import Device
 NAMES = ("llama", "mistral-window", "qwen2", "qwen3", "omni")
 MANY = prompts(12, tiny.FIRST_SPECIAL, seed=11, longest=90)
 LONG = np.random.default_rng(0).integers(2, tiny.FIRST_SPECIAL, 150, dtype=np.int32)
-ROWS = 8  # in a step
+ROWS = 8  # rows per step
 
 
 @pytest.fixture(params=["host", "eager", "graphs"])
 def settings(request, monkeypatch):
-    """Of the CPU's executor, and of the accelerator's on CPU tensors."""
+    """Settings for the CPU's executor, and for the device's executor on CPU tensors."""
     sizes = {"max_num_batched_tokens": 64, "max_num_seqs": ROWS, "encoder_cache_tokens": 64}
     if request.param == "host":
         return sizes
@@ -36,7 +36,7 @@ def settings(request, monkeypatch):
 
 @pytest.fixture
 def computed(monkeypatch):
-    """(layer's MLP, rows) in the order of computation."""
+    """(layer's MLP, number of rows) in the order of computation."""
     seen, real = [], GatedMLP.__call__
 
     def counted(mlp, x):
@@ -48,7 +48,7 @@ def computed(monkeypatch):
 
 
 def first_and_last(served, seen) -> tuple[list[int], list[int]]:
-    """Rows of the first layer's MLP and of the last one's, step by step."""
+    """Rows of the first layer's MLP and of the last layer's MLP, step by step."""
     layers = served.inspect().runtime.model.layers
     return tuple([rows for mlp, rows in seen if mlp is layers[k].mlp] for k in (0, -1))
 
@@ -61,7 +61,7 @@ async def test_only_rows_that_are_read_pass_the_last_layer(name, settings, compu
         computed.clear()
         await answer(served, text_request(LONG, 3, ignore_eos=True))
         first, last = first_and_last(served, computed)
-    if settings.get("enforce_eager") is False:  # graphs, of fixed sizes
+    if settings.get("enforce_eager") is False:  # graphs have fixed sizes
         assert (first, last) == ([64, 64, 32, 1, 1], [ROWS, ROWS, ROWS, 1, 1])
     else:
         assert first == [64, 64, 22, 1, 1]
@@ -70,7 +70,7 @@ async def test_only_rows_that_are_read_pass_the_last_layer(name, settings, compu
 
 @pytest.mark.parametrize("name", NAMES)
 async def test_prompt_log_probabilities_together_with_sampled_rows(name, settings):
-    """A step with prompt log-probabilities computes all positions; the other rows' tokens are the same."""
+    """A step with prompt log-probabilities computes all positions; the other rows' tokens do not change."""
 
     def sent(number):
         rules = {"prompt_logprobs": 3, "logprobs": 2} if number % 3 == 0 else {}
@@ -97,7 +97,7 @@ def true_logits(folder, ids: list[int]) -> torch.Tensor:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")
 @pytest.mark.parametrize("eager", [False, True])
 async def test_a_prompt_on_an_accelerator(eager, computed, monkeypatch, tmp_path):
-    """2,048 tokens in one step: few rows in the last layer, and the logits that the whole computation has."""
+    """2,048 tokens in one step: the last layer has few rows, and the logits equal those of the whole computation."""
     model = tiny.qwen3(
         hidden_size=512, intermediate_size=1408, num_attention_heads=8, num_key_value_heads=2, head_dim=128,
         vocab_size=20011, max_position_embeddings=4096,
@@ -107,7 +107,7 @@ async def test_a_prompt_on_an_accelerator(eager, computed, monkeypatch, tmp_path
     real = Startup.capture
 
     def capture(start):
-        computed.clear()  # the profile has every row computed
+        computed.clear()  # in the profile every row is computed
         real(start)
 
     monkeypatch.setattr(Startup, "capture", capture)
@@ -122,7 +122,7 @@ async def test_a_prompt_on_an_accelerator(eager, computed, monkeypatch, tmp_path
         enable_prefix_caching=False,
     ) as served:
         if eager:
-            computed.clear()  # the start ran the largest step once more; with graphs, their recording is counted
+            computed.clear()  # the start ran the largest step once more; with graphs, the capture is counted instead
         deltas = (await answer_deltas(served, text_request(ids[:2048], 1, logprobs=20)))[0]
         first, last = first_and_last(served, computed)
         collected = (await answer_deltas(served, text_request(ids, 1, prompt_logprobs=20)))[0][0].prompt_logprobs[2048]

@@ -1,4 +1,4 @@
-"""Blocks of prompts with media are named by all 16 bytes of a medium's name, not by some of them."""
+"""The hash of a prompt's block includes all 16 bytes of the names of its media."""
 
 from types import SimpleNamespace
 
@@ -18,7 +18,7 @@ SPAN = (2, 9)
 
 
 class Named:
-    """hashlib, whose every hash is the last 16 bytes of the data."""
+    """Replaces hashlib: every hash is the last 16 bytes of the data."""
 
     def __init__(self, data: bytes, **_options: object) -> None:
         self._data = data
@@ -29,7 +29,7 @@ class Named:
 
 @pytest.fixture
 def cached(monkeypatch):
-    """Serves a prompt whose medium has this name; the prompt tokens that came out of the prefix cache."""
+    """A function that serves a prompt with this medium's name, and returns the number of prompt tokens found cached."""
     scheduler = Scheduler(
         max_slots=1, max_rows=1, max_tokens=32, max_model_len=64, num_blocks=60, block_size=4, encoder_capacity=64
     )

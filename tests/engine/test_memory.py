@@ -1,4 +1,4 @@
-"""How much of an accelerator the cache gets, and the one line that refuses what does not fit."""
+"""The cache's share of a GPU's memory, and the one-line error for sizes that do not fit."""
 
 import logging
 import re
@@ -36,7 +36,7 @@ def blocks(memory=MEMORY, max_model_len=8192, rows=256, peak=2 * GIB, graphs=GIB
     return device_blocks(config(**settings), LAYOUT, max_model_len, 2048, rows, peak, graphs, memory)
 
 
-def test_what_torch_keeps_for_reuse_is_not_used():
+def test_memory_that_torch_caches_is_not_used():
     assert MEMORY.used == 16 * GIB
 
 
@@ -70,7 +70,7 @@ def test_explicit_sizes_go_first_and_are_checked():
 
 
 @pytest.mark.parametrize("share", [0, -0.5, 1.5, float("nan")])
-def test_a_share_that_is_none_is_refused(share):
+def test_an_invalid_share_is_refused(share):
     with pytest.raises(ConfigError, match="must be more than 0 and at most 1"):
         blocks(gpu_memory_utilization=share)
     with pytest.raises(ConfigError, match="must be more than 0 and at most 1"):
@@ -86,7 +86,7 @@ def test_a_share_too_small_names_one_that_fits():
         blocks(peak=64 * GIB)
 
 
-def test_weights_are_weighed_before_they_are_read():
+def test_weights_are_measured_before_they_are_read():
     empty = DeviceMemory(total=80 * GIB, free=79 * GIB)
     check_weights(config(), 15 * GIB, empty)
     with pytest.raises(ConfigError, match=r"the weights take 15.00 GiB, 1.00 GiB are used already .* is 0.22") as error:
@@ -167,7 +167,7 @@ def test_other_faults_of_a_phase_stay_what_they_are():
 
 
 def put_in(monkeypatch, name: str, capability: tuple[int, int]) -> None:
-    """A card that torch sees."""
+    """A card as torch reports it."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)

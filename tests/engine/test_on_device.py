@@ -1,7 +1,7 @@
-"""The engine on a real accelerator: what it computes, against transformers and against the CPU's executor.
+"""The engine on a real GPU, compared with transformers and with the CPU's executor.
 
-Invariance itself is in tests/invariance, whose cases run on both. Here: every architecture, bfloat16, wide heads and
-long contexts, rules and log-probabilities, graphs against plain launches, seeds.
+Invariance is tested in tests/invariance, whose cases run on both devices. Here: every architecture, bfloat16, wide
+heads and long contexts, rules and log-probabilities, graphs against plain launches, seeds.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 EMBEDDED = Path(__file__).parents[2] / "server" / "embedded"
 CUDA, CPU = Device("cuda"), Device("cpu")
 DECODERS = [name for name in ALL_DECODERS if name not in tiny.FAMILIES or name in MECHANISMS]
-DECODERS += ["cwm", "deepseek_v3", "ernie4_5"]  # through transformers' modules
+DECODERS += ["cwm", "deepseek_v3", "ernie4_5"]  # through the transformers backend
 ROUTED = {"deepseek_v3"}
 
 
@@ -52,7 +52,7 @@ async def test_families_keep_their_tokens_in_a_busy_engine(name):
 
 
 async def logits_error(engine, tokens: list[int], wanted: torch.Tensor) -> np.ndarray:
-    """Per prompt position: (largest error of the 20 likeliest logits, in stds; same top; margin of the right top)."""
+    """Per position: (largest error of the 20 likeliest logits, in stds; same top token; margin of the true top)."""
     deltas = (await answer_deltas(engine, text_request(tokens, 1, prompt_logprobs=20)))[0]
     rows = []
     for entry, row in zip(deltas[0].prompt_logprobs[1:], wanted):
@@ -65,10 +65,10 @@ async def logits_error(engine, tokens: list[int], wanted: torch.Tensor) -> np.nd
 
 @pytest.mark.parametrize("name", DECODERS)
 async def test_bfloat16_logits_stay_near_float32(name):
-    """As far off as a CPU's bfloat16 is: 0.06 of their deviation on average, 0.18 at most.
+    """The error is that of bfloat16 on a CPU: 0.06 standard deviations of the logits on average, 0.18 at most.
 
-    Where two experts' scores are nearly equal, bfloat16 chooses another expert, and the logits are another function's.
-    On a CPU in bfloat16 6 % of deepseek_v3's rows are further off than 0.3, and the others 0.07 on average.
+    Where two experts' scores are nearly equal, bfloat16 chooses another expert, and the logits differ completely. On a
+    CPU in bfloat16, 6 % of deepseek_v3's rows have errors above 0.3, and the other rows have 0.07 on average.
     """
     async with CUDA.running(tiny.checkpoint(name), dtype="bfloat16", logprobs_mode="raw_logits") as engine:
         found = [await logits_error(engine, prompt(100, seed=k), expected(name, prompt(100, seed=k))) for k in range(4)]
@@ -78,14 +78,14 @@ async def test_bfloat16_logits_stay_near_float32(name):
     worst, same, margin = rows[near].T
     assert worst.mean() < 0.08
     assert (margin[same == 0] < 0.2).all()
-    assert same.mean() > (0.9 if name in ROUTED else 0.95)  # of random logits, many of which are nearly equal
+    assert same.mean() > (0.9 if name in ROUTED else 0.95)  # random logits are often nearly equal
 
 
 QUESTIONS = ["What is {a} plus {b}?", "hello, who are you?", "Count from {a} to {b}.", "Which is larger, {a} or {b}?"]
 
 
 def questions(count: int) -> list[list[int]]:
-    """Token ids of conversations that the embedded model was made for."""
+    """Token ids of conversations of the kind that the embedded model was trained for."""
     tokenizer, found = load_tokenizer(EMBEDDED), []
     for k in range(count):
         asked = QUESTIONS[k % len(QUESTIONS)].format(a=k % 9 + 1, b=k // 9 + 2)
@@ -99,29 +99,30 @@ def exact_logits(model: torch.nn.Module, tokens: list[int]) -> torch.Tensor:
 
 
 def with_the_rest(values: torch.Tensor) -> torch.Tensor:
-    """Log-probabilities of some tokens, and that of all others as one."""
+    """Log-probabilities of some tokens, and one for all other tokens together."""
     return torch.cat([values, (1 - values.exp().sum()).clamp(min=1e-9).log()[None]])
 
 
 def spacing(logit: float) -> float:
-    """The distance of neighbouring bfloat16 numbers at this logit: 8 significant bits."""
+    """The distance between neighbouring bfloat16 numbers (8 significant bits) near this logit."""
     return 2.0 ** (np.floor(np.log2(abs(logit))) - 7)
 
 
 async def test_bfloat16_chooses_as_float64_does():
-    """A trained model's 10,000 positions against float64 that rounds nothing.
+    """Compares a trained model's 10,000 positions with exact float64 computation.
 
-    The mean KL over all positions, of the 20 likeliest tokens and all others as one, is at most 1e-3. The first choice
-    is the same at 99.5 % of the positions that bfloat16 can decide: there the two largest float64 logits are further
-    apart than two neighbouring bfloat16 numbers of the largest logit's size (0.06 at a logit of 14, the median). 98.3 %
-    of the positions are of this kind. Where the choice differs, the two logits are less than four such distances apart.
+    The mean KL divergence over all positions is at most 1e-3, where the 20 likeliest tokens count separately and all
+    others as one. The top token is the same at 99.5 % of the positions that bfloat16 can decide: positions where the
+    two largest float64 logits differ by more than the distance of two neighbouring bfloat16 numbers of that size (0.06
+    at a logit of 14, the median). 98.3 % of the positions are of this kind. Where the top token differs, the two logits
+    differ by less than four such distances.
 
-    A share over all positions would measure the number format: on a CPU, transformers in bfloat16 chooses as float64
-    does at 99.2 % of all positions (99.4 % with a head in float32, which this engine has), at 99.8 % (99.9 %) of the
-    positions that bfloat16 can decide, with a mean KL of 2.4e-4, and differs up to a distance of 3.4 (2.7).
+    A bound over all positions would measure the number format. On a CPU, transformers in bfloat16 chooses float64's
+    token at 99.2 % of all positions (99.4 % with a float32 head, which this engine has), and at 99.8 % (99.9 %) of the
+    positions that bfloat16 can decide; its mean KL is 2.4e-4, and its choices differ up to a distance of 3.4 (2.7).
     """
     model = (await asyncio.to_thread(tiny.reference, EMBEDDED)).double()
-    divergences, same, margins = [], [], []  # margins: in distances of bfloat16 numbers
+    divergences, same, margins = [], [], []  # margins in distances of bfloat16 numbers
     async with CUDA.running(EMBEDDED, dtype="bfloat16") as engine:
         for ids in questions(48):
             tokens = [*ids, *(await answer(engine, text_request(ids, 220, ignore_eos=True)))[0]]
@@ -146,7 +147,7 @@ async def test_bfloat16_chooses_as_float64_does():
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory):
-    """Heads of 128 and groups of four, a vocabulary that is no multiple of anything, contexts of 4,096."""
+    """Heads of 128 and groups of four, a vocabulary size without useful factors, contexts of 4,096."""
     model = tiny.qwen3(
         hidden_size=512, intermediate_size=1408, num_attention_heads=8, num_key_value_heads=2, head_dim=128,
         vocab_size=20011, max_position_embeddings=4096,
@@ -184,7 +185,7 @@ async def test_wide_heads_and_long_contexts(wide, dtype, length):
 
 
 async def test_wide_decode_reads_what_prefill_wrote(wide):
-    """The same positions computed one by one, in one go, and together with 30 other rows at other lengths."""
+    """The same positions computed one by one, all at once, and together with 30 other rows of other lengths."""
     async with CUDA.running(wide, **WIDE) as engine:
         ids = np.asarray(wide_prompt(700), np.int32)
         own = await CUDA.alone(engine, text_request(ids, 64, ignore_eos=True, logprobs=2))
@@ -213,7 +214,7 @@ RULES = {
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen2"])
 async def test_rules_choose_the_tokens_that_the_cpu_chooses(name):
-    """On the device, all rules and plain rows in one batch; on the CPU, one request after the other."""
+    """The GPU computes all rules and plain rows in one batch, the CPU one request after the other."""
     sent = [(PROMPTS[k], rules) for k in range(4) for rules in RULES.values()]
 
     def make(ids, rules, **more):
@@ -227,7 +228,7 @@ async def test_rules_choose_the_tokens_that_the_cpu_chooses(name):
     CUDA.check([choices[0] for choices in got], own, "in one batch")
     CUDA.check(wanted, own, "on the CPU")
     told = {rule: tokens for (_, rules), tokens in zip(sent, wanted) for rule, each in RULES.items() if rules is each}
-    assert len({tuple(tokens) for tokens in told.values()}) > 4  # the rules do something
+    assert len({tuple(tokens) for tokens in told.values()}) > 4  # the rules have an effect
 
 
 @pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"])
@@ -248,7 +249,7 @@ async def test_log_probabilities_equal_the_cpus(mode):
     for cpu, cuda in zip(told[CPU], told[CUDA]):
         pairs = list(zip(cpu[0].prompt_logprobs[1:], cuda[0].prompt_logprobs[1:]))
         for ours, theirs in zip([e for d in cuda for e in d.logprobs], [e for d in cpu for e in d.logprobs]):
-            if ours.token_id != theirs.token_id:  # draws differ between the executors; what led there is the same
+            if ours.token_id != theirs.token_id:  # draws differ between the executors; the tokens before are the same
                 break
             pairs.append((theirs, ours))
         for theirs, ours in pairs:
@@ -290,7 +291,7 @@ async def test_not_a_bit_differs_between_graphs_and_plain_launches_when_determin
 
 
 async def test_hundreds_of_requests_with_default_sizes():
-    """256 rows and 2,048 tokens in a step: the largest graphs."""
+    """256 rows and 2,048 tokens per step: the largest graphs."""
     wanted = await asyncio.to_thread(answers, "qwen3", CUDA)
     async with CUDA.running(
         tiny.checkpoint("qwen3"), max_num_seqs=0, max_num_batched_tokens=0, num_gpu_blocks_override=4096

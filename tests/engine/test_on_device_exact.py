@@ -1,6 +1,6 @@
-"""--deterministic on an accelerator with experts, codes and codes in the cache: not a bit depends on circumstances.
+"""--deterministic on a GPU with experts, quantised weights and a quantised cache: no bit depends on other requests.
 
-Few layers of real widths, random weights, bfloat16. tests/invariance asks the same of tiny models in float32.
+Few layers of real widths, random weights, bfloat16. tests/invariance checks the same on tiny models in float32.
 """
 
 import pytest
@@ -13,10 +13,10 @@ from tests.invariance.devices import Device
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
 CUDA = Device("cuda")
 EXACT = {"load_format": "dummy", "dtype": "bfloat16", "deterministic": True}
-# Six watched requests of up to 2,000 tokens, each with 255 others; a step takes 2,048, the cache has 2,000 blocks.
+# Six watched requests of up to 2,000 tokens with 250 others. A step takes 2,048 tokens, the cache has 2,000 blocks.
 SIZES = {"max_num_seqs": 256, "max_num_batched_tokens": 2048, "num_gpu_blocks_override": 2000, "max_model_len": 4096}
-WATCHED, BESIDE = (6, (1400, 2000), 40), (250, (1, 120), 60)  # requests, tokens of a prompt, tokens of an answer
-CASES = {  # a shape and a form of its weights -> settings
+WATCHED, BESIDE = (6, (1400, 2000), 40), (250, (1, 120), 60)  # (requests, range of prompt tokens, answer tokens)
+CASES = {  # shape and form of its weights -> settings
     "30b-a3b": {},
     "30b-a3b fp8-blocks": {},
     "gpt-oss-20b": {},

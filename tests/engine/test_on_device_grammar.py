@@ -1,6 +1,6 @@
-"""Answers under a grammar on an accelerator: lines of masks through pinned memory, rows that wake in the steady loop.
+"""Answers under a grammar on a GPU: masks copied through pinned memory, and rows that wake in the steady loop.
 
-Engines are deterministic, so a row has the same bits in any company.
+Engines are deterministic, so a row has the same bits in any batch.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
-"""What a plain step may cost, as numbers that fail when they grow: calls of the driver, kernels per layer, graphs.
+"""Bounds on the cost of a plain step: calls of the driver, kernels per layer, steps without a graph.
 
-The calls are counted at the addresses that the launcher is given, kernels by torch's profiler (PERFORMANCE section 9).
+Calls are counted at the addresses that the launcher gets, kernels by torch's profiler (PERFORMANCE section 9).
 """
 
 import asyncio
@@ -35,7 +35,7 @@ KERNELS_PER_LAYER = 9
 
 @pytest.fixture
 def calls(monkeypatch):
-    """How often the launcher made each call; a copy's name ends with its kind."""
+    """Number of the launcher's calls by name; a copy's name ends with its kind."""
     seen: Counter[str] = Counter()
     real, kept = target.runtime_calls(), []
 
@@ -70,18 +70,18 @@ async def test_a_plain_decode_step_is_one_launch_and_one_wait(calls):
     assert seen["EventSynchronize"] == count
     assert seen.get("MemcpyAsync 1", 0) <= 1, "whose turn it is goes to the device once"
     assert "MemcpyAsync 2" not in seen, "tokens go home without one"
-    # home; and two for each gap that is measured.
+    # One for the copy to the host, and two for each measured gap.
     assert count <= seen["EventRecord"] <= count + 2 * (count // 64 + 1)
 
 
 async def test_gaps_between_steps_are_measured_by_the_devices_clock():
-    """By the shortest gap: the card runs other processes' kernels in some gaps, milliseconds long, but not in all.
+    """Checks the shortest gap: in some gaps, but not in all, the card runs other processes' kernels for milliseconds.
 
-    A gap of the device's clock has about 11 us. Milliseconds or microseconds taken for seconds are above the limit, and
-    so is any time of the host's clock between two steps: a turn of the host takes longer than 50 us.
+    A gap on the device's clock takes about 11 us. Milliseconds or microseconds mistaken for seconds exceed the limit.
+    So does any interval of the host's clock between two steps: an iteration of the host takes longer than 50 us.
     """
     async with CUDA.running(tiny.checkpoint("qwen3")) as served:
-        Steps(served)  # asks for every eighth one
+        Steps(served)  # measures every eighth gap
         seen = []
         served.on_step = seen.append
         await answer(served, text_request(PROMPTS[0], 100, ignore_eos=True))
@@ -91,20 +91,20 @@ async def test_gaps_between_steps_are_measured_by_the_devices_clock():
 
 
 async def kernels_per_step(folder, rows: int) -> float:
-    """Kernels of a decode step of so many rows, by the profiler: from one step's tokens home to the next one's.
+    """Kernels per decode step of `rows` rows, by the profiler: between the `home` kernels of consecutive steps.
 
-    The median, because the steps behind a measured gap are launched in their parts, which takes a kernel more.
+    Takes the median, as a step after a measured gap is launched in parts, with one more kernel.
     """
     from torch.profiler import ProfilerActivity, profile
 
     async with CUDA.running(folder, dtype="bfloat16", max_num_seqs=rows, enable_prefix_caching=False) as served:
         steps = Steps(served)
-        with profile(activities=[ProfilerActivity.CUDA], acc_events=True):  # its own start takes seconds
+        with profile(activities=[ProfilerActivity.CUDA], acc_events=True):  # the profiler's first start takes seconds
             torch.cuda.synchronize()
         with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as found:
             seen = await decode(served, steps, rows, 64, np.random.default_rng(0))
             torch.cuda.synchronize()
-    skew = time.time() - time.perf_counter()  # the profiler's clock is the wall's
+    skew = time.time() - time.perf_counter()  # the profiler uses the wall clock
     begun, ended = ((at + skew) * 1e9 for at in seen.window)
     kernels = sorted(
         (event.start_ns(), event.name())
@@ -118,7 +118,7 @@ async def kernels_per_step(folder, rows: int) -> float:
 
 @pytest.mark.parametrize("rows", [1, 32])
 async def test_a_layer_of_a_decode_step_is_a_few_kernels(rows, tmp_path):
-    """Of the difference between six layers and two: what a step does once cancels out."""
+    """From the difference between six layers and two: work that a step does once cancels out."""
     counts = []
     for layers in (2, 6):
         model = tiny.qwen3(

@@ -1,4 +1,4 @@
-"""Models that pool on a real accelerator: the host's arrays within 16 bits, in graphs, longer steps and by tokens."""
+"""Pooling models on a real GPU: the host's arrays within 16-bit precision, in graphs, in longer steps and per token."""
 
 from dataclasses import replace
 
@@ -14,9 +14,9 @@ from tests.engine_kit import running
 from tests.server.pooling import test_jina_embeddings_v3, test_splade
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
-# ModernBERT's tiny checkpoint grows its residual stream fivefold in four layers: weights rounded to bfloat16 cost a
-# cosine of 0.0026 there before anything is computed, and transformers in bfloat16 loses 0.0065. Products of 0.7 of
-# their size keep the stream as a trained checkpoint's: 0.0004 in transformers.
+# ModernBERT's tiny checkpoint increases its residual stream fivefold in four layers. Rounding its weights to bfloat16
+# alone lowers the cosine by 0.0026, and transformers in bfloat16 by 0.0065. Products scaled by 0.7 make the stream that
+# of a trained checkpoint: transformers then loses 0.0004.
 BODIES = {
     "decoder": lambda: kit.embedder("qwen3"),
     "mean": lambda: kit.embedder("qwen3", "mean_tokens", dense=24),
@@ -25,7 +25,7 @@ BODIES = {
     "nomic": lambda: kit.encoder("nomic"),
     "nomic with experts": nomic_kit.checkpoint,
     "gte": lambda: kit.encoder("gte"),
-    "mpnet": lambda: kit.damped(kit.encoder("mpnet"), 0.7),  # 0.99904 undamped, by rounding alone
+    "mpnet": lambda: kit.damped(kit.encoder("mpnet"), 0.7),  # 0.99904 without damping, from rounding alone
     "deberta": lambda: kit.damped(kit.encoder("deberta"), 0.7),
     "deberta-v1": lambda: kit.damped(kit.encoder("deberta-v1"), 0.7),
     "deberta convolved": lambda: kit.damped(kit.encoder("deberta", conv_kernel_size=3, conv_act="gelu"), 0.7),
@@ -36,7 +36,7 @@ BODIES = {
     "splade of albert": lambda: test_splade.checkpoint("albert"),
 }
 DECODERS = ("decoder", "mean", "embedding gemma")
-BLOCKS = 512  # of a decoder's cache, which by default would take the card's memory from tests that run in parallel
+BLOCKS = 512  # cache blocks of a decoder: the default would take the memory that parallel tests need
 
 
 @pytest.mark.parametrize("per_token", [False, True])
@@ -49,7 +49,7 @@ async def test_arrays_are_those_of_the_host(name, per_token):
         wanted = await arrays(served, INPUTS, per_token)
     half = [] if name in DECODERS else [{"dtype": "float16"}, {"dtype": "float16", "deterministic": True}]
     for settings in ({}, {"dtype": "float32"}, {"enforce_eager": True}, {"max_num_batched_tokens": 4096}, *half):
-        # Scores of three classes are sums that nearly cancel: bfloat16 leaves them 0.9989.
+        # Scores of three classes are sums that nearly cancel: bfloat16 gives a cosine of 0.9989.
         least = {"float32": 1 - 1e-5, "float16": 0.9999}.get(settings.get("dtype"), 0.998 if "xlm" in name else 0.999)
         async with running(folder, device="cuda", **rows, **{"max_num_batched_tokens": 256, **settings}) as served:
             cosines = []
@@ -57,7 +57,7 @@ async def test_arrays_are_those_of_the_host(name, per_token):
                 lengths = np.linalg.norm(one, axis=-1) * np.linalg.norm(other, axis=-1)
                 cosines.append(np.atleast_1d((one * other).sum(-1) / lengths))
             alike = np.concatenate(cosines) >= least
-            # Rounded to 16 bits, a token between two experts may go to the other one.
+            # After rounding to 16 bits, a token with two nearly equal experts may choose the other one.
             routed = per_token and "experts" in name and least < 1 - 1e-5
             assert alike.mean() >= 0.9 if routed else alike.all(), settings
 

@@ -1,4 +1,4 @@
-"""With an empty kernel cache a start compiles its kernels side by side before anything runs, and later none."""
+"""With an empty kernel cache a start compiles its kernels in parallel before any kernel runs, and none later."""
 
 import json
 import os
@@ -28,7 +28,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_all_of_a_models_kernels_are_compiled_at_start(case, tmp_path):
-    """Of real shapes too, whose products differ by the number of rows."""
+    """Also with real shapes, whose products use different kernels for different numbers of rows."""
     name, settings = case.split()[0], CASES[case]
     real = "load_format" in settings
     folder = write_folder(tmp_path / "model", few_layers(name)) if real else tiny.checkpoint(name)

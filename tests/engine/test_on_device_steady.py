@@ -1,7 +1,7 @@
-"""After "ready" an accelerator meets nothing new: no kernel is compiled or loaded, no graph captured, no memory taken.
+"""After "ready" a GPU engine compiles and loads no kernel, captures no graph and takes no memory.
 
-And the step itself never waits for the device but at its one event: torch's own guard is set to raise. Each load leaves
-as many bytes allocated as it found.
+A step waits for the device only at its one event: torch's own guard is set to raise. Each load leaves as many bytes
+allocated as before.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ PROMPTS = prompts(60, tiny.FIRST_SPECIAL, seed=3, longest=200)
 
 
 def memory() -> dict[str, int]:
-    """What was taken from the driver so far: device memory, and pinned memory where torch counts it."""
+    """Memory taken from the driver so far: device memory, and pinned memory if torch counts it."""
     torch.cuda.synchronize()
     stats = torch.cuda.memory_stats()
     taken = {
@@ -43,7 +43,7 @@ def memory() -> dict[str, int]:
 
 @contextmanager
 def nothing_new(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fails when something inside compiles or loads a kernel, captures a graph or takes memory from the driver."""
+    """Fails if code in this block compiles or loads a kernel, captures a graph or takes memory from the driver."""
     import triton
 
     seen: Counter[str] = Counter()
@@ -68,9 +68,9 @@ def nothing_new(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @contextmanager
 def no_waiting() -> Iterator[None]:
-    """Calls that wait for the device raise."""
+    """Makes calls that wait for the device raise."""
     try:
-        with warnings.catch_warnings(action="ignore"):  # torch calls the mode itself a prototype
+        with warnings.catch_warnings(action="ignore"):  # torch warns that this mode is a prototype
             torch.cuda.set_sync_debug_mode("error")
         yield
     finally:
@@ -78,7 +78,7 @@ def no_waiting() -> Iterator[None]:
 
 
 async def plain_load(engine: Engine, count: int = 60) -> None:
-    """Greedy and seeded rows that come, go and are left, of all lengths."""
+    """Greedy and seeded rows of all lengths that arrive, end and are aborted."""
     draw = random.Random(count)
 
     async def one(number: int) -> None:
@@ -88,7 +88,7 @@ async def plain_load(engine: Engine, count: int = 60) -> None:
         if number % 7:
             await answer(engine, sent)
             return
-        async with engine.submit(sent) as stream:  # leaves early
+        async with engine.submit(sent) as stream:  # leaves before the end
             async for _ in stream:
                 return
 
@@ -115,7 +115,7 @@ async def special_load(engine: Engine) -> None:
 
 def device_row(engine) -> dict[str, int]:
     """The ledger's bytes of the device and of pinned memory."""
-    gc.collect()  # engines of tests before lie in circles
+    gc.collect()  # engines of earlier tests are in reference cycles
     return {name: engine.ledger()[name] for name in ("device_bytes", "device_reserved_bytes", "pinned_bytes")}
 
 
@@ -129,7 +129,7 @@ SETTINGS = {
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize("name", ["qwen3", "omni", "mistral-window"])
-async def test_text_meets_nothing_new(name, settings, monkeypatch):
+async def test_text_compiles_and_allocates_nothing_new(name, settings, monkeypatch):
     async with CUDA.running(tiny.checkpoint(name), **settings) as engine:
         warm = device_row(engine)
         assert min(warm.values()) > 0
@@ -139,16 +139,16 @@ async def test_text_meets_nothing_new(name, settings, monkeypatch):
         assert device_row(engine) == warm
 
 
-async def test_the_first_request_meets_nothing_new(monkeypatch):
+async def test_the_first_request_compiles_and_allocates_nothing_new(monkeypatch):
     async with CUDA.running(tiny.checkpoint("qwen3")) as engine:
         with nothing_new(monkeypatch):
             await answer(engine, text_request(PROMPTS[0], 8, ignore_eos=True))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-async def test_rules_and_log_probabilities_meet_nothing_new(dtype, monkeypatch):
+async def test_rules_and_log_probabilities_compile_and_allocate_nothing_new(dtype, monkeypatch):
     async with CUDA.running(tiny.checkpoint("qwen3"), dtype=dtype) as engine:
-        gc.collect()  # what a test before left in circles would be given back meanwhile
+        gc.collect()  # otherwise garbage of an earlier test would be freed in this block
         allocated = torch.cuda.memory_allocated()
         with nothing_new(monkeypatch):
             for _ in range(3):
@@ -174,14 +174,14 @@ FULL = {
 
 
 def folder_of(case: str, path: Path) -> Path:
-    """Few layers of the shape that the case names first, of the form that it may name then."""
+    """A folder with few layers of the case's shape, in the form of weights that the case may name."""
     shape, *rest = case.split()
     return write_folder(path, few_layers(shape), rest[0] if rest and rest[0] in FORMS else "")
 
 
 @pytest.mark.parametrize("case", FULL)
-async def test_every_kind_of_request_meets_nothing_new(case, monkeypatch, tmp_path):
-    """Real shapes, whose products differ by rows and whose logits are too large for what small tensors have left."""
+async def test_every_kind_of_request_compiles_and_allocates_nothing_new(case, monkeypatch, tmp_path):
+    """Real shapes: products use other kernels for other rows, and logits exceed memory that small tensors freed."""
     async with CUDA.running(folder_of(case, tmp_path), max_model_len=16384, **FULL[case]) as engine:
         warm = device_row(engine)
         with nothing_new(monkeypatch):
@@ -190,8 +190,8 @@ async def test_every_kind_of_request_meets_nothing_new(case, monkeypatch, tmp_pa
 
 
 @pytest.mark.parametrize("case", ["30b-a3b", "30b-a3b fp8-blocks", "gpt-oss-20b"])
-async def test_the_first_batch_that_touches_every_expert_meets_nothing_new(case, monkeypatch, tmp_path):
-    """Prompts of random tokens of the whole vocabulary; the answers report which experts their layers chose."""
+async def test_the_first_batch_that_uses_every_expert_compiles_and_allocates_nothing_new(case, monkeypatch, tmp_path):
+    """Prompts of random tokens from the whole vocabulary; the answers report which experts their layers chose."""
     settings = {**REAL, "max_num_seqs": 0, "max_num_batched_tokens": 0, "return_routed_experts": True}
     config = few_layers(case.split()[0])
     async with CUDA.running(folder_of(case, tmp_path), max_model_len=16384, **settings) as engine:
@@ -207,7 +207,7 @@ async def test_the_first_batch_that_touches_every_expert_meets_nothing_new(case,
     assert touched == [count] * config["num_hidden_layers"]
 
 
-async def test_media_meet_nothing_new(monkeypatch):
+async def test_media_compile_and_allocate_nothing_new(monkeypatch):
     pytest.importorskip("av")
     from tests.invariance.test_media import MIXES, make_request
 
@@ -236,7 +236,7 @@ async def test_special_steps_wait_at_their_event_only():
 
 
 async def test_steps_are_predictable_and_counted():
-    """StepStats of a decode: rows, tokens, and a host time of less than a second."""
+    """StepStats of decode steps: rows, tokens, and host times of less than a second."""
     async with CUDA.running(tiny.checkpoint("qwen3")) as engine:
         seen = []
         engine.on_step = seen.append
@@ -251,23 +251,23 @@ async def test_what_steps_take_is_known_also_where_they_ran_without_the_lock():
     async with CUDA.running(tiny.checkpoint("qwen3")) as engine:
         await asyncio.gather(*[answer(engine, text_request(ids, 200, ignore_eos=True)) for ids in PROMPTS[:16]])
         pace = engine.inspect().pace
-        for _ in range(100):  # answers arrive before that loop has ended and reported its times
+        for _ in range(100):  # answers arrive before the GIL-free loop has ended and reported its times
             if pace._decode:
                 break
             await asyncio.sleep(0.01)
-        assert pace._decode  # or prompts would join rows that decode without a limit
+        assert pace._decode  # without these times prompts would join decoding rows without a limit
         assert all(0 < seconds < 1 for seconds in pace._decode.values())
 
 
 async def test_memory_comes_back_when_the_engine_stops():
-    """Engines one after the other leave nothing behind but what torch keeps for reuse."""
+    """Engines started one after the other hold no memory afterwards, except what torch caches for reuse."""
     left = []
     for _ in range(3):
         async with CUDA.running(tiny.checkpoint("qwen3")) as engine:
             await plain_load(engine, 10)
         del engine
-        await asyncio.sleep(0.1)  # the loop lets go of its last calls
+        await asyncio.sleep(0.1)  # the loop releases its last callbacks
         gc.collect()
-        torch._C._cuda_clearCublasWorkspaces()  # torch caches one per stream
+        torch._C._cuda_clearCublasWorkspaces()  # torch caches one workspace per stream
         left.append(torch.cuda.memory_allocated())
     assert left[1:] == left[:1] * 2

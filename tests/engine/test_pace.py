@@ -1,4 +1,4 @@
-"""Pace: what steps teach about time."""
+"""Pace: what it learns from the durations of steps."""
 
 from types import SimpleNamespace
 
@@ -18,7 +18,7 @@ WAITED = 0.001  # seconds that the thread waited for the step's end
 
 
 def level(tokens: int) -> float:
-    """A device whose products are as full with any number of tiles."""
+    """A device on which products with any number of tiles use all units."""
     return 1.0
 
 
@@ -27,12 +27,12 @@ def plan(rows: int, prompt: int = 0) -> SimpleNamespace:
 
 
 def plan_at(pace: Pace, of: SimpleNamespace) -> float:
-    """When to plan behind a step that began at 1 second."""
+    """The planning time after a step that began at second 1."""
     return pace.plan_at(SimpleNamespace(plan=of, times=StepTimes(started_at=1.0)))
 
 
 def expected(pace: Pace, of: SimpleNamespace) -> float:
-    """Seconds that such a step takes."""
+    """Expected seconds of such a step."""
     return pace.clock.at_least(pace._class(of.num_tokens))
 
 
@@ -60,10 +60,10 @@ def test_steps_of_other_tiles_are_learned_apart_and_unknown_ones_taken_for_small
 
 def test_prompts_may_double_a_step_that_decodes():
     pace = Pace(2048, TILE, level)
-    assert pace.prompt_budget(64, 1, 900, 900) == 2048  # nothing is known yet
+    assert pace.prompt_budget(64, 1, 900, 900) == 2048  # nothing has been measured yet
     pace.note(plan(64), 0.008, WAITED)
-    pace.note(plan(0, prompt=2000), 0.040, WAITED)  # 20 microseconds a token
-    assert pace.prompt_budget(64, 1, 900, 900) == 768 - 64  # 800 would do; six whole tiles
+    pace.note(plan(0, prompt=2000), 0.040, WAITED)  # 20 microseconds per token
+    assert pace.prompt_budget(64, 1, 900, 900) == 768 - 64  # 800 tokens would fit: six whole tiles
     pace.note(plan(64), 0.001, WAITED)
     assert LEAST_PROMPT <= pace.prompt_budget(64, 1, 900, 900) < LEAST_PROMPT + TILE
 
@@ -75,30 +75,30 @@ def test_waiting_prompts_are_split_over_steps_and_may_make_them_longer():
     assert pace.prompt_budget(64, 20, HORIZON * 300, 500) == 768 - 64
     assert pace.prompt_budget(64, 30, HORIZON * 1000, 500) == 1024 - 64
     assert pace.prompt_budget(200, 60, HORIZON * 2000, 500) == 1792 - 200  # a step may take 36 milliseconds
-    pace.note(plan(200), 0.040, WAITED)  # twice that is more than a long step
+    pace.note(plan(200), 0.040, WAITED)  # twice this exceeds the limit of a long step
     assert pace.prompt_budget(200, 60, HORIZON * 2000, 500) == 2048 - 200
 
 
 def test_keys_that_many_rows_read_are_not_taken_for_the_price_of_prompts():
     pace = Pace(2048, TILE, level)
     pace.note(plan(1), 0.006, WAITED)
-    pace.note(plan(256), 0.017, WAITED)  # 11 milliseconds of keys
+    pace.note(plan(256), 0.017, WAITED)  # 11 milliseconds for keys
     for _ in range(40):
-        pace.note(plan(256, prompt=256), 0.021, WAITED)  # 0.0195 microseconds a token
+        pace.note(plan(256, prompt=256), 0.021, WAITED)  # 0.0195 microseconds per token
     budget = pace.prompt_budget(256, 1, 4000, 500)
-    assert budget in (1152 - 256, 1280 - 256)  # 34 milliseconds less those of keys
+    assert budget in (1152 - 256, 1280 - 256)  # 34 milliseconds minus the keys' time
     assert pace.prompt_budget(1, 1, 4000, 500) == 640 - 1  # twice the weights' time
 
 
 def test_rows_that_never_decode_alone_are_learned_from_steps_with_prompts():
     pace = Pace(2048, TILE, level)
     pace.note(plan(1), 0.006, WAITED)
-    pace.note(plan(0, prompt=2000), 0.042, WAITED)  # 21 microseconds a token
+    pace.note(plan(0, prompt=2000), 0.042, WAITED)  # 21 microseconds per token
     pace.note_decode(8, 0.009)  # 130 rows that had just begun
     assert pace.prompt_budget(250, 2, 900, 500) == 768 - 250  # 0.015 seconds of products
     for _ in range(60):
         pace.note(plan(250, prompt=262), 0.0195, WAITED)  # by now their keys take 9 milliseconds
-        pace.note_decode(8, 0.009)  # it has run nothing since
+        pace.note_decode(8, 0.009)  # no steps have run since
     assert pace.prompt_budget(250, 2, 900, 500) == 1024 - 250  # 0.021 seconds
     pace.note_decode(8, 0.010)
     assert pace.prompt_budget(250, 2, 900, 500) < 1024 - 250
@@ -109,7 +109,7 @@ def test_a_burst_takes_whole_steps():
     pace.note(plan(64), 0.008, WAITED)
     pace.note(plan(64, prompt=936), 0.020, WAITED)
     assert pace.prompt_budget(64, 40, 20_000, 500) == 2048
-    assert pace.prompt_budget(64, 30, 20_000, 500) < 2048  # most of them decode already
+    assert pace.prompt_budget(64, 30, 20_000, 500) < 2048  # most rows decode already
     assert pace.prompt_budget(0, 200, 100_000, 500) == 2048
     roomy = Pace(8192, TILE, level)
     roomy.note(plan(64), 0.008, WAITED)
@@ -124,7 +124,7 @@ def test_a_burst_takes_whole_steps():
 def test_a_few_long_prompts_are_no_burst():
     pace = Pace(2048, TILE, level)
     pace.note(plan(4), 0.006, WAITED)
-    pace.note(plan(0, prompt=2000), 0.040, WAITED)  # 20 microseconds a token
+    pace.note(plan(0, prompt=2000), 0.040, WAITED)  # 20 microseconds per token
     assert pace.prompt_budget(4, 3, 60_000, 20_000) == 640 - 4
     assert pace.prompt_budget(4, 0, 60_000, 20_000) == 640 - 4
     assert pace.prompt_budget(4, 9, 60_000, 5000) == 2048
@@ -145,21 +145,21 @@ def test_an_unknown_number_of_rows_is_taken_for_the_nearest_known():
     pace.note_decode(1, 0.006)
     pace.note(plan(0, prompt=2000), 0.040, WAITED)
     assert pace.prompt_budget(4, 1, 900, 900) == 640 - 4
-    assert pace.prompt_budget(200, 1, 900, 900) == 640 - 200  # two of the eight milliseconds are for their keys
+    assert pace.prompt_budget(200, 1, 900, 900) == 640 - 200  # two of the eight milliseconds are for the rows' keys
 
 
 def test_a_step_found_done_halves_what_is_expected():
     pace = Pace(2048, TILE, level)
-    pace.note(plan(8), 1.0, WAITED)  # something was met for the first time
+    pace.note(plan(8), 1.0, WAITED)  # some work ran for the first time
     for _ in range(8):
-        pace.note(plan(8), expected(pace, plan(8)), 0.0)  # planned too late: it was done long before
+        pace.note(plan(8), expected(pace, plan(8)), 0.0)  # planned too late: the step had ended long before
     assert expected(pace, plan(8)) < 0.005
 
 
 def test_a_step_behind_one_that_was_found_done_is_not_believed_to_be_short():
     pace = Pace(2048, TILE, level)
     pace.note(plan(200), 0.014, WAITED)
-    pace.note(plan(0, prompt=2000), 0.040, WAITED)  # 20 microseconds a token
+    pace.note(plan(0, prompt=2000), 0.040, WAITED)  # 20 microseconds per token
     assert pace.prompt_budget(200, 1, 900, 900) == 1408 - 200
     pace.note(plan(200), 0.003, WAITED, began_before=True)
     assert expected(pace, plan(200)) > 0.013
@@ -169,12 +169,12 @@ def test_a_step_behind_one_that_was_found_done_is_not_believed_to_be_short():
 
 def test_where_steps_are_found_done_their_period_limits_the_prompts_that_join():
     pace = Pace(2048, TILE, level)
-    pace.note(plan(0, prompt=2000), 0.002, WAITED)  # a microsecond a token
+    pace.note(plan(0, prompt=2000), 0.002, WAITED)  # one microsecond per token
     for _ in range(50):
-        pace.note(plan(8), 0.0003, 0.0)  # the host's time: the device waits for it
-    assert plan_at(pace, plan(8)) == 0  # so the next one is planned at once
+        pace.note(plan(8), 0.0003, 0.0)  # the host's time: the device waits for the host
+    assert plan_at(pace, plan(8)) == 0  # so the next step is planned at once
     assert pace.prompt_budget(8, 1, 900, 900) == 640 - 8
-    for took in (0.005, 0.00001):  # the thread was held up, and found the next one done as well
+    for took in (0.005, 0.00001):  # the thread was delayed, and found the next step done as well
         pace.note(plan(8), took, 0.0)
     assert 640 - 8 <= pace.prompt_budget(8, 1, 900, 900) <= 1152 - 8
     pace.note(plan(8), 0.0002, WAITED)
@@ -183,10 +183,10 @@ def test_where_steps_are_found_done_their_period_limits_the_prompts_that_join():
 
 def test_a_step_takes_the_tiles_that_fill_the_device_when_they_are_near():
     card = Target("cuda", "sm_90", 132, 32, 227 << 10)
-    full = [tune.fullness(card, 128 * tiles, 12288, 4096) for tiles in range(17)]  # an 8B's gate and up
-    assert full[11] == 1.0  # 11 x 96 tiles are eight rounds
+    full = [tune.fullness(card, 128 * tiles, 12288, 4096) for tiles in range(17)]  # gate and up of an 8B
+    assert full[11] == 1.0  # 11 x 96 tiles make eight full waves
     assert full[10] < 0.92
-    assert full[6] == full[7] == full[3] == 0.9  # the vendor's
+    assert full[6] == full[7] == full[3] == 0.9  # the vendor's kernels
     chosen = round_up_tiles(16, lambda tiles: full[tiles])
     assert [chosen[tiles] for tiles in (1, 4, 6, 7, 8, 9, 10, 11, 14, 16)] == [1, 4, 6, 8, 8, 11, 11, 11, 15, 16]
     assert round_up_tiles(16, lambda tiles: 1.0) == list(range(17))

@@ -1,4 +1,4 @@
-"""Hooks of StepPart that parts of today use little: gates, layer hooks, graph variants, claimed layers of the cache."""
+"""Hooks of StepPart that few current parts use: gates, layer hooks, graph variants, claimed layers of the cache."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.engine_kit import answer, running, text_request
 
 @pytest.fixture(params=["host", "device"])
 def backend(request, monkeypatch) -> str:
-    """Either backend, the second with graphs that are plain calls."""
+    """Both backends; the device's has graphs that are plain calls."""
     if request.param == "device":
         monkeypatch.setattr(start, "open_accelerator", lambda _device: HostAccelerator())
     return request.param
@@ -40,7 +40,7 @@ def with_part(monkeypatch: pytest.MonkeyPatch, part: StepPart) -> None:
 
 
 class Gate(StepPart):
-    """Closed until it is opened."""
+    """A gate that is closed until the test opens it."""
 
     name = "gate"
 
@@ -76,7 +76,7 @@ async def test_a_request_waits_at_a_closed_gate_and_enters_when_the_part_wakes_t
 
 
 class Recorder(StepPart):
-    """Reads the residual stream behind every layer, and what the choice reads; claims a layer of the cache."""
+    """Records the residual stream after every layer, and the input of the choice; claims a layer of the cache."""
 
     name = "recorder"
 
@@ -148,7 +148,7 @@ async def test_hooks_inside_a_forward_and_behind_a_choice_run_on_both_backends(b
 
 
 class Raising(StepPart):
-    """Fails where it is asked to."""
+    """Raises in the method that the test names."""
 
     name = "raising"
 

@@ -1,4 +1,4 @@
-"""Faults at every point of a step: how far each reaches, and that the next steps are as without it (R21, R22)."""
+"""Faults at every point of a step: which rows they reach, and that the next steps are unaffected (R21, R22)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PROMPTS = [np.array([POISON if k == 3 else 10 + k, *range(20, 26 + k)], np.int32
 
 
 async def ended(engine: Engine, prompt: np.ndarray, count: int = 12) -> tuple[list[int], EngineError | None]:
-    """Tokens of a request, and the error that it ended with."""
+    """A request's tokens, and the error that ended it."""
     tokens: list[int] = []
     async with engine.submit(replace(text_request(prompt, count, ignore_eos=True), cache_salt=b"own")) as stream:
         async for delta in stream:
@@ -48,7 +48,7 @@ def faults() -> Faults:
 
 @pytest.fixture
 async def engine(faults):
-    """Faults are cleared, and the engine is clean, behind each test."""
+    """A running engine; after each test faults are cleared and the engine must be idle."""
     async with running(QWEN3, faults=faults, enable_prefix_caching=False, max_oom=100) as engine:
         yield engine
         faults.clear()
@@ -114,7 +114,7 @@ async def test_s41_a_canary_notices_an_engine_that_turns_and_does_not_answer(fau
         assert len((await answer(engine, text_request([5, 6, 7], 4)))[0]) == 4
 
 
-def test_points_and_kinds_that_are_none_are_refused():
+def test_unknown_points_and_kinds_are_refused():
     for point, kind in (("forward", "crash"), ("nowhere", "raise"), ("disk", "nan")):
         with pytest.raises(ValueError, match="at '"):
             Faults().arm(Fault(point, kind))

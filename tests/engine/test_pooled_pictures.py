@@ -1,4 +1,4 @@
-"""Texts and pictures of two towers in the same steps: on a CPU, on the device's path, in pieces of the tower."""
+"""Texts and pictures of dual-encoder models in the same steps: on a CPU, on the device path, with towers in parts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ POOLS = {"max_num_seqs": 4, "max_num_queued_reqs": 4, "dtype": "float32"}
 
 
 def request(kind: str) -> Request:
-    """Ten inputs; of a picture the token means nothing."""
+    """Ten inputs; the token id of a picture has no meaning."""
     pixels = DRAW.standard_normal((len(PICTURES), 16, 3 * 14 * 14)).astype(np.float32)
     inputs, media = [], []
     for number in range(10):

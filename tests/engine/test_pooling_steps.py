@@ -1,4 +1,4 @@
-"""Inputs that are pooled, on the engine: on a CPU and on the device's path, in chunks, cached, under pressure."""
+"""Pooled inputs on the engine: on a CPU and on the device path, in chunks, cached, preempted."""
 
 import asyncio
 import contextlib
@@ -99,7 +99,8 @@ async def test_encoders_in_float16_make_vectors_of_cosine_0_9999(on_the_device_p
     on_the_device_path()
     monkeypatch.setattr(engine.run.start, "resolve_dtype", lambda *_: torch.float16)
 
-    def as_on_a_card(weight, bias):  # torch's products: on a CPU weights are panels else, which float16 is not
+    # Torch's products, which take float16; on a CPU weights would be packed into panels.
+    def as_on_a_card(weight, bias):
         whole = torch.cat(weight) if isinstance(weight, tuple) else weight
         return pack_unchanged(whole, bias, Placement(torch.float16, "cpu"))
 
@@ -174,7 +175,7 @@ async def test_requests_of_the_other_kind_are_refused():
 
 @pytest.mark.parametrize("kind", ["bert", "mpnet", "deberta", "deberta-v1"])
 async def test_a_step_whose_kernels_do_not_run_leaves_nothing_behind(kind, monkeypatch):
-    """As the first steps of an accelerator's start are, whose kernels are only compiled."""
+    """As in the first steps of a GPU's start, in which kernels are only compiled."""
     folder, settings = kit.encoder(kind), {"max_num_seqs": 8, "num_gpu_blocks_override": 0}
     async with running(folder, **settings) as served:
         wanted = await arrays(served, INPUTS[:5])

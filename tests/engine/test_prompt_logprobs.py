@@ -1,7 +1,7 @@
-"""Log-probabilities of prompts: a step computes those of all its requests together, with the values of each alone.
+"""Prompt log-probabilities: a step computes them for all its requests together, with the same values as alone.
 
-Products of the head are counted by their rows, copies home by their calls. Each case runs on the CPU's executor, on the
-accelerator's over CPU tensors (tests/engine/host_accelerator), and on an accelerator where there is one.
+The tests count the rows of the head's products and the copies to the host. Each case runs on the CPU's executor, on the
+device's executor with CPU tensors (tests/engine/host_accelerator), and on a GPU if there is one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CUDA = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reaso
 
 @pytest.fixture(params=["host", "eager", "graphs", pytest.param("cuda", marks=CUDA)])
 def settings(request, monkeypatch):
-    """Of an engine in which company never changes a bit."""
+    """Settings of an engine in which other requests never change a bit."""
     if request.param == "cuda":
         return {"device": "cuda", "deterministic": True}
     if request.param == "host":
@@ -49,7 +49,7 @@ def settings(request, monkeypatch):
 
 @pytest.fixture
 def products(monkeypatch):
-    """Rows of the head's products, in their order."""
+    """Number of rows of each product of the head, in order."""
     seen, real = [], Head.__call__
 
     def counted(head, hidden):
@@ -62,7 +62,7 @@ def products(monkeypatch):
 
 @pytest.fixture
 def copies(monkeypatch):
-    """Bytes of prompts' copies, up and home."""
+    """Bytes of the copies for prompts, to the device ("send") and to the host ("home")."""
     seen = {"send": [], "home": []}
 
     def counted(name: str, real: Callable) -> Callable:
@@ -78,10 +78,10 @@ def copies(monkeypatch):
 
 
 async def at_once(served: Engine, requests: list[Request]) -> list[tuple]:
-    """Each request's answer, where all requests are there when the first step is planned."""
+    """Each request's answer; all requests have arrived when the first step is planned."""
     served.pause()
     answers = [asyncio.ensure_future(collected(served, request)) for request in requests]
-    await asyncio.sleep(0)  # they are sent
+    await asyncio.sleep(0)  # they have been sent
     served.resume()
     return await asyncio.gather(*answers)
 
@@ -109,7 +109,7 @@ async def test_many_short_prompts_share_a_steps_products_and_copies(settings, pr
     sizes = [stats.num_tokens for stats in steps if stats.num_tokens]
     assert sum(sizes) == ALIKE.size
     assert len(sizes) <= 4
-    assert len(products) <= sum(-(-size // CHUNK) + 1 for size in sizes)  # and one that chooses tokens
+    assert len(products) <= sum(-(-size // CHUNK) + 1 for size in sizes)  # and one product that chooses tokens
     assert max(products) <= CHUNK
     if "enforce_eager" in settings or "device" in settings:
         assert len(copies["send"]) == len(copies["home"]) == len(sizes)
@@ -117,7 +117,7 @@ async def test_many_short_prompts_share_a_steps_products_and_copies(settings, pr
 
 @pytest.mark.parametrize("tokens", [64, 256])
 async def test_a_prompt_has_the_same_logprobs_in_any_company(settings, tokens):
-    """In chunks; the requests want few, all or none of the most likely tokens, or other outputs."""
+    """Prompts run in chunks; requests want few, all or none of the likeliest tokens, or other outputs."""
     settings |= {"max_num_batched_tokens": tokens, "max_logprobs": -1, "enable_prefix_caching": False}
     async with running(QWEN3, **settings) as served:
         alone = [await collected(served, mixed(number)) for number in range(len(MIXED))]
@@ -132,7 +132,7 @@ async def test_a_prompt_has_the_same_logprobs_in_any_company(settings, tokens):
         assert widths <= {tiny.VOCAB_SIZE if wanted == -1 else wanted}
 
 
-async def test_who_leaves_in_the_middle_takes_nothing_of_the_others_along(settings):
+async def test_an_abort_in_the_middle_does_not_change_other_requests(settings):
     settings |= {"max_num_batched_tokens": 64, "max_logprobs": -1, "enable_prefix_caching": False}
     async with running(QWEN3, **settings) as served:
         alone = [await collected(served, mixed(number)) for number in range(len(MIXED))]

@@ -1,4 +1,4 @@
-"""Rows in the place of tokens: the engine makes of them what it makes of the tokens whose embeddings they are."""
+"""Prompt embeddings: rows that equal the embeddings of some tokens give the same results as these tokens."""
 
 import numpy as np
 import pytest
@@ -17,14 +17,14 @@ IDS = np.random.default_rng(3).integers(3, 200, 50).astype(np.int32)
 
 
 def embeddings(name: str, scale: float = 1.0) -> np.ndarray:
-    """The checkpoint's table, as the first layer reads it; float32 [vocab, hidden]."""
+    """The checkpoint's embedding table, as the first layer reads it; float32 [vocab, hidden]."""
     with safe_open(tiny.checkpoint(name) / "model.safetensors", "pt") as file:
         found = next(key for key in file.keys() if key.endswith("embed_tokens.weight"))  # noqa: SIM118
         return file.get_tensor(found).float().numpy() * np.float32(scale)
 
 
 def of_rows(table: np.ndarray, start: int, end: int, max_tokens: int = 8) -> Request:
-    """IDS, of which rows take the places `start` to `end`."""
+    """The prompt IDS, with embedding rows in place of the tokens `start` to `end`."""
     ids = IDS.copy()
     ids[start:end] = 0
     rows = table[IDS[start:end]]

@@ -1,7 +1,7 @@
-"""A step out of device memory: which requests start over, which end, and that no request's tokens change (S39, R22).
+"""A step runs out of device memory: which requests start over, which end; no request's tokens change (S39, R22).
 
-Each case runs on the CPU's executor and on the accelerator's (tests/engine/host_accelerator). The planted fault is what
-torch raises; the step after it has been launched by then, on values that were never written.
+Each case runs on the CPU's and on the device's executor (tests/engine/host_accelerator). The planted fault is the error
+that torch raises. The next step has already been launched by then, on values that were never written.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ RULES = (
 
 @pytest.fixture(params=["host", "device"])
 def freed(request, monkeypatch):
-    """How often memory was given back; the CPU's executor keeps none."""
+    """Number of times that memory was freed; the CPU's executor caches no memory."""
     device = HostAccelerator()
     if request.param == "device":
         monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: device)
@@ -43,7 +43,7 @@ def freed(request, monkeypatch):
 
 
 def requests() -> list[Request]:
-    """Plain, drawn and ruled rows, one and several choices."""
+    """Plain, sampled and ruled rows, with one or several choices."""
     return [
         text_request(ids, 12, n=1 + number % 3, ignore_eos=True, **RULES[number % len(RULES)])
         for number, ids in enumerate(PROMPTS)
@@ -64,7 +64,7 @@ def tokens_of(deltas: list[Delta]) -> list[int]:
 
 
 def details_of(deltas: list[Delta]) -> list[object]:
-    """Log-probabilities, of the prompt too, rounded as far as sums in other company may differ."""
+    """Log-probabilities, of prompts too, rounded to the precision that sums have in different batches."""
     entries = [entry for delta in deltas for entry in (*(delta.prompt_logprobs or ()), *(delta.logprobs or ()))]
     return [entry and (entry.token_id, round(entry.logprob, 3)) for entry in entries]
 
@@ -93,7 +93,7 @@ async def test_rows_without_news_start_over_and_nothing_is_emitted_twice(freed, 
 
 
 @pytest.mark.parametrize("number", range(6))
-async def test_what_is_counted_of_a_row_starts_over_as_well(freed, number, caplog):
+async def test_the_counts_of_a_row_start_over_as_well(freed, number, caplog):
     rules = {"repetition_penalty": 2.0, "presence_penalty": 2.0, "frequency_penalty": 2.0, "logprobs": 2}
     async with running(QWEN3) as engine:
         request = text_request(PROMPTS[number], 24, ignore_eos=True, **rules)
@@ -106,18 +106,19 @@ async def test_what_is_counted_of_a_row_starts_over_as_well(freed, number, caplo
     assert details_of(got[0]) == details_of(wanted[0])
 
 
-async def test_a_row_that_meets_it_twice_ends(freed, caplog):
+async def test_a_row_that_runs_out_of_memory_twice_ends(freed, caplog):
     async with running(QWEN3, max_oom=9) as engine:
         request = text_request(PROMPTS[0], 5, ignore_eos=True)
         wanted = await answer(engine, request)
-        plant(engine, {1: OOM, 3: OOM, 4: OOM})  # 2 is the step behind the first one, launched already
+        # Call 2 belongs to the step after the first, which was already launched.
+        plant(engine, {1: OOM, 3: OOM, 4: OOM})
         ended = (await collected(engine, request))[0][-1]
         assert isinstance(ended.error, DeviceOutOfMemoryError)
         assert engine.stats.preemptions == 1
         assert await answer(engine, request) == wanted
 
 
-async def test_the_step_behind_may_fail_as_well(freed, caplog):
+async def test_the_next_step_may_fail_as_well(freed, caplog):
     async with running(QWEN3, max_oom=9) as engine:
         request = text_request(PROMPTS[0], 5, ignore_eos=True)
         wanted = await answer(engine, request)
@@ -165,7 +166,7 @@ async def test_steps_are_half_as_large_for_a_while(freed, caplog):
             await answer(engine, request)
         sizes = [stats.num_tokens for stats in seen]
     failed = next(k for k, stats in enumerate(seen) if stats.failed)
-    after = sizes[failed + 2 :]  # the step behind had been planned
+    after = sizes[failed + 2 :]  # the next step had already been planned
     assert set(after[:5]) == {32, 22}
     assert max(after[: SMALLER_STEPS - 2]) == 32
     assert max(after[SMALLER_STEPS:]) == 64

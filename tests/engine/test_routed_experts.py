@@ -1,4 +1,4 @@
-"""The experts of each token, as requests ask for them: those of transformers, whatever else has happened to the row."""
+"""The reported experts of each token equal those of transformers, whatever the scheduler did with the row."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ON = {"return_routed_experts": True}
 
 
 def by_layer(model, found: list[torch.Tensor]):
-    """A function of tokens: [tokens, layers, numbers], of which the hooks of `model` append a layer to `found`."""
+    """A function of tokens -> [tokens, layers, numbers]; hooks of `model` append one layer at a time to `found`."""
 
     def numbers(tokens: list[int]) -> torch.Tensor:
         found.clear()
@@ -39,7 +39,7 @@ def by_layer(model, found: list[torch.Tensor]):
 
 @functools.cache
 def oracle(name: str):
-    """The function of tokens that makes [tokens, layers, experts] logits of transformers' routers."""
+    """A function of tokens -> [tokens, layers, experts]: the logits of transformers' routers."""
     model, found = tiny.reference(tiny.checkpoint(name)), []
 
     def note(_module, _inputs, outputs):
@@ -56,7 +56,7 @@ def oracle(name: str):
 
 @functools.cache
 def weights_of_modules(name: str):
-    """The function of tokens that makes [tokens, layers, experts] weights, of whatever transformers' routers choose."""
+    """A function of tokens -> [tokens, layers, experts]: weights of the experts that transformers' routers choose."""
     model, found = tiny.reference(tiny.checkpoint(name)), []
 
     def note(module, inputs):
@@ -71,7 +71,7 @@ def weights_of_modules(name: str):
 
 
 def check(name: str, prompt: np.ndarray, answer: list[int], experts: np.ndarray | None, oracle=oracle) -> float:
-    """A row per token and no gap, of the highest numbers in their order. Returns the share of equal numbers."""
+    """Checks that each token has the experts with the highest numbers, in order. Returns the share of equal ids."""
     tokens = [*prompt.tolist(), *answer]
     assert experts is not None
     assert len(experts) >= len(tokens)
@@ -84,7 +84,7 @@ def check(name: str, prompt: np.ndarray, answer: list[int], experts: np.ndarray 
 
 
 def requests(count: int) -> list[Request]:
-    """Prompts that begin alike, some with two choices, greedy or not."""
+    """Prompts with common beginnings, some with two choices, greedy or sampled."""
     draw = np.random.default_rng(5)
     starts = [draw.integers(2, 90, 40) for _ in range(3)]
     made = []
@@ -97,7 +97,7 @@ def requests(count: int) -> list[Request]:
 
 
 async def follow(engine: Engine, number: int, request: Request) -> list[tuple[list[int], np.ndarray | None]]:
-    """The tokens and experts of the choices. Some requests leave, some end a choice by themselves."""
+    """The tokens and experts of the choices. Some requests are aborted; some choices are ended by the client's side."""
     tokens: list[list[int]] = [[] for _ in range(request.n)]
     experts: list[np.ndarray | None] = [None] * request.n
     concluded = set()
@@ -127,7 +127,7 @@ async def follow(engine: Engine, number: int, request: Request) -> list[tuple[li
     ],
 )
 async def test_the_experts_are_those_of_transformers(name, on_device, count, blocks, monkeypatch):
-    """With prefix hits, preemption, two choices, aborts and choices that the client's side ends."""
+    """With prefix hits, preemption, two choices, aborts, and choices that the client's side ends."""
     if on_device:
         monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
     equal, numbers = [], weights_of_modules if name in tiny.THROUGH_TRANSFORMERS else oracle
@@ -185,7 +185,7 @@ def test_the_cache_counts_the_bytes_of_experts():
     model = build_model(load_model_config(tiny.checkpoint("qwen3_moe")), torch.float32)
     spec = SlidingSpec(2, 8, torch.float32, 9)
     claim = RoutedExperts(model, [spec, FullSpec(2, 8, torch.float32)]).claim()
-    assert claim.token_bytes == 2 * 5  # in two layers a byte for each of five
+    assert claim.token_bytes == 2 * 5  # in two layers one byte for each of five experts
     plain, layout = CacheLayout([spec], 16), CacheLayout([spec], 16, extra_per_token=10)
     assert layout.block_bytes == plain.block_bytes + 160
     with pytest.raises(ConfigError, match="every layer of this model has a sliding window"):

@@ -1,4 +1,4 @@
-"""The sampler: order of operations, each rule's formula, draws that follow the distribution (R9's short form)."""
+"""The sampler: order of operations, each rule's formula, draws that follow the distribution (short form of R9)."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def sample_one(logits: torch.Tensor, prompt: list[int] | None = None, index: int
 
 
 def expected_probs(logits: torch.Tensor, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) -> np.ndarray:
-    """The definition, written as loops in float64."""
+    """The definition of the distribution, written as loops in float64."""
     scaled = logits.double().numpy() / temperature
     probs = np.exp(scaled - scaled.max())
     probs /= probs.sum()
@@ -71,7 +71,7 @@ def test_draws_follow_the_distribution(rules):
     used = wanted * count >= 5
     chi2 = ((seen[used] - wanted[used] * count) ** 2 / (wanted[used] * count)).sum()
     freedom = used.sum() - 1
-    # Wilson-Hilferty: about the 99.9 % point of chi-squared.
+    # Wilson-Hilferty: about the 99.9 % point of the chi-squared distribution.
     limit = freedom * (1 - 2 / (9 * freedom) + 3.09 * np.sqrt(2 / (9 * freedom))) ** 3 if freedom else 1e-6
     assert chi2 <= limit
 
@@ -101,7 +101,7 @@ def test_penalties_count_answer_tokens_and_repetition_also_the_prompt():
     logits = torch.zeros(1, VOCAB)
     logits[0, 5], logits[0, 6], logits[0, 7] = 3.0, 2.9, 2.0
     assert sample_one(logits, [5], temperature=0.0) == 5
-    assert sample_one(logits, [5], temperature=0.0, presence_penalty=2.0) == 5  # the prompt does not count
+    assert sample_one(logits, [5], temperature=0.0, presence_penalty=2.0) == 5  # tokens of the prompt do not count
     assert sample_one(logits, [5], temperature=0.0, repetition_penalty=2.0) == 6
     sampler = Sampler(1, VOCAB)
     sampler.admit(0, SamplingParams(temperature=0.0, frequency_penalty=0.6), np.array([1], np.int32), 0)
@@ -194,4 +194,4 @@ def test_each_logprobs_mode_reports_its_own_numbers(temperature):
         assert entry.top_logprobs[:6] == pytest.approx(values.topk(6).values.tolist(), abs=1e-5)
         assert entry.top_ids[6:] == [7, 9]
         assert entry.top_logprobs[6:] == pytest.approx(values[[7, 9]].tolist(), abs=1e-5)
-    assert len(chosen) == 1  # the mode changes what is reported, never what is drawn
+    assert len(chosen) == 1  # the mode changes the reported values, never the sampled token

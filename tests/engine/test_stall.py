@@ -1,4 +1,4 @@
-"""A device that never answers is given up after a time, and its requests are answered (S41). Late is not lost."""
+"""A device that never answers is given up after a time, and its requests get errors (S41). A late step is not lost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROMPT = np.arange(40, 60, dtype=np.int32)
 
 
 def block(engine: Engine, at: int, until: threading.Event) -> None:
-    """The n-th forward from now waits."""
+    """Makes the `at`-th forward from now wait."""
     model, calls = engine.inspect().runtime.model, 0
     real = model.forward
 
@@ -77,7 +77,7 @@ async def test_tokens_that_an_accelerator_brought_home_late_are_taken(monkeypatc
     async with running(QWEN3) as served:
         wanted = await answer(served, text_request(PROMPT, 10, ignore_eos=True))
         waits = []
-        # As Launcher.wait: False once, when the tokens are there but took too long.
+        # Like Launcher.wait: returns False once, for a step whose tokens are there but came too late.
         monkeypatch.setattr(HostLauncher, "wait", lambda self, record, timeout: waits.append(record) or len(waits) != 3)
         assert await answer(served, text_request(PROMPT, 10, ignore_eos=True)) == wanted
         assert served.state == "ready"
@@ -88,7 +88,7 @@ async def test_only_time_in_which_the_loop_looked_counts():
     config = EngineConfig(model="", step_timeout=0.2, stall_exit=0.2)
     watched = SimpleNamespace(config=config, last_beat=1.0, on_stall=stalls.append)
     watch = StallWatch(watched)
-    time.sleep(0.5)  # noqa: ASYNC251 - the loop does not run either
+    time.sleep(0.5)  # noqa: ASYNC251 - the loop must not run
     await asyncio.sleep(0.05)
     assert not stalls
     for _ in range(6):

@@ -1,4 +1,4 @@
-"""States lie in runs of ordinary blocks: pages, groups and padding as HYBRID's arithmetic, and what is refused."""
+"""States are stored in runs of ordinary blocks: pages, groups and padding as computed in HYBRID; refused layouts."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ F32, BF16 = torch.float32, torch.bfloat16
 
 
 def spec_of(heads, rows, width, conv, ring=20):
-    """States of `heads` x rows x width in float32, three inputs of a convolution; a tail of like numbers."""
+    """A state of `heads` x rows x width in float32 with three inputs of a convolution; a tail of similar sizes."""
     state = Part(heads * rows, width, F32), Part(3, conv, BF16)
     tail = Part(heads, width, F32), Part(1, conv, BF16)
     return StateSpec(state, tail, 16, ring)
 
 
 def layout_of(attention, state, period, count, block_size=16):
-    """A layer with attention behind each `period - 1` layers with states."""
+    """Every `period`-th layer has attention, the other layers have states."""
     return CacheLayout([attention if k % period == period - 1 else state for k in range(count)], block_size)
 
 
-# Published shapes: KV heads and width of attention's heads; the state; layers; page bytes, pages of a layer, groups,
-# blocks of a run, padding.
+# Published shapes: KV heads and head width of attention; the state; layers; page bytes, pages per layer, groups, blocks
+# per run, padding.
 PUBLISHED = {
     "Qwen3.6-35B-A3B": ((2, 256), (32, 128, 128, 8192), (10, 30), (32768, 66, 3, 198, 0.008)),
     "Qwen3.8-27B": ((4, 256), (48, 128, 128, 10240), (16, 48), (65536, 49, 3, 147, 0.001)),
@@ -53,7 +53,7 @@ def test_published_shapes_take_the_published_blocks(name):
     assert runs.state_padding == pytest.approx(padding, abs=5e-4)
     assert layout.token_groups == 1
     assert layout.tables == [(kinds.FULL, 0), (kinds.STATE, 16)]
-    # A row: its tokens, a state that is read and one that is written, and its tail.
+    # A row takes its tokens, a state to read, a state to write, and its tail.
     assert layout.blocks_for(1600, 64) == 100 + 2 * blocks + runs.tail_blocks
 
 
@@ -76,7 +76,7 @@ def test_layers_with_tokens_have_the_groups_and_pages_that_they_have_without_sta
 
 
 def test_few_layers_with_states_make_fewer_buffers():
-    """As many as layers with attention would leave most of a run empty."""
+    """With as many buffers as layers with attention, most of a run would be empty."""
     attention, state = FullSpec(2, 256, BF16), spec_of(32, 128, 128, 8192)
     layout = CacheLayout([attention] * 40 + [state] * 8, 16)
     assert (layout.num_buffers, layout.token_groups, len(layout.runs.groups)) == (10, 4, 1)
@@ -84,7 +84,7 @@ def test_few_layers_with_states_make_fewer_buffers():
 
 
 def test_a_row_that_is_wider_than_the_page_of_a_layer_has_the_page_of_two():
-    """As in Nemotron 3 Nano with codes of 8 bits: the inputs of a convolution have 12,288 bytes."""
+    """As in Nemotron 3 Nano with an 8-bit cache: the inputs of a convolution have 12,288 bytes."""
     coded = FullSpec(2, 128, torch.float8_e4m3fn)
     layout = CacheLayout([coded] * 6 + [spec_of(64, 64, 128, 6144)] * 23, 16)
     assert coded.block_bytes(16) == 8448
@@ -94,7 +94,7 @@ def test_a_row_that_is_wider_than_the_page_of_a_layer_has_the_page_of_two():
 
 
 def test_models_that_cache_no_tokens_have_pages_as_their_states_suggest():
-    """As Mamba 2.8B: 5,120 channels of 16 numbers, and inputs of a convolution."""
+    """As in Mamba 2.8B: 5,120 channels of 16 numbers, and inputs of a convolution."""
     spec = StateSpec((Part(5120, 16, F32), Part(3, 5120, BF16)), (Part(1, 5120, BF16), Part(1, 5152, F32)), 16, 20)
     layout = CacheLayout([spec] * 64, 16)
     assert (layout.num_buffers, layout.token_groups, len(layout.groups)) == (64, 0, 1)

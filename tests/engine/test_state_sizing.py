@@ -1,4 +1,4 @@
-"""How many rows with states a cache holds: blocks for two states and a tail of each, and what is refused at start."""
+"""How many rows with states fit into a cache: two states and a tail for each row; refusals at start."""
 
 import re
 
@@ -45,7 +45,7 @@ def test_a_cache_on_a_cpu_has_room_for_a_state_more_of_each_row():
 
 @pytest.mark.parametrize("flag", ["num_gpu_blocks_override", "kv_cache_memory_bytes", ""])
 def test_room_for_no_row_is_refused_with_what_fits(flag):
-    """On either kind of device."""
+    """The refusals on a CPU and on a GPU."""
     missing = LEAST - 1
     asked = {"num_gpu_blocks_override": missing, "kv_cache_memory_bytes": (missing + 1) * LAYOUT.block_bytes}
     settings = {flag: asked[flag]} if flag else {}
@@ -72,7 +72,7 @@ def test_models_without_states_have_no_line():
 
 
 def test_check_says_how_many_rows_fit(monkeypatch, capsys):
-    """A tiny model, two of whose three layers are said to have states."""
+    """A tiny model; two of its three layers are declared to have states."""
     folder = str(tiny.checkpoint("llama"))
     full = FullSpec(2, 64, F32)
     monkeypatch.setattr(Llama, "cache_specs", lambda model: [STATE, full, STATE])

@@ -1,4 +1,4 @@
-"""Launcher, steady loop and device executor together on a CPU: the tokens of the host, whoever runs a step."""
+"""Launcher, steady loop and device executor together on a CPU: Python's steps and the loop's give the host's tokens."""
 
 import asyncio
 import gc
@@ -20,13 +20,13 @@ from tests.invariance.test_text import NAMES, PROMPTS, alone, request
 
 @pytest.fixture
 def wanted(name):
-    """The host's tokens; made before `made` takes effect."""
+    """The host's tokens, computed before `made` takes effect."""
     return alone(name)
 
 
 @pytest.fixture
 def made(monkeypatch):
-    """The accelerators that engines open: stand-ins, whose graphs must not have failed."""
+    """The accelerators that engines open: stand-ins, whose graphs must not fail."""
     opened: list[StandInAccelerator] = []
 
     def open_accelerator(_device):
@@ -37,7 +37,7 @@ def made(monkeypatch):
     yield opened
     assert [accelerator.errors for accelerator in opened] == [[]] * len(opened)
     opened.clear()
-    gc.collect()  # launchers give their events back before another test's make some
+    gc.collect()  # launchers release their events before another test creates some
 
 
 def steady_steps(engine: Engine) -> int:
@@ -57,7 +57,7 @@ def steady_steps(engine: Engine) -> int:
 )
 @pytest.mark.parametrize("name", NAMES)
 async def test_greedy_tokens_are_those_of_the_host(wanted, made, name, settings):
-    # The profile runs the towers once on the largest item: a small one here.
+    # The memory profile runs the towers once on the largest item: here a small one.
     async with running(tiny.checkpoint(name), encoder_cache_tokens=64, **settings) as engine:
         got = await asyncio.gather(*[answer(engine, request(prompt)) for prompt in PROMPTS])
         assert [choices[0] for choices in got] == wanted
@@ -87,12 +87,12 @@ RULES = [
 
 
 async def collected(engine: Engine) -> list:
-    """Tokens, log-probabilities and ends of requests of every kind that decode together."""
+    """Tokens, log-probabilities and finish reasons of requests of every kind that decode together."""
 
     async def ask(number: int) -> list:
         await asyncio.sleep(0.003 * number)
         rules = {"ignore_eos": True, **RULES[number % len(RULES)]}
-        most = 8 + number % 7 if number % len(RULES) else 120  # plain rows outlive the others
+        most = 8 + number % 7 if number % len(RULES) else 120  # plain rows run longer than the others
         sent = text_request(PROMPTS[number % len(PROMPTS)], most, n=rules.pop("n", 1), **rules)
         found = []
         for deltas in await answer_deltas(engine, sent):
@@ -105,7 +105,7 @@ async def collected(engine: Engine) -> list:
 
 
 async def test_requests_of_every_kind_get_what_python_alone_gives_them(made, monkeypatch):
-    """Plain rows, rows with rules and prompts alternate between the GIL-free loop and Python."""
+    """Steps with plain rows, rows with rules and prompts alternate between the GIL-free loop and Python."""
     with monkeypatch.context() as python:
         python.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
         async with running(tiny.checkpoint("qwen3"), enable_prefix_caching=False) as own:
@@ -116,7 +116,7 @@ async def test_requests_of_every_kind_get_what_python_alone_gives_them(made, mon
 
 
 async def test_rows_with_rules_and_log_probabilities_decode_without_python(made, monkeypatch):
-    """Penalties, bias, bans, min_tokens and log-probabilities, all in one batch with plain rows."""
+    """Penalties, bias, bans, min_tokens and log-probabilities in one batch with plain rows."""
     asked = [
         {}, {"repetition_penalty": 1.3}, {"presence_penalty": 0.8, "frequency_penalty": 0.4, "logprobs": 2},
         {"logit_bias": ((5, 3.0), (9, -100.0), (17, 2.5))}, {"logprobs": 5},

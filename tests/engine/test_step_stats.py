@@ -1,4 +1,4 @@
-"""Every delivered step reports its counts and the times of its parts, whether C or Python ran it."""
+"""Every delivered step reports its counts and the times of its parts, whether C or Python ran the step."""
 
 import asyncio
 from dataclasses import replace
@@ -29,7 +29,7 @@ from tests.engine_kit import answer, prompts, running, text_request
 QWEN3 = tiny.checkpoint("qwen3")
 PROMPTS = prompts(12, tiny.FIRST_SPECIAL, seed=2, longest=60)
 TIMES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 7.0, 8.0)
-NOBODY = SimpleNamespace(refused={})  # an admission
+NOBODY = SimpleNamespace(refused={})  # an admission without refused requests
 FIELDS = ("schedule_s", "launch_s", "wait_s", "commit_s", "device_s", "gap_s", "launched_at", "ended_at")
 
 
@@ -62,7 +62,7 @@ async def test_a_refusal_alone_keeps_the_gauges(caplog):
 
 
 def ended(plan: StepPlan) -> Scheduler:
-    """A scheduler whose only step is settled."""
+    """A scheduler whose only step has been settled."""
     scheduler = Scheduler(max_slots=2, max_rows=2, max_tokens=8, max_model_len=32, num_blocks=9, block_size=4)
     scheduler.add(7, np.arange(3, dtype=np.int32), max_tokens=4)
     scheduler.schedule(plan)
@@ -71,7 +71,7 @@ def ended(plan: StepPlan) -> Scheduler:
 
 
 class Steady:
-    """Stands where the GIL-free loop would: it leaves one thing to Python and then has nothing to do."""
+    """Replaces the GIL-free loop: leaves one step to Python and then has nothing to do."""
 
     def __init__(self, left: Handover) -> None:
         self.left = [replace(left, unpublished=None, may_resume=False), left]
@@ -120,7 +120,7 @@ def test_news_name_a_row_once_for_each_token_of_its_run():
 
 
 def test_the_steady_loop_plans_prompts_with_budgets_of_this_moment():
-    """Two rows wait for one that runs: their step is planned without the GIL, long after Python planned one."""
+    """Two rows wait for one that runs. The GIL-free loop plans their step, long after Python's last plan."""
     plan = StepPlan(2, 8, 16)
     scheduler = Scheduler(max_slots=3, max_rows=1, max_tokens=8, max_model_len=32, num_blocks=9, block_size=4)
     for number in range(3):

@@ -1,7 +1,7 @@
-"""Token ids outside the vocabulary, past the check of requests: their row ends, no other row changes (S25, S38).
+"""Token ids outside the vocabulary that pass the check of requests: their row ends, no other row changes (S25, S38).
 
-Each case runs on the CPU's executor, on the accelerator's over CPU tensors (tests/engine/host_accelerator), and on an
-accelerator where there is one.
+Each case runs on the CPU's executor, on the device's executor with CPU tensors (tests/engine/host_accelerator), and on
+a GPU if there is one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CUDA = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reaso
 
 @pytest.fixture(params=["host", "device", pytest.param("cuda", marks=CUDA)])
 def unchecked(request, monkeypatch):
-    """Settings of an engine whose requests reach the executor as they are."""
+    """Settings of an engine whose requests reach the executor unchecked."""
     if request.param == "device":
         monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
     monkeypatch.setattr(engine.engine, "check", lambda request, limits: None)
@@ -45,14 +45,14 @@ def unchecked(request, monkeypatch):
 
 
 def broken(place: int, bad: int, **more) -> Request:
-    """A prompt of 60 tokens, one of which there is not."""
+    """A prompt of 60 tokens, one of which is not in the vocabulary."""
     ids = prompts(1, tiny.FIRST_SPECIAL, seed=place, longest=1)[0].repeat(60) + np.arange(60, dtype=np.int32)
     ids[place] = bad
     return text_request(ids, 12, ignore_eos=True, **more)
 
 
 async def ends(engine: Engine, request: Request) -> list:
-    """The last Delta of each choice; none may have had a token."""
+    """The last Delta of each choice; no choice may have had a token."""
     last = {}
     async with engine.submit(request) as stream:
         async for delta in stream:
@@ -83,7 +83,7 @@ async def test_only_the_row_with_the_id_ends(unchecked, chunk, caplog):
                 assert f"{tiny.VOCAB_SIZE} embedding rows" in str(last.error)
         assert served.stats.failed_steps == 0
         assert "embedding rows" in caplog.text
-        # Their slots serve others.
+        # Other requests get their slots.
         assert [await answer(served, each) for each in good()] == wanted
 
 

@@ -1,4 +1,4 @@
-"""Towers' times are taken by the device's clock without waiting for it."""
+"""The device's timers measure the towers' times without a wait for the device."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from engine.step.parts.encoder_cache import TowerClock
 
 
 class Event:
-    """Stands for a device's event: fires when `now` has passed its moment."""
+    """Replaces a device's event: fires when `now` has passed the time of its record."""
 
     now = 0.0
 
@@ -31,7 +31,7 @@ def test_runs_count_once_the_device_has_done_them(monkeypatch):
         Event.now = begin
         with clock.of([int(begin), 9]):
             Event.now = end
-    assert (clock.calls, clock.seconds) == (2, 2.0)  # the second has not been seen to end
+    assert (clock.calls, clock.seconds) == (2, 2.0)  # the end of the second run has not been seen yet
     clock.collect()
     assert clock.seconds == 2.0
     Event.now = 5.0

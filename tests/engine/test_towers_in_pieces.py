@@ -1,4 +1,4 @@
-"""A tower's run in pieces between steps: its rows, what reads them early, what fails, and what is dropped meanwhile."""
+"""A tower that runs in parts between steps: its rows, early readers, failures, and runs dropped in the middle."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LAYERS = 5
 
 
 class Layered(Tower):
-    """Five layers, each of which adds one; notes which items' layers ran, and refuses 13s in the third."""
+    """A tower of five layers that each add one; records the layers it ran, and raises for 13s in the third layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Layered(Tower):
 
 
 def pieces_of(cache: EncoderCache, work: int, *entries: int) -> bool:
-    """A step with a piece of so much work for each of these entries."""
+    """Runs a step that has a part of `work` for each of these entries."""
     plan: Any = SimpleNamespace(
         num_encodes=len(entries), encode_slot=[-1] * len(entries), encode_item=[work] * len(entries),
         encode_entry=list(entries),
@@ -116,7 +116,7 @@ def test_a_run_that_is_dropped_begins_anew(how: str) -> None:
     assert float(cache.encoded[1][0, 0]) == 105.0
 
 
-def test_only_what_can_pause_is_more_work_than_a_step_takes() -> None:
+def test_only_towers_that_can_pause_have_more_work_than_a_step() -> None:
     cache = cache_of(Layered(), Tower())
     patches = {"patches": np.zeros((50, WIDTH), np.float32)}
     image = MediaInput("image", bytes(16), (), 10, patches)
@@ -127,7 +127,7 @@ def test_only_what_can_pause_is_more_work_than_a_step_takes() -> None:
 
 @pytest.mark.asyncio(loop_scope="session")
 async def test_on_the_device_path_rows_decode_between_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answers are the CPU's."""
+    """The answers equal the CPU's."""
     wanted = await asyncio.to_thread(alone, Device("cpu"))
     made: list[HostAccelerator] = []
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""New media of a step run through their tower together, up to its budget; what is broken fails alone."""
+"""New media of a step run through their tower together, up to its budget; a broken item fails alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WIDTH = 4
 
 
 class Tower:
-    """Makes rows of its patches' numbers; notes its runs, and refuses items of 13s."""
+    """Makes rows from its patches' numbers; records its runs, and raises for items of 13s."""
 
     modalities = ("image",)
     row_width = WIDTH
@@ -45,7 +45,7 @@ class Tower:
 
 
 class Alone:
-    """A tower that takes items one by one."""
+    """A tower that takes one item at a time."""
 
     def __init__(self) -> None:
         self.runs = 0
@@ -62,7 +62,7 @@ def cache_of(image: Any, audio: Any = None, together: bool = True) -> EncoderCac
 
 
 def stage(cache: EncoderCache, *items: tuple[int, float, str]) -> None:
-    """(rows, number in them, modality) as entries 1, 2, ..."""
+    """Stages (rows, number in them, modality) as entries 1, 2, ..."""
     for entry, (rows, number, modality) in enumerate(items, 1):
         name = ROWS if modality == "rows" else "patches"
         features = {name: np.full((rows, WIDTH), number, np.float32)}
@@ -71,7 +71,7 @@ def stage(cache: EncoderCache, *items: tuple[int, float, str]) -> None:
 
 
 def step_of(cache: EncoderCache, *entries: int) -> Step:
-    """A row for each entry, which reads all of it."""
+    """A step with one row per entry; each row reads its whole entry."""
     lengths = np.array([cache.inputs[entry].num_tokens for entry in entries], np.int32)
     starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int32)
     zeros = np.zeros(len(entries), np.int32)
@@ -108,7 +108,7 @@ def test_a_broken_item_fails_alone(broken: int) -> None:
     assert isinstance(step.home.invalid[broken - 1], EngineError)
 
 
-def test_rows_of_clients_and_towers_of_one_item_stay_out_of_it() -> None:
+def test_rows_of_clients_and_towers_of_single_items_run_alone() -> None:
     tower, ears = Tower(), Alone()
     cache = cache_of(tower, ears)
     stage(cache, (2, 1, "image"), (2, 2, "rows"), (2, 3, "audio"), (2, 4, "audio"), (2, 5, "image"))

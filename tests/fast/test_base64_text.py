@@ -1,4 +1,4 @@
-"""JSON strings of base64 are those of Python's own encoder."""
+"""base64_text writes the same JSON strings as Python's own base64 encoder."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def test_all_letters_are_written():
     assert base64_text.quoted(data) == b'"' + base64.b64encode(data) + b'"'
 
 
-def test_what_is_no_run_of_bytes_is_refused():
+def test_an_array_of_other_numbers_than_bytes_is_refused():
     with pytest.raises((TypeError, ValueError)):
-        base64_text.quoted(np.zeros(4, np.float32))  # its owner says view(np.uint8)
+        base64_text.quoted(np.zeros(4, np.float32))  # the caller must pass view(np.uint8)
     with pytest.raises(TypeError):
         base64_text.quoted(None)

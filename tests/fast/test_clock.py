@@ -1,4 +1,4 @@
-"""StepClock: what is expected of steps, and the margin before their end."""
+"""StepClock: expected durations of steps, and the margin before the end of a step."""
 
 import random
 
@@ -73,7 +73,7 @@ def test_times_that_vary_are_known_within_their_range():
         assert 0.005 <= clock.periods[1] <= 0.008
 
 
-def test_what_is_asked_for_is_checked():
+def test_arguments_are_checked():
     with pytest.raises(ValueError, match="at least one kind"):
         StepClock(0, LEAST)
     with pytest.raises(ValueError, match="margin 1"):

@@ -1,4 +1,4 @@
-"""Detokenizing: pieces equal the whole, stop strings across any border, linear cost (R4)."""
+"""Detokenizing: text in pieces equals the whole text; stop strings match across token borders; linear cost (R4)."""
 
 import array
 import random
@@ -21,7 +21,7 @@ def table_of(pieces, special=(), each_byte=False):
 
 
 def random_pieces(rng):
-    """Tokens that cut characters anywhere: slices of a text's bytes, and bytes that are no text at all."""
+    """Tokens that may end inside a character: slices of a text's bytes, and bytes that are not valid UTF-8."""
     text = "".join(rng.choice(ALPHABET) for _ in range(40)).encode()
     cuts = sorted(rng.sample(range(1, len(text)), 12))
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)])]
@@ -91,7 +91,7 @@ def test_broken_sequences_count_as_their_decoder_counts_them(each_byte, expected
     assert machine.feed([0, 1]) + machine.finish() == expected
 
 
-def test_of_stop_strings_that_end_together_the_first_listed_wins():
+def test_the_first_listed_of_stop_strings_that_end_together_wins():
     table = table_of([b"ab", b"c"])
     for stops, text in ((["c", "bc"], "ab"), (["bc", "c"], "a")):
         assert run(table, [[0], [1]], stops)[:2] == (text, 0)
@@ -144,6 +144,6 @@ def test_cost_is_linear(stops):
             best = min(best, time.thread_time() - start)
         return best
 
-    # A neighbour that takes the caches for a moment spoils one measurement, a quadratic cost all of them.
+    # Another process that displaces the caches can spoil one measurement; a quadratic cost would spoil all of them.
     assert any(seconds(1 << 18) / seconds(1 << 17) <= 2.5 for _ in range(4))
     assert any(seconds(1 << 16) / (1 << 16) < 5e-6 for _ in range(4))  # seconds per token; 0.2 µs alone on a core

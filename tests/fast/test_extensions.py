@@ -1,8 +1,8 @@
-"""The build of scheduler and lanes: silent, without performance hints, and inner functions free of Python.
+"""The build of scheduler and lanes: no output, no performance hints, and no Python calls in inner functions.
 
-Also that they pass their own tests with every Cython check on. That form is built apart from the tree:
-
-    OMNILOOP_DEBUG=1 python setup.py build_ext --inplace    # in a copy of the tree, as the slow test below does
+A slow test also runs the modules' own tests with every Cython check on. The build for that test is made in a copy of
+the tree:
+    OMNILOOP_DEBUG=1 python setup.py build_ext --inplace
 """
 
 import os
@@ -28,7 +28,7 @@ WALKS = (
 
 @pytest.fixture(scope="module")
 def generated(tmp_path_factory):
-    """The C of each module of the room, and what Cython said while it wrote it."""
+    """The generated C of each module, and Cython's output during generation."""
     folder = tmp_path_factory.mktemp("cython")
     shutil.copytree(ROOT / "_fast", folder / "_fast", ignore=shutil.ignore_patterns("*.so", "c", "*.c"))
     done = subprocess.run(
@@ -94,12 +94,12 @@ def test_no_public_method_releases_the_lock_in_a_loop():
 @pytest.mark.full
 @pytest.mark.timeout(600)
 def test_the_walks_pass_with_every_check_of_cython_on(tmp_path):
-    """Bounds, wraparound, None, overflow and division are checked; any failure in a nogil function is an error here."""
+    """Checks bounds, wraparound, None, overflow and division; any failure in a nogil function is an error."""
     (tmp_path / "_fast").mkdir()
     for path in (ROOT / "_fast").iterdir():
         if path.suffix in (".pxd", ".py") or (path.stem in (*ROOM, "clock") and path.suffix == ".pyx"):
             shutil.copy(path, tmp_path / "_fast")
-    # Without optimization the C compiler takes a third of the time.
+    # Without optimization the C compiler needs a third of the time.
     (tmp_path / "setup.py").write_text((ROOT / "setup.py").read_text().replace('"-O3"', '"-O0", "-g0", "-w"'))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     (tmp_path / "README.md").write_text("")

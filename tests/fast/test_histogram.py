@@ -1,4 +1,4 @@
-"""Histogram: the bucket of a value is bisect's, totals and cumulated counts are those of a list."""
+"""Histogram: bisect finds the same bucket for a value; totals and cumulative counts equal those of a list."""
 
 import random
 from bisect import bisect_left

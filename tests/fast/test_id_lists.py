@@ -1,4 +1,4 @@
-"""Long lists of integers in a body: what find() and read() give is what json gives, wherever the lists stand."""
+"""Long integer lists in a request body: find() and read() agree with json, wherever in the body the lists are."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def read_all(data: bytes, start: int, end: int) -> list[int]:
 
 
 def whole(data: bytes):
-    """The body as json reads it, put together again from the short body and the lists."""
+    """The body as json reads it, reassembled from the short body and the lists."""
     lists = id_lists.find(data, LEAST)
     short = bytearray(data)
     for *_, start, end in reversed(lists):
@@ -62,7 +62,7 @@ def test_a_malformed_list_is_left_to_the_decoder(text):
 
 
 def test_a_key_with_escapes_is_given_as_it_stands():
-    """No field has such a name, so the value is never read."""
+    """No field has such a name, so the value is ignored."""
     text = b'{"say \\"a\\":[1,2":["\\\\",[1,2,3]]}'
     assert [key for key, *_ in id_lists.find(text, LEAST)] == [b'say \\"a\\":[1,2']
 

@@ -1,4 +1,4 @@
-"""The scan that runs before any JSON is decoded: equal to its oracle, linear in time, right at its limits."""
+"""The scan that runs before any JSON is decoded: equal to its oracle, linear in time, exact at its limits."""
 
 from __future__ import annotations
 
@@ -79,4 +79,4 @@ def test_time_is_linear(unit):
             best = min(best, time.thread_time() - begun)
         return best
 
-    assert any(seconds(4 << 20) < 8 * seconds(1 << 20) + 0.002 for _ in range(4))  # a square would be 16 times
+    assert any(seconds(4 << 20) < 8 * seconds(1 << 20) + 0.002 for _ in range(4))  # quadratic time: 16 times

@@ -1,4 +1,4 @@
-"""Lanes: bytes equal those of orjson and uvicorn; slow clients go the long way; no client gets another's answer."""
+"""Lanes: bytes equal orjson's and uvicorn's; slow clients use the transport; no client gets another client's answer."""
 
 import array
 import os
@@ -14,7 +14,7 @@ from _fast.histogram import Histogram
 from _fast.lane import Lane, deliver
 
 BEFORE, BEHIND = b'data: {"content":', b"}\n\n"
-# One byte per token id, then whole texts.
+# One text per token id: first the ASCII characters, then longer texts.
 TEXTS = ["".join(map(chr, range(128))), "é漢😀\u2028\ufffd", "x" * 5000, "", '"\\\x00\x1f\x7f\x80']
 PIECES = [bytes([byte]) for byte in range(256)] + [text.encode() for text in TEXTS]
 SPECIAL = len(PIECES)
@@ -25,7 +25,7 @@ TABLE = TokenTable(b"".join(PIECES) + b"<s>", OFFSETS, bytes(SPECIAL) + b"\1")
 
 
 class Transport:
-    """Of asyncio's kind, over a socket; writes what it can and keeps the rest, as a full one does."""
+    """Like asyncio's transport over a socket: writes as much as the socket takes and buffers the rest."""
 
     def __init__(self, own: socket.socket) -> None:
         self.own = own
@@ -45,13 +45,13 @@ class Transport:
 
 
 class Stream:
-    """What `deliver` finds behind a route."""
+    """The stream object that `deliver` finds through a route."""
 
     lane: Lane | None = None
 
 
 class Line:
-    """One client and its lane, open."""
+    """One client with an open lane."""
 
     def __init__(self, room: int = 0, **more: object) -> None:
         self.own, self.client = socket.socketpair()
@@ -82,7 +82,7 @@ class Line:
             found += piece
 
     def say(self, *tokens: int) -> int:
-        """Rows of a step of its own, with nothing but this stream."""
+        """Delivers the tokens as one step that has rows of this stream only."""
         return deliver({1: (self.stream, 0)}, [1] * len(tokens), list(tokens), [0] * len(tokens), 0, len(tokens))
 
 
@@ -123,7 +123,7 @@ def test_every_character_is_written_as_orjson_writes_it(line):
             assert one.read() == chunk(chr(code))
 
 
-def test_text_and_counts_go_on_wherever_the_ways_change(line):
+def test_text_and_counts_continue_when_rows_change_between_lane_and_transport(line):
     draw = random.Random(5)
     for _ in range(100):
         one = line()
@@ -153,7 +153,7 @@ def test_rows_are_taken_up_to_the_first_that_ends_or_has_no_lane(line):
     routes = {1: (one.stream, 0), 2: (other.stream, 0), 3: (bare, 0)}
     ids, tokens = [1, 9, 2, 1, 3, 1, 2, 1], [65, 66, 67, -1, 68, 69, 70, 71]
     finishes = [0, 0, 0, 0, 0, 0, 1, 0]
-    assert deliver(routes, ids, tokens, finishes, 0, 8) == 4  # 9 has no route and -1 is no token: both are done with
+    assert deliver(routes, ids, tokens, finishes, 0, 8) == 4  # consumed: request 9 has no route, and -1 is no token
     assert deliver(routes, ids, tokens, finishes, 5, 8) == 6
     assert deliver(routes, ids, tokens, finishes, 7, 8) == 8
     assert deliver(routes, ids, tokens, finishes, 8, 99) == 8
@@ -167,7 +167,7 @@ def test_a_call_has_an_end(line):
 
 
 @pytest.mark.parametrize("why", ["waiting", "closing", "closed", "shut", "raises", "ended"])
-def test_where_it_may_not_write_nothing_happens(line, why):
+def test_a_lane_that_may_not_write_does_nothing(line, why):
     one = line()
     if why == "waiting":
         one.transport.held += b"before"
@@ -206,7 +206,7 @@ def test_what_a_full_socket_leaves_goes_to_the_transport_and_the_lane_waits(line
     assert one.read() == chunk("A")
 
 
-def test_a_reader_that_has_left_is_the_transports_to_meet(line):
+def test_a_reader_that_has_left_is_left_to_the_transport(line):
     one, other = line(), line()
     one.client.close()
     routes = {1: (one.stream, 0), 2: (other.stream, 0)}
@@ -232,7 +232,7 @@ def test_a_transport_that_raises_harms_its_own_row_only(line):
 def test_a_descriptor_that_another_client_has_now_is_not_written_to(line):
     one = line()
     fd = one.own.fileno()
-    one.transport.closing = True  # transports close their socket after they have begun to close
+    one.transport.closing = True  # asyncio's transports set `closing` first and close the socket later
     one.own.close()
     other = line()
     if other.own.fileno() != fd:

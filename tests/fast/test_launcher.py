@@ -1,4 +1,4 @@
-"""Launcher: the calls of a step in their order, over a runtime whose streams run as late or as early as they may."""
+"""Launcher: a step's calls come in order, on a runtime whose streams run as late or as early as allowed."""
 
 import _ctypes
 import ctypes
@@ -50,7 +50,7 @@ class Engine:
         return plan, index
 
     def launch(self, together):
-        """False: there was nothing to launch."""
+        """Returns False if there was nothing to launch."""
         planned = self.plan()
         if planned is None:
             return False
@@ -144,7 +144,7 @@ def test_the_turn_is_copied_to_the_device_only_where_the_device_may_not_know_it(
         engine.settle()
     assert copied == [[4], [], [], [], []]
     plan, _ = engine.plan()
-    engine.scheduler.fail(plan)  # planned and not launched: its record is left out
+    engine.scheduler.fail(plan)  # planned but not launched: its record is skipped
     engine.rig.params.forget(plan.row_slot[0])
     engine.emitted.clear()
     engine.add()
@@ -175,7 +175,7 @@ def test_one_call_and_its_parts_make_the_same_calls():
 
 
 def gaps(engine, steps, late=0.0, every=4):
-    """The gap of each step, 0 where none was measured; each step is launched `late` seconds after the step before."""
+    """The measured gap after each step, or 0. A step is launched at least `late` seconds after the previous step."""
     engine.rig.launcher.measure_gaps(every)
     engine.rig.lib.set_step_ns(3_000_000)
     engine.add()
@@ -191,13 +191,13 @@ def gaps(engine, steps, late=0.0, every=4):
     return found
 
 
-def test_one_step_in_so_many_has_the_gap_behind_it_measured():
+def test_the_gap_after_every_nth_step_is_measured():
     engine = Engine(seed=4)
     engine.rig.take_calls()
     measured = gaps(engine, 20)
     assert [k for k, gap in enumerate(measured) if gap] == [4, 8, 12, 16]
     in_time = min(gap for gap in measured if gap)
-    for _ in range(5):  # a thread that is held up launches late
+    for _ in range(5):  # a delayed thread launches late
         if in_time > 0.001:
             in_time = min(gap for gap in gaps(Engine(seed=4), 20) if gap)
     assert in_time < 0.001
@@ -214,7 +214,7 @@ def test_one_step_in_so_many_has_the_gap_behind_it_measured():
 
 @pytest.mark.parametrize("every", [1, 2, 3])
 def test_a_gap_is_read_before_the_next_one_is_marked(every):
-    """Two steps are in flight: what is recorded again behind the second has not been reached when the first ends."""
+    """Two steps are in flight: when the first step ends, the event recorded after the second has not fired yet."""
     measured = gaps(Engine(seed=4), 20, every=every)
     assert sum(gap > 0 for gap in measured) >= 4
 
@@ -232,7 +232,7 @@ def test_no_gap_is_reported_where_nothing_was_in_flight():
 
 
 def test_a_step_without_a_wait_still_has_its_record_read_first():
-    """It failed on the host after its prep was launched; the stream is as late as it may be."""
+    """The step failed on the host after its prep was launched; the stream runs as late as allowed."""
     engine = Engine()
     rig, scheduler = engine.rig, engine.scheduler
     rig.lib.set_eager(0)
@@ -305,14 +305,14 @@ def test_a_size_is_the_smallest_that_holds_the_count():
     assert [launcher.pick(GraphKind.SAMPLE, count) for count in (1, 9, 257)] == [1, 16, 0]
     for size in (64, 128, 1024):
         launcher.set_graph(GraphKind.MIXED, 0, size, 30000 + size)
-    # Padding above a quarter is worse than launching every kernel by itself, but for steps that are small anyway.
+    # Padding by more than a quarter costs more than launching every kernel by itself, except for small steps.
     assert [launcher.pick(1, count) for count in (1, 64, 65, 102, 103, 128, 800, 820)] == [
         64, 64, 0, 0, 128, 128, 0, 1024,
     ]  # fmt: skip
 
 
 def test_a_step_runs_the_variant_that_its_rows_need():
-    """Whole steps of the variant where there are some, else its parts; a forward without the variant serves both."""
+    """Whole-step graphs of the variant run if they exist, else the parts; both variants share the forward graph."""
     rules = 2
     for whole in (False, True):
         engine = Engine(whole=True)
@@ -392,7 +392,7 @@ def test_a_mistake_is_refused_in_words():
 
 @pytest.fixture
 def no_runtime(monkeypatch):
-    """Nothing but stand-ins is loaded, as far as anybody sees: torch's build for CUDA brings a runtime anywhere."""
+    """Hides libraries in site-packages: torch's CUDA build loads a runtime on any machine; only stand-ins remain."""
     real = target._loaded
     monkeypatch.setattr(target, "_loaded", lambda: [path for path in real() if "/site-packages/" not in path])
 
@@ -408,7 +408,7 @@ def test_what_every_step_calls_is_the_drivers_where_one_is_loaded(no_runtime, tm
         own = {name: ctypes.cast(getattr(driver, f"cu{name}"), ctypes.c_void_p).value for name in names}
         assert target.runtime_calls() == expected | own
     finally:
-        for _ in range(2):  # once for each that has opened it
+        for _ in range(2):  # once for each of the two that opened the library
             _ctypes.dlclose(driver._handle)
     assert target.runtime_calls() == expected
 

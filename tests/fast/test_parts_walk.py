@@ -1,4 +1,4 @@
-"""Long random walks of the pool, the prefix index and the queue against their oracles (R1, R2 in short form)."""
+"""Long random walks: the pool, the prefix index and the queue against their oracles (short form of R1 and R2)."""
 
 import random
 
@@ -27,7 +27,7 @@ def test_the_long_form_of_the_pools_walk(seed, runs):
 
 
 def walk_the_pool(seed, moves, runs):
-    """Random moves; the pool's blocks, runs, lists and counts are the oracle's after each of them."""
+    """Random moves; after each move the pool's blocks, runs, lists and counts equal the oracle's."""
     rng = random.Random(seed)
     size = rng.randint(2, 65) + (8 * runs[0] if runs else 0)
     pool = BlockPool(size, *runs, size) if runs else BlockPool(size)
@@ -76,11 +76,11 @@ def test_idle_runs_stay_whole_until_others_need_their_blocks():
     pool.free(first)
     pool.free(tail)
     assert pool.num_free == 9
-    assert [pool.acquire() for _ in range(4)] == [6, 7, 8, 9]  # no member of an idle run
+    assert [pool.acquire() for _ in range(4)] == [6, 7, 8, 9]  # none of them belongs to an idle run
     assert pool.acquire_run(1) == first
     assert pool.run(run_id) == members
     pool.free(first)
-    assert pool.acquire() in members  # broken up
+    assert pool.acquire() in members  # the run was broken up
     assert pool.run(run_id) == []
     with pytest.raises(ValueError, match="1 is a state, 2 is a tail"):
         pool.acquire_run(3)
@@ -104,7 +104,7 @@ def test_a_block_freed_once_too_often_is_refused_in_words():
 def test_the_hash_is_siphash_with_128_bits(words):
     index = PrefixIndex(4, words, KEY) if words else None
     if index is None:
-        # The paper's vectors for 0 and 1 bytes say that the oracle is right.
+        # The paper's vectors for 0 and 1 bytes verify the oracle.
         assert prefix.siphash128(KEY, b"").hex() == "a3817f04ba25a8e66df67214c7550293"
         assert prefix.siphash128(KEY, b"\0").hex() == "da87c1d86b99af44347659119b22fc45"
         return
@@ -151,7 +151,7 @@ def test_the_index_finds_exactly_what_its_oracle_finds(seed, hash_bits):
 
 @pytest.mark.parametrize("seed", range(125))  # 100,000 moves
 def test_the_queue_gives_the_order_of_its_oracle(seed):
-    """One flow, or several of different weights; slots come again, end with tokens, and expire."""
+    """One flow, or several of different weights; slots return after preemption, finish with tokens, and expire."""
     rng = random.Random(seed)
     by_priority, flows = seed % 2 == 1, rng.choice([1, 2, 3, 12])
     weights = [rng.choice([1, 1, 3]) for _ in range(flows)]
@@ -180,7 +180,7 @@ def test_the_queue_gives_the_order_of_its_oracle(seed):
 
 
 def served(waiting, count):
-    """The slots that are served one after the other, in order."""
+    """The slots in the order in which the queue serves them."""
     found = []
     for _ in range(count):
         found.append(waiting.peek())
@@ -202,7 +202,7 @@ def test_a_weight_is_a_share_of_the_tokens():
     for slot in range(200):
         waiting.add(slot, arrival=float(slot), order=slot, flow=slot % 2, weight=3 if slot % 2 else 1, cost=128)
     odd = sum(slot % 2 for slot in served(waiting, 80))
-    assert 58 <= odd <= 62  # three quarters of 80
+    assert 58 <= odd <= 62  # 60 is three quarters of 80
 
 
 def test_what_a_flow_has_generated_counts_against_it():
@@ -214,7 +214,7 @@ def test_what_a_flow_has_generated_counts_against_it():
         first = waiting.peek()
         waiting.start(first, generated=500 if first % 2 else 10)
         taken.append(first % 2)
-    assert sum(taken) <= 3  # one of flow 1 costs as much as twenty-five of flow 0
+    assert sum(taken) <= 3  # a request of flow 1 costs as much as twenty-five of flow 0
 
 
 def test_an_expired_slot_that_is_aborted_is_not_reported_for_its_next_owner():
@@ -222,7 +222,7 @@ def test_an_expired_slot_that_is_aborted_is_not_reported_for_its_next_owner():
     waiting.add(1, deadline=5.0)
     waiting.add(2, deadline=5.0)
     waiting.expire(6.0)
-    assert not waiting.discard(1)  # its request leaves before the caller has asked
+    assert not waiting.discard(1)  # its request is aborted before the caller has read the expired slots
     waiting.add(1)
     assert waiting.take_expired() == [2]
     assert waiting.peek() == 1

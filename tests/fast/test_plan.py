@@ -1,4 +1,4 @@
-"""The record of a plan as the device reads it: its layout, how much of it counts, and whose words travel in it."""
+"""The plan's record as the device reads it: its layout, its used length, and the slots whose words it contains."""
 
 import runpy
 from pathlib import Path
@@ -29,7 +29,7 @@ def prompt(length, first=1):
 
 
 def read(record):
-    """The record's parts, from its header alone and the two sizes, as a kernel would find them."""
+    """The parts of the record, found from its header and the two sizes alone, as a kernel finds them."""
     at, parts = 16, {}
     for name in ("slot", "start", "len", "computed", "flags"):
         parts[name] = record[at : at + ROWS + 1]
@@ -84,7 +84,7 @@ def test_the_built_modules_have_the_layout_of_this_tree():
 
 
 def test_a_new_number_of_a_slot_is_one_member(tmp_path):
-    """The record makes room for it and C has its name, with no other line changed."""
+    """The record has room for the new number, and C has its name, without a change of another line."""
     last = f"OUTSIDE = {SlotWord.OUTSIDE}"
     added = "".join(f"\n    NEW_{k} = {len(SlotWord) + k}" for k in range(layout.ALIGNED))
     changed = tmp_path / "layout.py"

@@ -1,8 +1,9 @@
-"""Prefix hits of the whole scheduler against brute force (R2, short form).
+"""Prefix hits of the whole scheduler against a brute-force search (short form of R2).
 
-Requests over a small alphabet run one after another through pools that are too small for all their prefixes, with
-several roots, media keys, group kinds and hash widths. Before each, brute force reads from the simulated device which
-named blocks hold exactly this request's beginning; the hit must be the longest that all groups can serve.
+Requests over a small alphabet run one after another. The pools are too small for all their prefixes. There are several
+roots, media keys, kinds of groups and widths of hashes. Before each request a brute-force search reads from the
+simulated device which named blocks hold exactly the beginning of this request. The hit must be the longest prefix that
+all groups can serve.
 """
 
 import random
@@ -16,7 +17,7 @@ from tests.fast.oracles.device import Device
 
 
 class Asker:
-    """One request at a time, so that nothing else moves between brute force and the hit."""
+    """Runs one request at a time, so that nothing changes between the brute-force search and the hit."""
 
     def __init__(self, seed, groups, hash_bits):
         rng = self.rng = random.Random(seed)
@@ -31,7 +32,7 @@ class Asker:
         self.number = 0
 
     def longest(self, request):
-        """The longest hit that named blocks allow, by looking at every one of them."""
+        """The longest possible hit, found by checking every named block."""
         named = set(self.scheduler.index.blocks())
         found = []
         for group in range(len(self.groups)):
@@ -78,12 +79,12 @@ class Asker:
 
 
 class Known:
-    """What the device asks about a request."""
+    """A request, with the attributes that the simulated device reads."""
 
     def __init__(self, letters, root, rng):
         self.tokens = ["abcd".index(letter) for letter in letters]
-        # The letter d is a media position: one placeholder token, three contents that differ in their keys only, two of
-        # them in their second word alone.
+        # The letter d is a media position: one placeholder token with three contents that differ only in their keys.
+        # Two of the keys differ only in their second word.
         media = [(-(1 << 62), 1), (-(1 << 62), 2), (-(1 << 61), 2)]
         self.keys = [(t, 0) if t < 3 else rng.choice(media) for t in self.tokens]
         self.prompt_len = len(self.tokens)

@@ -1,4 +1,4 @@
-"""OutputRing: what is put comes out once, in order, whatever the ring's size; the loop is woken for each entry."""
+"""OutputRing: each entry comes out once and in order, for any ring size; each entry wakes the loop."""
 
 import os
 import selectors

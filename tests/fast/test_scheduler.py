@@ -1,4 +1,4 @@
-"""Scheduler: single behaviours on small numbers. The random walks are in test_scheduler_walk.py."""
+"""Scheduler: single behaviours with small numbers. The random walks are in test_scheduler_walk.py."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def rows(plan):
 
 
 def step(scheduler, token=7):
-    """One whole step: planned and settled."""
+    """Plans and commits one whole step."""
     plan = plan_for(scheduler)
     scheduler.schedule(plan)
     scheduler.commit(plan, np.full(max(1, plan.num_rows), token, np.int32))
@@ -147,7 +147,7 @@ def test_a_preempted_request_keeps_its_prefix_and_its_tokens():
     made = scheduler.seqs.snapshot(two)["num_tokens"] - 12
     assert scheduler.abort(1)
     again = step(scheduler, 8)
-    # Of its own four full blocks the other row has taken the last one; that is computed anew, and the sample follows.
+    # The other row has taken the last of this row's four full blocks: the tokens of that block are computed again.
     start, count, flags = rows(again)[two]
     assert (start + count, flags) == (12 + made, SAMPLE)
     assert (start, made) == (12, 5)
@@ -244,7 +244,7 @@ def test_an_error_takes_back_what_earlier_chunks_had_offered():
     assert scheduler.ledger()["index_entries"] == 0
     while scheduler.ledger()["slots"]:
         step(scheduler)
-    # The other row ends well and has named nothing meanwhile that would hang on what is forgotten.
+    # The other row ends without an error. It has named no block whose parent block was removed from the index.
     ledger = scheduler.ledger()
     assert ledger["index_entries"] == ledger["cached"] == 0
     assert ledger["free"] == ledger["total"]
@@ -261,7 +261,7 @@ def test_a_reset_of_the_prefix_cache_leaves_live_rows_alone():
     scheduler.reset_prefix_cache()
     for _ in range(8):
         assert list(rows(step(scheduler))) == [slot]
-    # What this row names later would hang on forgotten parents: it names nothing more.
+    # New blocks of this row would have parents that are no longer in the index, so the row names no more blocks.
     assert scheduler.ledger()["index_entries"] == 0
     assert scheduler.abort(1)
     assert scheduler.ledger()["free"] == scheduler.ledger()["total"]
@@ -335,7 +335,7 @@ def test_an_abort_says_at_once_whether_the_slot_is_free():
 
 
 def runs(*rows, width=3):
-    """The runs of a step's rows, as the device sends them home."""
+    """The runs of tokens of a step's rows, as the device copies them to the host."""
     return np.array([[*row, *[TokenCode.END] * (width - len(row))] for row in rows], np.int32).ravel()
 
 
@@ -405,7 +405,7 @@ def test_a_plan_lies_in_the_memory_it_is_given():
 
 
 def test_one_token_follows_a_prompt_that_fills_the_context():
-    scheduler = make(max_model_len=12, num_blocks=4, block_size=4)  # three blocks and the dummy: no room for a fourth
+    scheduler = make(max_model_len=12, num_blocks=4, block_size=4)  # three blocks and the dummy block
     with pytest.raises(ValueError, match="leaves room for one"):
         scheduler.add(1, ids(*range(12)), max_tokens=2)
     with pytest.raises(ValueError, match="prompt of 13 tokens"):
@@ -510,7 +510,7 @@ def test_prompts_keep_to_their_budget():
     assert [rows(step(scheduler))[first][1] for _ in range(4)] == [5, 5, 5, 5]
     scheduler.shares.prompt_budget = 0
     second = scheduler.add(2, ids(1, 2, 3), max_tokens=8)
-    assert rows(step(scheduler))[second][1] == 1  # it goes on, however slowly
+    assert rows(step(scheduler))[second][1] == 1  # the prompt goes on, however slowly
 
 
 def test_a_small_rest_of_a_prompt_is_taken_along():
@@ -540,7 +540,7 @@ def test_what_an_overtaking_prompt_leaves_over_goes_to_the_long_one():
     step(scheduler)
     long = scheduler.add(2, ids(*range(60)), max_tokens=4, arrival=1.0)
     assert rows(step(scheduler))[long][1] == 15
-    scheduler.add(3, ids(*range(40)), max_tokens=8, arrival=2.0)  # shorter, but there are too few blocks for it
+    scheduler.add(3, ids(*range(40)), max_tokens=8, arrival=2.0)  # shorter, but too few blocks are free for it
     given = {slot: length for slot, (_, length, _) in rows(step(scheduler)).items()}
     assert given == {other: 1, long: 15}
 
@@ -568,12 +568,12 @@ def test_the_load_counts_rows_and_what_prompts_lack():
 
 
 def whole(**changes):
-    """Of prompts that are computed in one step each, 32 tokens a step; every row ends with its step."""
+    """A scheduler with whole prompts: each is computed in one step of 32 tokens; every row ends with its step."""
     return make(max_chunk=32, max_model_len=32, whole_prompts=True, max_slots=100, max_rows=16, **changes)
 
 
 def lengths(scheduler, count=1):
-    """Prompt lengths in the next steps, which are settled."""
+    """Prompt lengths in each of the next steps; the steps are committed."""
     steps = []
     for _ in range(count):
         plan = plan_for(scheduler)
@@ -591,7 +591,7 @@ def wait(scheduler, *sizes):
 def test_shorter_whole_prompts_fill_the_step_before_a_long_one_but_overtake_it_once():
     scheduler = whole()
     wait(scheduler, 20, 30, 5, 28, 6, 7, 8)
-    assert lengths(scheduler, 4) == [[20, 5, 6], [30], [28], [7, 8]]  # 28 was overtaken too, by 6: it holds up 7
+    assert lengths(scheduler, 4) == [[20, 5, 6], [30], [28], [7, 8]]  # 6 has overtaken 28 too, so 7 waits for 28
 
 
 def test_whole_prompts_that_fit_come_in_their_order():

@@ -1,4 +1,4 @@
-"""Scheduler at the edges of what it is given: block-table changes that exceed a plan, pools of the least size."""
+"""Scheduler at the limits of its input: block-table changes that exceed a plan, and pools of minimal size."""
 
 import random
 
@@ -63,7 +63,7 @@ def test_a_request_that_is_accepted_fits_alone_without_a_preemption(groups, chun
 
 
 def paired_steps(scheduler, max_updates):
-    """Runs the scheduler's one request with two steps in flight; yields before each plan and behind each commit."""
+    """Runs the scheduler's one request with two steps in flight; yields before each plan and after each commit."""
     plans, turn = [StepPlan(4, 40, max_updates) for _ in range(2)], 0
     yield
     rows = scheduler.schedule(plans[0])
@@ -79,7 +79,7 @@ def paired_steps(scheduler, max_updates):
 
 @pytest.mark.parametrize("window", [0, 1, 9, 40])
 def test_a_row_holds_no_more_blocks_than_its_kind_demands(window):
-    """Chunks of random lengths, behind a random part of the prompt that the prefix cache has."""
+    """Chunks have random lengths; a random part of the prompt comes from the prefix cache."""
     kind = kinds.SLIDING if window else kinds.FULL
     unused = []
     for seed in range(40):

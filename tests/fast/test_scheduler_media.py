@@ -1,4 +1,4 @@
-"""Scheduler and media: towers before their rows, budgets, a cache shared by requests, and what failures leave."""
+"""Scheduler and media: towers run before their rows; budgets; a cache that requests share; the effects of failures."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def plan_for(scheduler):
 
 
 def add(scheduler, number, length, *spans, keys=None, **rules):
-    """A request whose spans are (start, length, entry, entry_row_start)."""
+    """Adds a request whose spans are (start, length, entry, entry_row_start)."""
     tokens = np.arange(length, dtype=np.int32) + 100 * number
     media = np.array(spans, np.int32).reshape(-1, 4)
     return scheduler.add(number, tokens, **{"max_tokens": 4, **rules}, media=media, keys=keys)
@@ -55,7 +55,7 @@ def test_a_tower_runs_in_the_step_that_reads_its_first_row():
     assert (encodes(third), runs(third)) == ([], [(0, 3, entry, 4)])
 
 
-def test_an_entry_is_encoded_once_for_all_who_show_it():
+def test_an_entry_is_encoded_once_for_all_requests():
     scheduler = make()
     entry = scheduler.add_entry(4)
     add(scheduler, 1, 8, (2, 4, entry, 0))
@@ -89,7 +89,7 @@ def test_an_entry_that_can_never_fit_is_refused():
     scheduler = make(encoder_capacity=8)
     assert scheduler.add_entry(9) == -3
     one, two = scheduler.add_entry(5), scheduler.add_entry(5)
-    # Interleaved runs need both at once; one after the other they fit.
+    # Interleaved runs need both entries at once, which do not fit; one after the other they fit.
     assert add(scheduler, 1, 20, (0, 2, one, 0), (2, 2, two, 0), (4, 2, one, 2), (6, 2, two, 2)) == -3
     assert add(scheduler, 1, 20, (0, 2, one, 0), (4, 2, one, 2), (6, 2, two, 0), (8, 2, two, 2)) >= 0
 
@@ -145,7 +145,7 @@ def test_a_cached_prefix_needs_no_tower():
 def test_rows_that_wait_for_each_others_room_do_not_wait_forever():
     scheduler = make(encoder_capacity=8, max_chunk=4)
     a, b, c, d = (scheduler.add_entry(4) for _ in range(4))
-    # Both hold one entry to their end and need a second one before it.
+    # Both requests hold one entry until they end, and each needs a second entry before its end.
     one = add(scheduler, 1, 20, (0, 2, a, 0), (4, 4, b, 0), (12, 2, a, 2))
     two = add(scheduler, 2, 20, (0, 2, c, 0), (4, 4, d, 0), (12, 2, c, 2))
     finished = 0
@@ -158,7 +158,7 @@ def test_rows_that_wait_for_each_others_room_do_not_wait_forever():
     assert scheduler.num_preemptions > 0
 
 
-def test_who_read_what_a_failed_step_should_have_encoded_ends_as_well():
+def test_readers_of_an_entry_that_a_failed_step_should_have_encoded_end_too():
     scheduler = make(max_rows=3)
     shared = scheduler.add_entry(4)
     add(scheduler, 1, 8, (1, 4, shared, 0))
@@ -176,7 +176,7 @@ def test_who_read_what_a_failed_step_should_have_encoded_ends_as_well():
     assert scheduler.ledger()["encoder_rows"] == 0
 
 
-def test_an_entry_of_a_failed_step_is_encoded_again_for_who_comes_later():
+def test_an_entry_of_a_failed_step_is_encoded_again_for_later_requests():
     scheduler = make()
     entry = scheduler.add_entry(4)
     add(scheduler, 1, 8, (1, 4, entry, 0))
@@ -284,7 +284,7 @@ def test_bidirectional_spans_that_no_step_could_compute_are_refused(bi_spans):
 
 
 def test_rows_decode_in_every_step_while_pictures_wait_for_their_tower():
-    """32 rows decode, eight pictures wait: a step encodes up to the budget, or a piece of one larger picture."""
+    """32 rows decode, eight pictures wait: a step encodes up to the budget, or a part of one larger picture."""
     budget, sizes = 64, (40, 40, 20, 20, 20, 90, 40, 40)
     scheduler = make(max_slots=48, max_rows=40, max_tokens=128, num_blocks=512, encoder_budget=budget)
     decoding = {add(scheduler, number, 4, max_tokens=64) for number in range(1, 33)}
@@ -295,7 +295,7 @@ def test_rows_decode_in_every_step_while_pictures_wait_for_their_tower():
         rows[entry] = size
         add(scheduler, number, size + 4, (2, size, entry, 0), max_tokens=1)
     encoded = []
-    while sum(map(len, encoded)) < len(sizes) + 1:  # one of them in two pieces
+    while sum(map(len, encoded)) < len(sizes) + 1:  # one picture runs in two parts
         plan = step(scheduler)
         assert lens(plan).items() >= dict.fromkeys(decoding, 1).items(), "all that decode go on"
         encoded.append([entry for _, _, entry in encodes(plan)])
@@ -304,7 +304,7 @@ def test_rows_decode_in_every_step_while_pictures_wait_for_their_tower():
 
 
 def with_a_row_that_decodes(**changes):
-    """A scheduler with a budget of 6 in which slot 0 decodes."""
+    """A scheduler with an encoder budget of 6, in which slot 0 decodes."""
     scheduler = make(encoder_budget=6, **changes)
     add(scheduler, 1, 2, max_tokens=64)
     step(scheduler)
@@ -335,7 +335,7 @@ def test_what_is_left_of_a_large_tower_runs_when_nothing_decodes():
 
 
 def test_a_large_tower_under_way_holds_up_no_request_once_nothing_decodes():
-    """Else the first waiting request would wait for ever: the large picture under way leaves its picture no room."""
+    """Else the first waiting request would wait for ever: the large picture leaves no room for another one."""
     scheduler = with_a_row_that_decodes(encoder_capacity=10)
     large, small = scheduler.add_entry(7, work=60), scheduler.add_entry(6, work=6)
     slot = add(scheduler, 2, 12, (3, 7, large, 0))

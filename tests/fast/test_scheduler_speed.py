@@ -1,4 +1,4 @@
-"""The scheduler's cost per step: 30 us for 256 rows on the machine of tests/pace.py, in the best of several rounds."""
+"""The scheduler's cost per step: 30 us for 256 rows on the machine of tests/pace.py, best of several rounds."""
 
 import statistics
 

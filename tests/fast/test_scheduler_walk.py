@@ -1,8 +1,8 @@
-"""Random walks of the whole scheduler with a simulated device and a reference engine (R3, short form).
+"""Random walks of the whole scheduler with a simulated device and a reference engine (short form of R3).
 
-Two steps are in flight; requests arrive, are aborted, preempted, share prefixes and media, fail with their step. The
-device (oracles/device.py) checks every read; this file checks budgets, order, endings and the ledger after each move.
-A failing walk prints its seed through the test's name.
+Two steps are in flight. Requests arrive, are aborted or preempted, share prefixes and media, and fail with their steps.
+The device (oracles/device.py) checks every read; this file checks budgets, order, endings and the ledger after each
+move. The test's name contains the seed of a failing walk.
 """
 
 import random
@@ -20,12 +20,12 @@ GROUPS = [[(0, 0)], [(0, 0)], [(1, 5)], [(0, 0), (1, 6)], [(1, 9), (0, 0)], [(0,
 
 
 class Truth:
-    """A request as its client sees it."""
+    """A request from the client's view."""
 
     def __init__(self, number, prompt, root, media, keys, **rules):
         self.number = number
         self.prompt_len = len(prompt)
-        self.tokens = list(prompt)  # with every sample the device drew
+        self.tokens = list(prompt)  # the prompt and every token that the device sampled
         self.root = root
         self.media = media  # (start, length, entry, entry_row_start, content)
         self.keys = keys
@@ -42,7 +42,7 @@ class Truth:
         return self.keys[position] if position < self.prompt_len else (self.tokens[position], 0)
 
     def verdict(self, context):
-        """Why the request ends with its newest settled token."""
+        """The reason why the request ends with its newest settled token."""
         made = self.settled - self.prompt_len
         token = self.tokens[self.settled - 1]
         if made >= self.rules["min_tokens"]:
@@ -51,7 +51,7 @@ class Truth:
             if token == HALT and self.rules["stop_ids"]:
                 return STOP_TOKEN
         ends = sum(self.media[-1][:2]) if self.media else 0
-        if ends > self.prompt_len:  # tokens of the answer take rows, and there are no more of them
+        if ends > self.prompt_len:  # media rows for tokens of the answer are used up
             context = min(context, ends)
         return LENGTH if made == self.rules["max_tokens"] or self.settled == context else NONE
 
@@ -87,14 +87,14 @@ class Walk:
         self.plans = [StepPlan(rows, self.settings["max_tokens"], count) for count in updates]
         self.device = Device(rng, groups, self.block_size, self.draw)
         self.by_slot, self.live, self.entries, self.contents = {}, {}, {}, {}
-        self.launched = []  # (plan, sampled, fails, which rows are broken), oldest first
+        self.launched = []  # (plan, sampled, fails, broken flag per row), oldest first
         self.clock = self.number = self.ended = 0
         self.idle_steps = self.restarts = 0
 
     def draw(self, request):
         return self.rng.choices([EOS, HALT, self.rng.randrange(4)], [1, 1, 20])[0]
 
-    # What the loop would send.
+    # Calls of the event loop.
 
     def add(self):
         rng, scheduler = self.rng, self.scheduler
@@ -141,12 +141,11 @@ class Walk:
         self.number += 1
 
     def hints(self, length):
-        """Further arguments of a request."""
+        """Further arguments for adding a request."""
         return {}
 
     def media_for(self, prompt):
-        """A few items in runs, some of them interleaved; equal contents share an entry. A last one may go on behind
-        the prompt."""
+        """A few items in runs, some interleaved; equal contents share an entry; the last may extend past the prompt."""
         rng, spans, at, keys = self.rng, [], 0, [(token, 0) for token in prompt]
         used = {}
         for _ in range(rng.randint(1, 4)):
@@ -162,7 +161,7 @@ class Walk:
             length = min(rng.randint(1, rows), rows - first, room)
             if length < 1:
                 continue
-            if length == room and rng.random() < 0.7:  # rows for tokens of the answer
+            if length == room and rng.random() < 0.7:  # media rows for tokens of the answer
                 length = rows - first
             used[content] = first + length
             spans.append((at, length, self.entries[content], first, content))
@@ -186,7 +185,7 @@ class Walk:
             request = self.by_slot.pop(slot)
             assert request.number not in self.live
 
-    # What the device thread does.
+    # Calls of the device thread.
 
     def schedule(self):
         plan = next(p for p in self.plans if all(p is not other for other, *_ in self.launched))
@@ -204,7 +203,7 @@ class Walk:
             assert not self.live, "nothing runs, nothing is in flight, and somebody waits"
 
     failing = 0.0
-    sparing = 0.0  # share of the rows without news that start over when their step fails
+    sparing = 0.0  # share of rows without emitted tokens that start over when their step fails
 
     def check_plan(self, plan, before):
         settings, rows = self.settings, plan.num_rows
@@ -228,7 +227,7 @@ class Walk:
             request = self.by_slot[slot]
             if facts["epoch"] != before[slot]["epoch"]:
                 request.computed = 0  # preempted
-            again = facts["epoch"] != before[slot]["epoch"]  # it may have started again at once
+            again = facts["epoch"] != before[slot]["epoch"]  # it may have restarted in the same plan
             if slot in slots and (before[slot]["state"] == 1 or again):
                 request.computed = plan.row_computed[slots.index(slot)]
                 if not request.started:
@@ -245,11 +244,11 @@ class Walk:
                 assert max(newly) < min(waiting)
 
     def restarted(self, before):
-        """Ranks of those that have been preempted."""
+        """Ranks of the requests that have been preempted."""
         return {self.by_slot[slot].rank for slot, facts in before.items() if facts["epoch"]}
 
     def check_shares(self, plan, before, after):
-        """Running rows without media get what the rule says: those that decode a token, then the shortest prompts."""
+        """Of rows without media, each decoding row gets a token first, then the shortest prompts get their shares."""
         running = [slot for slot, facts in before.items() if facts["state"] == 2]
         full = plan.num_updates + self.updates > plan.max_updates
         if full or any(self.by_slot[s].media or after[s]["state"] != 2 for s in running):
@@ -265,11 +264,11 @@ class Walk:
         prompts = {slot: left for slot, left in lefts.items() if left > 1}
         by_priority = self.settings["policy"]
         order = {slot: (self.by_slot[slot].rank[0] if by_priority else 0, left) for slot, left in prompts.items()}
-        if any(facts["state"] == 1 for facts in before.values()):  # they may overtake, and leave something over
+        if any(facts["state"] == 1 for facts in before.values()):  # waiting prompts may overtake, and leave tokens over
             for slot in sorted(prompts, key=order.get)[:1]:
                 assert given.get(slot, 0) >= min(prompts[slot], chunk, max(tokens // 4, 1))
             return
-        for slot in sorted(prompts, key=order.get):  # the shortest first, those that are as long in their order
+        for slot in sorted(prompts, key=order.get):  # the shortest first; equal lengths in order of rank
             left = prompts[slot]
             limit = min(chunk, tokens)
             share = left if limit < left <= min(chunk, tokens + tokens // 8, room) else min(left, limit)
@@ -278,7 +277,7 @@ class Walk:
             tokens = max(tokens, 0)
 
     def left(self, facts):
-        """Tokens that a slot could compute."""
+        """Number of tokens that a slot could compute."""
         known = facts["num_tokens"] + facts["pending"]
         return known - facts["computed"] if known < facts["max_len"] else 0
 
@@ -303,13 +302,14 @@ class Walk:
         for entry, dead in scheduler.take_evicted():
             self.device.embeddings.pop(entry, None)
             self.device.begun.discard(entry)
-            # It was evicted while at least the step just settled was in flight, so that one did not read it.
+            # The entry was evicted while the step just settled, or a later step, was in flight: that step did not read
+            # the entry.
             assert self.failing or self.device.last_read.pop(entry, -1) < plan.step_id
             if dead:
                 del self.entries[self.contents.pop(entry)]
 
     def fail(self, plan):
-        """Fails the step; its slots that start over lose their drawn tokens, of which none was reported."""
+        """Fails the step; slots that start over lose their sampled tokens, none of which was reported."""
         again = np.zeros(self.settings["max_slots"], np.uint8)
         for slot, request in self.by_slot.items():
             again[slot] = request.settled == request.prompt_len and self.rng.random() < self.sparing
@@ -384,7 +384,7 @@ class Walk:
         self.check_names(ledger)
 
     def check_names(self, ledger):
-        """What the prefix index names when no request is open."""
+        """Checks the names in the prefix index when no request is open."""
         assert ledger["index_entries"] == ledger["cached"]
 
 
@@ -414,7 +414,7 @@ def test_a_pool_that_is_too_small_preempts_and_still_ends_everything(seed):
 
 @pytest.mark.parametrize("seed", [1135, 1347, 1443, 1666, 2476, 2972])
 def test_walks_of_the_long_form_that_have_failed(seed):
-    """Around towers in pieces: steps that fail, plans that come to nothing."""
+    """Towers that run in parts, with steps that fail and plans that are dropped."""
     test_the_long_form_of_the_walk(seed)
 
 

@@ -1,4 +1,4 @@
-"""SeqTable: one reset covers every per-slot array, so nothing of a request is left for the next one (S37)."""
+"""SeqTable: one reset covers every per-slot array, so a slot's next request finds nothing of the last one (S37)."""
 
 import os
 import re
@@ -63,7 +63,7 @@ def test_a_slot_that_was_used_in_every_way_looks_new_afterwards():
 
 @pytest.mark.parametrize("prompt", [1, 200, 236, 250, 1000, 16300, 16380, 30000])
 def test_tokens_stay_what_they_were_while_their_buffers_grow(prompt):
-    """Three interleaved rows, read again from the start."""
+    """Three interleaved rows grow, and are then read again from the start."""
     length, steps = 40000, 600 if prompt < 300 else 120
     scheduler = Scheduler(
         max_slots=3, max_rows=3, max_tokens=length, max_model_len=length, num_blocks=8000, block_size=16,
@@ -87,7 +87,7 @@ def test_tokens_stay_what_they_were_while_their_buffers_grow(prompt):
         found = {slot: [] for slot in rows}
         assert scheduler.schedule(plan)
         scheduler.fail(plan, np.ones(3, np.uint8))
-        while any(len(found[slot]) < len(rows[slot]) for slot in rows):  # what is known is computed again
+        while any(len(found[slot]) < len(rows[slot]) for slot in rows):  # the known tokens are computed again
             assert scheduler.schedule(plan)
             for row in range(plan.num_rows):
                 begin = plan.row_start[row]
@@ -100,7 +100,7 @@ def test_tokens_stay_what_they_were_while_their_buffers_grow(prompt):
         assert scheduler.ledger()["slots"] == 0
 
 
-def test_a_table_that_goes_gives_its_memory_back():
+def test_a_deleted_table_frees_its_memory():
     def held():
         with open("/proc/self/statm") as lines:
             return int(lines.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -122,7 +122,7 @@ def test_a_table_that_goes_gives_its_memory_back():
 
 
 def test_a_position_is_computed_again_with_the_token_that_was_just_committed():
-    """And the sample of the step that was launched past the token counts for nothing."""
+    """The sample of the step launched before the redo is dropped."""
     scheduler = Scheduler(max_slots=1, max_rows=1, max_tokens=8, max_model_len=64, num_blocks=20, block_size=4)
     plans = [StepPlan(1, 8, 64) for _ in range(3)]
     scheduler.add(1, np.arange(4, dtype=np.int32), max_tokens=4)
@@ -155,7 +155,7 @@ def test_a_run_that_the_host_knows_replaces_what_a_preempted_rows_step_chooses()
         scheduler.schedule(plans[0])
         scheduler.commit(plans[0], np.array([7, 7], np.int32))
     scheduler.schedule(plans[0])
-    scheduler.schedule(plans[1])  # takes the second row's blocks for the first one
+    scheduler.schedule(plans[1])  # preempts the second row: the first row gets its blocks
     assert scheduler.num_preemptions == 1
     assert scheduler.settler.extend(1, np.array([8, 9], np.int32)), "its step is in flight, although it waits"
     scheduler.commit(plans[0], np.array([7, 99], np.int32))

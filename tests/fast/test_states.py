@@ -1,6 +1,7 @@
-"""States of rows, in named cases: what is found again, what is dropped first, and what is refused.
+"""States of rows, case by case: which states a request finds again, which are dropped first, which are refused.
 
-Blocks have 4 tokens, a state is that behind a multiple of 4 tokens, in a run of 3 blocks; a tail takes 2.
+A block has 4 tokens. A state belongs to a prefix of a multiple of 4 tokens and takes a run of 3 blocks; a tail takes
+2 blocks.
 """
 
 import numpy as np
@@ -40,7 +41,7 @@ def column(plan, name, row=0):
 
 
 def serve(scheduler, prompt, answer=1, sampled=7, **options):
-    """Run one request to its end: how many tokens it found."""
+    """Runs one request to its end; returns how many of its tokens were in the cache."""
     slot = scheduler.add(1, prompt, max_tokens=answer, **options)
     assert slot >= 0
     plans, found, launched = [plan_for(scheduler) for _ in range(2)], None, []
@@ -66,7 +67,7 @@ def test_a_prompt_is_found_again_up_to_its_last_full_block(groups, length):
 
 
 def test_a_shared_beginning_is_found_by_the_third_request_or_by_the_second_with_a_boundary():
-    """The first states lie at the ends of prompts; where attention goes on further than states, a branch is."""
+    """A state is made at a prompt's end, and later where attention finds a longer prefix than states do."""
     common, own = text(22), [text(15, 10 + k) for k in range(4)]
     plain, hinted = make(), make()
     assert [serve(plain, joined(common, end)) for end in own] == [0, 0, 20, 20]
@@ -178,7 +179,7 @@ def test_another_salt_or_medium_finds_nothing(groups):
 
 
 @GROUPS
-def test_of_a_row_with_an_error_no_state_is_found(groups):
+def test_no_state_of_a_row_with_an_error_is_found(groups):
     scheduler, plan = make(groups=groups), plan_for(make())
     prompt = text(30)
     scheduler.add(1, prompt, max_tokens=30, boundaries=[9])
@@ -224,7 +225,7 @@ def test_states_never_hit_go_first_then_the_longest_unused():
 
 
 def test_a_conversation_drops_its_shorter_prefixes_first():
-    """A state that only one row has begun at is of little use once that row has named a longer prefix."""
+    """A state that only one row has reused has little value once that row has named a longer prefix."""
     scheduler = make(state_share=0.0101)  # four states
     turns = text(9)
     for turn in range(6):
@@ -237,7 +238,7 @@ def test_a_conversation_drops_its_shorter_prefixes_first():
     assert serve(scheduler, joined(turns, text(3))) == 48
 
 
-def test_a_state_goes_with_the_block_on_which_it_hangs():
+def test_a_state_is_dropped_with_its_block():
     scheduler = make(num_blocks=80, max_model_len=128, state_share=1.0)
     for k in range(12):
         assert serve(scheduler, text(60, k)) == 0

@@ -1,6 +1,6 @@
 """Random walks of the whole scheduler for models with states: oracles/states.py checks each run that a step reads.
 
-The walk of test_scheduler_walk.py, with groups of states, boundaries, and tokens that are computed again.
+Like test_scheduler_walk.py, with groups of states, boundaries, and tokens that are computed again.
 """
 
 import random
@@ -12,13 +12,13 @@ from _fast.plan import StepPlan
 from tests.fast.oracles.states import StateDevice
 from tests.fast.test_scheduler_walk import NONE, Walk
 
-TOKENS = [[], [(0, 0)], [(0, 0)], [(0, 0), (1, 6)], [(1, 5)]]  # groups of tokens
+TOKENS = [[], [(0, 0)], [(0, 0)], [(0, 0), (1, 6)], [(1, 5)]]  # groups of layers with a KV cache
 RUNS = [(1, 1), (3, 2), (66, 5)]
 NO_STATES, ALIGN, ALL = 0, 1, 2
 
 
 class StateWalk(Walk):
-    """`runs`: blocks of a state and of a tail; `mode`: which states are named."""
+    """`runs`: number of blocks of a state and of a tail; `mode`: which states are named."""
 
     def __init__(self, seed, runs, mode=None, **fixed):
         picks = random.Random(seed + 77)
@@ -61,8 +61,7 @@ class StateWalk(Walk):
             self.redo(self.launched[0][0])
 
     def redo(self, plan):
-        """A row's newest token changes what may follow: the position in flight is computed again, or is left for more
-        tokens that the host knows."""
+        """Computes the position in flight again, as a grammar would, or replaces it by tokens that the host knows."""
         slot = self.rng.choice(list(plan.row_slot[: plan.num_rows]))
         request, settler = self.by_slot[slot], self.scheduler.settler
         facts = self.scheduler.seqs.snapshot(slot)
@@ -118,11 +117,12 @@ class StateWalk(Walk):
 
     def check_names(self, ledger):
         named = self.scheduler.state_counts["named"]
-        in_index = named if (0, 0) not in self.groups else 0  # else a state hangs on a block that has a name
+        # With attention layers a state belongs to a named block, and has no index entry of its own.
+        in_index = named if (0, 0) not in self.groups else 0
         assert ledger["cached"] == ledger["index_entries"] - in_index + named * self.settings["state_blocks"]
 
     def check_shares(self, plan, before, after):
-        if self.settings["state_mode"] == NO_STATES:  # else a chunk may end behind its last checkpoint
+        if self.settings["state_mode"] == NO_STATES:  # in other modes a chunk may end after its last checkpoint
             super().check_shares(plan, before, after)
 
     def run(self, steps, redoing=0.1, **chances):
@@ -138,7 +138,7 @@ def test_every_row_reads_the_state_of_its_own_prefix(seed, runs):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_position_that_is_computed_again_overwrites_its_place(seed):
-    """A grammar that wakes, and its jumps; also in chunks of a token, behind which the host knows less."""
+    """A grammar that activates in the middle of a row, and its jumps; also in chunks of one token."""
     walk = StateWalk(seed, (3, 2), max_chunk=seed % 2, num_blocks=400)
     walk.run(120, redoing=0.7, arrivals=0.3)
     assert walk.repeated > 5

@@ -1,10 +1,11 @@
-"""SteadyLoop against the plain order in Python, and against what each request alone must get.
+"""SteadyLoop against the same steps run in plain Python, and against each request's expected answer.
 
-The same steps, tokens and endings, whoever runs which step. The stand-in runtime (oracles/runtime.c) holds a cache of
-identities, in which every row of every step must find its own prefix, and draws tokens from a request's number alone.
+Steps, tokens and endings do not depend on whether SteadyLoop or Python runs a step. The stand-in runtime
+(oracles/runtime.c) has a cache of identities, in which every row of every step must find its own prefix. The runtime
+draws tokens from a request's number alone.
 
-Both run one script of arrivals and aborts, each tied to the number of the step before which it happens. The stand-in
-runtime wakes the inbox when the step before that is launched, so that the loop returns exactly there.
+Both engines run one script of arrivals and aborts; each event has the number of the step before which it happens. The
+stand-in runtime wakes the inbox when it launches the step before, so that the loop returns exactly there.
 """
 
 import contextlib
@@ -39,11 +40,11 @@ from tests.fast.oracles.runtime import COPY, GRAPH, QUERY, RECORD, SYNC, Rig, se
 ROWS, TOKENS, SLOTS, EOS = 6, 64, 12, 3
 STOP, LENGTH, ERROR = 1, 3, 5
 PROMPT = 7, 11  # token p of each prompt is 7 p % 11
-CONTEXT = 1024  # of the stand-in's cache
+CONTEXT = 1024  # positions in the stand-in's cache
 
 
 class Engine:
-    """The order of engine/run/loop with two steps in flight. News are recorded as (step, ids, tokens, finishes)."""
+    """The order of engine/run/loop with two steps in flight. `news` has (step, ids, tokens, finishes) of each step."""
 
     def __init__(self, script, vocab=40, width=1, **settings):
         defaults = {"max_slots": SLOTS, "max_rows": ROWS, "max_tokens": TOKENS, "max_model_len": 128, "block_size": 4}
@@ -57,15 +58,15 @@ class Engine:
             self.rig.lib.set_cache(defaults["block_size"], *PROMPT)
         self.refused = set()
         self.special = np.zeros(self.scheduler.max_slots, np.uint8)
-        self.script = list(script)  # (step, what, number, details), by step
+        self.script = list(script)  # (step, what, number, details), ordered by step
         self.live = {}  # number -> slot
         self.news = []
         self.previous = None  # index of the plan in flight
 
-    # What arrives.
+    # Events of the script.
 
     def due(self, idle=False):
-        """Does what the script has for the next step; when nothing runs, whatever comes first."""
+        """Runs the script's events for the next step; if no request runs, the next event at any step."""
         while self.script and (self.script[0][0] <= self.scheduler.next_step or idle):
             idle = False
             _, what, number, details = self.script.pop(0)
@@ -89,7 +90,7 @@ class Engine:
         for slot in self.scheduler.freed_slots[: self.scheduler.num_freed]:
             self.rig.params.forget(slot)
 
-    # A step, in its parts.
+    # The parts of a step.
 
     def plan(self):
         index = self.scheduler.next_step % len(self.rig.plans)
@@ -140,7 +141,7 @@ class Engine:
                 del self.live[number]
 
     def turn(self):
-        """One turn in Python. False: there was nothing to do."""
+        """One turn of the loop in Python. Returns False if there was nothing to do."""
         index = self.plan()
         if index is None and self.previous is None:
             return False
@@ -165,13 +166,13 @@ class Engine:
 
 
 class Mixed(Engine):
-    """The same with SteadyLoop, and Python for a share of the turns; news pass through the ring."""
+    """The same engine; SteadyLoop runs the turns except for a share that Python runs. News pass through the ring."""
 
     def __init__(self, script, *, entries=64, python=0.2, seed=0, asked=None, lines=None, **settings):
         super().__init__(script, **settings)
         self.ring = OutputRing(self.scheduler.max_rows, entries, asked, lines, self.width)
         self.wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self.watched = np.full((1024, 1), -1, np.int32)  # by slot: tokens that bring a step back to Python
+        self.watched = np.full((1024, 1), -1, np.int32)  # [slots, 1]: the token that brings a step back to Python
         self.steady = SteadyLoop(
             self.scheduler,
             self.rig.plans,
@@ -197,7 +198,7 @@ class Mixed(Engine):
     def due(self, idle=False):
         self.drain()
         super().due(idle)
-        with contextlib.suppress(BlockingIOError):  # it may have returned for another reason just then
+        with contextlib.suppress(BlockingIOError):  # the loop may have returned for another reason just then
             os.eventfd_read(self.wake)
 
     def turn(self):
@@ -258,7 +259,7 @@ def script_of(seed, length=120, flags=(0, 0, 0, 0, 1, 2)):
 
 
 def check_endings(engine, script):
-    """Each request's news against what its draws say alone, whichever steps and rows it met."""
+    """Compares each request's news with the tokens drawn for that request alone, for any steps and rows."""
     added = {number: details for _, what, number, details in script if what == "add"}
     aborted = {number for _, what, number, _ in script if what == "abort"}
     tokens, why = {number: [] for number in added}, dict.fromkeys(added, 0)
@@ -282,7 +283,7 @@ def check_endings(engine, script):
 
 
 def both(script, faulty=-1, eager=0, **options):
-    """The news of a plain engine, the news of a mixed one, and the mixed engine."""
+    """The news of a plain engine, the news of a mixed engine, and the mixed engine."""
     names = ("num_blocks", "vocab", "width", "max_tokens", "prefix_caching", "groups", "state_blocks", "tail_blocks")
     settings = {name: options.pop(name) for name in names if name in options}
     plain = Engine(script, **settings)
@@ -309,7 +310,7 @@ def test_the_same_news_in_the_same_order_whoever_runs_a_step(seed, python):
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("entries", [1, 64])
 def test_rows_bring_home_runs_of_tokens(seed, entries):
-    """One to three tokens a row; what the rows' ends say is checked with the news of every test here."""
+    """Rows return one to three tokens per step; every test here checks the news of such rows' ends."""
     script = script_of(seed, flags=(0,))
     expected, emitted, _ = both(script, width=3, entries=entries, seed=seed)
     assert emitted == expected
@@ -320,7 +321,7 @@ def test_rows_bring_home_runs_of_tokens(seed, entries):
 @pytest.mark.parametrize("width", [1, 3])
 @pytest.mark.parametrize("num_blocks", [60, 200])
 def test_rows_with_states_need_no_python(seed, width, num_blocks):
-    """Also where states are named, found again and dropped, and where rows start over."""
+    """States are named, reused and dropped, and rows start over."""
     script = script_of(seed, flags=(0,))
     states = {"groups": ((0, 0), (2, 4)), "state_blocks": 3, "tail_blocks": 2, "num_blocks": num_blocks}
     expected, emitted, mixed = both(script, python=0.0, seed=seed, width=width, **states)
@@ -335,7 +336,7 @@ def test_rows_with_states_need_no_python(seed, width, num_blocks):
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("entries", [1, 3])
 def test_a_ring_that_is_full_loses_and_reorders_nothing(seed, entries):
-    script = [(5 * step, *rest) for step, *rest in script_of(seed, 40)]  # many steps between two looks at the ring
+    script = [(5 * step, *rest) for step, *rest in script_of(seed, 40)]  # many steps between two reads of the ring
     expected, emitted, mixed = both(script, entries=entries, seed=seed)
     assert emitted == expected
     assert mixed.reasons[REASON_RING] > 10
@@ -415,15 +416,16 @@ def test_a_step_reports_what_it_did_and_how_long_its_parts_took():
         schedule, launch, wait, commit, device, gap = numbers[10:16]
         devices.append(device)
         assert all(0 < seconds < 1 for seconds in (schedule, commit, device))
-        assert all(0 <= seconds < 1 for seconds in (launch, wait))  # behind the last there is nothing to launch
+        assert all(0 <= seconds < 1 for seconds in (launch, wait))  # after the last step there is nothing to launch
         assert gap == 0.0
-    assert sorted(devices)[len(devices) // 2] > 0.001  # a thread held up finds one step late and the next one short
+    # The median: a delayed thread measures one step too long and the next one too short.
+    assert sorted(devices)[len(devices) // 2] > 0.001
     mixed.close()
 
 
 def test_log_probabilities_go_out_with_the_tokens_of_the_slots_that_asked():
     lines = np.random.default_rng(3).integers(0, 2**30, (8, 8, 3, 3 + 2 * 4), np.int32)
-    asked = np.array([0, 3, 1, 0, 0, 0, 0, 0], np.uint8)  # 1 + how many of the most likely
+    asked = np.array([0, 3, 1, 0, 0, 0, 0, 0], np.uint8)  # 1 + number of top log-probabilities
     mixed = steady_case(most=20, prompts=(5, 9, 7), asked=asked, lines=lines)
     slots = dict(mixed.live)
     assert mixed.steady.run(-1) == REASON_FREED
@@ -528,7 +530,7 @@ def test_a_step_without_a_graph_is_left_to_python():
     mixed = steady_case(prompts=(70,), max_tokens=80)
     rows = mixed.scheduler.max_rows
     mixed.rig = Rig(rows, 80, 1 << 12, 8, graphs=False)
-    mixed.rig.set_graphs(rows, 64, whole=True)  # for 70 tokens there is none
+    mixed.rig.set_graphs(rows, 64, whole=True)  # 70 tokens exceed the largest graph
     parts = mixed.rig.plans, mixed.rig.params, mixed.rig.launcher, mixed.ring, mixed.special, mixed.watched, mixed.wake
     mixed.rig.params.stage(0, seed_words(0, 70, 0))
     mixed.steady = SteadyLoop(mixed.scheduler, *parts)
@@ -547,7 +549,7 @@ def test_the_next_step_is_planned_late_and_an_arrival_in_time_joins_it():
     for _ in range(10):
         if 0.02 < mixed.steady.clock.seconds[1] < 0.1:
             break
-        os.eventfd_read(mixed.wake)  # the machine stood still, and steps were found done: six more of them
+        os.eventfd_read(mixed.wake)  # the machine was stalled and found steps finished: run six more
         mixed.rig.lib.set_wake(mixed.wake, 6)
         assert mixed.steady.run(mixed.steady.in_flight) == REASON_INBOX
     assert 0.02 < mixed.steady.clock.seconds[1] < 0.1
@@ -562,7 +564,7 @@ def test_the_next_step_is_planned_late_and_an_arrival_in_time_joins_it():
         assert mixed.steady.run(mixed.steady.in_flight) == REASON_INBOX
         in_time = time.perf_counter() < until
         timer.join()
-        if in_time:  # else the timer was held up, or this thread
+        if in_time:  # otherwise the timer or this thread was delayed
             break
     assert in_time
     assert mixed.scheduler.next_step == before, "nothing was planned meanwhile"
@@ -583,7 +585,7 @@ def test_planning_is_as_late_as_the_delays_that_were_seen_allow():
     run(100)
     assert steady.clock.margin != begun
     assert 0.00015 <= steady.clock.margin <= 0.0015, "half of a step ends it"
-    for _ in range(5):  # steps that end long before they should leave no time at all
+    for _ in range(5):  # steps that end long before their expected end increase the margin
         before, steady.clock.seconds[1] = steady.clock.margin, 0.02
         run(3)
         assert steady.clock.margin > before or steady.clock.margin == 0.002, "it grows up to that"
@@ -605,8 +607,8 @@ def test_a_step_that_was_looked_at_late_does_not_delay_those_behind_it():
         return taken
 
     assert seconds(0) < 1.5, "20 steps behind one of 100 ms, that each wait as long, take 2 s"
-    for _ in range(5):  # a machine with other work takes longer than the steps do
-        mixed.steady.clock.seconds[1] = 0.05  # a wrong number is soon forgotten: 50 + 25 + 12 + ... ms
+    for _ in range(5):  # on a busy machine other work takes longer than the steps
+        mixed.steady.clock.seconds[1] = 0.05  # a wrong estimate is corrected soon: 50 + 25 + 12 + ... ms
         taken = seconds(mixed.steady.in_flight)
         if taken < 0.5:
             break
@@ -633,7 +635,7 @@ def test_it_runs_while_another_thread_never_lets_go_of_the_lock():
         sys.setswitchinterval(interval)
     os.eventfd_write(mixed.wake, 1)
     thread.join(10)
-    assert made > 20  # it has time for a thousand; a busy machine may share out less
+    assert made > 20  # a thousand steps fit; a busy machine may leave less time
     assert beat < 0.1
     mixed.close()
 

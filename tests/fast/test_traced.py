@@ -1,7 +1,7 @@
-"""Traced rows: they end when every token, the last one too, has been computed, and their blocks still hold them all.
+"""Traced rows end when every token, including the last, has been computed; their blocks still hold all tokens.
 
-The walk keeps what a device would: block tables as the plans change them, and which token each place of a block holds.
-When a traced row's slot comes back, the places of its table hold its prompt and every token that was reported.
+The walk stores what a device would store: the block tables after the plans' changes, and the token at each place of a
+block. When the slot of a traced row is freed, the places of its table hold its prompt and every reported token.
 """
 
 import random
@@ -21,7 +21,7 @@ def test_a_row_that_ends_by_its_length_computes_its_last_token_before_its_slot_c
     slot = scheduler.add(5, ids(1, 2, 3), max_tokens=1, traced=True)
     one, two = plan_for(scheduler), plan_for(scheduler)
     scheduler.schedule(one)
-    assert scheduler.schedule(two) == 0  # no token more is wanted
+    assert scheduler.schedule(two) == 0  # the request needs no further token
     scheduler.commit(one, ids(7))
     assert (one.out_token[0], one.out_finish[0], scheduler.num_freed) == (7, LENGTH, 0)
     scheduler.schedule(two)
@@ -57,7 +57,7 @@ def test_a_prompt_that_fills_the_context_leaves_no_room_to_compute_a_token():
 
 
 class Walk:
-    """One group of blocks, few of them, and two steps in flight."""
+    """A random walk with one group of few blocks, and two steps in flight."""
 
     def __init__(self, seed):
         self.rng = random.Random(seed)
@@ -66,10 +66,10 @@ class Walk:
         self.plans = [StepPlan(4, 12, 400) for _ in range(3)]
         self.tables = np.zeros((7, 10), np.int64)
         self.held: dict[tuple[int, int], int] = {}  # (block, place in it) -> token
-        self.last = [0] * 7  # by slot: the newest sample, on the device
+        self.last = [0] * 7  # per slot: the newest sample, on the device
         self.slot_of: dict[int, int] = {}
-        self.tokens: dict[int, list[int]] = {}  # by request: its prompt and its reported tokens
-        self.open: set[int] = set()  # requests of which more is wanted
+        self.tokens: dict[int, list[int]] = {}  # per request: its prompt and its reported tokens
+        self.open: set[int] = set()  # requests that still generate
         self.launched: list[tuple[StepPlan, list[int]]] = []
         self.number = self.read = 0
 
@@ -84,7 +84,7 @@ class Walk:
             self.open.add(number)
 
     def end(self):
-        """From outside: at once, or when all is computed."""
+        """Aborts a request, at once or when all its tokens are computed."""
         if self.open:
             number = self.rng.choice(sorted(self.open))
             self.open.discard(number)
@@ -115,7 +115,8 @@ class Walk:
             self.scheduler.fail(plan)
         else:
             samples = np.asarray(plan.row_flags)[: plan.num_rows] & 1
-            ends = ids(*[self.rng.random() < 0.03 for _ in drawn]) * COMPLETE * samples  # a grammar's, without a token
+            # A grammar ends some rows without a token.
+            ends = ids(*[self.rng.random() < 0.03 for _ in drawn]) * COMPLETE * samples
             self.scheduler.commit(plan, np.where(ends, ids(-1), ids(*drawn)), ends)
         for row in range(plan.num_rows):
             number = plan.out_request[row]

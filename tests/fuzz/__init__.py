@@ -1,5 +1,5 @@
-"""Fuzzing: damaged inputs at every door, drawn and made smaller by hypothesis.
+"""Fuzzing: every entry point gets damaged inputs, which hypothesis draws and shrinks.
 
-`targets` has what is called with which seeds; `test_fuzz` runs each target for a second in `make test`, and for longer
-in `make test-full`. `python -m tests.fuzz SECONDS` shares so much time among all targets.
+`targets` lists the functions to call and their seeds. `test_fuzz` runs each target for a second in `make test`, and
+longer in `make test-full`. `python -m tests.fuzz SECONDS` divides the time among all targets.
 """

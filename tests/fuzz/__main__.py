@@ -1,6 +1,6 @@
-"""`python -m tests.fuzz SECONDS [TARGET ...]`: damaged inputs for so long, shared among the targets; prints counts.
+"""`python -m tests.fuzz SECONDS [TARGET ...]`: damaged inputs for SECONDS, divided among the targets; prints counts.
 
-The first input that raises what is no refusal, or takes too long, is written to a file and ends the run with status 1.
+The first input that takes too long, or raises anything but a refusal, is written to a file; the exit status is then 1.
 """
 
 from __future__ import annotations

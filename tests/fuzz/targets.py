@@ -1,6 +1,6 @@
-"""What is fuzzed: functions that untrusted bytes reach before anything else does, and seeds that they take as they are.
+"""Targets of fuzzing: the functions that receive untrusted bytes first, and valid inputs as their seeds.
 
-A target takes bytes and may raise a refusal (MediaError, ApiError), nothing else; it may need MOST_S at most.
+A target takes bytes and at most MOST_S seconds. It may raise a refusal (MediaError, ApiError) and nothing else.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from server.structure.patterns import check_pattern, json_pattern, searched
 from tests.fuzz import text_targets as texts
 from tests.mm import bombs, made, picture_bombs, sound_bombs
 
-MOST_S = 5.0  # of one input; two loaded cores
+MOST_S = 5.0  # seconds per input, on two loaded cores
 REFUSALS = (MediaError, ApiError, RenderError, GrammarError)
 
 
 @dataclass(frozen=True)
 class Target:
-    """`call` with each of `seeds`, damaged."""
+    """Fuzzing passes each of `seeds`, damaged, to `call`."""
 
     call: Callable[[bytes], object]
     seeds: Callable[[], list[bytes]]
@@ -69,7 +69,7 @@ def read_url(data: bytes) -> None:
 
 
 def read_pattern(data: bytes) -> None:
-    """A client's regular expression: what passes the check is translated without an error."""
+    """A client's regular expression: a pattern that passes the check is translated without an error."""
     text = data.decode("utf-8", "ignore")
     if not check_pattern(text, LimitsConfig()):
         json_pattern(text)

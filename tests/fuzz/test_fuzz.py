@@ -1,4 +1,4 @@
-"""Damaged inputs are refused or taken: no other error, none takes seconds; HTTP and WebSockets over sockets."""
+"""Damaged inputs are refused or accepted within seconds, without another error; also over HTTP and WebSockets."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EDITS = st.lists(
 
 
 def damaged(data: bytes, edits: list[tuple[int, str, bytes]]) -> bytes:
-    """Edits near the beginning are likely: headers are there."""
+    """Applies the edits to `data`. Many edits fall near the beginning, where headers are."""
     for number, how, piece in edits:
         at = number % (len(data) + 1) if number % 3 else number % min(len(data) + 1, 64)
         size = max(1, len(piece))
@@ -68,7 +68,7 @@ def run(name: str, examples: int) -> None:
         assert time.thread_time() - begun < MOST_S
 
     for seed in target.seeds():
-        target.call(seed)  # an honest seed, or one that is refused in order, reaches the walkers
+        target.call(seed)  # an undamaged seed, accepted or refused, reaches the parsers
     once()
 
 
@@ -91,7 +91,7 @@ def known_answer(port: int) -> tuple[int, object]:
 
 
 def exchange(port: int, data: bytes) -> bytes:
-    """What comes back until the server closes, or is silent for SILENCE_S."""
+    """The bytes received until the server closes the connection or is silent for SILENCE_S."""
     found = b""
     with hostile.dial(port) as link:
         link.settimeout(SILENCE_S)
@@ -125,7 +125,7 @@ UPGRADE = (
 
 
 def over_sockets(server: object, seed: int, rounds: int) -> None:
-    """Damaged requests and frames; the server goes on and answers its neighbours as before."""
+    """Sends damaged requests and frames; the server still answers other clients as before."""
     port = server.port  # type: ignore[attr-defined]
     draw, calm = random.Random(seed), known_answer(port)
     assert calm[0] == 200
@@ -144,7 +144,7 @@ def over_sockets(server: object, seed: int, rounds: int) -> None:
         assert not found or found.startswith(b"HTTP/1."), (data, found[:80])
         assert b" 500 " not in found.partition(b"\r\n")[0], (data, found[:300])
     statuses = {found[9:12] for found in answers if found}
-    assert {b"101", b"200", b"400"} <= statuses  # honest ones and damaged ones have been among them
+    assert {b"101", b"200", b"400"} <= statuses  # valid and damaged inputs were among them
     assert known_answer(port) == calm
     assert server.alive  # type: ignore[attr-defined]
     assert "Traceback" not in server.log  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
-"""What of a request or an answer is text: bodies, templates, events, answers with calls and thoughts, grammars.
+"""Targets for text in requests and answers: bodies, templates, events, tool calls, reasoning, grammars.
 
-As in targets.py: a target takes bytes and may raise a refusal, nothing else. Events and answers are read whole and in
-pieces, which must mean the same.
+As in targets.py, a target takes bytes and may raise a refusal, nothing else. Events and answers are parsed whole and in
+pieces; both must give the same result.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ EMBEDDED = Path(__file__).parents[2] / "server" / "embedded"
 
 
 def pieces(data: bytes) -> Iterator[bytes]:
-    """Cut at places that depend on the data."""
+    """The data cut into pieces at places that depend on the data."""
     at = 0
     while at < len(data):
         size = 1 + zlib.crc32(data[at : at + 8]) % 7
@@ -61,7 +61,7 @@ def pieces(data: bytes) -> Iterator[bytes]:
 
 
 def read_body(data: bytes) -> None:
-    """Of each route that takes JSON; the grammar that it asks for is looked at as well."""
+    """Decodes the body for each route that takes JSON, and builds the grammar that the body requests."""
     for kind in KINDS:
         try:
             body = decode(data, kind, LIMITS)
@@ -77,7 +77,7 @@ def render_template(data: bytes) -> None:
 
 
 def read_events(data: bytes) -> None:
-    """A stream of server-sent events, as a client finds it in what it reads."""
+    """A client's reader parses a stream of server-sent events, whole and in pieces."""
 
     def reply(parts: list[bytes]) -> Reply:
         reader = EventReader(Reply(0, 0), keeps_text=True)
@@ -95,7 +95,7 @@ def tokenizer() -> Any:
 
 
 def read_answer(data: bytes) -> None:
-    """An answer of a model; its first two bytes say which parser reads it."""
+    """An answer of a model; its first two bytes select the parser."""
     wishes = CASES[int.from_bytes(data[:2].ljust(2), "big") % len(CASES)][1]
     text = data[2:].decode("utf-8", "ignore")
     whole = said(parser_of(tokenizer(), **wishes), [text])
@@ -111,23 +111,23 @@ def text_pieces(text: str) -> Iterator[str]:
 
 
 def compile_grammar(data: bytes) -> None:
-    """A grammar as text; its first byte says of which kind."""
+    """A grammar as text; its first byte selects the kind."""
     kind, text = ("grammar", "regex", "json")[data[0] % 3] if data else "json", data[1:].decode("utf-8", "ignore")
     compile_field({kind: text})
 
 
 def compile_schema(data: bytes) -> None:
-    """A grammar as a value: a seed, changed."""
+    """A grammar as a JSON value: a seed, edited."""
     compile_field(edited(VALUES[data[0] % len(VALUES)] if data else VALUES[0], data[1:]))
 
 
 def json_bytes(value: Any) -> bytes:
-    """With integers of any size."""
+    """JSON bytes of a value with integers of any size."""
     return json.dumps(value).encode("utf-8", "replace")
 
 
 def compile_field(asked: Any) -> None:
-    """From the request's field to the first mask."""
+    """Compiles a request's field up to the first mask."""
     body = decode(json_bytes({"prompt": "b", "structured_outputs": asked}), CompletionBody, LIMITS)
     structure = structure_of(body, LIMITS)
     if structure is not None:
@@ -135,7 +135,7 @@ def compile_field(asked: Any) -> None:
 
 
 def read_values(data: bytes) -> None:
-    """A body that is JSON: a seed, changed."""
+    """A body that is valid JSON: a seed, edited."""
     read_body(json_bytes(edited(BODIES[data[0] % len(BODIES)] if data else BODIES[0], data[1:])))
 
 

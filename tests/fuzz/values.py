@@ -1,4 +1,4 @@
-"""JSON values that bytes change: most damaged texts are no JSON, and never reach what looks at values."""
+"""Edits JSON values by bytes: most damaged texts are not JSON, so they never reach the code behind the JSON parser."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
-MOST_PLACES = 200  # of a value; each copy may double it
+MOST_PLACES = 200  # places of a value; each copy may double their number
 OPS = ("put", "rename", "remove", "copy", "wrap")
 STRANGE: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 3, 2**31, 2**63 - 1, -(2**63), 2**64, 0.5, 1e308, "", "a", "é\x00😀", [], [0], {},
@@ -22,7 +22,7 @@ NAMES = (
 
 
 def edited(value: Any, data: bytes) -> Any:
-    """A copy of a list or dict that every four bytes change once: where, how, and to what."""
+    """A copy of a list or dict with one edit per four bytes: the bytes select place, operation and value."""
     root = [copy.deepcopy(value)]
     for at in range(0, len(data) - 3, 4):
         where, how, what = int.from_bytes(data[at : at + 2], "big"), data[at + 2], data[at + 3]
@@ -50,7 +50,7 @@ def edit(holder: Any, key: Any, how: str, what: int, places: list[tuple[Any, Any
 
 
 def places_of(holder: Any) -> Iterator[tuple[Any, Any]]:
-    """(list or dict, index or name) of all that it holds, outer ones first."""
+    """(list or dict, index or key) of every element, outer elements first."""
     for key in list(holder) if isinstance(holder, dict) else range(len(holder)):
         yield holder, key
         if isinstance(holder[key], list | dict):

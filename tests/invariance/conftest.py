@@ -1,4 +1,4 @@
-"""Every case runs on the CPU and, marked `gpu`, on an accelerator."""
+"""Every case runs on the CPU and, marked `gpu`, on a GPU."""
 
 from __future__ import annotations
 

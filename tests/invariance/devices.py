@@ -1,8 +1,8 @@
-"""Where the cases of this room run, and what "the same tokens" means there.
+"""The devices of the cases in this folder, and the meaning of "the same tokens" on each device.
 
-On a CPU every token is the same, always. On an accelerator sums are taken in another order in another company, so with
-its default kernels nearly every answer is the same, and one that is not departs from the other where the two likeliest
-tokens are closer than MARGIN; `exact` settings take even that away (RELIABILITY.md, R10).
+On a CPU all tokens must be equal. On a GPU the order of floating-point sums depends on the other requests of the batch.
+With default kernels nearly all answers must be equal. An answer may differ after a token whose two likeliest candidates
+are closer than MARGIN. With the `exact` settings no answer may differ (RELIABILITY.md, R10).
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 from engine import Engine, Request
 from tests.engine_kit import answer_deltas, running
 
-MARGIN = 0.05  # of log-probabilities
-SHARE = 0.99  # of the answers must be the same
+MARGIN = 0.05  # difference of log-probabilities
+SHARE = 0.99  # of the answers must be equal
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Tokens of a request served alone; `margins`: how much likelier each was than the next (none on a CPU)."""
+    """Tokens of a request served alone; `margins`: log-probability above the second likeliest token (GPU only)."""
 
     tokens: list[int]
     margins: list[float] = field(default_factory=list)
@@ -35,19 +35,19 @@ class Device:
 
     @property
     def exact(self) -> dict[str, Any]:
-        """Settings with which company never changes a bit."""
+        """Settings with which other requests never change a bit of an answer."""
         return {} if self.name == "cpu" else {"deterministic": True}
 
     @property
     def rules(self) -> dict[str, Any]:
-        """Sampling rules of requests that are served alone."""
+        """Sampling parameters of requests that are served alone."""
         return {} if self.name == "cpu" else {"logprobs": 2}
 
     def running(self, folder: Path, **settings: Any) -> AbstractAsyncContextManager[Engine]:
         return running(folder, **{"device": self.name, "dtype": "float32", **settings})
 
     async def alone(self, engine: Engine, request: Request) -> Answer:
-        """The first choice's answer; `request` was made with `rules`."""
+        """The answer of the first choice; the request's sampling parameters include `rules`."""
         tokens, margins = [], []
         for delta in (await answer_deltas(engine, request))[0]:
             tokens += delta.token_ids
@@ -56,7 +56,7 @@ class Device:
         return Answer(tokens, margins)
 
     def check(self, got: list[list[int]], wanted: list[Answer], label: str = "") -> None:
-        """Fails unless the answers are the same, as far as they must be here."""
+        """Fails unless the answers are equal, within the tolerance of this device."""
         assert len(got) == len(wanted)
         if self.name == "cpu":
             assert got == [each.tokens for each in wanted], label

@@ -1,4 +1,4 @@
-"""The same greedy tokens for prompts with pictures, sounds and films, whatever the scheduler does with them.
+"""Prompts with pictures, sounds and films give the same greedy tokens, whatever the scheduler does with them.
 
 Items go through the real media path (data: URLs, decoders, processor, splice) into a tiny random omni checkpoint.
 """
@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-pytest.importorskip("av")  # a machine with an accelerator may lack it
+pytest.importorskip("av")  # a GPU machine may lack it
 
 from engine import Request, SamplingParams
 from mm.item import MediaRef
@@ -64,14 +64,14 @@ def encoded(name: str) -> str:
 
 @functools.lru_cache(maxsize=2)
 def loader_of(loop: asyncio.AbstractEventLoop, pixels: bool) -> MediaLoader:
-    """One loader per test: names of equal content are equal only within a loader."""
-    picture_bytes = 50_000 if pixels else 0  # "blue" has more: the host scales it
+    """One loader per test: equal content gets an equal name only within one loader."""
+    picture_bytes = 50_000 if pixels else 0  # "blue" is larger, so the host scales it
     processor = processor_for("qwen_omni:QwenOmni", tiny.checkpoint("omni"), raw_config(), picture_bytes)
     return MediaLoader(MediaLimits(), processor, POOL)
 
 
 async def make_request(names: tuple[str, ...], n: int = 1, lead: int = 3, pixels: bool = False, **rules) -> Request:
-    """Text, each item between its marks, text; with `pixels` the engine makes the patches."""
+    """A prompt of text, the items between their markers, and text; with `pixels` the engine makes the patches."""
     ids, slots, refs = list(range(10, 10 + lead)), [], []
     for number, name in enumerate(names):
         modality = ITEMS[name][0]
@@ -95,7 +95,7 @@ async def make_request(names: tuple[str, ...], n: int = 1, lead: int = 3, pixels
 
 @functools.cache
 def alone(device: Device) -> dict[str, Answer]:
-    """Each mix's answer, one request at a time, nothing cached."""
+    """The answer of each mix, served one at a time, without a prefix cache."""
 
     async def run() -> dict[str, Answer]:
         async with device.running(tiny.checkpoint("omni"), enable_prefix_caching=False) as engine:
@@ -189,7 +189,7 @@ async def test_small_encoder_cache_is_shared_in_turns(device):
 
 
 async def next_to_a_text(engine, requests) -> list:
-    """Answers of requests that the device thread finds together with a text, which decodes until all have theirs."""
+    """Answers of requests submitted together with a text request that decodes until all of them are answered."""
     let_go = threading.Event()
     held = asyncio.ensure_future(engine.on_device(lambda runtime: let_go.wait(60)))
     text = asyncio.ensure_future(answer(engine, text_request(range(2, 9), 200)))
@@ -203,7 +203,7 @@ async def next_to_a_text(engine, requests) -> list:
 
 
 async def test_rows_decode_between_the_pieces_of_a_large_tower(device):
-    """Films and pictures with more patches than a step takes, and a text, which decodes between their pieces."""
+    """The items have more patches than a step encodes; a text request decodes between the parts of their tower runs."""
     wanted = await asyncio.to_thread(alone, device)
     mixes, steps = ("video", "two images"), []
     requests = [await make_request(MIXES[mix], **device.rules) for mix in mixes]
@@ -227,7 +227,7 @@ async def test_poisoned_memory_changes_nothing(device):
 
 @pytest.mark.parametrize("settings", [{}, {"max_prefill_chunk": 7}], ids=["company", "chunks"])
 async def test_not_a_bit_of_the_log_probabilities_depends_on_circumstances(settings, device):
-    """With `deterministic` where it is needed; company, chunks inside media, cached prefixes and towers' rows."""
+    """Other requests, chunks inside media, cached prefixes and tower batches; `deterministic` is set where needed."""
     folder = tiny.checkpoint("omni")
 
     async def collected(engine, mix: str) -> list:
@@ -253,7 +253,7 @@ async def test_several_choices_share_the_media(device):
 
 
 async def test_pictures_of_several_requests_share_a_run_of_the_tower(device):
-    """Four prompts that begin in one step: one run, and the answers of each alone."""
+    """Four prompts begin in one step: the tower runs once, and each answer equals that of the prompt alone."""
     sizes = ((60, 60), (90, 60), (60, 120), (56, 84))
     for number, size in enumerate(sizes):
         ITEMS.setdefault(f"shared {number}", ("image", lambda size=size: picture(noise(*size, 3), "PNG")))
@@ -265,7 +265,7 @@ async def test_pictures_of_several_requests_share_a_run_of_the_tower(device):
         before, let_go = engine.stats.encoder.calls, threading.Event()
         held = asyncio.ensure_future(engine.on_device(lambda runtime: let_go.wait(60)))
         jobs = [asyncio.ensure_future(answer(engine, request)) for request in requests]
-        await asyncio.sleep(0)  # all are submitted; the device thread finds them together
+        await asyncio.sleep(0)  # all are submitted; the device thread receives them together
         let_go.set()
         got = await asyncio.gather(*jobs)
         assert await held

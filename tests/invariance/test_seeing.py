@@ -1,4 +1,4 @@
-"""The same greedy tokens for prompts with pictures, alone, in company, in chunks, cached and preempted: each family."""
+"""Each vision family gives the same greedy tokens alone, batched, in chunks, from the cache and after preemption."""
 
 import asyncio
 import functools
@@ -14,13 +14,13 @@ from tests.models.seeing import spliced
 
 TOKENS = 12
 FILMS = ("qwen2_vl", "qwen3_vl", "glm4v", "internvl", "llava_onevision")
-FRAMES = ("gemma4-vision", "gemma4-small-vision")  # films that fit the short ones' caches
+FRAMES = ("gemma4-vision", "gemma4-small-vision")  # models with the small cache of SHORT that also take films
 AHEAD = (
     "gemma3-vision",
     "gemma4-vision",
     "paligemma",
     "paligemma2",
-)  # their pictures' tokens see each other: 16 of a picture
+)  # bidirectional attention within a picture of 16 tokens
 SHORT = (
     *AHEAD,
     "internvl-gpt_oss",
@@ -28,7 +28,7 @@ SHORT = (
     "llama4-vision",
     "lfm2_vl",
     "chatglm-vision",
-)  # caches of several groups, or pictures in one chunk
+)  # caches of several groups, or a picture must fit into one chunk
 FAMILIES = (*FILMS, "llava", "mistral3", "idefics3", "hunyuan_vl", *SHORT)
 
 
@@ -85,14 +85,14 @@ async def test_answers_do_not_depend_on_circumstances(name, settings, device):
 
 @pytest.mark.parametrize("name", ["internvl", "mistral3", "glm4v", "gemma4-vision", "hunyuan_vl"])
 async def test_pictures_of_several_requests_share_a_run_of_the_tower(name, device):
-    """Three prompts with four pictures that begin in one step: one run, and the answers of each alone."""
+    """Three prompts with four pictures begin in one step: one tower run, and the answers of each prompt alone."""
     wanted = await asyncio.to_thread(alone, device, name)
     mixes = ("picture", "large picture", "two pictures")
     async with device.running(tiny.checkpoint(name), enable_prefix_caching=False) as engine:
         before, let_go = engine.stats.encoder.calls, threading.Event()
         held = asyncio.ensure_future(engine.on_device(lambda runtime: let_go.wait(60)))
         jobs = [asyncio.ensure_future(answer(engine, request(name, mix, **device.rules))) for mix in mixes]
-        await asyncio.sleep(0)  # all are submitted; the device thread finds them together
+        await asyncio.sleep(0)  # all are submitted; the device thread receives them together
         let_go.set()
         got = await asyncio.gather(*jobs)
         assert await held

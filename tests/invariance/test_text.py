@@ -1,7 +1,7 @@
-"""The same greedy tokens, whatever the scheduler does with a text request: alone and in pairs of circumstances.
+"""A text request gives the same greedy tokens whatever the scheduler does: single circumstances and pairs of them.
 
-Every case compares with the tokens of the prompt served alone by an engine without chunks, cache or pressure, and those
-with transformers' own.
+Every case compares with the tokens of the prompt served alone by an engine without chunks, prefix cache or preemption.
+Those tokens are compared with transformers' own.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ CPU = Device("cpu")
 
 @functools.cache
 def answers(name: str, device: Device) -> list[Answer]:
-    """Each prompt's answer, one request at a time, nothing cached."""
+    """The answer of each prompt, served one at a time, without a prefix cache."""
 
     async def run() -> list[Answer]:
         async with device.running(tiny.checkpoint(name), enable_prefix_caching=False) as engine:
@@ -34,7 +34,7 @@ def answers(name: str, device: Device) -> list[Answer]:
 
 
 def alone(name: str) -> list[list[int]]:
-    """Each prompt's tokens on the CPU."""
+    """The tokens of each prompt, served one at a time on the CPU."""
     return [each.tokens for each in answers(name, CPU)]
 
 
@@ -84,7 +84,7 @@ async def test_prefix_cached(name, device):
             got = [(await answer(engine, request(prompt)))[0] for prompt in PROMPTS[:10]]
             device.check(got, wanted[:10], f"turn {turn}")
         assert engine.stats.prefix_hits > 0
-        # A longer prompt that begins like an answered one reads its blocks.
+        # A longer prompt that begins like an answered prompt reuses the blocks of that prompt.
         prompt = np.concatenate([PROMPTS[0], np.asarray(wanted[0].tokens, np.int32)])
         longer = (await answer(engine, request(prompt)))[0]
     async with device.running(tiny.checkpoint(name), enable_prefix_caching=False) as engine:
@@ -113,7 +113,7 @@ async def test_several_choices_share_the_prompt_and_agree(cache, device):
 @pytest.mark.parametrize("settings", [{"num_gpu_blocks_override": 24, "max_model_len": 160}, {"max_prefill_chunk": 7}])
 @pytest.mark.parametrize("name", ["qwen3", "mistral-window"])
 async def test_poisoned_memory_changes_nothing(name, settings, device):
-    """No step reads blocks that were never written or blocks that a window has passed."""
+    """No step reads unwritten blocks or blocks that have left a sliding window."""
     wanted = await asyncio.to_thread(answers, name, device)
     async with device.running(tiny.checkpoint(name), debug_poison=True, **settings) as engine:
         for _ in range(2):
@@ -169,7 +169,7 @@ async def test_priorities_change_the_order_not_the_tokens(device):
 
 @pytest.mark.parametrize("name", NAMES)
 async def test_not_a_bit_of_the_log_probabilities_depends_on_circumstances(name, device):
-    """With `deterministic` where it is needed; company, chunks, cached prefixes and pressure."""
+    """Other requests, chunks, cached prefixes and preemption change no bit; `deterministic` is set where needed."""
     folder, rules = tiny.checkpoint(name), {"logprobs": 5}
 
     async def collected(engine, prompt: np.ndarray) -> list:

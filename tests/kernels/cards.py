@@ -1,6 +1,6 @@
-"""Cards that need not be here, for tests of which kernel is chosen: nothing is launched.
+"""Simulated cards for tests that check which kernel is chosen: nothing is launched.
 
-`on_card` makes this process one of a card; `tensor` has a shape, a dtype and a device, and no memory.
+`on_card` makes this process choose kernels for a card; `tensor` has a shape, a dtype and a device, and no memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CACHED = (target.target, tune.one_row, tune.few_rows_cut, pdl.overlaps, pdl.laun
 
 @contextmanager
 def on_card(name: str) -> Iterator[str]:
-    """Inside, kernels are chosen for this card."""
+    """In this block, kernels are chosen for this card."""
     with pytest.MonkeyPatch.context() as patch, Pretence("cuda:0", lambda _: None):
         patch.setattr(target, "pretended", [target.CARDS[name]])
         for function in CACHED:

@@ -1,4 +1,4 @@
-"""Fixtures for the kernels: each instruction set that this machine has, and the pool of threads put back as it was."""
+"""Fixtures for the CPU kernels: each instruction set of this machine, and a thread pool that is restored afterwards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LEVELS = {"plain": 0, "avx2": 1, "avx512": 2}
 
 @pytest.fixture(params=list(LEVELS))
 def isa(request):
-    """Runs a test once per instruction set (a file asks by usefixtures); those this machine lacks are skipped."""
+    """Runs a test once per instruction set (a file requests it by usefixtures); skips missing instruction sets."""
     level = LEVELS[request.param]
     if cpu.limit_isa(level) != level:
         cpu.limit_isa(2)
@@ -23,7 +23,7 @@ def isa(request):
 
 @pytest.fixture(autouse=True)
 def quiet_torch():
-    """One torch thread and a fixed seed: the references are small and the cores belong to the pool under test."""
+    """One torch thread and a fixed seed: the references are small, and the cores are for the pool under test."""
     before, threads = torch.get_num_threads(), cpu.num_threads()
     torch.set_num_threads(1)
     torch.manual_seed(0)

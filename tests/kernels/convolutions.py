@@ -1,4 +1,4 @@
-"""A step of rows in a paged cache of what a short convolution reads, drawn at random."""
+"""A random step whose rows have a paged cache of a short convolution's inputs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ BLOCK_SIZE = 4
 def drawn(
     width: int, dtype: torch.dtype, rows: list[tuple[int, int]], padding: int
 ) -> tuple[Tensor, Tensor, AttentionMeta]:
-    """Products, pages whose blocks are apart, and the rows; `padding`: so many rows without tokens, and tokens without
-    rows. Pages are not a number where nothing was written."""
+    """Random products, pages in shuffled blocks, and metadata; pages are NaN where nothing was written.
+
+    `padding`: number of rows without tokens, and of tokens without rows, at the end.
+    """
     lens = torch.tensor([new for _, new in rows] + [0] * padding)
     context = torch.tensor([held + new for held, new in rows] + [0] * padding, dtype=torch.int32)
     starts = torch.cat([torch.zeros(1), lens.cumsum(0)]).int()

@@ -1,4 +1,4 @@
-"""A cache whose blocks hold the keys and values of several layers in one run of bytes, for tests of block strides."""
+"""A cache whose blocks hold the keys and values of several layers contiguously, for tests of block strides."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LAYERS = 3
 
 
 def in_one_run(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Views with the same numbers, and all that the other layers hold: NaN."""
+    """Views with the given numbers, and the whole memory, in which the other layers are NaN."""
     blocks, *block = keys.shape
     run = torch.full((blocks, LAYERS, 2, *block), float("nan"), dtype=keys.dtype, device=keys.device)
     run[:, 1, 0], run[:, 1, 1] = keys, values

@@ -1,7 +1,7 @@
-"""Random plans of the real scheduler, with what the engine would send along: the records that prep kernels read.
+"""Random plans of the real scheduler with the engine's other data: the records that prep kernels read.
 
-`walk` yields (plan, staging record, host slots, block size) for step after step: chunked prompts, decode rows that feed
-on a sample still on the device, prefix hits, preemption, aborts. The caller owns the device side and calls `sampled`.
+`walk` yields (plan, staging record, host slots, block size) for each step: chunked prompts, decode rows whose last
+sample is still on the device, prefix hits, preemption, aborts. The caller owns the device side and calls `sampled`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_LEN = 64
 
 
 def words_of(slot: int, prompt_len: int, delta: int, draw: random.Random) -> np.ndarray:
-    """One slot's row as the host sends it, SLOT_WORDS int32: random numbers, the floats as their bits."""
+    """A slot's words as the host sends them, SLOT_WORDS int32: random numbers, the floats as their bits."""
     words = np.zeros(SLOT_WORDS, np.int32)
     known = {SlotWord.SLOT: slot, SlotWord.PROMPT_LEN: prompt_len, SlotWord.POSITION_DELTA: delta}
     for number in SlotWord:
@@ -36,7 +36,7 @@ def words_of(slot: int, prompt_len: int, delta: int, draw: random.Random) -> np.
 
 @dataclass
 class Walk:
-    """One engine's host side in small."""
+    """A small version of an engine's host side."""
 
     seed: int
     axes: int = 1
@@ -94,7 +94,7 @@ class Walk:
         self.unsent[slot] = words_of(slot, len(prompt), int(positions.delta[slot]), draw)
 
     def record(self, plan: StepPlan) -> np.ndarray:
-        """The plan's record with parameters and positions behind its updates; whatever lies beyond is garbage."""
+        """The plan's record, with parameters and positions after its updates; the rest is garbage."""
         size = plan.tail_at + UPDATE_WORDS * plan.num_updates
         staged = np.full(self.capacity, 0x7F0F0F0F, np.int32)
         staged[:size] = np.asarray(plan.record)[:size]
@@ -120,7 +120,7 @@ class Walk:
         return staged
 
     def steps(self, count: int) -> Iterator[tuple[StepPlan, np.ndarray]]:
-        """Plans that hold rows, and their records; two steps are in flight where there is work for two."""
+        """Plans with rows, and their records; two steps are in flight if there is work for two."""
         launched: list[tuple[StepPlan, np.ndarray]] = []
         for number in range(count):
             if self.draw.random() < 0.5:
@@ -137,7 +137,7 @@ class Walk:
                 self.scheduler.commit(*launched.pop(0))
 
     def sample(self, plan: StepPlan) -> np.ndarray:
-        """Draws the step's tokens; the host's slots hold them afterwards."""
+        """Draws the step's tokens and stores them in the host's slots."""
         tokens = np.full(plan.num_rows, -1, np.int32)
         for row in range(plan.num_rows):
             if plan.row_flags[row] & RowFlag.SAMPLE:

@@ -1,6 +1,6 @@
-"""The few instructions of PTX that kernels hold as text, on arrays of NumPy: such texts run where no card is.
+"""Runs the few PTX instructions of the kernels' inline assembly on NumPy arrays, so no card is needed.
 
-In: the text, and for each operand $n that it reads an array of uint32. Out: the arrays of those it writes.
+In: the text, and an array of uint32 for each operand $n that the text reads. Out: the arrays of the written operands.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ Words = Any  # an array of uint32
 
 
 def halves(word: Words) -> np.ndarray:
-    """Two bfloat16 of each word -> float64 [2, ...]."""
+    """The two bfloat16 in each word -> float64 [2, ...]."""
     parts = np.stack([word << np.uint32(16), word & np.uint32(0xFFFF0000)])
     return parts.view(np.float32).astype(np.float64)
 
 
 def joined(values: np.ndarray) -> Words:
-    """[2, ...] numbers, which bfloat16 must hold exactly."""
+    """Packs numbers [2, ...] into words; the numbers must be exact in bfloat16."""
     bits = values.astype(np.float32).view(np.uint32)
     assert not (bits & np.uint32(0xFFFF)).any(), "a product was rounded"
     return (bits[0] >> np.uint32(16)) | bits[1]
 
 
 def permuted(a: Words, b: Words, selector: Words) -> Words:
-    """prmt: four bytes of the eight, or (8 in the selector) their highest bits, repeated."""
+    """prmt: selects four of the eight bytes; with 8 in the selector, the byte's highest bit, repeated."""
     both = [(word >> np.uint32(8 * byte)) & np.uint32(0xFF) for word in (a, b) for byte in range(4)]
     both += [(byte >> np.uint32(7)) * np.uint32(0xFF) for byte in both]
     made = np.uint32(0)
@@ -39,7 +39,7 @@ def permuted(a: Words, b: Words, selector: Words) -> Words:
 
 
 def looked_up(a: Words, b: Words, c: Words, table: Words) -> Words:
-    """lop3: any function of three bits."""
+    """lop3: any bitwise function of three inputs."""
     made = np.uint32(0)
     for case in range(8):
         if int(table[0]) >> case & 1:
@@ -49,20 +49,20 @@ def looked_up(a: Words, b: Words, c: Words, table: Words) -> Words:
 
 
 def from_e4m3(pair: Words) -> Words:
-    """cvt: float16 of two codes, each half from its byte."""
+    """cvt: two float16 from the two codes, one per half of the word."""
     known = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).half().view(torch.int16).numpy()
     low, high = (known.view(np.uint16)[pair >> np.uint32(8 * byte) & np.uint32(0xFF)] for byte in range(2))
     return low | high.astype(np.uint32) << np.uint32(16)
 
 
 def quarters(word: Words) -> np.ndarray:
-    """Four e4m3 of each word -> float64 [4, ...]."""
+    """The four e4m3 in each word -> float64 [4, ...]."""
     known = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).double().numpy()
     return np.stack([known[word >> np.uint32(8 * place) & np.uint32(0xFF)] for place in range(4)])
 
 
 def multiplied(first: list[Words], second: list[Words], sums: list[Words], e4m3: bool) -> list[np.ndarray]:
-    """mma.m16n8k16 of bfloat16, or m16n8k32 of e4m3: sums + first second, of each what a warp's threads hold, [32]."""
+    """mma.m16n8k16 of bfloat16, or m16n8k32 of e4m3: sums + first @ second; each array holds the warp's 32 threads."""
     group, inside = np.arange(32) // 4, np.arange(32) % 4
     parts, each = (quarters, 4) if e4m3 else (halves, 2)
     a, b, c = np.zeros((16, 8 * each)), np.zeros((8 * each, 8)), np.zeros((16, 8))
@@ -97,7 +97,7 @@ RUN = {
 
 
 def run(text: str, operands: dict[str, Words]) -> dict[str, Words]:
-    """All names and what they hold at the end."""
+    """Runs the text; returns the final value of every name."""
     held = dict(operands)
 
     def value(name: str) -> Words:

@@ -1,4 +1,4 @@
-"""Routings of every score, rank and rule, for the tests of all implementations of them."""
+"""Routings with every score, rank and rule, for the tests of all router implementations."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ ROUTINGS = {
 
 
 def scales_of(routing: Routing, device: str = "cpu") -> Tensor | None:
-    """A number per expert, where the routing has those."""
+    """One factor per expert, if the routing has such factors."""
     return torch.rand(routing.num_experts, device=device) + 0.5 if routing.expert_scale else None

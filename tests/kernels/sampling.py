@@ -44,7 +44,7 @@ RULES = [
 
 @dataclass
 class Rows:
-    """What `choose` reads besides the logits; row r belongs to slot `slot[r]` and plan row `row[r]`."""
+    """Inputs of `choose` besides the logits; row r belongs to slot `slot[r]` and plan row `row[r]`."""
 
     slots: SlotTensors
     row: Tensor
@@ -57,7 +57,7 @@ class Rows:
 def rows_of(
     count: int, kinds: list[tuple[float, int, float, float]], device: str = "cpu", vocab: int = 32, lines: int = 1
 ) -> Rows:
-    """Row r has kind r modulo their number, and seed and place of its own; none has rules."""
+    """Row r has kind r modulo the number of kinds, and its own seed and place; no row has rules."""
     slots = empty_slots(count, 1, 1, device)
     fields = (
         slots.real(SlotWord.TEMPERATURE),
@@ -74,7 +74,7 @@ def rows_of(
 
 
 def with_rules(rows: Rows, vocab: int, every: int = 2) -> Rows:
-    """The same rows; each slot that is a multiple of `every` has one of RULES and a line, the last line first."""
+    """The same rows; every `every`-th slot has one of RULES and a line; lines are assigned in reverse order."""
     slots = rows.slots
     ruled = list(range(0, len(rows.row), every))
     device = slots.words.device
@@ -83,7 +83,7 @@ def with_rules(rows: Rows, vocab: int, every: int = 2) -> Rows:
     tables.counts.copy_((torch.randint(0, 9, tables.counts.shape, generator=draw) - 5).clamp(min=0))
     for table in (tables.seen, tables.allowed):
         table.copy_(torch.randint(-(2**31), 2**31 - 1, table.shape, generator=draw))
-    for line, token in (tables.counts > 0).nonzero().tolist():  # what was said has been seen
+    for line, token in (tables.counts > 0).nonzero().tolist():  # tokens of the answer count as seen
         tables.seen[line, token >> 5] |= torch.tensor(1 << (token & 31)).to(torch.int32).to(device)
     for number, slot in enumerate(ruled):
         presence, frequency, repetition, kinds, edits = RULES[number % len(RULES)]
@@ -103,12 +103,12 @@ def with_rules(rows: Rows, vocab: int, every: int = 2) -> Rows:
         for place, (token, value, until) in enumerate(edits):
             bits = int(torch.tensor(value).view(torch.int32))
             tables.edits[line, place] = torch.tensor([token % vocab, bits, until], dtype=torch.int32)
-        tables.edits[line, len(edits) : len(edits) + 2] = MAX_EDITS  # what does not count must not be read
+        tables.edits[line, len(edits) : len(edits) + 2] = MAX_EDITS  # entries beyond the count must not be read
     return replace(rows, tables=tables)
 
 
 def allowed_tokens(line: Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> np.ndarray:
-    """The tokens that may be drawn: the definition, over sorted float64."""
+    """The tokens that may be drawn, by the definition, over sorted float64."""
     x = line.double().cpu().numpy()
     scaled = x / temperature
     probs = np.exp(scaled - scaled.max())
@@ -125,7 +125,7 @@ def allowed_tokens(line: Tensor, temperature: float, top_k: int, top_p: float, m
 
 
 def fits(seen: np.ndarray, weight: np.ndarray) -> bool:
-    """Whether counts by token may be of draws by weight, some of it 0: by chi-square, at one in a thousand."""
+    """Whether the counts fit draws with these weights: chi-square at 0.1 %; tokens of weight 0 must not occur."""
     if seen[weight == 0].any():
         return False
     wanted = weight / weight.sum() * seen.sum()

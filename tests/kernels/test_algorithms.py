@@ -1,7 +1,7 @@
-"""gemm/algorithms: what is timed, what wins, what is saved for the next start, and when a choice is taken.
+"""gemm/algorithms: what is timed, which algorithm wins, what is saved for the next start, when a choice is used.
 
-The library itself is the accelerator's: tests/kernels/test_on_device_algorithms. Here products are torch's on a CPU, by
-names instead of algorithms, and their seconds are given.
+The real library is tested in tests/kernels/test_on_device_algorithms. Here torch computes the products on a CPU, names
+stand for algorithms, and the tests give their seconds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ A, B = b"a" * ALGORITHM_BYTES, b"b" * ALGORITHM_BYTES
 
 @dataclass
 class Named:
-    """A library of two algorithms, A and B, that records its launches."""
+    """A library with two algorithms, A and B, that records its launches."""
 
     version: int = 1
 
@@ -82,7 +82,7 @@ def test_a_cpu_has_no_such_library(chosen):
 @pytest.mark.parametrize(
     ("took", "winner"),
     [
-        ({TORCHS: 10.0, A: 9.9, B: 9.85}, TORCHS),  # not by enough
+        ({TORCHS: 10.0, A: 9.9, B: 9.85}, TORCHS),  # not enough faster
         ({TORCHS: 10.0, A: 9.7, B: 9.85}, A),
         ({TORCHS: 10.0, A: 12.0, B: 9.0}, B),
         ({TORCHS: 10.0}, TORCHS),
@@ -139,7 +139,7 @@ def test_operands_that_the_library_could_not_read_are_torchs(library, chosen):
     x, weight, out = operands(96)
     chosen.autotune({WIDE: [weight]}, lambda kind: [96])
     room = torch.zeros(96 * WIDE.depth + 1, dtype=x.dtype)
-    odd = room[1:].view(96, WIDE.depth)  # two bytes off
+    odd = room[1:].view(96, WIDE.depth)  # the address is odd by two bytes
     assert not chosen.run_chosen(odd, weight, False, None, out)
     assert not chosen.run_chosen(torch.cat([x, x], 1)[:, : WIDE.depth], weight, False, None, out), "rows with gaps"
     assert chosen.run_chosen(x, weight, False, None, out)

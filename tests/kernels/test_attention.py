@@ -1,4 +1,4 @@
-"""Paged and dense attention against float64, and bits that depend on a query's own position, keys and values alone."""
+"""Paged and dense attention against float64; a query's bits depend only on its own position, keys and values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DTYPES = [torch.float32, torch.bfloat16]
 
 
 class Pages:
-    """A cache of random keys and values with its rows scattered over shuffled blocks; unused memory is NaN."""
+    """A cache of random keys and values, whose rows are scattered over shuffled blocks; unused memory is NaN."""
 
     def __init__(self, lengths, kv_heads, dim, block_size, dtype):
         counts = [-(-n // block_size) for n in lengths]
@@ -42,7 +42,7 @@ class Pages:
                 self.v[block, :, :used] = torch.randn(kv_heads, used, dim)
 
     def meta(self, queries, rows=None, lengths=None):
-        """The rows (all by default) with so many queries each, at the ends of `lengths` (all keys by default)."""
+        """Metadata of the rows (default: all); each row's queries are at the end of its `lengths` (default: all)."""
         rows = list(range(len(self.lengths))) if rows is None else rows
         lengths = [self.lengths[r] for r in rows] if lengths is None else lengths
         starts = torch.tensor([0, *queries]).cumsum(0).to(torch.int32)
@@ -70,7 +70,7 @@ def test_paged_attention_equals_its_reference(heads, kv_heads, dim, block_size, 
     meta = pages.meta([1, 1, 77, 50, 3])
     q = torch.randn(132, heads, dim).to(dtype)
     actual = paged_attention(q, pages.k, pages.v, meta, dim**-0.5, **options)
-    # The reference multiplies hidden values by zero, so it must not see the NaN behind the last key.
+    # The reference multiplies hidden values by zero, so it must not get the NaN after the last key.
     k, v = pages.k.double().nan_to_num(), pages.v.double().nan_to_num()
     close(actual, paged_attention_reference(q.double(), k, v, meta, dim**-0.5, **options), dtype)
 
@@ -79,7 +79,7 @@ def test_paged_attention_equals_its_reference(heads, kv_heads, dim, block_size, 
 @pytest.mark.parametrize("everywhere", [False, True], ids=["items", "prompt"])
 @pytest.mark.parametrize("options", [{}, {"window": 40}, {"softcap": 3.0}])
 def test_tokens_of_a_bidirectional_span_see_each_other(options, everywhere, dtype):
-    """Two prompts, a row of one token, and a chunk whose first and last tokens belong to no span."""
+    """Two prompts, a row with one token, and a chunk whose first and last tokens belong to no span."""
     lengths, queries, dim = [200, 130, 77, 600], [200, 1, 77, 50], 64
     joints = [(0, 0, 200), (201, 0, 70)] if everywhere else [(0, 20, 120), (0, 130, 140), (201, 3, 77), (278, 552, 590)]
     pages = Pages(lengths, 2, dim, 16, dtype)
@@ -98,7 +98,7 @@ def test_tokens_of_a_bidirectional_span_see_each_other(options, everywhere, dtyp
     assert not torch.equal(got[30], plain[30])
 
 
-@pytest.mark.parametrize("threads", [1, 8])  # of so many, each takes segments of the long context
+@pytest.mark.parametrize("threads", [1, 8])  # with 8 threads, each computes segments of the long context
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("options", [{}, {"window": 40}, {"softcap": 3.0}])
 def test_sinks_join_the_sum_once_and_have_no_value(options, dtype, threads):
@@ -110,7 +110,7 @@ def test_sinks_join_the_sum_once_and_have_no_value(options, dtype, threads):
     k, v = pages.k.double().nan_to_num(), pages.v.double().nan_to_num()
     want = paged_attention_reference(q.double(), k, v, meta, dim**-0.5, **options, sinks=sinks)
     close(paged_attention(q, pages.k, pages.v, meta, dim**-0.5, **options, sinks=sinks), want, dtype)
-    # The first row has one key: its weight is the softmax of two logits, the key's and the sink's.
+    # The first row has one key: its weight is the softmax over two logits, the key's and the sink's.
     block = pages.tables[0, 0].long()
     key, value = (cache[block, :, 0].repeat_interleave(3, 0) for cache in (k, v))
     score = (q[0].double() * key).sum(1) * dim**-0.5
@@ -207,7 +207,7 @@ def test_a_bias_by_distance_is_added_to_scores(kv_heads, reach, dtype):
     bounds, bias = torch.tensor([0, 1, 65, 65, 640, 700], dtype=torch.int32), torch.randn(3, 2 * reach + 1) * 3
     expected = dense_attention_reference(q.double(), k.double(), v.double(), bounds, 0.2, bias=bias)
     close(dense_attention(q, k, v, bounds, 0.2, bias=bias), expected, dtype)
-    row = torch.arange(64)  # the second segment in one line of torch
+    row = torch.arange(64)  # the second segment, as one row of torch
     raised = bias[:, (row - row[:, None]).clamp(-reach, reach) + reach].double()
     mine = [part[1:65].double().movedim(0, 1) for part in (q, k, v)]
     plain = torch.nn.functional.scaled_dot_product_attention(*mine, raised, scale=0.2, enable_gqa=True)
@@ -252,11 +252,12 @@ def test_decode_launches_more_programs_than_fit_where_rows_are_many(rows, kv_hea
         share, lead, options = tuned(card, pairs, width, 16, 128, 2)
         assert (share, options["num_stages"], lead) == want
         assert options["num_warps"] == 1
-        old = Target("cuda", "sm_80", 132, 32, 163 << 10)  # where nothing starts before a kernel's end
+        # A card on which no kernel starts before the previous one ends.
+        old = Target("cuda", "sm_80", 132, 32, 163 << 10)
         assert tuned(old, pairs, width, 16, 128, 2) == (share, 0, options)
-        of_codes, _, options = tuned(card, pairs, width, 16, 128, 2, codes=True)  # as many as there are parts
+        of_codes, _, options = tuned(card, pairs, width, 16, 128, 2, codes=True)  # as many programs as parts
         assert (of_codes, options) == (PARTS_OF_CODES, {"num_warps": 1, "num_stages": 3})
-    other = Target("hip", "gfx942", 132, 64, 64 << 10)  # there a stage costs registers
+    other = Target("hip", "gfx942", 132, 64, 64 << 10)  # on this card each stage costs registers
     assert tuned(other, pairs, 2048, 16, 128, 2) == (share, 0, {"num_warps": 1, "num_stages": 2})
     for dim, size in ((256, 2), (128, 4)):
         share, _, options = tuned(card, pairs, 2048, 16, dim, size)
@@ -296,7 +297,7 @@ def test_prompts_have_large_tiles_where_half_as_many_fill_the_device():
     assert not prefill.takes_large(card, 256, 2, 2048)
     assert not prefill.takes_large(card, 128, 4, 2048)
     keys = {prefill.tuned(card, 128, 2, count, large)[0] for count in (8, 2048) for large in (False, True)}
-    assert len(keys) == 1  # a token's bits follow from them
+    assert len(keys) == 1  # a token's bits depend on the number of keys per iteration
     others = [Target("cuda", "sm_100", 148, 32, 227 << 10), Target("hip", "gfx950", 256, 64, 160 << 10)]
     assert [has_large_tiles(device, 128) for device in (card, *others)] == [True, False, False]
     assert not has_large_tiles(card, 256)

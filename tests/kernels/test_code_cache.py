@@ -1,4 +1,4 @@
-"""Keys and values as codes of 8 bits on a CPU: what is stored, and attention over it, in every instruction set."""
+"""An 8-bit KV cache on a CPU: stored codes, and attention over them, in every instruction set."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KINDS = ["made", "given", "e5m2"]
 
 
 def cache_of(kind, kv_heads, dim, block_size, num_blocks):
-    """(keys, values, scales) over pages that hold no number."""
+    """(keys, values, scales) over pages filled with NaN."""
     given = (tuple(0.5 + h for h in range(kv_heads)), tuple(2.0 - h / 8 for h in range(kv_heads)))
     spec = FullSpec(kv_heads, dim, E5M2 if kind == "e5m2" else E4M3, given=given if kind == "given" else None)
     size = -(-spec.block_bytes(block_size) // 16) * 16 + 32  # a page of its group may be larger
@@ -25,7 +25,7 @@ def cache_of(kind, kv_heads, dim, block_size, num_blocks):
 
 
 def put(keys, values, kind, block_size, num_blocks, slots, store=qkv_rope_store):
-    """Stores keys and values [T, Hkv, D] as they are, without rotation or norm; the cache."""
+    """Stores keys and values [T, Hkv, D] unchanged, without rotation or norm; returns the cache."""
     tokens, kv_heads, dim = keys.shape
     cache = cache_of(kind, kv_heads, dim, block_size, num_blocks)
     qkv = torch.cat([torch.zeros(tokens, kv_heads, dim, dtype=keys.dtype), keys, values], 1).flatten(1)
@@ -44,7 +44,7 @@ def test_codes_and_scales_are_the_bits_of_the_reference(kind, dim, dtype):
     heads[1] = 0.0
     heads[2, :, 1:] = 0.0
     heads[3, 0, 0], heads[3, 1, 1], heads[3, 2, 2] = float("nan"), float("inf"), -float("inf")
-    heads[4, :, :16] = torch.arange(16) * 2.0**-10 + 2.0**-11  # ties of the smallest codes
+    heads[4, :, :16] = torch.arange(16) * 2.0**-10 + 2.0**-11  # ties between the smallest codes
     heads[5, :, :16] = torch.tensor([448.0, 463, 464, 1e9, -449, 57344, 6e4, 2.0**-17] * 2)
     keys, values = heads.to(dtype), (heads.flip(0) * 3).to(dtype)
     slots = torch.randperm(48)[:40]
@@ -69,7 +69,7 @@ def test_stored_values_are_within_a_sixteenth_with_keys_up_to_two_thousand(kind)
     got = torch.cat([page.transpose(0, 1) for page in decode(k, scales[0], torch.float32)])
     least = (
         keys.abs().amax(-1, keepdim=True) / 448 * 2.0**-9
-    )  # half of the least code, times less than twice that scale
+    )  # half of the smallest code, times less than twice the scale
     within = (got - keys).abs() <= torch.maximum(keys.abs() / 16, least) * 1.001
     assert bool(within.all()) == (kind == "made")
 

@@ -1,4 +1,4 @@
-"""Which kernel multiplies, by the dispatch tables of gemm: for cards that need not be here, and without a launch."""
+"""The dispatch tables of gemm: which kernel multiplies, for simulated cards and without launches."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ ROWS = (1, 2, 32, 64, 65, 95, 96, 128, 129, 512, 768)
 
 @pytest.fixture(params=[*NVIDIA, *AMD])
 def card(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The card that kernels are chosen for."""
+    """The card for which kernels are chosen."""
     with on_card(request.param) as name:
         yield name
 
 
 def floats(table: str, rows: int, width: int, depth: int, dtype: torch.dtype = BF16, aligned: bool = True) -> str:
-    """The kernel for these rows; "" is the vendor's library."""
+    """The name of the kernel for these rows; "" is the vendor's library."""
     gated = table == "GATED"
     x = tensor(rows, depth if aligned else depth + 2, dtype=dtype)
     matrix = tensor(width * (1 + gated), depth, dtype=dtype)
@@ -35,7 +35,7 @@ def floats(table: str, rows: int, width: int, depth: int, dtype: torch.dtype = B
 
 
 def test_products_of_floats(card):
-    """Kernels of an 8B's layer are measured on one card; the vendor's library multiplies on all others."""
+    """One card has measured kernels for an 8B's layer; on all others the vendor's library multiplies."""
     few, one_wave, many = ["split_k"] * 3, ["gated_one_wave"] * 2, "gated_persistent"
     wanted = {
         ("GATED", 12288, 4096): ["dense_row", *few, "", "", *one_wave, "", many, ""],
@@ -55,7 +55,8 @@ def test_products_of_other_floats_and_of_unaligned_rows(card):
         return
     some = (1, 32, 96, 512)
     assert [floats("LINEAR", rows, 1024, 2048, HALF) for rows in some] == ["split_k", "split_k", "split_k", ""]
-    assert [floats("NORMED", rows, 1024, 2048, HALF) for rows in some] == [""] * 4  # a gain leaves the range
+    # The norm's gain could exceed float16's range.
+    assert [floats("NORMED", rows, 1024, 2048, HALF) for rows in some] == [""] * 4
     assert [floats("LINEAR", rows, 1024, 2048, FLOAT) for rows in some] == [""] * 4
     assert [floats("LINEAR", rows, 1024, 2048, aligned=False) for rows in some] == ["split_k", "split_k", "", ""]
 
@@ -63,7 +64,7 @@ def test_products_of_other_floats_and_of_unaligned_rows(card):
 @pytest.mark.parametrize("card", ["sm_90"], indirect=True)
 @pytest.mark.parametrize("shape", [*tune.ONE_WAVE["sm_90"], *tune.LEAST_FILL["sm_90"], (11008, 2048)])
 def test_at_most_one_kernel_takes_a_gated_product(card, shape):
-    """So rows that gemm/split_k leaves because they are not aligned go to the vendor's library."""
+    """Unaligned rows, which gemm/split_k does not take, therefore go to the vendor's library."""
     for rows in (1, 32, 33, 64, 65, 96, 128, 129, 256, 257, 512, 1024, 4096):
         product = dispatch.Product(rows, shape[0], shape[1], gated=True)
         assert sum(bool(kernel.cut(product)) for kernel in dispatch.GATED) <= 1
@@ -71,14 +72,14 @@ def test_at_most_one_kernel_takes_a_gated_product(card, shape):
 
 @pytest.mark.parametrize("card", ["sm_90"], indirect=True)
 def test_the_start_asks_with_sizes_alone(card):
-    """A row of an 8B's gate and up is multiplied by gemm/dense_row, or by gemm/split_k where it is not aligned."""
+    """gemm/dense_row multiplies one row of an 8B's gate and up; unaligned rows go to gemm/split_k."""
     choice = dispatch.gated_choice(1, 12288, 4096)
     assert choice is not None
     assert choice[0].name == "gemm/split_k"
 
 
 class Widens:
-    """Weights of codes become floats from 300 rows on."""
+    """A choice that dequantises weights from 300 rows on."""
 
     def widens(self, _weight: Packed, rows: int, _activation: Activation | None) -> bool:
         return rows >= 300
@@ -101,7 +102,7 @@ def codes(
 
 
 def test_products_of_codes(card):
-    """One row and tiles of scaled values are NVIDIA's; from 300 rows on the weight becomes floats, as `Widens` says."""
+    """Kernels for one row and scaled values are for NVIDIA only; from 300 rows on `Widens` dequantises the weight."""
     one_row = "one_row" if card in NVIDIA else "groups"
     values = "scaled_values" if card == "sm_90" else "groups"
     some = (1, 2, 64, 256, 512)

@@ -1,4 +1,4 @@
-"""Which kernel multiplies pairs by experts, by the dispatch tables of moe: for cards that need not be here."""
+"""The dispatch tables of moe: which kernel multiplies pairs by experts, for simulated cards."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOKENS = (1, 4, 16, 300, 4000)
 
 @pytest.fixture(params=[*NVIDIA, *AMD])
 def card(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The card that kernels are chosen for."""
+    """The card for which kernels are chosen."""
     with on_card(request.param) as name:
         yield name
 
@@ -60,7 +60,7 @@ def codes(tokens: int, kind: Kind, group: int, dtype: torch.dtype = BF16, invari
 
 @pytest.mark.parametrize("kind", [Kind.INT4, Kind.E4M3, Kind.E2M1])
 def test_experts_in_codes(card, kind):
-    """Few pairs have kernels of their own on NVIDIA's cards; the tiles of moe/values are one card's."""
+    """Few pairs have separate kernels on NVIDIA's cards; only one card has the tiles of moe/values."""
     group = 32 if kind is Kind.E2M1 else 128
     other = "mxfp4" if kind is Kind.E2M1 else "coded"
     one, few = {Kind.INT4: (other, other), Kind.E4M3: ("pairs_float8",) * 2, Kind.E2M1: ("pairs", other)}[kind]

@@ -1,7 +1,7 @@
-"""No Triton kernel is left out: each has a reference, and cases in the interpreter, for every target and on a device.
+"""Every Triton kernel has a reference, and cases in the interpreter, for every target and on a device.
 
-Read from the sources: a kernel's launchers are the functions that launch it, and those that call them
-themselves or by a dispatch table.
+The test reads the sources. A kernel's launchers are the functions that launch the kernel, and all functions that call a
+launcher, directly or through a dispatch table.
 """
 
 import ast
@@ -18,14 +18,14 @@ TREES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts): ast.parse(path.read_text())
     for path in sorted((ROOT / "engine/kernels").rglob("*.py"))
 }
-Function = tuple[str, str]  # its module and its name
+Function = tuple[str, str]  # (module, name)
 FUNCTIONS: dict[Function, ast.FunctionDef] = {
     (module, node.name): node
     for module, tree in TREES.items()
     for node in tree.body
     if isinstance(node, ast.FunctionDef)
 }
-TABLES: dict[Function, ast.expr] = {  # module-level values: dispatch tables name the functions that launch
+TABLES: dict[Function, ast.expr] = {  # module-level values; dispatch tables contain the names of functions that launch
     (module, target.id): node.value
     for module, tree in TREES.items()
     for node in tree.body
@@ -43,7 +43,7 @@ IMPORTED: dict[Function, Function] = {
 
 
 def read_in(module: str, node: ast.AST) -> set[Function]:
-    """Functions whose names are read there or in a table that is read there, but for what is bound there."""
+    """Functions named in the node, or in a table named there; names that the node itself binds do not count."""
     found = [each for each in ast.walk(node) if isinstance(each, ast.Name)]
     bound = {each.id for each in found if not isinstance(each.ctx, ast.Load)}
     bound |= {each.arg for each in ast.walk(node) if isinstance(each, ast.arg)}
@@ -54,7 +54,7 @@ def read_in(module: str, node: ast.AST) -> set[Function]:
 
 
 def launched_in(module: str, node: ast.AST) -> set[Function]:
-    """Kernels that are launched there: kernel[grid](...)."""
+    """Kernels launched in the node: kernel[grid](...)."""
     launches = [each.func for each in ast.walk(node) if isinstance(each, ast.Call)]
     return set().union(*(read_in(module, at.value) for at in launches if isinstance(at, ast.Subscript)))
 
@@ -78,7 +78,7 @@ def launchers_of(kernel: Function) -> set[Function]:
 
 @cache
 def used_by(folder: Path, pattern: str) -> set[str]:
-    """Names that such files make use of."""
+    """Names used by these files."""
     found = [ast.walk(ast.parse(path.read_text())) for path in folder.glob(pattern)]
     return {node.id for nodes in found for node in nodes if isinstance(node, ast.Name)}
 
@@ -96,7 +96,7 @@ def test_a_kernel_has_its_reference_and_its_cases(kernel):
     found = launchers_of(kernel)
     launchers = {name for _, name in found}
     references = {f"{name.removeprefix('launch_')}_reference" for name in launchers} & {name for _, name in FUNCTIONS}
-    # Several kernels may share a reference: a launcher hands a CPU's tensors to it.
+    # Several kernels may share a reference: a launcher passes a CPU's tensors to the reference.
     references |= {name for launcher in found for _, name in READ[launcher] if name.endswith("_reference")}
     assert references, launchers
     assert kernel[1] in used_by(CASES, "cases_compile*.py")
@@ -105,7 +105,7 @@ def test_a_kernel_has_its_reference_and_its_cases(kernel):
 
 
 def early_returns(body: list[ast.stmt]) -> list[ast.Return]:
-    """The statements that return a value while others follow them or the branch they are in."""
+    """Statements that return a value although other statements follow them or their branch."""
     *earlier, last = body
     found = [each for statement in earlier for each in ast.walk(statement) if isinstance(each, ast.Return)]
     if isinstance(last, ast.If):
@@ -115,7 +115,7 @@ def early_returns(body: list[ast.stmt]) -> list[ast.Return]:
 
 @pytest.mark.parametrize("function", sorted(JITTED), ids=lambda function: function[1])
 def test_a_value_is_returned_last(function):
-    """Triton 3.6 compiles what follows a constant branch that returns: with types that only the other branch has."""
+    """Triton 3.6 still compiles the code after a constant branch that returns, with types of the other branch."""
     lines = [each.lineno for each in early_returns(FUNCTIONS[function].body)]
     assert not lines, f"{function[0]}: lines {lines} return before the end; assign in `if` and `else`, return once"
 

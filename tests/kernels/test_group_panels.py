@@ -1,4 +1,4 @@
-"""Quantised weights of a CPU against float64, and the promise that a token's bits depend on nothing but the token."""
+"""Quantised weights on a CPU against float64; a token's bits depend on nothing but the token."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHAPES = [(1, 64, 64, 32), (3, 33, 70, 16), (15, 513, 96, 128), (130, 1100, 70, 
 
 
 def codes_of(kind: Kind, rows: int, columns: int, group: int, zeros: bool = False, order: bool = False) -> Codes:
-    """Random codes of all bits."""
+    """Random codes that use all bits."""
     groups = -(-columns // group)
     values = torch.randint(0, 16, (rows, columns)).to(torch.uint8)
     if kind is Kind.INT8:
@@ -59,7 +59,7 @@ def test_products_equal_float64_and_a_row_has_the_bits_it_has_alone(kind, tokens
 
 
 @pytest.mark.parametrize("kind", [Kind.INT4, Kind.E4M3])
-def test_gate_and_up_meet_in_a_panel(kind):
+def test_a_panel_holds_gate_and_up(kind):
     codes = codes_of(kind, 2 * 45, 96, 32)
     weight, x = pack_group_panels(codes, torch.randn(90), gated=True), torch.randn(9, 96)
     torch.testing.assert_close(weight.dense().double(), codes.dense(), rtol=1e-6, atol=0)
@@ -72,7 +72,7 @@ def test_gate_and_up_meet_in_a_panel(kind):
 @pytest.mark.parametrize("static", [None, 0.02])
 @pytest.mark.parametrize("depth", [512, 1100])
 def test_integers_are_exact_until_they_are_scaled(depth, static):
-    """The largest sums, that float32 would round: 127 times 127 in every column."""
+    """The largest possible sums, which float32 would round: 127 times 127 in every column."""
     codes = codes_of(Kind.INT8, 70, depth, depth)
     codes.values[:3] = 127
     inputs = Inputs(None if static is None else torch.tensor(static))

@@ -1,4 +1,4 @@
-"""What an accelerator makes of decoded pixels is what mm/transform makes of them, bit for bit where it scales."""
+"""The device's picture kernels against mm/transform; scaling must be equal bit by bit."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ SIZES = [
 
 
 def picture(*shape: int) -> np.ndarray:
-    """Noise in the upper half, pixels of black and white in the lower: there sharpening leaves the range."""
+    """Noise in the upper half, black and white pixels in the lower half: there sharpening exceeds the range."""
     draw = np.random.default_rng(sum(shape)).integers(0, 256, (*shape, 3), dtype=np.uint8)
     half = shape[-2] // 2
     draw[..., half:, :, :] = np.where(draw[..., half:, :, :] > 127, 255, 0)

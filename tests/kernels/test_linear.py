@@ -1,4 +1,4 @@
-"""Linear layers against float64, and the promise that a token's bits depend on nothing but the token."""
+"""Linear layers against float64; a token's bits depend on nothing but the token."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_packing_is_undone_by_weight():
 
 
 class Made(TorchDispatchMode):
-    """The bytes of memory that operations took."""
+    """Counts the bytes that operations allocate."""
 
     def __init__(self):
         super().__init__()
@@ -71,7 +71,7 @@ class Made(TorchDispatchMode):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("paired", [False, True])
 def test_packing_takes_the_room_of_the_panels_alone(dtype, paired):
-    """Copies that were freed between what stays left holes that nothing fitted: experts took twice their weights."""
+    """Temporary copies between lasting tensors once fragmented memory: experts took twice the size of their weights."""
     pieces = [torch.randn(600, 1000).to(dtype) for _ in range(1 + paired)]
     with Made() as made:
         packed = pack_paired(pieces, None) if paired else pack_panels(pieces[0], None)
@@ -228,7 +228,8 @@ def test_plain_weights_of_an_accelerator_follow_the_same_rules(biased, dtype, in
     torch.testing.assert_close(out.double(), both + residual.double(), **near)
     gate, up = both.chunk(2, dim=-1)
     y = torch.nn.functional.silu(gate) * up
-    # Gate, up and their product are each rounded once: half an ulp, silu's slope is at most 1.1. Twice that is allowed.
+    # Gate, up and their product are each rounded once, by half an ulp; silu's slope is at most 1.1. The bound is twice
+    # that.
     ulp = torch.finfo(dtype).eps
     error = (packed.gated(x, SILU).double() - y).abs()
     assert (error <= ulp * (1.1 * (gate * up).abs() + 2 * y.abs()) + 1e-5).all()
@@ -237,7 +238,7 @@ def test_plain_weights_of_an_accelerator_follow_the_same_rules(biased, dtype, in
 @pytest.mark.parametrize("kind", ["ours", "invariant", "float32"])
 @pytest.mark.parametrize("rule", ["one_wave_gated", "many_gated"])
 def test_gated_products_are_one_kernel(rule, kind, monkeypatch):
-    """Not where a row's bits must not vary, nor in float32."""
+    """Separate kernels run if a row's bits must not vary, and in float32."""
     asked: list[tuple[int, ...]] = []
     monkeypatch.setattr(dispatch, rule, lambda *sizes: asked.append(sizes) or True)
     for module in (dense, weight_module):

@@ -1,4 +1,4 @@
-"""Routing against a slow reading of its rules in float64; rows of experts whose bits depend on no other row."""
+"""Routing against a slow float64 version of its rules; an expert row's bits depend on no other row."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.kernels.routings import ROUTINGS, scales_of
 
 
 def slowly_near(logits, routing):
-    """One after the other, by the logits that are left and near the highest of them."""
+    """Chooses experts one after the other; the weights use the remaining logits near the highest one."""
     chosen, weights = [], []
     for _ in range(routing.top_k):
         left = [expert for expert in range(routing.num_experts) if expert not in chosen]
@@ -38,7 +38,7 @@ def slowly_near(logits, routing):
 def slowly(
     logits: list[float], correction: list[float], routing: Routing, scales: list[float] | None = None
 ) -> tuple[list[int], list[float]]:
-    """One token, as the documentation of Routing says it."""
+    """The routing of one token, as the documentation of Routing defines it."""
     if routing.score == "near":
         return slowly_near(logits, routing)
     if routing.score == "softmax":
@@ -156,7 +156,7 @@ def test_a_row_has_the_same_bits_in_any_company(layer, dtype, rows):
     text, config = layer
     mlp = filled(text, config, dtype)
     x = torch.randn(257, text.hidden_size).to(dtype)
-    x[100:] = x[100]  # many rows at the same experts
+    x[100:] = x[100]  # many rows choose the same experts
     whole = mlp(Normed(None, x)).value()
     assert torch.equal(mlp(Normed(None, x[:rows])).value(), whole[:rows])
     residual = torch.randn(rows, text.hidden_size).to(dtype)
@@ -247,7 +247,7 @@ def test_transposed_interleaved_experts_are_those_of_each_with_biases(layer):
 
 
 def test_a_router_of_bfloat16_chooses_as_float64_does(layer):
-    """Wherever the last expert chosen and the first one left are further apart than 1e-5."""
+    """Compares rows in which the last chosen expert and the next one differ by more than 1e-5."""
     text, config = layer
     mlp = filled(text, config, torch.bfloat16, saved=torch.bfloat16)
     x = torch.randn(200, text.hidden_size).to(torch.bfloat16)

@@ -1,4 +1,4 @@
-"""A norm between two products is left to them where they can do it, and gives what a norm of its own gives."""
+"""A norm between two products is fused into products that support it; the result equals that of a separate norm."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EPS = 1e-6
 
 @pytest.fixture
 def asked(monkeypatch) -> list[tuple]:
-    """What kernels/tune was asked for; it answers CUT."""
+    """The questions to kernels/tune, which answers CUT."""
     questions: list[tuple] = []
     monkeypatch.setattr(dispatch, "few_rows", lambda *given: questions.append(given) or CUT)
     return questions
@@ -66,14 +66,14 @@ def test_a_norm_between_two_products(kind, gated, biased, asked, monkeypatch):
     assert (prescaled is not None) == (kind == "split")
     if prescaled is not None:
         assert asked == [(5, 40, 60, False), (5, 24 if gated else 48, 40, gated)]
-        # All but the root is done: the residual itself is not read again.
+        # Only the division by the root remains: the residual itself is not read again.
         nothing = torch.full_like(residual, torch.nan)
         assert torch.equal(then.of_normed(nothing, gain, EPS, prescaled, activation).double(), got)
 
 
 @pytest.mark.parametrize("gated", [False, True])
 def test_one_row_needs_no_matrix_units(gated, asked, monkeypatch):
-    """Where kernels/tune has a cut for it; rows that do not begin at whole 16 bytes go another way."""
+    """The dense row kernel runs if kernels/tune has a cut; unaligned rows (16 bytes) use another kernel."""
     launched, cuts, activation = [], iter((RowCut(8, 16, 1), RowCut(2, 32, 1))), Activation.SILU if gated else None
     monkeypatch.setattr(dispatch, "one_row", lambda *given: asked.append(given) or next(cuts))
     monkeypatch.setattr(
@@ -97,7 +97,7 @@ def test_one_row_needs_no_matrix_units(gated, asked, monkeypatch):
     assert asked[2:] == [(1, 40, 64, False)]
 
 
-def test_small_weights_without_an_entry_meet_one_row_by_a_rule():
+def test_small_weights_without_an_entry_take_one_row_by_a_rule():
     h100 = Target("cuda", "sm_90", 132, 32, 227 << 10)
     assert choose_for_one_row(h100, 2880, 4096, False) == ONE_ROW["sm_90"][2880, 4096, False]
     assert choose_for_one_row(h100, 4096, 2048, False) == RowCut(4, 256, 1)
@@ -108,7 +108,7 @@ def test_small_weights_without_an_entry_meet_one_row_by_a_rule():
 
 
 def test_rows_of_float16_are_left_to_the_norm(asked):
-    """Times the gain they could leave its range."""
+    """Float16 rows times the gain could overflow."""
     packed = pack_unchanged(torch.randn(40, 60).half(), None, Placement(torch.float16, "cuda"))
     residual = torch.randn(5, 40).half()
     assert packed.add_then_norm(residual, torch.randn(5, 60).half(), torch.ones(40), EPS) is None

@@ -1,4 +1,4 @@
-"""Triton kernels on a real accelerator, random bfloat16 inputs against float64 references."""
+"""Triton kernels on a real GPU, with random bfloat16 inputs, against float64 references."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ from tests.kernels.convolutions import ROWS, drawn, moved
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
 PLACEMENT = Placement(torch.bfloat16, "cuda")
-LIMIT = 8e-3  # of bfloat16's rounding
+LIMIT = 8e-3  # bfloat16's rounding
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -133,7 +133,7 @@ def test_a_head_has_the_same_bits_in_any_step(dim, half, norm, late):
 @pytest.mark.parametrize(("dim", "half"), [(128, 64), (80, 20), (72, 36)])
 def test_rotation_alone(dim, half):
     fused, angle = draw(37, 3 * 5, dim), torch.randn(37, half, device="cuda")
-    x = fused[:, 5:10]  # as a tower's queries lie in their product
+    x = fused[:, 5:10]  # a view into the product, like a tower's queries
     want = apply_rope_reference(x.double(), angle.cos(), angle.sin())
     assert error(apply_rope(x, angle.cos(), angle.sin()), want) < LIMIT
 
@@ -150,7 +150,7 @@ def pages(contexts, queries, kv_heads, dim, block_size=16):
         for number, block in enumerate(tables[row, :count].tolist()):
             fill = min(block_size, length - number * block_size)
             caches[:, block, :, :fill] = draw(2, kv_heads, fill, dim)
-    lines = torch.randperm(len(contexts) + 2)[: len(contexts)]  # other slots' lines lie between
+    lines = torch.randperm(len(contexts) + 2)[: len(contexts)]  # rows of other slots are between them
     table = torch.zeros(len(contexts) + 2, max(counts), dtype=torch.int32)
     table[lines] = tables
     starts = torch.tensor([0, *queries]).cumsum(0).to(torch.int32)
@@ -164,12 +164,12 @@ def pages(contexts, queries, kv_heads, dim, block_size=16):
         table_row=lines.to(torch.int32).cuda(),
         decode_only=max(queries) == 1,
     )
-    keys, values = caches.transpose(0, 1).contiguous().unbind(1)  # side by side in a page, as layers have them
+    keys, values = caches.transpose(0, 1).contiguous().unbind(1)  # adjacent in a page, as in a layer's cache
     return keys, values, meta
 
 
 def listed(meta, heads, kv_heads, dim, max_rows=8, room=0, invariant=False):
-    """The meta with its work lists, written before anything that may begin early, as a step's are."""
+    """The metadata with its work lists; in a step too, the lists are written before any kernel that may begin early."""
     tokens = int(meta.query_start[-1])
     work = empty_list(max_rows, tokens, room or max_parts(10_000, 16, max_rows), heads, dim, "cuda")
     fill_list(work, meta, heads // kv_heads, invariant)
@@ -222,7 +222,7 @@ def test_paged_attention(step, heads, kv_heads, dim, window, softcap):
 @pytest.mark.parametrize("sunken", [False, True])
 def test_an_invariant_list_gives_a_token_the_same_bits_however_its_prompt_was_cut(sunken):
     sinks = torch.randn(32, device="cuda") if sunken else None
-    k_cache, v_cache, meta = pages([1500], [1500], 8, 128)  # enough tiles for the form of large launches
+    k_cache, v_cache, meta = pages([1500], [1500], 8, 128)  # enough tiles for the kernel of large launches
     q = draw(1500, 32, 128)
 
     def attend(first, last):
@@ -266,8 +266,8 @@ def test_parts_are_added_in_one_order_whoever_comes_last():
 
 
 @pytest.mark.parametrize(("window", "sunken"), [(0, False), (100, False), (0, True)])
-def test_a_steps_own_keys_are_seen_whose_neighbours_were_read_before(window, sunken):
-    """Contexts around the lengths from which a part begins to load before the kernel in front has written."""
+def test_a_step_reads_its_own_keys_after_earlier_keys_were_prefetched(window, sunken):
+    """Contexts near the lengths from which a part begins to load before the previous kernel has written its keys."""
     heads, kv_heads, dim = 16, 8, 128
     contexts = [1, 16, 17, 32, 33, 63, 64, 65, 95, 97, 127, 128, 129, 130, 159, 160, 161, 192, 193, 200, 256, 300, 521]
     rows = len(contexts)
@@ -279,7 +279,7 @@ def test_a_steps_own_keys_are_seen_whose_neighbours_were_read_before(window, sun
     angle, norms = torch.randn(rows, dim // 2, device="cuda"), (draw(dim), draw(dim))
     cos, sin = angle.cos(), angle.sin()
     inputs = [draw(rows, 1024) * 0.02 for _ in range(20)]
-    for room in (rows + 1, 0):  # rows that are one part each, and short parts
+    for room in (rows + 1, 0):  # rows with one part each, then short parts
         meta = listed(meta, heads, kv_heads, dim, rows, room)
         got = []
         for settle in (False, True):
@@ -345,7 +345,7 @@ def test_disentangled_attention(bounds):
 
 @pytest.mark.parametrize("dim", [64, 80, 128])
 def test_dense_attention_of_rows_far_apart(dim):
-    rows, heads, stride = 300, 4, 1 << 23  # the last rows lie past 2^31
+    rows, heads, stride = 300, 4, 1 << 23  # the last rows are beyond offset 2^31
     room = torch.empty((rows - 1) * stride + 3 * heads * dim, dtype=torch.bfloat16, device="cuda")
     fused = room.as_strided((rows, 3 * heads, dim), (stride, dim, 1)).copy_(draw(rows, 3 * heads, dim))
     q, k, v = fused.split(heads, 1)

@@ -1,4 +1,4 @@
-"""cublasLt by a chosen algorithm, on an accelerator: every algorithm's numbers, and a choice from start to launch."""
+"""cublasLt with chosen algorithms on a GPU: the results of every algorithm, and a choice from start to launch."""
 
 import pytest
 import torch
@@ -43,14 +43,14 @@ def test_every_algorithm_multiplies(rows, width, depth, added, dtype):
         product(x, weight, out if added else None, out)
         assert (out.double() - wanted).abs().max() <= step
         beside = torch.full_like(before, float("nan"))
-        product(x, weight, before if added else None, beside)  # what is added lies elsewhere
+        product(x, weight, before if added else None, beside)  # `before` is not the output
         assert (beside.double() - wanted).abs().max() <= step
 
 
 def test_a_choice_from_start_to_launch(monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     chosen = Algorithms()
-    monkeypatch.setattr(algorithms, "GAIN", 9.0)  # whatever is fastest of them is taken, so that something is
+    monkeypatch.setattr(algorithms, "GAIN", 9.0)  # the fastest algorithm always wins, so that one is chosen
     x, weight, residual = operands(4096, 4096, 1024, torch.bfloat16)
     kind = Kind(4096, 1024, True, False, torch.bfloat16)
     chosen.autotune({kind: [weight]}, lambda kind: [256, 4096])
@@ -63,7 +63,7 @@ def test_a_choice_from_start_to_launch(monkeypatch, tmp_path):
         assert taken == (found[256 if rows == 256 else 4096] != TORCHS)
         if taken:
             assert (out.double() - wanted).abs().max() <= torch.finfo(torch.bfloat16).eps * wanted.abs().max()
-    monkeypatch.setattr(algorithms, "_fastest", None)  # a second start finds all of it
+    monkeypatch.setattr(algorithms, "_fastest", None)  # a second start finds all of its choices saved
     again = Algorithms()
     again.autotune({kind: [weight]}, lambda kind: [256, 4096])
     assert again.chosen[kind] == found

@@ -1,4 +1,4 @@
-"""Pages of codes on a real accelerator: every code is widened as torch does, and attention keeps a token's bits."""
+"""A quantised KV cache on a real GPU: codes are converted as torch converts them; attention keeps a token's bits."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ KINDS = [torch.float8_e4m3fn, torch.float8_e5m2]
 
 
 def coded(kind, count):
-    """Keys, values and scales of 8 heads of 128, at random."""
+    """Random keys, values and scales of 8 heads of 128."""
     spec = FullSpec(8, 128, kind)
     numbers = torch.zeros(count, spec.block_bytes(16), device="cuda", dtype=torch.uint8)
     keys, values, scales = pages_of(spec.views(numbers, 16))
@@ -113,7 +113,7 @@ LONG = 131_072  # tokens
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_long_context_is_read_within_what_bfloat16_results_allow(kind):
-    """4e-3 of the norm, over the stored codes: of a lone row, and of a prompt's last tokens."""
+    """An error of at most 4e-3 of the norm, over the stored codes: for a single row, and for a prompt's last tokens."""
     shape, *_, meta = pages([LONG], [17], 8, 128)
     keys, values, scales = coded(kind, len(shape))
     del shape
@@ -133,7 +133,7 @@ def test_a_long_context_is_read_within_what_bfloat16_results_allow(kind):
 
 @pytest.mark.parametrize("given", [None, ((1.0,) * 8,) * 2])
 def test_stored_keys_of_up_to_two_thousand_are_within_a_sixteenth(given):
-    """With a scale per token and head; a scale of 1, as a checkpoint may give one, fails."""
+    """With scales per token and head; a fixed scale of 1, as checkpoints may give, fails."""
     spec = FullSpec(8, 128, torch.float8_e4m3fn, given=given)
     keys, values, scales = pages_of(
         spec.views(torch.zeros(4, spec.block_bytes(16), dtype=torch.uint8, device="cuda"), 16)
@@ -148,7 +148,7 @@ def test_stored_keys_of_up_to_two_thousand_are_within_a_sixteenth(given):
     within = []
     for stored, cache, scale in ((large.float(), keys, scales[0]), (small.float(), values, scales[1])):
         got = decode(cache, scale, torch.float32).transpose(1, 2).flatten(0, 1)  # [tokens, heads, 128]
-        # Half of the least code, times less than twice the scale.
+        # Half of the smallest code, times less than twice the scale.
         least = stored.abs().amax(-1, keepdim=True) / 448 * 2.0**-9
         within.append(bool(((got - stored).abs() <= torch.maximum(stored.abs() / 16, least) * 1.001).all()))
     assert within[0] == (given is None)

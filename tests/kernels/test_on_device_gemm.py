@@ -1,4 +1,4 @@
-"""Products, the rotary table and prep kernels on a real accelerator; kernels that overlap give what they give alone."""
+"""Products, the rotary table and prep kernels on a real GPU; overlapping kernels give the results of separate ones."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from engine.layers.padded import PaddedGated
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
 SILU = Activation.SILU
 PLACEMENT = Placement(torch.bfloat16, "cuda")
-LIMIT = 8e-3  # of bfloat16's rounding
+LIMIT = 8e-3  # bfloat16's rounding
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -64,7 +64,7 @@ def test_few_rows_by_every_cut(shape):
 
 @pytest.mark.parametrize("shape", [*ONE_ROW["sm_90"], (2050, 2048, False), (1030, 1000, True)])
 def test_one_row(shape):
-    """By the table's cut or another one; with a bias, a norm before it, and the stream and the next norm behind it."""
+    """With the table's cut or another; with a bias and a norm before, then added to the stream with the next norm."""
     width, depth, gated = shape
     cut, act = ONE_ROW["sm_90"].get(shape, RowCut(2, 256, 1)), SILU if gated else None
     weight, bias = draw(width * (1 + gated), depth) / depth**0.5, draw(width * (1 + gated))
@@ -91,7 +91,7 @@ def test_one_row(shape):
     "shape", [*LEAST_FILL["sm_90"], (3456, 1280), (1000, 520), (1001, 520), (130, 4096), (257, 99)]
 )
 def test_gated_products_of_many_rows(shape, biased):
-    """Tails of rows, columns and depth; by pointers where rows do not begin at whole 16 bytes."""
+    """Partial tiles of rows, columns and depth; pointers are used for rows that are not aligned to 16 bytes."""
     width, depth = shape
     weight, bias = draw(2 * width, depth) / depth**0.5, draw(2 * width) if biased else None
     for rows in (1, 65, 129, 256, 257, 512, 2048, 2200):
@@ -106,7 +106,7 @@ def test_gated_products_of_many_rows(shape, biased):
 
 @pytest.mark.parametrize("rows", [4, 600, 1664, 5504])
 def test_the_gated_product_of_a_tower_ends_in_one_and_zeros(rows):
-    """By the kernel of many rows where they fill its rounds, else by the vendor's and silu."""
+    """The kernel of many rows runs if it fills whole waves, else the vendor's product and silu."""
     width, depth = 3420, 1280
     gate, up, x = draw(width, depth) / 32, draw(width, depth) / 32, draw(rows, depth)
     biases = draw(width), draw(width)
@@ -122,7 +122,7 @@ def test_the_gated_product_of_a_tower_ends_in_one_and_zeros(rows):
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("shape", [*ONE_WAVE["sm_90"], (1000, 520), (96, 64), (152, 4096)])
 def test_gated_products_in_one_wave(shape, biased):
-    """Tails of rows, columns and depth; rows that do not begin at whole 16 bytes go to the kernel of many."""
+    """Partial tiles of rows, columns and depth; rows that are not aligned to 16 bytes use the kernel of many rows."""
     if not overlaps():
         pytest.skip("no loads by descriptors")
     width, depth = shape
@@ -140,7 +140,7 @@ def test_gated_products_in_one_wave(shape, biased):
                 assert torch.equal(got, again), (rows, extra)
             limit = LIMIT
             if not (few_rows(rows, *shape, True) or one_wave_gated(rows, *shape) or many_gated(rows, *shape)):
-                # What the vendor's product loses, parts of a depth that it cut included, is in both factors.
+                # Both factors contain the error of the vendor's product, which may split the depth into parts.
                 product = torch.nn.functional.linear(
                     x.double(), weight.double(), None if bias is None else bias.double()
                 )
@@ -310,7 +310,7 @@ def test_a_graph_sends_tokens_home_to_another_buffer_each_time():
 
 @pytest.mark.parametrize("rows", [1, 24, 64, 200, 2048])
 def test_a_graph_of_kernels_that_overlap_repeats_its_bits(rows):
-    """Every value is read right after it is written: a kernel that does not wait shows as a difference."""
+    """Every value is read right after it was written: a kernel that does not wait gives another result."""
     assert overlaps() == (torch.version.hip is None and torch.cuda.get_device_capability()[0] >= 9)
     hidden, inner = 1024, 3072
     shapes = ((hidden, hidden, 32), (2 * inner, hidden, 32), (hidden, inner, 50))

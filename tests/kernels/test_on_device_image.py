@@ -1,4 +1,4 @@
-"""The picture kernels on a real accelerator: the host's bits, but for the last rounding of a fused multiply and add."""
+"""The picture kernels on a real GPU: the host's bits, except the last rounding of a fused multiply-add."""
 
 import pytest
 import torch
@@ -26,5 +26,5 @@ def test_patches_equal_the_reference(frames, size, new, dtype):
     wanted = pixels_to_patches_reference(pixels, columns, rows, normal, layout)
     got = launch_patches(pixels.cuda(), columns.cuda(), rows.cuda(), normal, layout).cpu()
     assert got.dtype is dtype
-    # One level of a pixel is 0.015 here: none is another one.
+    # One level of a pixel is 0.015 here, so no pixel changes its level.
     torch.testing.assert_close(got, wanted, rtol=2**-8 if dtype is torch.bfloat16 else 0, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Kernels of experts on a real accelerator, against float64 references; a layer whose rows depend on no other row."""
+"""Kernels of experts on a real GPU against float64 references; a layer whose rows depend on no other row."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests import tiny
 from tests.kernels.routings import ROUTINGS, scales_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
-LIMIT = 8e-3  # of bfloat16's rounding
+LIMIT = 8e-3  # bfloat16's rounding
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -48,7 +48,7 @@ def error(got: torch.Tensor, want: torch.Tensor) -> float:
 @pytest.mark.parametrize("name", [*ROUTINGS, "Qwen3-30B-A3B"])
 @pytest.mark.parametrize("rows", [1, 17, 300, 2100])
 def test_routes(name, rows):
-    """Wherever the ranks of experts that are chosen and left out are further apart than what rounding may change."""
+    """Compares rows in which chosen and other experts differ by more than rounding."""
     routing = ROUTINGS.get(name, Routing(128, 8, norm_topk_prob=True))
     x, router = draw(rows, 2048), draw(routing.num_experts, 2048) / 45
     correction = draw(routing.num_experts, dtype=torch.float32) if routing.correction else None
@@ -83,7 +83,7 @@ def test_routes(name, rows):
 @pytest.mark.parametrize("rows", [1, 3, 16])
 @pytest.mark.parametrize("depth", [2880, 5120])
 def test_routes_of_few_rows(name, rows, depth):
-    """Norm, experts and weights, as above; a row's are those that it has alone."""
+    """Norm, experts and weights, as above; each row gets the same result as alone."""
     routing = ROUTINGS.get(name, Routing(128, 8, norm_topk_prob=True))
     x, gain, router = draw(rows, depth), draw(depth, dtype=torch.float32), draw(routing.num_experts, depth) / 53
     correction = draw(routing.num_experts, dtype=torch.float32) if routing.correction else None
@@ -140,7 +140,7 @@ def test_grouped_products(experts, top_k, width, depth):
 )
 @pytest.mark.parametrize("biased", [False, True])
 def test_products_of_many_pairs(experts, top_k, width, depth, biased):
-    """Against moe/grouped; part of the rows is padding, which may hold anything, and the last expert has no pair."""
+    """Against moe/grouped; some rows are padding with arbitrary contents, and the last expert has no pair."""
     both, down = draw(experts, 2 * width, depth) / depth**0.5, draw(experts, depth, width) / width**0.5
     first, second = (draw(*weight.shape[:2]) if biased else None for weight in (both, down))
     for rows in (7, 300, 2049, 5000):
@@ -159,7 +159,7 @@ def test_products_of_many_pairs(experts, top_k, width, depth, biased):
             assert torch.equal(made, launch_persistent(*gate, tiles[0])[:real])
             weighed = launch_persistent(*gate, tiles[0], given)[:real]
             assert error(weighed, launch_grouped(*gate, slow[0], given)[:real]) < LIMIT
-            apart = (x, both, first, pairs, None)  # without an activation, of tokens
+            apart = (x, both, first, pairs, None)  # without an activation, one input row per token
             made_apart = launch_persistent(*apart, tiles[1], None, True)[:real]
             assert error(made_apart, launch_grouped(*apart, slow[1], None, True)[:real]) < LIMIT
             inner = torch.full((pairs.count, width), torch.nan, device="cuda", dtype=x.dtype)
@@ -181,7 +181,7 @@ def test_the_expert_load_is_written_into_pinned_memory(rows, last):
 
 @pytest.mark.parametrize(("kind", "group"), [(Kind.E2M1, 32), (Kind.E4M3, 128), (Kind.INT4, 128)])
 def test_products_by_codes(kind, group):
-    """In tiles of gpt-oss-20b, rows that are few, some and many."""
+    """With the tiles of gpt-oss-20b, for few, some and many rows."""
     experts, top_k, width, depth = 32, 4, 360, 2880
     values = torch.randint(0, 0x50 if kind is Kind.E4M3 else 16, (experts * 2 * width, depth), device="cuda")
     scale = torch.rand(experts * 2 * width, -(-depth // group), device="cuda").bfloat16() / 64
@@ -200,7 +200,7 @@ def test_products_by_codes(kind, group):
 
 @pytest.mark.parametrize("activation", [None, Activation.CLAMPED_SWIGLU])
 def test_products_by_mxfp4(activation):
-    """In tiles of gpt-oss-20b, rows that are few, some and many."""
+    """With the tiles of gpt-oss-20b, for few, some and many rows."""
     experts, top_k, width, depth, gated = 32, 4, 360, 2880, activation is not None
     shape = (experts * width * (1 + gated), depth)
     scale = torch.randint(-9, -3, (shape[0], depth // 32), device="cuda").float().exp2().bfloat16()
@@ -227,7 +227,7 @@ def test_products_by_mxfp4(activation):
     ("E2M1 by 16", Kind.E2M1, 16, False), ("INT8 by rows", Kind.INT8, 0, False), ("NF4 by 64", Kind.NF4, 64, False),
 ])  # fmt: skip
 def test_products_whose_scales_multiply_values(form, kind, group, zeros, activation):
-    """By every tile of the form; columns that end within a turn; numbers behind the rows of x change nothing."""
+    """With every tile of the form; columns end within an iteration; data after the rows of x must not matter."""
     experts, top_k, width, depth, gated = 16, 4, 360, 1216, activation is not None
     shape = (experts * width * (1 + gated), depth)
     values = torch.randint(0, {Kind.E4M3: 0x50, Kind.INT8: 256}.get(kind, 16), shape, device="cuda").to(torch.uint8)
@@ -260,7 +260,7 @@ def test_products_whose_scales_multiply_values(form, kind, group, zeros, activat
 
 @pytest.mark.parametrize(("width", "depth"), [(2880, 2880), (45, 64), (768, 4160)])
 def test_both_products_of_the_pairs_of_a_row(width, depth):
-    """One behind the other, as in a step, by a matrix unit whose operands lie in each thread; in a graph too."""
+    """Two products in sequence, as in a step, with matrix-unit operands loaded per thread; also in a graph."""
     experts, weights = 8, []
     for rows, columns in ((2 * width, depth), (depth, width + -width % 64)):
         shape = (experts * rows, columns)
@@ -294,7 +294,7 @@ def test_both_products_of_the_pairs_of_a_row(width, depth):
 @pytest.mark.parametrize("group", [128, 0])
 @pytest.mark.parametrize(("width", "depth"), [(768, 2048), (704, 4160), (64, 192)])
 def test_both_products_of_few_rows_by_fp8(width, depth, group, rows):
-    """Codes of all sizes; one product behind the other, as in a step, in a graph too."""
+    """All codes; two products in sequence, as in a step; also in a graph."""
     experts, weights = 40, []
     for shape in ((experts * 2 * width, depth), (experts * depth, width)):
         values = torch.randint(0, 0x7F, shape, device="cuda") + 0x80 * torch.randint(0, 2, shape, device="cuda")

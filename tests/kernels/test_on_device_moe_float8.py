@@ -1,4 +1,4 @@
-"""Experts whose inputs are FP8 too on a real accelerator, against float64 references of the same codes."""
+"""Experts with FP8 weights and FP8 inputs on a real GPU, against float64 references of the same codes."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from engine.kernels.target import target
 
 CARD = torch.cuda.is_available() and target().multiplies_float8
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not CARD, reason="no units for FP8")]
-LIMIT = 8e-3  # of bfloat16's rounding
-TURNED = 2e-2  # of codes of which some are their neighbours, where sums are added in another order
+LIMIT = 8e-3  # bfloat16's rounding
+TURNED = 2e-2  # if sums have another order, some codes become their neighbours
 GROUPS, ROWS = Inputs(kind=Kind.E4M3, group=128), Inputs(kind=Kind.E4M3)
 POWERS, GIVEN = Inputs(kind=Kind.E4M3, group=128, powers=True), Inputs(torch.tensor(0.01), Kind.E4M3)
 TILES = [
@@ -46,7 +46,7 @@ def draw(*shape: int) -> torch.Tensor:
 
 
 def weight_of(experts: int, rows: int, depth: int, width: int, blocked: bool):
-    """All codes but NaN; scales of blocks where these are whole, else of rows."""
+    """Random codes except NaN; scales per block if `blocked`, else per row."""
     shape = (experts * rows, depth)
     values = torch.randint(0, 0x7F, shape, device="cuda") + 0x80 * torch.randint(0, 2, shape, device="cuda")
     scale = torch.rand(-(-shape[0] // 128), -(-depth // 128) if blocked else 1, device="cuda") / 1024
@@ -59,7 +59,7 @@ def some_pairs(rows: int, experts: int, top_k: int) -> Pairs:
     chosen[rows // 2] = experts  # a row of padding
     pairs = launch_sort_pairs(chosen, experts)
     assert pairs.order is not None
-    # The kernel leaves these places as they were, and the reference reads them.
+    # The kernel leaves these places undefined, and the reference reads them.
     pairs.order[pairs.count - top_k :] = rows // 2 * top_k + torch.arange(top_k, device="cuda")
     return pairs
 
@@ -68,7 +68,7 @@ def some_pairs(rows: int, experts: int, top_k: int) -> Pairs:
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize(("width", "depth"), [(768, 2048), (2048, 768), (200, 1216), (45, 80)])
 def test_products_of_sorted_pairs(width, depth, gated, blocked):
-    """By every tile that is committed or a rule's; the second time the same bits; in a graph too."""
+    """With every committed tile and the rule's tiles; a second run and a graph give the same bits."""
     experts, top_k, act = 16, 4, Activation.SILU if gated else None
     weight, inputs = weight_of(experts, width * (1 + gated), depth, width, blocked), GROUPS if blocked else ROWS
     bias = torch.randn(experts, width * (1 + gated), device="cuda")
@@ -93,7 +93,8 @@ def test_products_of_sorted_pairs(width, depth, gated, blocked):
                     assert isinstance(want, CodedRows)
                     assert torch.equal(made.codes[places], again.codes[places])
                     times = made.scales[:, places] / want.scales[:, places]
-                    turned = (times - 1).abs() > 2e-2  # a power of two is the next one where a sum lies between them
+                    # A sum near the border between two powers of two may give the other one.
+                    turned = (times - 1).abs() > 2e-2
                     assert turned.float().mean() <= (2e-3 if then is POWERS else 0)
                     assert times.min() >= 0.49
                     assert times.max() <= 2.01
@@ -121,7 +122,7 @@ def test_codes_behind_an_activation_are_those_of_its_floats():
 @pytest.mark.parametrize("inputs", [GROUPS, POWERS, ROWS, GIVEN])
 @pytest.mark.parametrize(("width", "depth"), [(768, 2048), (704, 4160), (64, 192)])
 def test_both_products_of_few_rows(width, depth, inputs, rows):
-    """Codes of all sizes, codes of x made where they are multiplied too; in a graph too; as sorted pairs have them."""
+    """All codes; x quantised before or inside the product; in a graph too; compared with sorted pairs' reference."""
     experts, blocked = 40, inputs.group > 0
     inputs = Inputs(None if inputs.scale is None else inputs.scale.cuda(), Kind.E4M3, inputs.group, inputs.powers)
     first, second = (
@@ -154,7 +155,7 @@ def test_both_products_of_few_rows(width, depth, inputs, rows):
 @pytest.mark.parametrize("blocked", [True, False])
 @pytest.mark.parametrize("invariant", [False, True])
 def test_a_layer_has_nearly_the_same_rows_in_any_company(blocked, invariant):
-    """Alone and among others, and in --deterministic the same bits."""
+    """Rows alone and among others; with --deterministic their bits are equal."""
     inputs = GROUPS if blocked else ROWS
     rest = inputs, 64, None, torch.bfloat16, invariant
     first = Float8Experts(weight_of(64, 1536, 2048, 768, blocked), *rest)
@@ -174,7 +175,7 @@ def test_a_layer_has_nearly_the_same_rows_in_any_company(blocked, invariant):
 @pytest.mark.parametrize("rows", [1, 16, 40])
 @pytest.mark.parametrize("inputs", [GROUPS, POWERS, ROWS])
 def test_a_norm_gives_the_codes_of_its_rows(rows, inputs):
-    """Of few rows by the program behind those that choose, which choose the same as without it."""
+    """For few rows the program after the routing programs makes the codes; the routing does not change."""
     routing, x, router = Routing(128, 8, norm_topk_prob=True), draw(rows, 2048), draw(128, 2048) / 45
     gain = torch.rand(2048, device="cuda")
     if rows <= 16:

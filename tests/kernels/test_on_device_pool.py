@@ -1,4 +1,4 @@
-"""Pooled rows on a device against their references, and lines written into pinned memory."""
+"""Pooled rows on a device against their references, and rows written into pinned memory."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Products with quantised weights on a real accelerator, against float64 of the same codes."""
+"""Products with quantised weights on a real GPU, against float64 of the same codes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from engine.kernels.target import target
 from tests.kernels.test_group_panels import codes_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
-LIMIT = 3e-3  # of bfloat16's rounding
+LIMIT = 3e-3  # bfloat16's rounding
 
 
 def on_device(codes: Codes) -> Codes:
@@ -71,7 +71,7 @@ def test_products(kind, width, depth, group, invariant):
     ],
 )
 def test_scales_on_values(width, depth, kind, group, zeros, dtype, gated):
-    """Of every tile's rows and past them, with room behind x or none; repeated, and in a graph, bits are the same."""
+    """Row counts of every tile and beyond, with and without memory after x; repeats and a graph give equal bits."""
     codes = codes_of(kind, width, depth, group, zeros)
     codes = replace(codes, scale=(codes.scale / 64).to(dtype))
     weight, dense = packed(on_device(codes)), codes.dense().cuda()
@@ -103,7 +103,7 @@ def test_scales_on_values(width, depth, kind, group, zeros, dtype, gated):
 
 @pytest.mark.parametrize("kind", [Kind.INT4, Kind.INT8])
 def test_zeros_may_be_floats(kind):
-    """As those of GGUF's blocks with offsets: Q4_K's have 32 columns, and a scale and an offset each."""
+    """Float zeros, as in GGUF's blocks with offsets: Q4_K has one scale and one offset per 32 columns."""
     codes = codes_of(kind, 1000, 1536, 32)
     codes = replace(codes, zero=8 * torch.rand(codes.scale.shape))
     weight = pack_groups(on_device(codes), None, LongProducts(), False)
@@ -115,8 +115,8 @@ def test_zeros_may_be_floats(kind):
 
 
 @pytest.mark.parametrize("kind", Kind)
-def test_many_rows_meet_the_widened_weight(kind):
-    """Alone, added to what is there, and gated; the choice is timed, and both ways are right."""
+def test_many_rows_by_the_dequantised_weight(kind):
+    """Plain, added to the output, and gated; the choice is timed, and both kernels are correct."""
     codes = codes_of(kind, 4096, 2048, 128, kind in (Kind.INT4, Kind.INT8))
     moved = on_device(codes)
     weight = pack_groups(moved, torch.randn(4096, device="cuda"), LongProducts(), False)
@@ -144,9 +144,9 @@ def test_many_rows_meet_the_widened_weight(kind):
 
 @pytest.mark.parametrize("kind", Kind)
 def test_every_code_is_its_value(kind):
-    """Rows of the identity meet each column: what units make of codes is exact, and NF4's numbers are rounded once."""
+    """Identity rows times each column: the unit's conversion of codes is exact, and NF4's numbers are rounded once."""
     values = torch.arange(16 if kind in FOUR_BITS else 256, device="cuda").to(torch.uint8)
-    values[(values & 0x7F) == 0x7F] = 0  # not numbers, of e4m3
+    values[(values & 0x7F) == 0x7F] = 0  # NaN in e4m3
     codes = torch.stack([values.roll(k) for k in range(128)], 1)
     codes = codes.view(torch.int8) if kind is Kind.INT8 else codes
     whole = Codes(kind, codes, torch.ones(len(codes), 1, device="cuda"), 128)
@@ -156,7 +156,7 @@ def test_every_code_is_its_value(kind):
 
 
 @pytest.mark.parametrize("static", [None, 0.02])
-def test_integers_meet_integers(static):
+def test_products_of_integers_by_integers(static):
     codes = codes_of(Kind.INT8, 4096, 4096, 4096)
     scale = None if static is None else torch.tensor(static, device="cuda")
     whole = on_device(codes)
@@ -166,7 +166,7 @@ def test_integers_meet_integers(static):
     x = torch.randn(70, 4096, device="cuda", dtype=torch.bfloat16)
     q, scales = quantise_rows(x, scale)
     wanted, wanted_scales = quantise_rows_reference(x, scale)
-    assert int((q.int() - wanted.int()).abs().max()) <= 1  # a division may round a tie the other way
+    assert int((q.int() - wanted.int()).abs().max()) <= 1  # a division may round a tie in the other direction
     torch.testing.assert_close(scales, wanted_scales)
     want = q.double() @ whole.values.double().T * scales[:, None] * whole.scale.double().T
     for rows in (1, 16, 70):
@@ -190,7 +190,8 @@ def test_rows_become_fp8(how):
         wanted, wanted_scales = quantise_floats_reference(x, inputs, normed, 1e-6)
         assert int((codes.int() - wanted.int()).abs().max()) <= 1
         assert (codes == wanted).float().mean() > 0.99
-        torch.testing.assert_close(scales, wanted_scales, rtol=1e-2, atol=0)  # a norm may round to the other bfloat16
+        # A norm may round to the neighbouring bfloat16.
+        torch.testing.assert_close(scales, wanted_scales, rtol=1e-2, atol=0)
         for first, count in (*((row, 1) for row in range(70)), (3, 16), (5, 33)):
             some = quantise_floats(x[first : first + count], inputs, normed, 1e-6)
             assert torch.equal(some[0], codes[first : first + count])
@@ -206,7 +207,7 @@ def test_rows_become_fp8(how):
 @pytest.mark.skipif(not target().widens_fp8, reason="no instruction rounds to e4m3")
 @pytest.mark.parametrize("how", [*FLOATS, "number"])
 def test_an_instruction_rounds_as_the_integers(how):
-    """Every bfloat16 that is a number, and middles between neighbours."""
+    """Every finite bfloat16, and midpoints between neighbouring codes."""
     numbers = torch.arange(1 << 16, device="cuda").to(torch.int16).view(torch.bfloat16)
     x = numbers[numbers.isfinite()].view(-1, 510)
     x = torch.cat([x, x.clamp(-600, 600), x.clamp(-0.02, 0.02)])
@@ -221,8 +222,8 @@ def test_an_instruction_rounds_as_the_integers(how):
 @pytest.mark.parametrize("invariant", [False, True])
 @pytest.mark.parametrize("how", FLOATS)
 @pytest.mark.parametrize(("width", "depth"), [(4096, 4096), (1040, 1536), (4096, 12288)])
-def test_fp8_meets_fp8(width, depth, how, invariant):
-    """By our kernel, and by the library where it was faster; timed products are captured in a graph."""
+def test_products_of_fp8_by_fp8_codes(width, depth, how, invariant):
+    """By our kernel, and by the library where the library was faster; timed products are captured in a graph."""
     group, inputs, products = 128 if how == "blocks" else depth, FLOATS[how], ScaledProducts()
     codes = on_device(codes_of(Kind.E4M3, width, depth, group, False))
     scale = codes.scale.float()
@@ -257,8 +258,8 @@ def test_fp8_meets_fp8(width, depth, how, invariant):
 
 
 @pytest.mark.parametrize(("hidden", "inner", "group"), [(4096, 4096, 128), (1536, 1000, 32), (4096, 12288, 128)])
-def test_one_row_meets_four_bits(hidden, inner, group):
-    """A sum whose norm comes next, and a gated product of what that norm reads."""
+def test_one_row_by_four_bits(hidden, inner, group):
+    """A sum that the next norm reads, and a gated product of this norm's output."""
     down = on_device(codes_of(Kind.INT4, hidden, inner, group))
     up = on_device(codes_of(Kind.INT4, 2 * inner, hidden, group, zeros=True))
     up = replace(up, scale=up.scale / 64)
@@ -273,7 +274,7 @@ def test_one_row_meets_four_bits(hidden, inner, group):
     normed = torch.nn.functional.rms_norm(added.double(), (hidden,), gain.double(), 1e-6)
     want = activate_reference(normed @ up.dense().T, Activation.SILU)
     got = pack_groups(up, None, LongProducts(), False).of_normed(added, gain, 1e-6, after, Activation.SILU)
-    assert float((got.double() - want).norm() / want.norm()) < 2 * LIMIT  # the rows are rounded behind the gain
+    assert float((got.double() - want).norm() / want.norm()) < 2 * LIMIT  # the rows are rounded after the gain
     alone = torch.empty_like(added)
     launch_one_row_product(x, weight.weight, None, stream, alone)
     assert torch.equal(alone, added)
@@ -282,7 +283,7 @@ def test_one_row_meets_four_bits(hidden, inner, group):
 @pytest.mark.skipif(not target().multiplies_float8, reason="no units for e4m3")
 @pytest.mark.parametrize("cut", [None, RowsCut(3, 2)])
 @pytest.mark.parametrize("group", [128, 4096])
-def test_one_row_of_fp8_meets_fp8(group, cut):
+def test_one_row_of_fp8_by_fp8(group, cut):
     codes = on_device(codes_of(Kind.E4M3, 1040, 4096, group, False))
     weight = packed(Codes(Kind.E4M3, codes.values, codes.scale.float(), group), words=False)
     x, groups = torch.randint(0, 0x60, (1, 4096), device="cuda", dtype=torch.uint8), 4096 // group
@@ -295,8 +296,8 @@ def test_one_row_of_fp8_meets_fp8(group, cut):
 
 @pytest.mark.skipif(target().arch != "sm_90", reason="a kernel for sm_90")
 @pytest.mark.parametrize(("width", "depth"), [(6144, 4096), (4100, 4112), (24576, 4096), (4096, 12288)])
-def test_few_rows_of_fp8_meet_fp8(width, depth):
-    """Captured, and the same again; widths and depths with a rest."""
+def test_few_rows_of_fp8_by_fp8(width, depth):
+    """A graph gives the same bits; widths and depths that are no multiples of a tile."""
     weight = packed(on_device(codes_of(Kind.E4M3, width, depth, depth, False)), words=False)
     dense, bias = weight.dense().double(), torch.randn(width, device="cuda")
     arrivals(weight.codes.device)

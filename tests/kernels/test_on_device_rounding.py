@@ -1,10 +1,10 @@
-"""Products by codes on a real accelerator round once: relative norms against float64 of the same codes.
+"""Products with quantised weights on a real GPU round once: relative norms against float64 of the same codes.
 
-A result in bfloat16 alone is off by 1.66e-3 of a random product's norm; 2e-3 is asked, and 4e-3 of FP8 products of
-12,288 columns, which Hopper's units add in 14 bits. Inputs that become codes are those codes in the reference too.
-QUANTIZATION.md section 4 has a value of four or eight bits rounded once to the inputs' dtype before it is multiplied.
-Kernels whose scales multiply sums do not round it, so a product may be that of either weight. Both errors are printed.
-test_on_device_quantised asks 3e-3 and 4e-3 of products with a residual, which the library rounds twice.
+Rounding the result to bfloat16 alone gives an error of 1.66e-3 of a random product's norm. The bound is 2e-3, and 4e-3
+for FP8 products of 12,288 columns, which Hopper's units add in 14 bits. Quantised inputs are quantised in the reference
+too. QUANTIZATION.md section 4 rounds a 4-bit or 8-bit value once to the inputs' dtype before the product. Kernels whose
+scales multiply sums do not round the value, so either weight may be the right one. Both errors are printed.
+test_on_device_quantised has bounds of 3e-3 and 4e-3 for products with a residual, which the library rounds twice.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.kernels.test_on_device_quantised import FLOATS, on_device
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
 LIMIT, LONG_SUMS = 2e-3, 4e-3
 ROWS = (1, 2, 16, 17, 64, 200, 512, 2048)
-SHAPES = {"q|k|v": (6144, 4096), "down": (4096, 12288)}  # of an 8B
+SHAPES = {"q|k|v": (6144, 4096), "down": (4096, 12288)}  # sizes of an 8B
 
 
 def relative(got: Tensor, want: Tensor) -> float:
@@ -38,7 +38,7 @@ def relative(got: Tensor, want: Tensor) -> float:
 
 
 def check(name: str, weight: Weight, x: Tensor, wants: dict[str, Tensor], limit: float = LIMIT) -> None:
-    """`wants`: float64 results that the weight may have."""
+    """Checks the products; `wants`: acceptable float64 results."""
     for rows in ROWS:
         errors = {kind: relative(weight.linear(x[:rows]), want[:rows]) for kind, want in wants.items()}
         print(f"{name}, {rows} rows: " + ", ".join(f"{kind} {error:.2e}" for kind, error in errors.items()))
@@ -54,7 +54,7 @@ def drawn(depth: int) -> Tensor:
     (Kind.E2M1, 32, "q|k|v"), (Kind.E4M3, 4096, "q|k|v"),
 ])  # fmt: skip
 def test_inputs_that_stay_floats(kind, group, shape):
-    """As the start chooses among kernels, before it has timed any and behind that."""
+    """The kernels that a start chooses before timings, and those chosen after timings."""
     (width, depth), x = SHAPES[shape], drawn(SHAPES[shape][1])
     codes = on_device(codes_of(kind, width, depth, group))
     weight, dense = pack_groups(codes, None, long := LongProducts(), invariant=False), codes.dense().double()
@@ -96,7 +96,7 @@ def test_inputs_that_become_codes(how, shape):
 
 
 def float8_weights(width: int, depth: int, inputs: Inputs) -> tuple[Weight, Weight, Tensor, ScaledProducts]:
-    """A weight, the same for --deterministic, its values, and the choices that the first asks."""
+    """A weight, the same weight for --deterministic, its values, and the choices that the first weight uses."""
     group, products = inputs.group or depth, ScaledProducts()
     made = on_device(codes_of(Kind.E4M3, width, depth, group))
     scale = made.scale.float()

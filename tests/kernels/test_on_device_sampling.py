@@ -1,4 +1,4 @@
-"""The sampling kernels on a real accelerator: thresholds and draws against float64 definitions."""
+"""The sampling kernels on a real GPU: thresholds and draws against float64 definitions."""
 
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ def seed():
 
 
 def chosen(logits, rows):
-    """(tokens by row, thresholds) from poisoned outputs; the same tokens whether or not thresholds are wanted."""
+    """(tokens by row, thresholds) from poisoned outputs; tokens must not depend on whether thresholds are requested."""
     room = choose_room(len(logits), logits.shape[1], "cuda")
     for field in (room.best, room.mass, room.threshold):
         field.fill_(float("nan"))
@@ -39,7 +39,7 @@ def chosen(logits, rows):
 
 
 def tables_of(rows, logits):
-    """The rows' own, or where they have none that fit, empty ones."""
+    """The rows' own tables if their vocabulary fits, else empty tables."""
     vocab = logits.shape[1]
     return rows.tables if rows.tables.counts.shape[1] == vocab else rule_tables(1, vocab, logits.device)
 
@@ -63,7 +63,7 @@ def test_thresholds_are_those_of_sorted_values(vocab, spread, dtype):
         keep = allowed_tokens(logits[row], *kind)
         assert keep[int(tokens[row])]
         differ = ((line >= least[row]) & line.isfinite()).cpu().numpy() != keep
-        # Rounding may move a bound of mass (or min_p's) past one value, never further.
+        # Rounding may move a bound of mass (or of min_p) past one value, never further.
         values = np.unique(line.cpu().numpy()[differ])
         assert len(values) <= (1 if kind[2] < 1 or kind[3] > 0 else 0), kind
 
@@ -83,7 +83,7 @@ def test_draws_follow_the_distribution(rules):
 @pytest.mark.parametrize("spread", [1.0, 4.0])
 @pytest.mark.parametrize("top_p", [0.95, 0.8, LEAST_P, 0.5, 0.1])
 def test_tokens_of_top_p_alone_are_the_specified_ones(top_p, spread):
-    """Sums differ in their last bits: a bound may move past one value, a near tie may end the other way."""
+    """Sums differ in their last bits: a bound may move past one value, and a near tie may be decided differently."""
     rows, near = (rows_of(24, [(0.8, 0, top_p, 0.0)], device) for device in ("cuda", "cpu"))
     logits = logits_of(24, 151936, spread, torch.bfloat16)
     tokens, _ = chosen(logits, rows)
@@ -160,9 +160,9 @@ def test_rules(vocab):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("vocab", [151936, 50257, 1000])
 def test_top_log_probabilities(vocab, dtype):
-    """Of rows that ask for 0 to 20 of the most likely, or do not ask; the same bits in any company."""
+    """Rows request 0 to 20 top log-probabilities, or none at all; the bits are equal in any batch."""
     count = 64
-    logits = logits_of(count, vocab, 3.0, dtype)  # with many equals
+    logits = logits_of(count, vocab, 3.0, dtype)  # with many equal values
     logits[3, ::2] = float("-inf")
     tokens = torch.randint(vocab, (count,), device="cuda", dtype=torch.int32)
     slots = empty_slots(count, 1, 1, "cuda")
@@ -193,7 +193,7 @@ def test_top_log_probabilities(vocab, dtype):
 
 @pytest.mark.parametrize("vocab", [151936, 152064, 50257, 1000])
 def test_log_probabilities_have_the_same_bits_in_any_company(vocab):
-    logits = logits_of(64, vocab, 3.0, torch.bfloat16).float()  # with many equals
+    logits = logits_of(64, vocab, 3.0, torch.bfloat16).float()  # with many equal values
     logits[3, ::2] = float("-inf")
     sums = log_sum(logits)
     assert (sums.double() - logits.double().logsumexp(-1)).abs().max() < 8e-6

@@ -1,4 +1,4 @@
-"""The padded MLP of towers: what an accelerator keeps of it, on CPU tensors."""
+"""The padded MLP of towers as a GPU stores it, on CPU tensors."""
 
 import pytest
 import torch
@@ -34,18 +34,18 @@ def test_a_padded_hidden_width_gives_the_same_and_carries_the_bias(dtype):
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_what_attention_leaves_in_the_room_is_multiplied_with_its_bias(device):
+def test_the_output_of_attention_in_padded_rows_gets_the_bias(device):
     width, bounds = 64, torch.tensor([0, 5, 9], dtype=torch.int32)
     draw = torch.Generator().manual_seed(2)
     weight, bias, x = (torch.randn(*shape, generator=draw) for shape in ((24, width), (24,), (9, 24)))
     layer, placement = PaddedLinear(width, 24), Placement(torch.float32, "cpu")
     layer.fill({"weight": [weight], "bias": [bias]}, placement)
     if more := spare(width, device):
-        layer.weight = pack(pad_second(weight, bias, more), None, placement)  # as an accelerator has it
+        layer.weight = pack(pad_second(weight, bias, more), None, placement)  # as a GPU stores the weight
         layer.padded_width = width + more
     room = layer.room(x)
     assert room.shape == (9, width + more)
-    for _ in range(2):  # one layer after the other
+    for _ in range(2):  # two layers in sequence
         q, k, v = torch.randn(3, 9, 4, 16, generator=draw)
         wanted = dense_attention(q, k, v, bounds, 0.25)
         dense_attention(q, k, v, bounds, 0.25, out=room[:, :width])
@@ -57,7 +57,7 @@ def test_what_attention_leaves_in_the_room_is_multiplied_with_its_bias(device):
 
 @pytest.mark.parametrize(("quantised", "width"), [((), 64), (("up",), 44), (("down",), 44), (("up", "down"), 44)])
 def test_a_width_is_padded_in_both_matrices_or_in_none(quantised, width):
-    """Quantisers leave single matrices of a tower out."""
+    """Quantisers skip single matrices of a tower."""
     down = PaddedLinear(44, 32)
     layers = {"up": PaddedGated(32, 44, down), "down": down}
     for name in quantised:
@@ -65,6 +65,6 @@ def test_a_width_is_padded_in_both_matrices_or_in_none(quantised, width):
         layers[name].scheme = Quantised((Floats(),) * count, (name,) * count)
     for layer in layers.values():
         pieces = {kind: [torch.zeros(each.shape) for each in wanted] for kind, wanted in layer.expects().items()}
-        layer.fill(pieces, Placement(torch.float32, "cpu:0"))  # as an accelerator has it
+        layer.fill(pieces, Placement(torch.float32, "cpu:0"))  # as on a GPU
     made, read = layers["up"].weight.dense(), down.weight.dense()
     assert (len(made) // 2, read.shape[1]) == (width, width)

@@ -1,4 +1,4 @@
-"""The pool of threads: sizes, two callers at once, no thread left behind, a clean end of the process."""
+"""The thread pool: sizes, two concurrent callers, no leftover thread, a clean end of the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Instructions that kernels hold as text compute what the codes stand for, for every code."""
+"""The kernels' inline assembly computes the right values, for every code."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def text(program) -> str:
 
 @pytest.mark.parametrize("kind", OF_KIND)
 def test_two_words_become_two_numbers(kind):
-    """All words of 16 bits, each paired with its complement; of e4m3 all codes but NaN, 0x7f and 0xff."""
+    """All words of 16 bits, each paired with its complement; for e4m3 all codes but NaN, 0x7f and 0xff."""
     bits, values = OF_KIND[kind]
     low = np.arange(1 << 16, dtype=np.uint32)
     words = low | (low ^ 0xFFFF) << 16
@@ -71,7 +71,7 @@ def test_four_codes_of_a_cache_become_four_numbers(program, dtype, order):
 
 
 def test_a_warp_multiplies_words_of_two_rows_by_its_matrix_unit():
-    """Four words of either row in each of 32 threads, all of them with other columns and scales."""
+    """Four words of each of two rows in each of 32 threads, all with different columns and scales."""
     rng = np.random.default_rng(0)
     values, columns = VALUES[Kind.E2M1].numpy(), rng.integers(-8, 8, (4, 4, 32, 2)).astype(float)  # by word and place
     codes, scales = rng.integers(0, 16, (2, 4, 32, 8)), 2.0 ** rng.integers(-6, 4, (2, 4, 32, 2))  # by row and word
@@ -95,7 +95,7 @@ def test_a_warp_multiplies_words_of_two_rows_by_its_matrix_unit():
 
 
 def test_a_warp_multiplies_words_of_fp8_of_two_rows_by_its_matrix_unit():
-    """All codes but NaN; the result and the columns are off by powers of two."""
+    """All codes but NaN; powers of two scale the result and the columns."""
     rng = np.random.default_rng(0)
     columns = rng.integers(-8, 8, (4, 2, 32, 2)).astype(float)  # by word, place, thread and half
     codes = rng.integers(0, 0x7F, (2, 4, 32, 4)) + 0x80 * rng.integers(0, 2, (2, 4, 32, 4))  # by row and word
@@ -115,9 +115,10 @@ def test_a_warp_multiplies_words_of_fp8_of_two_rows_by_its_matrix_unit():
 
 
 def test_a_warp_multiplies_codes_of_two_rows_by_those_of_x():
-    """Of e4m3 on both sides, as they lie: all codes but NaN."""
+    """e4m3 on both sides, unconverted: all codes but NaN."""
     rng = np.random.default_rng(0)
-    codes = rng.integers(0, 0x7F, (3, 4, 32, 4)) + 0x80 * rng.integers(0, 2, (3, 4, 32, 4))  # of both rows and of x
+    # The codes of both rows and of x.
+    codes = rng.integers(0, 0x7F, (3, 4, 32, 4)) + 0x80 * rng.integers(0, 2, (3, 4, 32, 4))
     words = (codes.astype(np.uint32) << np.arange(4, dtype=np.uint32) * np.uint32(8)).sum(-1, dtype=np.uint32)
     held = {f"${4 + 4 * which + word}": words[which, word] for which, word in np.ndindex(3, 4)}
     sums = run(text(float8_row.OF_WORDS), held)

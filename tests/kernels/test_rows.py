@@ -88,7 +88,7 @@ def test_gated_activations_at_the_ends_of_the_range(activation):
     ends = torch.tensor([-1e4, -200.0, -90.0, -20.0, -7.0, -0.0, 0.0, 7.0, 20.0, 90.0, 200.0, 1e4])
     x = torch.cat([ends.repeat_interleave(len(ends)), ends.repeat(len(ends))])[None]
     torch.testing.assert_close(glu(x, activation).double(), glu_reference(x.double(), activation), rtol=1e-5, atol=1e-6)
-    nan = torch.tensor([[float("nan"), 1.0, float("nan"), 1.0, float("nan"), float("nan")]])  # gate, up, both
+    nan = torch.tensor([[float("nan"), 1.0, float("nan"), 1.0, float("nan"), float("nan")]])  # NaN in gate, up, both
     assert glu(nan, activation).isnan().all()
 
 

@@ -1,4 +1,4 @@
-"""What `choose` draws on a CPU: the distribution that top_k_top_p defines, whichever way a row's token is found."""
+"""The draws of `choose` on a CPU follow the distribution of top_k_top_p, however a row's token is found."""
 
 import numpy as np
 import pytest
@@ -50,7 +50,7 @@ def test_nothing_but_the_largest_logit_where_top_p_is_next_to_nothing():
 
 @pytest.mark.parametrize("k", [0, 1, 2, 20, 399])
 def test_of_equal_logits_the_least_tokens_are_the_most_likely(k):
-    logits = (torch.randn(5, 400) * 3).bfloat16().float()  # with many equals
+    logits = (torch.randn(5, 400) * 3).bfloat16().float()  # with many equal values
     logits[1, ::2] = float("-inf")
     logits[2, 7] = float("inf")
     logits[3] = -5.0

@@ -1,4 +1,4 @@
-"""The prep kernels' reference against backend/host/buffers, on plans of the real scheduler; padding and bad records."""
+"""The prep kernels' reference against backend/host/buffers, with plans of the real scheduler; padding, bad records."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ GROUPS = [((0, 0),), ((0, 0), (1, 6)), ((1, 3), (0, 0), (1, 3))]
 
 
 def step_of(plan, rows) -> Step:
-    """A step that nothing launches."""
+    """A step that is never launched."""
     return Step(plan, rows, HostEvent(), lambda call, *args: call(*args))
 
 
 def rank_of(walk) -> Rank:
-    """A device whose model has no layers."""
+    """A device with a model that has no layers."""
     config = SimpleNamespace(axes=walk.axes, text=SimpleNamespace(vocab_size=VOCAB))
     return Rank(0, SimpleNamespace(config=config), walk.layout)
 
 
 def poisoned(walk):
-    """Inputs of which every entry is wrong until it is written."""
+    """Inputs in which every entry is invalid until it is written."""
     out = empty_inputs(walk.max_rows, walk.max_tokens, len(walk.groups), walk.axes, "cpu", adapted=True)
     for field in dataclasses.fields(out):
         if (tensor := getattr(out, field.name)) is not None:
@@ -45,7 +45,7 @@ def poisoned(walk):
 
 
 def alone(record) -> Records:
-    """One record, which is always next."""
+    """Records with a single record, which is always the next one."""
     pinned = np.zeros((1, -(-len(record) // 16) * 16), np.int32)
     pinned[0, : len(record)] = record
     return records_in(torch.from_numpy(pinned), "cpu")
@@ -71,7 +71,7 @@ def check_rows(out, walk, plan, batch, rows):
 
 
 def plant(walk, plan, record, draw):
-    """Ids that are no rows of the embedding, in some prompts and as some tokens that are fed back."""
+    """Plants ids outside the embedding into some prompts and some sampled tokens."""
     ids, at = np.asarray(plan.token_ids)[: plan.num_tokens], tokens_at(walk.max_rows)
     bad = draw.choice([-(2**31), -2, -1, VOCAB, 2**31 - 1], len(ids))
     ids[...] = np.where((ids >= 0) & (draw.random(len(ids)) < 0.05), bad, ids)
@@ -103,7 +103,7 @@ def test_a_step_equals_what_the_host_builds(seed, axes, planted):
         assert torch.equal(out.positions[..., :tokens], batch.positions.clamp(min=0))
         for mapping, meta in zip(out.slot_mapping, batch.attention, strict=True):
             assert torch.equal(mapping[:tokens], meta.slot_mapping)
-        named = slots.word(SlotWord.ADAPTER)[torch.from_numpy(rows.slots)]  # a new slot's come with the record
+        named = slots.word(SlotWord.ADAPTER)[torch.from_numpy(rows.slots)]  # the record brings the words of new slots
         assert torch.equal(out.adapters[:tokens], named.repeat_interleave(torch.from_numpy(rows.lens)))
         assert (batch.adapters is None) == (not walk.slots.adapter[rows.slots].any())
         assert (
@@ -120,7 +120,7 @@ def test_a_step_equals_what_the_host_builds(seed, axes, planted):
         assert bool(((out.token_ids >= 0) & (out.token_ids < VOCAB)).all())
         marked += int(marks.sum())
         for row, context in enumerate((rows.computed + rows.lens).tolist()):
-            used = -(-context // walk.block_size)  # entries beyond may hold what the slot's last request left
+            used = -(-context // walk.block_size)  # later entries may be left from the slot's last request
             for table, meta in zip(slots.block_tables, batch.attention, strict=True):
                 assert torch.equal(table[rows.slots[row], :used], meta.block_tables[row, :used])
         seen += 1

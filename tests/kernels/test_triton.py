@@ -1,7 +1,7 @@
-"""Runs the Triton cases in processes of their own: the interpreter is chosen before any kernel file is imported.
+"""Runs the Triton cases in separate processes: the interpreter must be chosen before any kernel file is imported.
 
 A process takes 5 s to import and collect, so several files share one; a failure names its file. The groups take about
-as long as each other, the longest first.
+equally long; the longest comes first.
 """
 
 import importlib.util
@@ -20,7 +20,7 @@ GROUPS = [
     ("compile_quantised", "compile_step"),
     ("compile_gemm",),
     ("compile",),
-    ("compile_start",),  # alone: its device stays in the process
+    ("compile_start",),  # a group of its own: its simulated device stays in the process
     ("compile_sampling", "precompile", "compile_moe_float8"),
     ("interpreter_quantised", "interpreter_gemm", "interpreter_moe", "interpreter_moe_codes", "interpreter_codes"),
     ("interpreter", "interpreter_image", "interpreter_mixers", "interpreter_whisper", "interpreter_sampling",
@@ -39,9 +39,9 @@ def run(names: tuple[str, ...], folder: Path, which: str) -> subprocess.Complete
     command = [sys.executable, "-m", "pytest", "-q", "--maxfail=5", "--durations=5", "-p", "no:cacheprovider"]
     command += ["-p", "pytest_asyncio.plugin", "-p", "pytest_timeout", "-m", which]
     settings = {"TRITON_INTERPRET": interpret, "TRITON_CACHE_DIR": str(folder), "OMP_NUM_THREADS": "1"}
-    settings["TRITON_DEFAULT_FP_FUSION"] = "1"  # as it was before the default moved: saves a warning
-    settings["TRITON_DISABLE_LINE_INFO"] = "1"  # a sixth of the compiler's time, and no instruction depends on it
-    settings["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # Hypothesis alone takes a second
+    settings["TRITON_DEFAULT_FP_FUSION"] = "1"  # the old default: setting it avoids a warning
+    settings["TRITON_DISABLE_LINE_INFO"] = "1"  # saves a sixth of the compiler's time and changes no instruction
+    settings["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # Hypothesis alone takes a second to load
     environment = {**os.environ, **settings}
     command += [str(CASES / f"cases_{name}.py") for name in names]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)

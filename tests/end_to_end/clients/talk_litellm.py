@@ -1,4 +1,4 @@
-"""litellm talks to a server: `python talk_litellm.py URL PICTURE` prints what it understood, as one JSON object.
+"""litellm talks to a server: `python talk_litellm.py URL PICTURE` prints litellm's results as one JSON object.
 
 Runs in an environment of its own (tests/end_to_end/installed.py), so it imports nothing of ours.
 """

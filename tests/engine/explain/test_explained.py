@@ -1,4 +1,4 @@
-"""explain names the parts of a model and the kernels of its steps: those that a tiny model of real weights launches."""
+"""explain prints the parts of a model and its steps' kernels; a tiny model with real weights launches the same."""
 
 import json
 import re
@@ -36,11 +36,11 @@ FAMILIES = {
     "pooling": lambda: pooling_kit.encoder("bert"),
     "scores": lambda: pooling_kit.rewarding("Qwen2ForRewardModel", 2),
 }
-KERNELS = re.compile(r"[\d, ]+: ")  # how a line of kernels begins
+KERNELS = re.compile(r"[\d, ]+: ")  # the beginning of a line of kernels
 
 
 def launches_of(model, pretend):
-    """The launches of the model's steps by size, and of each tower's items."""
+    """The launches of the model's steps, by size, and of each tower's items."""
     owners = {id(part): path for path, part in objects_of(model).items()} | {id(model): ""}
     with torch.no_grad(), Launches(owners, "cpu", pretend) as launches:
         if pretend:
@@ -50,12 +50,12 @@ def launches_of(model, pretend):
 
 
 def named(text):
-    """(Name of a part, line of its kernels), of explain's lines."""
+    """(name of a part, line of its kernels) of explain's lines."""
     found, name = set(), ""
     for line in map(str.strip, text):
         if KERNELS.match(line):
             found.add((name, line))
-        elif not re.match(r"\w+=", line):  # fields of a configuration
+        elif not re.match(r"\w+=", line):  # a line `field=` shows the configuration
             name = line.removeprefix("in ").removesuffix(" instead").partition(":")[0].partition(" (")[0]
     return found
 
@@ -82,7 +82,7 @@ def test_what_is_named_is_what_real_weights_launch(family):
 
 
 async def test_the_steps_of_an_engine_launch_the_same_kernels_as_often():
-    """Those of _fast/cpu, which are seen on the engine's threads too."""
+    """The kernels of _fast/cpu, which are recorded on the engine's threads too."""
     folder = tiny.checkpoint("qwen3")
     wanted = Counter(one.kernel for one in launches_of(load(folder), pretend=False)[0][1])
     async with running(folder) as engine:
@@ -96,13 +96,13 @@ async def test_the_steps_of_an_engine_launch_the_same_kernels_as_often():
 
 
 def changed(tmp_path, name, **values):
-    """The configuration of a tiny checkpoint alone, with other values."""
+    """The configuration of a tiny checkpoint, without weights, with other values."""
     config = json.loads((tiny.checkpoint(name) / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, **values}))
     return tmp_path
 
 
-def test_layers_that_are_alike_are_printed_once_with_their_caches(tmp_path):
+def test_equal_layers_are_printed_once_with_their_caches(tmp_path):
     folder = changed(tmp_path, "gemma3", num_hidden_layers=12, layer_types=None, sliding_window_pattern=3)
     text = list(explain(EngineConfig(model=str(folder)), "cpu"))
     groups = {line.strip(): text[number + 1] for number, line in enumerate(text) if line.startswith("  layers.")}
@@ -126,14 +126,14 @@ def test_codes_are_named_as_the_configuration_stores_them(tmp_path):
 
 
 def test_sizes_need_no_memory(tmp_path):
-    """A model of 900 GB in floats."""
+    """A model whose float weights would take 900 GB."""
     sizes = {"hidden_size": 16384, "intermediate_size": 53248, "num_hidden_layers": 126, "num_attention_heads": 128}
     text = list(explain(EngineConfig(model=str(changed(tmp_path, "llama", **sizes, head_dim=128))), "cpu"))
     assert any(line.startswith("  layers.0-125 (126 alike)") for line in text)
 
 
 def run(*words):
-    """The command in a process of its own, whose kernels are a card's."""
+    """The command in a separate process, with a card's kernels."""
     words = [sys.executable, "-m", "server", "explain", *map(str, words)]
     root = Path(__file__).parents[3]
     return subprocess.run(words, capture_output=True, text=True, timeout=120, check=False, cwd=root)

@@ -1,4 +1,4 @@
-"""What explain names on an accelerator is what a model launches there. Needs a device."""
+"""On a GPU, a model launches the kernels that explain names. Needs a device."""
 
 import json
 
@@ -21,7 +21,7 @@ FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_schem
 
 
 def kernels(config, placement, pretend):
-    """By path and size, of the model's steps and of each tower's items."""
+    """Kernels of the model's steps and of each tower's items, by path and size."""
     with torch.no_grad():
         model = build_model(config, placement.dtype, DEVICE)
         if not pretend:

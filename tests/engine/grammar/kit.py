@@ -25,13 +25,13 @@ def compiled(text: str, kind: str = "lark") -> Grammar:
 
 
 def allowed(matcher: object) -> np.ndarray:
-    """The ids of a matcher's mask, ascending; vocabulary().end where the answer may end."""
+    """The ids allowed by a matcher's mask, ascending; vocabulary().end is among them if the answer may end."""
     mask = matcher.compute_bitmask()  # type: ignore[attr-defined]
     return np.flatnonzero(np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little"))
 
 
 def drawn(grammar: Grammar, rng: np.random.Generator, most: int = 400) -> bytes | None:
-    """A random answer under the masks, in a hurry to end; None where it has not ended after `most` tokens."""
+    """A random answer under the masks that tends to end soon; None if it has not ended after `most` tokens."""
     matcher, answer, end = grammar.matcher(), b"", grammar.vocabulary.end
     for at in range(most):
         ids = allowed(matcher)

@@ -1,4 +1,4 @@
-"""Grammars are compiled once, in the pool, and remembered; what cannot be compiled is refused in our words."""
+"""Grammars are compiled once, in the pool, and cached; errors of grammars that do not compile are in our words."""
 
 import asyncio
 import os
@@ -33,7 +33,7 @@ def compiler(pool, **changed):
 
 
 class Maker:
-    """Counts how often a grammar is made."""
+    """A maker of grammars that counts its calls."""
 
     def __init__(self, text='start: "a"', seconds=0.0):
         self.text, self.seconds, self.count = text, seconds, 0
@@ -75,7 +75,7 @@ async def test_a_grammar_that_many_choices_follow_gets_lanes(pool, monkeypatch):
     lines = rows.fill(slots, lambda *shape: np.zeros(shape, np.int32), lambda _slot: None)
     assert lines.places == slots.tolist()
     assert np.array_equal(lines.words, lines.words[:1].repeat(64, 0))
-    rows.admit(0, compiled('start: "c"'), SamplingParams())  # a slot that is given again without having been freed
+    rows.admit(0, compiled('start: "c"'), SamplingParams())  # the slot is reused without having been freed
     for slot in range(64):
         rows.reset(slot)
     assert [lane.rows for lane in grammar.lanes] == [0] * MOST_LANES
@@ -126,7 +126,7 @@ async def test_a_slow_compile_is_left_behind(pool):
 
 
 class Held:
-    """Makers of which none returns before `go_on`."""
+    """Makers that return only after `go_on`."""
 
     def __init__(self):
         self.go_on = threading.Event()
@@ -223,7 +223,8 @@ async def test_a_long_grammar_is_refused_before_the_library_sees_it(pool):
         ("ebnf", "start: @other", "got @"),
         ("ebnf", 'start: "a" [<[257]>]', "line 1 of the grammar: got <"),  # an optional part of a rule
         ("ebnf", 'start: "a"\n | [ %json {"type": "null"} ]', "line 2 of the grammar: got %"),
-        ("ebnf", "start: /a\nb/ | <[257]> | /x/", "line 1 of the grammar: got /"),  # one expression to the library
+        # The library reads these lines as one regular expression.
+        ("ebnf", "start: /a\nb/ | <[257]> | /x/", "line 1 of the grammar: got /"),
         ("ebnf", "start[lazy]: a0\n" + "\n".join(f'a{n}: "x" a{n + 1} ":"' for n in range(512)), "has 513 rules"),
     ],
 )
@@ -308,7 +309,7 @@ async def test_s30_a_grammar_that_would_take_too_much_memory_is_refused_before_i
 
 
 async def test_s30_the_states_of_a_lexer_are_bounded(pool):
-    maker = Maker("start: /(a|b)*a(a|b){12}/")  # each answer meets new states
+    maker = Maker("start: /(a|b)*a(a|b){12}/")  # each answer reaches new states
 
     async def ends_in_error(memory_bytes):
         kept = GrammarCompiler(bounded(memory_bytes), pool, 5.0, 1 << 26, 1 << 17)

@@ -1,4 +1,4 @@
-"""The block pool in plain lists: idle blocks and runs in the order they are given out, and a count per block."""
+"""The block pool as plain lists: idle blocks and idle runs in the order of allocation, and a count per block."""
 
 
 class Pool:
@@ -8,7 +8,7 @@ class Pool:
         self.refs = dict.fromkeys(range(1, num_blocks), 0)
         self.named = {}  # block -> 1, or 2 for a state that is dropped late
         self.sizes = {1: state_blocks, 2: tail_blocks}
-        self.runs = {}  # head -> (kind, its blocks)
+        self.runs = {}  # first block of the run -> (kind, blocks of the run)
         self.idle_runs = {1: [], 2: [], 3: [], 4: []}
 
     def is_loose(self):
@@ -50,7 +50,7 @@ class Pool:
         return blocks[0]
 
     def _place(self, block):
-        """The list where an idle block belongs, and how it stands there."""
+        """The list that holds an idle block, and the block's entry in that list."""
         if block not in self.runs:
             return self.idle, (block, block in self.named)
         mark = self.named.get(block)

@@ -1,10 +1,10 @@
-"""Plain-Python answer of `_fast/detok.pyx`: character by character, no automaton, no held text."""
+"""Reference for `_fast/detok.pyx` in plain Python: character by character, without an automaton or a buffer of text."""
 
 import codecs
 
 
 def detokenize(pieces, ids, stops=(), *, special=(), include_stop=False, skip_special=True, min_tokens=0):
-    """-> (text, index of the stop string or -1, tokens taken). `pieces` are the bytes of each token."""
+    """Returns (text, index of the stop string or -1, tokens consumed). `pieces` are the bytes of each token."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     text = ""
     taken = 0

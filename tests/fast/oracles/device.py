@@ -1,9 +1,9 @@
-"""A device that computes nothing but remembers whose prefix each KV position holds.
+"""A simulated device that computes nothing, but records for each KV position which prefix wrote the position.
 
-It runs plans in the order they are launched, from the plans alone: block-table changes, rows, fed tokens, towers and
-media runs. Writing position p stores the identity of keys[0 .. p] under the request's root; a row may only read
-positions that hold exactly its own prefix. So a block shared wrongly, reused early or never sent shows at once, and
-so do positions that are skipped, computed twice or read from an embedding that is not there.
+The device runs plans in launch order, from the plans alone: block-table changes, rows, fed tokens, towers and media
+runs. Writing position p stores the identity of keys[0 .. p] under the request's root. A row may only read positions
+that hold exactly the row's own prefix. So the device detects a block that is shared wrongly, reused early or never
+sent, and a position that is skipped, computed twice or read from a missing embedding.
 """
 
 SAMPLE, FEED = 1, 2
@@ -20,12 +20,12 @@ class Device:
         self.kv = {}  # (block, offset) -> (group, identity)
         self.last = {}  # slot -> newest sampled token
         self.embeddings = {}  # entry -> content
-        self.begun = set()  # entries of whose towers pieces have run; the first read runs the rest
+        self.begun = set()  # entries whose towers have partly run; the first read runs the remaining parts
         self.last_read = {}  # entry -> step
         self.identities = {}
 
     def identity(self, request, position):
-        """A number for the request's keys up to and including `position`."""
+        """A number that identifies the request's keys up to and including `position`."""
         known = request.identities
         while len(known) <= position:
             above = known[-1] if known else request.root
@@ -34,12 +34,12 @@ class Device:
         return known[position]
 
     def run(self, plan, requests, fails):
-        """Execute a plan; `requests` by slot. Returns the sampled tokens, one per row. A failing step does damage."""
+        """Execute a plan; `requests` by slot. Returns a sampled token per row. A failing step writes wrong data."""
         for u in range(plan.num_updates):
             slot, index, block, group = (plan.updates[u, k] for k in range(4))
             self.tables[group][slot, index] = block
         for e in range(plan.num_encodes):
-            if plan.encode_slot[e] < 0:  # a piece of a large tower
+            if plan.encode_slot[e] < 0:  # a part of a large tower
                 self.begun.add(plan.encode_entry[e])
                 if self.embeddings.get(plan.encode_entry[e]) is GARBAGE:
                     del self.embeddings[plan.encode_entry[e]]

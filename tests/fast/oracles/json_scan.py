@@ -1,4 +1,4 @@
-"""What json_scan.scan finds, in plain Python over characters: slow, obvious, for tests."""
+"""Reference for json_scan.scan in plain Python, one character at a time: slow and obvious."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ESCAPE = re.compile(rb"\\u([0-9a-fA-F]{4})")
 
 
 def scan(data: bytes, max_depth: int, max_nodes: int) -> int:
-    """The code alone."""
+    """The result code of json_scan.scan."""
     depth, nodes, at = 0, 1, 0
     while at < len(data):
         char = data[at : at + 1]

@@ -1,4 +1,4 @@
-"""SipHash-2-4 with 128 bits over bytes, from the paper, and a prefix index that is a dict of exact names."""
+"""SipHash-2-4 with 128 bits, written from the paper, and a prefix index that is a dict of exact names."""
 
 MASK = (1 << 64) - 1
 
@@ -24,7 +24,7 @@ def _rounds(v, count):
 
 
 def siphash128(key, data):
-    """16 bytes of hash of any bytes."""
+    """The hash of `data`: 16 bytes."""
     low, high = int.from_bytes(key[:8], "little"), int.from_bytes(key[8:], "little")
     v = [
         low ^ 0x736F6D6570736575,
@@ -48,7 +48,7 @@ def siphash128(key, data):
 
 
 def chain(key, parent, keys):
-    """The hash of a block's keys below its parent's hash."""
+    """A block's hash, over the parent block's hash and the block's keys."""
     body = b"".join((k & MASK).to_bytes(8, "little") for k in keys)
     return siphash128(key, (16).to_bytes(8, "little") + parent + len(body).to_bytes(8, "little") + body)
 

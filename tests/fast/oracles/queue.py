@@ -1,4 +1,4 @@
-"""The wait queue as lists that are sorted each time they are asked."""
+"""The wait queue as plain lists that are sorted on each access."""
 
 UNIT = 1024
 
@@ -22,7 +22,7 @@ class Queue:
         self.waiting[slot] = (line, (priority if self.by_priority else 0, arrival, order), cost, deadline)
 
     def line(self, flow):
-        """Slots of a flow, or of those that come again, first one first."""
+        """Slots of a flow in order; for `flow` None, the slots of preempted requests."""
         return sorted((s for s, entry in self.waiting.items() if entry[0] == flow), key=lambda s: self.waiting[s][1])
 
     def note(self, flow):

@@ -1,6 +1,6 @@
-"""The stand-in for CUDA's runtime (runtime.c), compiled once per test session, and a launcher over it.
+"""A stand-in for CUDA's runtime (runtime.c), compiled once per test session, and a launcher that uses the stand-in.
 
-A `Rig` has records, ring buffers and graphs as the engine would make them, all in host memory.
+A `Rig` holds the records, ring buffers and graphs that the engine would make, all in host memory.
 """
 
 import atexit
@@ -36,7 +36,7 @@ def library() -> ctypes.CDLL:
     (folder / "layout.h").write_text("enum { " + ", ".join(f"{name} = {value}" for name, value in names) + " };\n")
     subprocess.run(["cc", "-I", folder, "-O2", "-shared", "-fPIC", "-Wall", "-Werror", "-o", path, source], check=True)
     loaded = ctypes.CDLL(str(path))
-    atexit.register(shutil.rmtree, folder)  # a library whose file is gone is not found again
+    atexit.register(shutil.rmtree, folder)  # other tests must not find the library, so its file is deleted
     for name in ("set_step_ns", "set_faulty_step"):
         getattr(loaded, name).argtypes = [ctypes.c_int64]
     loaded.set_bodies.argtypes = [BODIES]
@@ -50,7 +50,7 @@ def addresses() -> dict[str, int]:
 
 
 def seed_words(slot: int, prompt_len: int, seed: int, most: int = 0) -> np.ndarray:
-    """`most`: tokens that the slot may have; here the stand-in finds it where a device finds how it chooses."""
+    """Words of a slot. `most`: maximal length, which the stand-in reads in place of a sampling parameter."""
     words = np.zeros(SLOT_WORDS, np.int32)
     words[[SlotWord.SLOT, SlotWord.PROMPT_LEN, SlotWord.SEED_LOW, SlotWord.TOP_K]] = slot, prompt_len, seed, most
     return words
@@ -68,7 +68,7 @@ class Rig:
             StepPlan(rows, tokens, updates, record, k, width, run_width) for k, record in enumerate(self.records)
         ]
         self.params = SlotParams(max_slots)
-        self.turn = np.full(1, records - 1, np.int32)  # the device's: whatever its graphs were recorded with
+        self.turn = np.full(1, records - 1, np.int32)  # the device's record index
         lines, places = ([array.ctypes.data for array in arrays] for arrays in (self.ring, self.records))
         pointers = [(ctypes.c_void_p * records)(*found) for found in (lines, places)]
         self.lib.setup(rows, tokens, *pointers, records, ctypes.c_void_p(self.turn.ctypes.data), width)
@@ -96,5 +96,5 @@ class Rig:
 
     @property
     def fault(self):
-        """Bits of what a step's numbers got wrong (runtime.c); 0: nothing."""
+        """Bits for wrong numbers that the stand-in found in a step's record (runtime.c); 0: all numbers were right."""
         return self.lib.get_fault()

@@ -1,8 +1,8 @@
-"""The device of oracles/device.py with states: it remembers behind whose prefix each run's state is, and whose tail.
+"""Extends oracles/device.py by states: records for each run which prefix its state or tail belongs to.
 
-A run's blocks are known from the plan that forms it. Each block of a state holds the identity of the prefix, so a run
-that another row, group or run overwrites shows at once; the tail holds an identity for each place of its ring. What a
-step reads is checked before anything of the step is written, and no run is read by one row and written by another.
+The plan that forms a run gives the run's blocks. Each block of a state holds the identity of the prefix, so a run that
+another row, group or run overwrites is detected at once. A tail holds an identity for each place of its ring. All reads
+of a step are checked before the step's writes. No run is read by one row and written by another.
 """
 
 from _fast.layout import CHECKPOINTS, StateColumn
@@ -19,11 +19,11 @@ class StateDevice(Device):
         self.state_blocks, self.tail_blocks = sizes
         self.ring = chunk - 1 + 3 * width
         self.runs = {}  # id -> blocks
-        self.blocks = {}  # block -> what a run has in it
-        self.written_in = {}  # id of a state's run -> the step that wrote it
-        self.written_by = {}  # slot -> the run that its newest fold wrote
+        self.blocks = {}  # block -> content that a run wrote into the block
+        self.written_in = {}  # id of a state's run -> the step that wrote the run
+        self.written_by = {}  # slot -> the run that the slot's newest fold wrote
         self.settled_step = -1
-        self.started_at = 0  # rows that began at a state, so far
+        self.started_at = 0  # number of rows so far that began at a state
         self.columns = []
 
     def run(self, plan, requests, fails):
@@ -59,7 +59,7 @@ class StateDevice(Device):
         assert base % self.chunk == 0
         assert base <= start
         assert len(self.runs[tail]) == self.tail_blocks
-        if base_run and base_run != self.written_by.get(slot):  # the row begins at a state that is named
+        if base_run and base_run != self.written_by.get(slot):  # the row begins at a named state
             assert self.written_in[base_run] <= self.settled_step, "a state is found before its step is committed"
             assert base == start
             self.started_at += 1
@@ -93,7 +93,7 @@ class StateDevice(Device):
         return sampled
 
     def settled_of(self, slot):
-        """Positions of the slot that are committed; the walk replaces this."""
+        """Number of the slot's committed positions; the walk replaces this method."""
         raise NotImplementedError
 
     def check_state(self, run, position, request):
@@ -107,7 +107,7 @@ class StateDevice(Device):
         ], f"the state behind {position} tokens"
 
     def take_over(self, block):
-        """A run writes the block: no key or value is in it any more."""
+        """A run writes into the block: the block no longer holds keys and values."""
         for offset in range(self.block_size):
             self.kv.pop((block, offset), None)
 

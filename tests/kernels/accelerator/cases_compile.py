@@ -1,7 +1,7 @@
-"""Each Triton kernel compiles for every target we promise, without such a card, and fits its shared memory."""
+"""Each Triton kernel compiles for every supported target, without such a card, and fits into its shared memory."""
 
 import pytest
-import triton  # noqa: F401  (before any kernel file, so that they take it)
+import triton  # noqa: F401  (must precede the import of any kernel file)
 
 from engine.kernels.activation import Activation, point_kernel
 from engine.kernels.attention.decode import MERGED, PREFETCH, decode_kernel
@@ -40,7 +40,7 @@ SHAPE = {
     "WIDE": False,
     "OVERLAP": True,
 }
-NO_SINKS = {"sinks": None}  # over the pointer above; those of gpt-oss have heads of 64
+NO_SINKS = {"sinks": None}  # in place of the pointer above; gpt-oss, which has sinks, has heads of 64
 DENSE = {
     "out": T, "q": T, "k": T, "v": T, "bounds": "*i32", "num_rows": "i32", "num_segments": "i32", "halvings": "i32",
     "scale": "fp32", "out_stride": "i32", "q_stride": "i32", "q_head": "i32", "k_stride": "i32", "k_head": "i32",

@@ -1,9 +1,9 @@
-"""Attention with what the larger half of models does not have: heads of 80 and 96, windows, caps, huge caches."""
+"""Attention kernels for less common models: heads of 80 and 96, windows, caps, huge caches."""
 
 import re
 
 import pytest
-import triton  # noqa: F401  (before any kernel file, so that they take it)
+import triton  # noqa: F401  (must precede the import of any kernel file)
 
 from engine.kernels.attention.decode import MERGED, PREFETCH, decode_kernel
 from engine.kernels.attention.dense import dense_kernel
@@ -39,7 +39,7 @@ KERNELS = {
             {"num_warps": 8, "num_stages": 2},
         )
         for name, case in CASES.items()
-        if name != "80"  # with the others
+        if name != "80"  # head size 80 is tested with the other kernels
     },
     **{
         f"prefill of tokens that see later ones, window {window}": (
@@ -131,7 +131,7 @@ def test_keys_are_read_before_the_wait_and_further_ones_asked_for_where_the_laun
     )
     text = made.asm["ptx"]
     assert text.count("cp.async.bulk.prefetch.L2") == (2 if prefetched else 0)
-    # One for parts that may not begin early; another in the first round, behind the copies of the rounds' keys.
+    # One wait for parts that may not begin early, another in the first iteration, after the copies of its keys.
     early, late = (found.start() for found in re.finditer("griddepcontrol.wait", text))
     copies = [found.start() for found in re.finditer("cp.async.cg", text)]
     assert early < copies[0] < late
@@ -139,6 +139,6 @@ def test_keys_are_read_before_the_wait_and_further_ones_asked_for_where_the_laun
     assert (text.index("griddepcontrol.launch_dependents") < early) == (lead == 0)
     if prefetched:
         assert text.index("cp.async.bulk.prefetch.L2") < early
-    # What was read before the wait was not read from the unit's own cache.
+    # Loads before the wait do not use the multiprocessor's L1 cache.
     assert "ld.global.b" not in text[:early]
     assert "ld.global.cg.b32" in text[:early]

@@ -1,9 +1,9 @@
-"""Store and attention over keys and values that are codes of 8 bits, for targets with units for FP8 and without."""
+"""Store and attention with an 8-bit cache compile for targets with FP8 units and without."""
 
 import re
 
 import pytest
-import triton  # noqa: F401  (before any kernel file, so that they take it)
+import triton  # noqa: F401  (must precede the import of any kernel file)
 
 from engine.kernels.attention.decode import MERGED, PREFETCH, decode_kernel
 from engine.kernels.attention.prefill import prefill_kernel
@@ -69,7 +69,7 @@ KERNELS = {
 }  # fmt: skip
 UNITS, BYTES = "by the units", "by bytes"
 CUDA = {"sm_80", "sm_90", "sm_100"}
-# In `make test` each kernel for two kinds of target, since other files have all of them; other pairs are marked `full`.
+# `make test` compiles each kernel for two kinds of target, as other files cover all targets; the rest is `full`.
 SHORT = {
     ("decode e4m3 made", "sm_80"), ("decode e5m2", "gfx942"), ("prefill e4m3 given", "gfx942"),
     ("prefill e4m3 by the units", "sm_90"), ("decode e5m2 by bytes", "sm_80"), ("store e4m3 made", "gfx1100"),
@@ -98,7 +98,7 @@ def test_compiles(name, target):
     "form", ["e4m3 by the units", pytest.param("e4m3 given", marks=pytest.mark.full), "e5m2 by bytes"]
 )
 def test_a_large_tiles_lines_are_summed_up_as_a_small_ones(form):
-    """Every warp has lines of its own, and threads of a line the same keys: the order of a line's sums is one."""
+    """Each warp has its own query rows, and the threads of a row get the same keys: a row's sums have one order."""
     kernel, signature, constants, _ = KERNELS[f"prefill {form}"]
     constants = {**constants, "STAGES": 3, "FOLD": constants["MADE"]}
     layouts = []
@@ -125,7 +125,7 @@ def test_codes_are_copied_by_sixteen_bytes_and_go_to_the_matrix_units_as_a_bfloa
 
 
 def test_nothing_is_read_before_the_kernel_in_front_has_ended_but_the_lists():
-    """Scales would come through the unit's own cache, which may hold those of a step before."""
+    """Early loads of scales would go through the L1 cache, which may hold scales of an earlier step."""
     kernel, signature, constants, options = KERNELS["decode e4m3 by the units"]
     text = compiles("sm_90", kernel, signature, constants, options, aligned=True).asm["ptx"]
     assert text.count("griddepcontrol.wait") == 1

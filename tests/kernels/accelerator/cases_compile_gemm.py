@@ -1,7 +1,7 @@
 """Products and the rotary table compile for every target."""
 
 import pytest
-import triton  # noqa: F401  (before any kernel file, so that they take it)
+import triton  # noqa: F401  (must precede the import of any kernel file)
 
 from engine.kernels.gemm.dense_row import RowCut, dense_row_kernel
 from engine.kernels.gemm.epilogue import padded
@@ -142,7 +142,7 @@ def test_gated_products_in_one_wave_compile(target, width, activation, bias):
     constants = {"BIAS": bias, "ACT": activation, "BLOCK_M": block_m, "FIRST": first, "SECOND": second,
                  "BLOCK_K": BLOCK_K, "OVERLAP": True}  # fmt: skip
     made = compiles(target, one_wave_kernel, signature, constants, {"num_warps": WARPS, "num_stages": STAGES})
-    if target == "sm_90":  # the only one that kernels/tune names
+    if target == "sm_90":  # the only target with entries in kernels/tune
         for columns in (2 * first, 2 * second):  # one instruction for gate and up
             assert f"wgmma.mma_async.sync.aligned.m64n{columns}k16" in made.asm["ptx"]
         assert "st.local" not in made.asm["ptx"]
@@ -166,7 +166,7 @@ CUTS = sorted(
     [pytest.param(*case, marks=() if number % 4 == 0 else pytest.mark.full) for number, case in enumerate(CUTS)],
 )
 def test_every_cut_of_the_table_compiles_and_fits(rows, depth, gated, cut, after):
-    """Between norms: after one (squares of tiles of 64), before one or neither; a gated product is never before one."""
+    """Products after a norm (squares per 64 columns), before one, or without; a gated product is never before one."""
     constants = {"BIAS": False, "RESIDUAL": after, "GATED": gated, "ACT": 0, "SPLITS": cut.splits,
                  "PARTS": 0 if after else padded(depth // 64, 1), "AFTER": after and not gated, "BLOCK_N": cut.block_n,
                  "BLOCK_K": cut.block_k, "PREFETCH": 4, "OVERLAP": True}  # fmt: skip
@@ -199,7 +199,7 @@ def test_products_in_tiles_compile(gated, parts, after, splits, target):
 
 def test_shapes_outside_the_table_go_by_the_rule_and_other_cards_to_the_vendor():
     hopper = Target("cuda", "sm_90", 132, 32, 227 << 10)
-    assert choose(hopper, 1, 5120, 5120, False) is None  # 80 programs for 132 units
+    assert choose(hopper, 1, 5120, 5120, False) is None  # 80 programs for 132 multiprocessors
     assert choose(hopper, 32, 2048, 2048, False) == Split(64, 256, 4, 3, 4)
     assert choose(hopper, 33, 2048, 2048, False) is None
     assert choose(hopper, 1, 9728, 2560, True) == Split(32, 128, 1, 4, 4)
@@ -227,7 +227,8 @@ def test_gated_products_are_in_one_wave_where_it_was_measured():
     assert not in_one_wave(Target("cuda", "sm_90", 131, 32, 227 << 10), 128, *wide)
     assert not in_one_wave(hopper, 128, 12280, 4096)
     assert not in_one_wave(hopper, 128, 12288, 4104)
-    for units, shared in ((127, 227 << 10), (132, 200 << 10)):  # a second wave of tiles; too little for a program
+    # A second wave of tiles; too little shared memory for a program.
+    for units, shared in ((127, 227 << 10), (132, 200 << 10)):
         assert not in_one_wave(Target("cuda", "sm_90", units, 32, shared), 128, *shape)
     assert not in_one_wave(Target("cuda", "sm_100", 148, 32, 227 << 10), 128, *shape)
     assert not in_one_wave(Target("hip", "gfx942", 304, 64, 64 << 10), 128, *shape)
@@ -235,12 +236,12 @@ def test_gated_products_are_in_one_wave_where_it_was_measured():
 
 def test_gated_products_of_many_rows_are_ours_where_they_fill_their_rounds():
     hopper, other = Target("cuda", "sm_90", 132, 32, 227 << 10), Target("hip", "gfx942", 304, 64, 64 << 10)
-    filled = {  # of 132 units: what was measured on them
+    filled = {  # measured on 132 multiprocessors
         (12288, 4096): ({512, 1024, 2048}, {513, 576, 768}),
         (3072, 1024): ({2048}, {512, 1024}),
         (9728, 2560): ({1024, 2048}, {512}),
         (18944, 3584): ({512, 576, 1024, 2048}, set()),
-        (11008, 2048): ({512, 768, 832}, {576}),  # not in the table
+        (11008, 2048): ({512, 768, 832}, {576}),  # a shape outside the table
     }
     assert LEAST_FILL["sm_90"].keys() < filled.keys()
     for shape, (ours, theirs) in filled.items():

@@ -1,7 +1,7 @@
 """The picture kernels compile for every target."""
 
 import pytest
-import triton  # noqa: F401  (before any kernel file, so that they take it)
+import triton  # noqa: F401  (must precede the import of any kernel file)
 
 from engine.kernels.image import patches_kernel, planes_kernel
 from tests.kernels.accelerator.targets import cases, compiles

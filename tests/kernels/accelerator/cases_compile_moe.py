@@ -1,7 +1,7 @@
-"""Kernels of experts compile for every target, in the tiles of Qwen3-30B-A3B and of Mixtral."""
+"""Kernels of experts compile for every target, with the tiles of Qwen3-30B-A3B and of Mixtral."""
 
 import pytest
-import triton  # noqa: F401  (before any kernel file, so that they take it)
+import triton  # noqa: F401  (must precede the import of any kernel file)
 
 from engine.kernels.activation import Activation
 from engine.kernels.gemm.code_sums import scales_sums
@@ -76,7 +76,7 @@ OF = {number: kind for kind, number in KINDS.items()}
 
 
 def coded(kind, group, each):
-    """A gated product by codes, of so many pairs of an expert; 0: not sorted."""
+    """A gated product with quantised weights and `each` pairs per expert; 0: unsorted pairs."""
     tile = coded_tile(each, OF[kind], group, 2, 2)
     constants = {
         "TOP_K": 4, "SORTED": each > 0, "GATHER": True, "GATED": True, "ACT": 2, "EXPERTS": 32, "KIND": kind,
@@ -88,7 +88,7 @@ def coded(kind, group, each):
 
 
 def mxfp4(each, gated=True, weighed=False):
-    """A product by MXFP4."""
+    """A product with MXFP4 weights."""
     tile = mxfp4_tile(Target("cuda", "sm_90", 132, 32, 227 << 10), each, 2, gated)
     constants = {
         "TOP_K": 4, "SORTED": each > 0, "GATHER": gated, "GATED": gated, "ACT": 2, "EXPERTS": 32, "PAIRS": True,
@@ -99,7 +99,7 @@ def mxfp4(each, gated=True, weighed=False):
 
 
 def pairs(gated, **absent):
-    """A row's pairs by MXFP4, of 2,880 columns."""
+    """MXFP4 products of one row's pairs, with 2,880 columns."""
     constants = {
         "TOP_K": 4, "GATHER": gated, "GATED": gated, "ACT": 2, "TURN": TURN, "TURNS": 3, "PAIRS": True, "OVERLAP": True,
         **absent,
@@ -108,7 +108,7 @@ def pairs(gated, **absent):
 
 
 def pairs_float8(gated, turns, **absent):
-    """A row's pairs by FP8, of 512 columns a turn."""
+    """FP8 products of one row's pairs, with 512 columns per iteration."""
     _, _, constants, options = pairs(gated, **absent)
     return pairs_float8_kernel, OF_PAIRS_FLOAT8, {**constants, **FLOAT_INPUTS, "TOP_K": 8, "TURNS": turns}, options
 
@@ -184,7 +184,7 @@ def test_compiles(name, target):
 
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("each", [0, 16, 32, 64, 128])  # pairs of an expert; 0: not sorted
+@pytest.mark.parametrize("each", [0, 16, 32, 64, 128])  # pairs per expert; 0: unsorted
 @pytest.mark.parametrize("gated", [False, True])
 def test_grouped_products_compile(target, each, gated):
     device, shared = TARGETS[target]
@@ -214,7 +214,7 @@ PERSISTENT_TILES = sorted(
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize(("gated", "tile"), PERSISTENT_TILES)
 @pytest.mark.parametrize("gather", [False, True])
-@pytest.mark.parametrize("whole", [False, True])  # depth is a multiple of a block; without a bias and weights
+@pytest.mark.parametrize("whole", [False, True])  # depth is a multiple of a block; without bias and weights
 @pytest.mark.parametrize("target", sorted(OVERLAPPING))
 def test_persistent_products_compile(target, gated, tile, gather, activation, whole):
     halves, gather = 2 if gated else 1, gather or gated
@@ -253,7 +253,7 @@ OF_VALUES = [
 @pytest.mark.parametrize(("form", "gated", "tile"), NVFP4 + OF_VALUES)
 @pytest.mark.parametrize("even", [True, False])
 def test_products_whose_scales_multiply_values_compile(form, gated, tile, even):
-    """For Hopper alone; no register goes to memory."""
+    """Compiled for Hopper only; no register is spilled."""
     kind, group = {
         "MXFP4": (E2M1, 32),
         "INT4 by 128": (INT4, 128),

@@ -1,4 +1,4 @@
-"""Kernels of experts whose inputs are FP8 too compile for every target, in the shapes of Qwen3-30B-A3B."""
+"""Kernels of experts with FP8 weights and FP8 inputs compile for every target, in the shapes of Qwen3-30B-A3B."""
 
 import re
 
@@ -22,11 +22,11 @@ SORTED = {
     "codes": "*fp8e4nv", "scales": "*fp32", "bias": "*fp32", "weights": "*fp32", "order": "*i32", "ends": "*i32",
     "tokens": "i32", "pairs": "i32", "experts": "i32", "width": "i32", "depth": "i32", "height": "i32",
 }  # fmt: skip
-SMALL = {"gfx942", "gfx1100"}  # with room for one turn of a tile
+SMALL = {"gfx942", "gfx1100"}  # shared memory for one stage of a tile only
 
 
 def pairs(form, gated, turns, **settings):
-    """A row's pairs by codes, of 512 columns a turn."""
+    """Products of one row's pairs with FP8 weights, with 512 columns per iteration."""
     _, signature, constants, options = others.pairs_float8(gated, turns, row_scales=None, bias=None)
     del constants["x_scales"]
     constants |= {"weights": None, "FORM": form, "TALL": 128, "GROUPED": True, "ROUNDS": False, **settings}
@@ -64,20 +64,20 @@ def test_compiles(name, target):
 @pytest.mark.parametrize("grouped", [True, False])
 @pytest.mark.parametrize("turns", [1, 2])
 def test_one_block_of_a_program_is_held_as_more_are(form, grouped, turns):
-    """Triton makes an argument of 1 a constant, and without a loop it may hold words in another way."""
+    """Triton makes an argument of 1 a constant; without the loop it could choose another layout of words."""
     kernel, signature, constants, options = pairs(form, False, turns, GROUPED=grouped and form != FLOATS, blocks=1)
     signature = {name: kind for name, kind in signature.items() if name != "blocks"}
     assert_four_words_a_thread(compiles("sm_90", kernel, signature, constants, options, aligned=True))
 
 
 @pytest.mark.covering(1)
-@pytest.mark.parametrize("each", [16, 32, 64, 128])  # pairs of an expert
+@pytest.mark.parametrize("each", [16, 32, 64, 128])  # pairs per expert
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("blocked", [False, True])
-@pytest.mark.parametrize("whole", [False, True])  # scales of blocks; depth is a multiple of a turn; without bias
+@pytest.mark.parametrize("whole", [False, True])  # scales per block; depth a multiple of the tile's; no bias
 @pytest.mark.parametrize("target", TARGETS)
 def test_products_of_sorted_pairs_compile(target, each, gated, blocked, whole):
-    """On Hopper by its FP8 instructions and copies of whole blocks, and no register goes to memory."""
+    """On Hopper with FP8 instructions and copies of whole blocks; no register is spilled."""
     native, described, (_, room) = target in FLOAT8, target in OVERLAPPING, TARGETS[target]
     tile = float8_tile(Target("cuda", target, 100, 32, room), each, gated)
     kind = "fp8e4nv" if native else "u8"

@@ -1,7 +1,7 @@
 """Products with quantised weights compile for every target."""
 
 import pytest
-import triton  # noqa: F401  (before any kernel file, so that they take it)
+import triton  # noqa: F401  (must precede the import of any kernel file)
 
 from engine.kernels.activation import Activation
 from engine.kernels.gemm.code_sums import scales_sums
@@ -56,12 +56,12 @@ FLOAT8_ROW = {
     "width": "i32", "runs": "i32", "groups": "i32", "blocks": "i32",
 }  # fmt: skip
 
-TWO_PROGRAMS = (228 << 10) // 2 - 1024  # bytes of shared memory of each, where two share a unit
+TWO_PROGRAMS = (228 << 10) // 2 - 1024  # shared memory in bytes per program if two programs share a multiprocessor
 OF = {number: kind for kind, number in KINDS.items()}
 
 
 def product(kind, rows, group, scales=True, zeros=False, exact=False, apart=False):
-    """What a launch of so many rows has."""
+    """The arguments of a launch with `rows` rows."""
     tile = tile_of(rows, 4096, 4096, OF[kind], group, 1 if exact else 2, 2)
     constants = {
         "KIND": kind, "GROUP": group, "SCALES": scales, "ZEROS": zeros, "ROW_SCALES": not scales, "EXACT": exact,
@@ -85,7 +85,7 @@ def whole(kind, group, scales=True, zeros=False):
 
 
 def floats8(rows, blocked, apart=False):
-    """Codes by codes, as a launch of so many rows has them."""
+    """FP8 weights by FP8 inputs: the arguments of a launch with `rows` rows."""
     tile = float8_tile_of(rows, 4096, 4096, 2)
     constants = {
         "BLOCKED": blocked, "NATIVE": True, "KIND": E4M3, "BIAS": True, "RESIDUAL": True, "APART": apart,
@@ -110,7 +110,7 @@ def rows_to_floats(group, normed=False, static=False, act=-1):
 
 
 def one_row(group, gated=False, zeros=False, once=True):
-    """As a layer's products: after a norm, gated or not, or adding to the stream and preparing the next norm."""
+    """A layer's product: after a norm, gated or not; or one that adds to the stream and prepares the next norm."""
     adds = not gated
     left = {"row_scales", "bias", *(() if zeros else ("zeros",)), *(("squares",) if adds else ADDS)}
     constants = {
@@ -121,7 +121,7 @@ def one_row(group, gated=False, zeros=False, once=True):
 
 
 def float8_row(blocked):
-    # Of 1024 columns: with the turns of 4096 the same text comes four times.
+    # 1024 columns: with the iterations of 4096 columns the same instructions would repeat four times.
     constants = {"BLOCKED": blocked, "NATIVE": True, "KIND": E4M3, "TURN": 128, "TURNS": 2, "OVERLAP": True}
     return float8_row_kernel, FLOAT8_ROW, constants, {"num_warps": 1, "num_stages": 1}
 
@@ -166,7 +166,8 @@ KERNELS = {
 @pytest.mark.parametrize(("name", "target"), cases(KERNELS))
 def test_compiles(name, target):
     made = compiles(target, *KERNELS[name])
-    if name.startswith("rows to fp8") and target in OVERLAPPING:  # to the nearest, ties to even, as the integers round
+    # To the nearest, ties to even, like the integer version.
+    if name.startswith("rows to fp8") and target in OVERLAPPING:
         assert "cvt.rn.satfinite.e4m3x2.f32" in made.asm["ptx"]
 
 
@@ -183,7 +184,7 @@ def test_compiles(name, target):
     ],
 )
 def test_scales_on_values_compile(kind, gated, rows, group, zeros, scales):
-    """For Hopper alone; two programs share a unit."""
+    """Compiled for Hopper only; two programs share a multiprocessor."""
     cut = cut_of(rows, 24576, 4096, group, gated, 132)
     rows_of_words = f"2,{cut.block_n // 2}" if gated else f"{cut.block_n}"
     signature = {
@@ -204,7 +205,7 @@ def test_scales_on_values_compile(kind, gated, rows, group, zeros, scales):
 
 @pytest.mark.parametrize("rows", [16, pytest.param(32, marks=pytest.mark.full), 64])
 def test_few_rows_of_fp8_compile(rows):
-    """For Hopper alone; two programs share a unit."""
+    """Compiled for Hopper only; two programs share a multiprocessor."""
     tile = few_tile_of(rows, 6144, 4096)
     signature = {
         **{name: FLOATS8[name] for name in float8_few_kernel.arg_names if name in FLOATS8},
@@ -225,7 +226,7 @@ def test_few_rows_of_fp8_compile(rows):
 @pytest.mark.parametrize("blocked", [True, False])
 @pytest.mark.parametrize("blocks", [1, None])
 def test_words_of_a_row_lie_in_threads_as_their_instruction_takes_them(blocked, blocks):
-    """Triton makes an argument of 1 a constant: the loop over blocks is gone then."""
+    """Triton makes an argument of 1 a constant: then there is no loop over blocks."""
     kernel, signature, constants, options = float8_row(blocked)
     if blocks is not None:
         constants = {**constants, "blocks": blocks}

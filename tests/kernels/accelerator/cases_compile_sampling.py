@@ -1,7 +1,7 @@
 """The sampling kernels compile for every target."""
 
 import pytest
-import triton  # noqa: F401  (before any kernel file, so that they take it)
+import triton  # noqa: F401  (must precede the import of any kernel file)
 
 from engine.kernels.sampling.cut import CHUNK, cut_kernel
 from engine.kernels.sampling.groups import GROUP, TILE, groups_kernel

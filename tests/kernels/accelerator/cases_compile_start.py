@@ -1,11 +1,11 @@
-"""A start meets every kernel that its model will launch, and meets it in the walk, on an H100 that is not there."""
+"""A start's walk launches every kernel that the model will need; simulated on an absent H100."""
 
 import random
 import re
 
 import pytest
 import torch
-import triton  # noqa: F401  (before any kernel file, so that they take it)
+import triton  # noqa: F401  (must precede the import of any kernel file)
 
 import engine.quant.blocks
 from engine.base.config import EngineConfig
@@ -40,7 +40,7 @@ SHORT = ("8b in long steps", "0.6b of few rows", "vl-7b of few sizes", "8b with 
     "case", [pytest.param(case, marks=() if case in SHORT else pytest.mark.full) for case in CASES]
 )
 async def test_kernels_of_every_kind_of_request_are_met_in_the_walk(case, met, tmp_path, monkeypatch):  # noqa: F811
-    # Scales that lie nowhere have no values to check.
+    # Scales on the meta device have no values to check.
     monkeypatch.setattr(engine.quant.blocks, "scale_of", lambda _kind, powers: powers.to(torch.bfloat16))
     folder = write_folder(tmp_path, few_layers(case.split()[0]))
     async with running(folder, device="cuda", max_model_len=16384, **CASES[case]) as served:
@@ -49,7 +49,7 @@ async def test_kernels_of_every_kind_of_request_are_met_in_the_walk(case, met, t
     assert len(met.at_start) > 20
     assert not met.later
     assert not met.since
-    if CASES[case]["max_num_batched_tokens"] >= 2048:  # steps of as many tokens as explain speaks of
+    if CASES[case]["max_num_batched_tokens"] >= 2048:  # steps as large as those that explain prints
         config = EngineConfig(model=str(folder), max_model_len=16384, **CASES[case])
         kernels = set(re.findall(r"\w+\.(\w+_kernel)", "\n".join(explain(config, "cuda:0"))))
         assert len(kernels) > 5
@@ -57,7 +57,7 @@ async def test_kernels_of_every_kind_of_request_are_met_in_the_walk(case, met, t
 
 
 async def test_kernels_of_pictures_of_any_size_are_met_in_the_walk(met, tmp_path):  # noqa: F811
-    """The products of few patches differ by their number, and so does what shrinks them."""
+    """Products of few patches, and the kernels that shrink pictures, depend on the number of patches."""
     draw, grids = random.Random(3), [(t, h, w) for t in (1, 2) for h in range(1, 6) for w in range(h, 8)]
     async with running(write_folder(tmp_path, few_layers("vl-7b")), device="cuda", **REAL) as engine:
         runtime = engine.inspect().runtime

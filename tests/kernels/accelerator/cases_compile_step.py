@@ -1,7 +1,7 @@
-"""The prep kernels, those that pool rows, and those that send tokens and lines home compile for every target."""
+"""The kernels for prep, for pooling rows, and for copying tokens and rows to the host compile for every target."""
 
 import pytest
-import triton  # noqa: F401  (before any kernel file, so that they take it)
+import triton  # noqa: F401  (must precede the import of any kernel file)
 
 from engine.kernels.pool_home import pool_home_kernel
 from engine.kernels.pool_rows import KINDS, pool_kernel

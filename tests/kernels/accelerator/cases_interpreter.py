@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-import triton  # noqa: F401  (before any kernel file, so that they take it; TRITON_INTERPRET says in which mode)
+import triton  # noqa: F401  (must precede the import of any kernel file; TRITON_INTERPRET sets the mode)
 
 from engine.attention.meta import AttentionMeta
 from engine.kernels.activation import Activation, glu_reference, launch_point, pointwise_reference
@@ -28,7 +28,7 @@ from tests.contributing import example
 from tests.kernels.one_run import in_one_run
 
 DTYPES = [torch.float32, torch.bfloat16]
-# Products run in float16 here: the interpreter holds bfloat16 as integers and cannot multiply them.
+# Products run in float16 here: the interpreter stores bfloat16 as integers and cannot multiply bfloat16.
 DOT_DTYPES = [torch.float32, torch.float16]
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
 
@@ -73,7 +73,7 @@ def test_norm_of_strided_rows():
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float16])
 @pytest.mark.parametrize("width", [1, 30, 1030])
-@pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # to inf, of which a sigmoid makes 0
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # exp overflows to inf, and the sigmoid is then 0
 def test_activations(width, dtype):
     x = (torch.randn(3, 2 * width) * 3).to(dtype)
     for activation in Activation:
@@ -153,7 +153,7 @@ def test_rotation_without_caches():
 
 
 def pages(contexts, queries, kv_heads, dim, block_size, dtype):
-    """Caches whose unused places are NaN, and the step's meta."""
+    """Caches with NaN in unused places, and the step's metadata."""
     counts = [-(-length // block_size) for length in contexts]
     order = torch.randperm(sum(counts) + 2)
     caches = torch.full((2, len(order), kv_heads, block_size, dim), float("nan")).to(dtype)
@@ -166,7 +166,7 @@ def pages(contexts, queries, kv_heads, dim, block_size, dtype):
         for number, block in enumerate(blocks.tolist()):
             fill = min(block_size, length - number * block_size)
             caches[:, block, :, :fill] = torch.randn(2, kv_heads, fill, dim).to(dtype)
-    lines = torch.randperm(len(contexts) + 2)[: len(contexts)]  # other slots' lines lie between
+    lines = torch.randperm(len(contexts) + 2)[: len(contexts)]  # rows of other slots are between them
     table = torch.full((len(contexts) + 2, max(counts)), -7, dtype=torch.int32)
     table[lines] = tables
     starts = torch.tensor([0, *queries]).cumsum(0).to(torch.int32)
@@ -181,7 +181,7 @@ def pages(contexts, queries, kv_heads, dim, block_size, dtype):
     return caches[0].contiguous(), caches[1].contiguous(), meta
 
 
-# contexts and queries of the rows; a row of a graph's room that the step does not use has neither
+# Contexts and queries of the rows; an unused row of a graph has neither.
 STEPS = {
     "decode": ([1, 16, 33, 0, 3 * MIN_PART + 5, 2 * MIN_PART], [1, 1, 1, 0, 1, 1]),
     "prefill": ([20, 70], [20, 70]),
@@ -254,7 +254,7 @@ def test_blocks_of_all_layers_in_one_run_give_the_same_bits(step):
 
 
 def sinks_of(heads):
-    """Some that weigh like a key or many, one that takes nearly all, and one that is none."""
+    """Random sinks: most weigh like a few keys, one takes nearly all weight, and one is absent (-inf)."""
     sinks = torch.randn(heads) * 2
     sinks[1], sinks[2] = 20.0, float("-inf")
     return sinks
@@ -312,7 +312,7 @@ def test_a_row_of_little_more_than_its_parts_has_them_a_little_longer(contexts, 
     lengths = torch.tensor(contexts, dtype=torch.int32)
     starts = torch.cat([lengths.new_zeros(1), (lengths > 0).cumsum(0).to(torch.int32)])
     meta = AttentionMeta(starts, lengths, torch.zeros(3, 70), torch.zeros(0))
-    got, want = (empty_list(3, 3, 5, 2, 16, "cpu") for _ in range(2))  # two parts are aimed at, of 512 keys
+    got, want = (empty_list(3, 3, 5, 2, 16, "cpu") for _ in range(2))  # the aim is two parts of 512 keys
     launch_list(got, meta, 2, False)
     fill_list_reference(want, meta, 2, False)
     assert [tuple(part) for part in want.parts[: int(want.num_parts), 1:3].tolist()] == parts
@@ -332,10 +332,10 @@ def test_parts_fit_into_their_room(per_unit):
         launch_list(work, AttentionMeta(starts, lengths, tables, torch.zeros(0)), 1, False)
         parts = work.parts[: int(work.num_parts)]
         assert rows <= len(parts) <= room
-        if min(contexts) == 6400:  # all that the step aims at, but for what rounding up takes
+        if min(contexts) == 6400:  # the parts that the step aims at, except for rounding up
             assert len(parts) > 0.8 * (room - rows)
         for row, context in enumerate(contexts):  # the parts of a row cover its context without gaps
-            mine = parts[parts[:, 0] == row]  # tokens are rows here
+            mine = parts[parts[:, 0] == row]  # each row has one token here
             assert mine[0, 1] == 0
             assert mine[-1, 2] == context
             assert torch.equal(mine[1:, 1], mine[:-1, 2])

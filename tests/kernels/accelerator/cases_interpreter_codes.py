@@ -1,4 +1,4 @@
-"""Keys and values as codes of 8 bits: store, decode and prefill in the interpreter, against float64 over the codes."""
+"""An 8-bit KV cache in the interpreter: store, decode and prefill, against float64 over the stored codes."""
 
 from dataclasses import replace
 
@@ -54,7 +54,7 @@ def test_every_code_is_widened_and_every_number_rounded_as_torch_does(form):
     values = torch.nn.functional.pad(values, (0, 1024 - len(values)))
     got, widened = torch.empty(1024, dtype=torch.uint8), torch.empty(1024)
     round_trip_kernel[(1,)](got, widened, values, codes.repeat(4), CODES=form, BLOCK=1024)
-    # Infinities of e5m2 are never stored; the interpreter's own cast of e4m3 knows no NaN.
+    # Infinities of e5m2 are never stored. The interpreter's own cast from e4m3 does not convert NaN.
     told = exact.isfinite() if form == E4M3_UNITS else ~exact.isinf()
     torch.testing.assert_close(widened[:256][told], exact[told], rtol=0, atol=0, equal_nan=True)
     want = values.clamp(-most, most).masked_fill(~values.isfinite(), float("nan")).to(dtype)
@@ -80,8 +80,8 @@ def test_store(kind, dim, half, norm):
     qkv_rope_store_reference(*args, want[0], want[1], slots, norm == "late", want[2])
     for number in range(2):
         ours, theirs = (decode(cache[number], cache[2] and cache[2][number], torch.float64) for cache in (got, want))
-        assert torch.equal(ours.isnan(), theirs.isnan())  # what was not written, and a head that is not a number
-        # A number that a rotation rounded otherwise may be the next code.
+        assert torch.equal(ours.isnan(), theirs.isnan())  # unwritten places, and a head with NaN
+        # A number that the rotation rounds differently may get a neighbouring code.
         differ = (ours - theirs).abs() > 1e-5 * theirs.abs()
         assert differ.double().mean() < 0.01
         assert bool(((ours - theirs).abs() <= theirs.abs() * (0.26 if kind == "e5m2" else 0.13) + 1e-3)[differ].all())
@@ -99,14 +99,14 @@ def test_stored_values_are_within_a_sixteenth_with_keys_up_to_two_thousand():
     got = decode(k, scales[0], torch.float32)[0].transpose(0, 1)
     least = (
         keys.abs().amax(-1, keepdim=True) / 448 * 2.0**-9
-    )  # half of the least code, times less than twice that scale
+    )  # half of the smallest code, times less than twice the scale
     assert bool(((got - keys).abs() <= torch.maximum(keys.abs() / 16, least) * 1.001).all())
     ones = torch.where(keys.abs() > 448, 448.0, keys.abs()).to(torch.float8_e4m3fn).float()
     assert not bool(((ones - keys.abs()).abs() <= torch.maximum(keys.abs() / 16, least) * 1.001).all())
 
 
 def coded(kind, k_cache, v_cache):
-    """A cache of codes with these numbers; where they are none there are none."""
+    """A quantised cache with these numbers; places with NaN stay unwritten."""
     num_blocks, kv_heads, block_size, dim = k_cache.shape
     k, v, scales = cache_of(kind, kv_heads, dim, block_size, num_blocks)
     block, offset = (k_cache[:, 0, :, 0] == k_cache[:, 0, :, 0]).nonzero(as_tuple=True)
@@ -138,7 +138,7 @@ def test_attention(sunk, kind, step, heads, kv_heads, dim, window, softcap, dtyp
 @pytest.mark.parametrize("queries", [1, 20])
 @pytest.mark.parametrize("kind", KINDS)
 def test_queries_and_values_of_any_size(kind, queries):
-    """A query of zeros sees no hidden key; scales of values that are 2^40 apart are none of float16's numbers."""
+    """A query of zeros sees no hidden key; scales of values 2^40 apart exceed float16's range."""
     *numbers, meta = pages([70], [queries], 2, 32, 16, torch.float32)
     if kind == "made" and queries == 1:
         numbers[1] *= 2.0 ** torch.arange(-20, 20).repeat(16)[: 16 * len(numbers[1])].view(-1, 1, 16, 1)
@@ -156,7 +156,7 @@ def test_queries_and_values_of_any_size(kind, queries):
 
 @pytest.mark.parametrize("kind", ["made", "e5m2"])
 def test_many_parts_are_added_in_runs_of_them(kind, monkeypatch):
-    """Rows of 9, 1, 2 and 3 parts of 64 keys, in runs of 2: five runs of which the last has one part, and two."""
+    """Rows with 9, 1, 2 and 3 parts of 64 keys, added in runs of 2: a row of five runs, the last with one part."""
     monkeypatch.setattr(decode_attention, "MERGED", 1)
     contexts = [9 * 64 - 5, 40, 100, 190]
     *numbers, meta = pages(contexts, [1] * 4, 2, 32, 16, torch.float32)
@@ -176,7 +176,8 @@ def test_a_prompts_numbers_times_their_scales_have_the_bits_of_scores_and_weight
     *numbers, meta = pages([40, 33], [40, 20], 2, 32, 16, torch.float32)
     k, v, made = coded("made", *numbers)
     given = cache_of("given", 2, 32, 16, len(k))[2]
-    for scale in (*made, *given):  # of a token and head, on the numbers; of a head, on scores and weights
+    # `made`: per token and head, multiplied into keys and values; `given`: per head, into scores and weights.
+    for scale in (*made, *given):
         scale.as_strided(scale.size(), scale.stride()).fill_(2.0**-7)
     q = torch.randn(60, 4, 32)
     work = empty_list(8, 60, 16, 4, 32, "cpu")
@@ -188,7 +189,7 @@ def test_a_prompts_numbers_times_their_scales_have_the_bits_of_scores_and_weight
 
 @pytest.mark.parametrize("kind", ["made", "e5m2"])
 def test_an_invariant_list_gives_a_token_the_same_bits_however_its_prompt_was_cut(kind, ordered_sums, monkeypatch):
-    """And whether its tile is a large one."""
+    """The bits do not depend on the size of the tile either."""
     *numbers, meta = pages([150], [150], 2, 32, 16, torch.float32)
     k, v, scales = coded(kind, *numbers)
     q = torch.randn(150, 4, 32)
@@ -201,7 +202,7 @@ def test_an_invariant_list_gives_a_token_the_same_bits_however_its_prompt_was_cu
         launch_list(work, part, 2, True)
         assert work.num_large_tiles is not None
         assert (int(work.num_tiles), int(work.num_large_tiles)) == (-(-(last - first) // 64), -(-(last - first) // 128))
-        (work.tiles if large else work.large_tiles).fill_(-1 << 20)  # these are not read
+        (work.tiles if large else work.large_tiles).fill_(-1 << 20)  # the launch does not read these tiles
         return launch_paged(q[first:last].contiguous(), k, v, replace(part, work=work), 0.2, 0, 0.0, None, scales)
 
     whole = attend(0, 150, False)

@@ -1,11 +1,11 @@
 """Products and the rotary table in the interpreter against their references.
 
-Products run in float32 and float16: the interpreter holds bfloat16 as integers and cannot multiply them.
+Products run in float32 and float16: the interpreter stores bfloat16 as integers and cannot multiply bfloat16.
 """
 
 import pytest
 import torch
-import triton  # noqa: F401  (before any kernel file, so that they take it; TRITON_INTERPRET says in which mode)
+import triton  # noqa: F401  (must precede the import of any kernel file; TRITON_INTERPRET sets the mode)
 
 from engine.kernels.activation import Activation
 from engine.kernels.gemm import gated_one_wave, gated_persistent, invariant
@@ -26,10 +26,10 @@ from engine.kernels.room import MAX_BLOCK, empty_rows, whole_tiles
 from engine.kernels.rope import cos_sin_reference, launch_cos_sin
 from engine.kernels.target import HAS_TRITON, Target
 
-# NumPy's exp overflows to inf, of which a sigmoid makes 0.
+# NumPy's exp overflows to inf, and the sigmoid is then 0.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
 DTYPES = [torch.float32, torch.float16]
-ACTIVATIONS = list(Activation)[:3]  # the others differ in the same epilogue; cases_interpreter.py has all of them
+ACTIVATIONS = list(Activation)[:3]  # all activations share this epilogue; cases_interpreter.py tests the others
 
 
 def error(got: torch.Tensor, want: torch.Tensor) -> float:
@@ -73,7 +73,7 @@ def test_split_products(rows, width, depth, activation, splits, dtype):
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize(("width", "depth", "cut"), [(21, 96, RowCut(4, 32, 1)), (16, 200, RowCut(8, 128, 1))])
 def test_one_row_between_two_norms(width, depth, cut, biased, activation, dtype):
-    """A product that adds to the stream, and one of the stream's norm."""
+    """A product that adds to the residual stream, followed by a product of the normed stream."""
     first, second = torch.randn(depth, width).to(dtype), torch.randn(width * (1 + (activation is not None)), depth)
     biases = [torch.randn(len(weight)).to(dtype) if biased else None for weight in (first, second)]
     second, gain = second.to(dtype), torch.randn(depth)
@@ -155,7 +155,7 @@ def test_products_in_tiles(rows, width, depth, dtype, activation, added, splits)
     ("rows", "before", "hidden", "width"), [(65, 96, 128, 72), (130, 136, 200, 64), (256, 64, 72, 8)]
 )
 def test_a_norm_between_two_products_in_tiles(rows, before, hidden, width, biased, activation, splits):
-    """Squares count where rows and columns end within a tile; a product in one tile reads what one in tiles left."""
+    """Rows and columns may end within a tile. A product in one tile reads the squares of a product in several tiles."""
     dtype, cut, gain = torch.float16, Split(32, 32, splits, 2, 4, 64), torch.randn(hidden)
     first, second = (
         (torch.randn(*size) / 8).to(dtype)
@@ -185,7 +185,7 @@ def test_a_norm_between_two_products_in_tiles(rows, before, hidden, width, biase
 @pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
 @pytest.mark.parametrize("rows", [65, 96, 130, 200])
 def test_what_lies_behind_the_rows_changes_no_bit(rows, activation, splits):
-    """Rows of a tile that do not exist are NaN here, from the first product on to the one after the norm."""
+    """Rows of a tile beyond the input are NaN here, from the first product to the product after the norm."""
     dtype, before, hidden, width, gain = torch.float16, 72, 96, 40, torch.randn(96)
     cut = Split(32, 32, splits, 2, 4, 64)
     first, second = (
@@ -198,7 +198,7 @@ def test_what_lies_behind_the_rows_changes_no_bit(rows, activation, splits):
         residual, out = start.clone(), torch.full((256, width), 7.0, dtype=dtype)
         after = empty_unscaled(residual, cut.block_n, gain, 1e-5)
         whole_tiles(after.rows, MAX_BLOCK).fill_(torch.nan)
-        if x is rows_in:  # as though there were no room
+        if x is rows_in:  # as without allocated rows beyond the input
             after = after._replace(rows=torch.empty_like(after.rows))
         launch_split(x, first, None, residual, residual, None, cut, after=after)
         launch_split(after.rows, second, None, None, out[:rows], activation, cut, before=after)
@@ -238,7 +238,7 @@ def test_rows_are_left_unscaled_only_where_few_squares_are_to_be_added():
 @pytest.mark.parametrize(("width", "depth"), [(130, 200), (64, 64), (70, 1100)])
 def test_invariant_products_have_the_same_bits_in_any_company(width, depth, dtype, monkeypatch, ordered_sums):
     x, weight, bias = torch.randn(130, depth).to(dtype), torch.randn(width, depth).to(dtype), torch.randn(width)
-    monkeypatch.setattr(invariant, "UNITS", 5)  # so that the rows decide whether parts are done apart
+    monkeypatch.setattr(invariant, "UNITS", 5)  # the number of rows then decides whether parts run separately
     whole, want, residual = (torch.randn(130, width).to(dtype) for _ in range(3))
     launch_invariant(x, weight, bias.to(dtype), residual, whole)
     invariant_linear_reference(x, weight, bias.to(dtype), residual, want)
@@ -259,7 +259,7 @@ def test_invariant_products_have_the_same_bits_in_any_company(width, depth, dtyp
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("biased", [False, True])
 def test_gated_products(rows, width, depth, described, biased, activation, dtype, monkeypatch):
-    """Two programs go from tile to tile; descriptors only where every row begins at whole 16 bytes."""
+    """Two programs process all tiles; descriptors are used only if every row begins at a multiple of 16 bytes."""
     monkeypatch.setattr(gated_persistent, "target", lambda: Target("cuda", "sm_90", 2, 32, 0))
     monkeypatch.setattr(gated_persistent, "has_descriptors", lambda: described)
     weight, bias = (torch.randn(2 * width, depth) / 8).to(dtype), torch.randn(2 * width).to(dtype)
@@ -290,8 +290,8 @@ def test_gated_products_of_no_rows():
 )
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_gated_products_in_one_wave(rows, width, depth, activation, dtype, monkeypatch):
-    """Widths that end in either block of a tile, and beyond neither."""
-    # Columns as of six units: those of a card's 132 take the interpreter 10 s.
+    """Widths that end within either block of a tile, or at a tile's end."""
+    # The columns of six multiprocessors: those of a card's 132 take 10 s in the interpreter.
     monkeypatch.setattr(gated_one_wave, "MOST_NARROW", 576)
     weight, bias = (torch.randn(2 * width, depth) / 8).to(dtype), torch.randn(2 * width).to(dtype)
     x = torch.randn(rows, depth + 8).to(dtype)[:, :depth]

@@ -1,8 +1,8 @@
-"""The picture kernels in the interpreter against their reference, which has Pillow's bits (kernels/test_image)."""
+"""The picture kernels in the interpreter against their reference, which has the bits of Pillow (kernels/test_image)."""
 
 import pytest
 import torch
-import triton  # noqa: F401  (before any kernel file, so that they take it; TRITON_INTERPRET says in which mode)
+import triton  # noqa: F401  (must precede the import of any kernel file; TRITON_INTERPRET sets the mode)
 
 from engine.kernels.image import PatchLayout, launch_patches, pixels_to_patches_reference, rows_first
 from engine.kernels.target import HAS_TRITON

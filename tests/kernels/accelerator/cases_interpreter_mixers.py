@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-import triton  # noqa: F401  (before any kernel file)
+import triton  # noqa: F401  (must precede the import of any kernel file)
 
 from engine.kernels.attention.disentangled import disentangled_attention_reference, launch_disentangled
 from engine.kernels.convolution import gated_convolution_reference, launch_convolution

@@ -1,6 +1,6 @@
 """Kernels of experts in the interpreter against their references: routes, sorted pairs, grouped products, sums.
 
-Products run in float32 and float16: the interpreter holds bfloat16 as integers and cannot multiply them.
+Products run in float32 and float16: the interpreter stores bfloat16 as integers and cannot multiply bfloat16.
 """
 
 import itertools
@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import triton  # noqa: F401  (before any kernel file, so that they take it; TRITON_INTERPRET says in which mode)
+import triton  # noqa: F401  (must precede the import of any kernel file; TRITON_INTERPRET sets the mode)
 
 from engine.base.model_config import Routing
 from engine.kernels.activation import Activation
@@ -28,7 +28,7 @@ from engine.kernels.target import HAS_TRITON, Target
 from engine.models.transformers_backend import experts as backend
 from tests.kernels.routings import ROUTINGS, scales_of
 
-# NumPy warns of what a NaN or an infinity makes.
+# NumPy warns about operations on NaN and infinity.
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value|All-NaN slice) encountered:RuntimeWarning")
 
 
@@ -44,7 +44,7 @@ def seed():
 
 @pytest.mark.parametrize("name", ROUTINGS)
 def test_routes(name):
-    """Rows of ties, a NaN, and an infinity among them."""
+    """The rows include ties, a NaN and an infinity."""
     routing = ROUTINGS[name]
     x, router = torch.randn(19, 40), torch.randn(routing.num_experts, 40) / 4
     correction = torch.randn(routing.num_experts) / 4 if routing.correction else None
@@ -63,7 +63,7 @@ def test_routes(name):
 
 @pytest.mark.parametrize("name", [name for name, each in ROUTINGS.items() if is_plain(each)])
 def test_routes_of_few_rows(name):
-    """Rows of ties and a NaN among them; the last one is padding, and so is the third row's place."""
+    """The rows include ties and a NaN. The last row is padding, and the third row has no place in the capture."""
     routing, gain = ROUTINGS[name], torch.randn(40)
     x, router = torch.randn(4, 40), torch.randn(routing.num_experts, 40) / 4
     correction = torch.randn(routing.num_experts) / 4 if routing.correction else None
@@ -85,7 +85,7 @@ def test_routes_of_few_rows(name):
 
 
 def test_programs_of_more_experts_choose_the_same(monkeypatch):
-    """As those of many rows. Of few bits: sums of others are not the same in all shapes on every machine."""
+    """Programs for many rows give the same. Inputs have few bits: other sums differ between shapes on some machines."""
     routing = Routing(70, 3, norm_topk_prob=True)
     x, router = torch.randint(-16, 17, (19, 140)).half() / 8, torch.randint(-16, 17, (70, 140)).half() / 64
     few = launch_route(x, router, None, None, routing)
@@ -107,7 +107,7 @@ def test_a_router_in_float32_takes_half_precision_rows():
 @pytest.mark.parametrize("tokens", [5, 40])
 @pytest.mark.parametrize("real", [0, 1, 3])
 def test_padding_chooses_no_expert_and_reads_no_weight(tokens, real):
-    """Experts' matrices are NaN but for those that real rows chose; so are the rows and the router's of padding."""
+    """Rows of padding are NaN, and so are the matrices of all experts that no real row chose."""
     routing, width, depth = Routing(7, 3, norm_topk_prob=True), 24, 40
     count = torch.tensor([real], dtype=torch.int32)
     x, router = torch.randn(tokens, depth), torch.randn(7, depth) / 4
@@ -139,7 +139,7 @@ def test_padding_chooses_no_expert_and_reads_no_weight(tokens, real):
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16])
 def test_the_experts_of_real_tokens_are_captured_at_their_places(dtype):
-    """Of 21 rows the first 18 are real, and one of these has no place."""
+    """18 of the 21 rows are real, and one of the 18 has no place."""
     routing, rows, places = ROUTINGS["softmax"], 21, 40
     x, router = torch.randn(rows, 40), torch.randn(routing.num_experts, 40) / 4
     mapping = torch.randperm(places)[:rows]
@@ -176,7 +176,7 @@ def test_choices_may_be_left_in_a_lasting_place():
 
 @pytest.mark.parametrize("real", [0, 17])
 def test_a_tile_of_padding_reads_no_router(real):
-    """Tiles without real rows compute no product: they write only that no expert is chosen."""
+    """Tiles without real rows compute no product: they only write that the row has no expert."""
     routing, count = Routing(4, 2), torch.tensor([real], dtype=torch.int32)
     router = torch.randn(4, 40) if real else torch.full((4, 40), math.nan)
     chosen, weights = launch_route(torch.randn(33, 40), router, None, None, routing, count)
@@ -195,7 +195,7 @@ def test_sorted_pairs(tokens, top_k, experts):
 
 
 def drawn(tokens: int, top_k: int, experts: int, spread: str) -> Pairs:
-    """Pairs of random experts; of the last experts; or not sorted."""
+    """Pairs of random experts; of the last experts only; or unsorted."""
     if spread == "one":
         chosen = torch.arange(experts - top_k, experts).expand(tokens, top_k).to(torch.int32).contiguous()
     else:
@@ -240,7 +240,7 @@ def test_grouped_products(
 def test_persistent_products(
     tokens, top_k, experts, width, depth, spread, biased, activation, block_m, weighed, of_tokens, monkeypatch
 ):  # fmt: skip
-    """Two programs go from tile to tile; a token in four is padding, and what stands in its rows is no number."""
+    """Two programs process all tiles. One token in four is padding with NaN rows."""
     monkeypatch.setattr(grouped_persistent, "target", lambda: Target("cuda", "sm_90", 2, 32, 0))
     gated = activation is not None
     chosen = drawn(tokens, top_k, experts, spread).chosen
@@ -256,7 +256,7 @@ def test_persistent_products(
     given = torch.rand(tokens, top_k) if weighed and gated else None
     tile = Tile(block_m, 32, 32, 2, 4, persistent=True)
     got = launch_persistent(x, weight, bias, pairs, activation, tile, given, of_tokens)
-    whole = sort_pairs_reference(chosen, experts)  # with the places of padding, which the kernel leaves open
+    whole = sort_pairs_reference(chosen, experts)  # includes the places of padding, which the kernel leaves undefined
     want = grouped_reference(x.double(), weight.double(), bias, whole, activation, given, of_tokens)
     real = int(pairs.ends[-1])
     kept = torch.arange(real) if gated or of_tokens else pairs.order[:real].long()
@@ -281,7 +281,7 @@ def test_experts_of_transformers_modules(tokens, gated, biased, turned, monkeypa
         num_experts=count, has_gate=gated, has_bias=biased, is_transposed=turned,
         act_fn=torch.tanh, _apply_gate=lambda both: both[:, :width] * both[:, width:].sigmoid(),
     )  # fmt: skip
-    if turned:  # as transformers has it since 5.20
+    if turned:  # the layout of transformers since 5.20
         module.has_post_expert_norm, module.post_expert_norm = True, torch.tanh
     upright = {name: torch.randn(count, *shape) / 8 for name, shape in shapes.items()}
     biases = {name: torch.randn(count, shape[0]) for name, shape in shapes.items()}
@@ -301,7 +301,7 @@ def test_experts_of_transformers_modules(tokens, gated, biased, turned, monkeypa
         row = row.tanh() if turned else row
         want[token] += weights[token, slot] * row
     assert error(backend.experts_on_device(module, x, chosen, weights), want) < 1e-5
-    # In a walk (precompile) nothing is launched, and the order of pairs is whatever the memory held.
+    # The walk (precompile) launches nothing, so the order of pairs is uninitialised memory.
     held = Pairs(2, chosen.int(), torch.full((2 * tokens,), 1 << 30), torch.full((count,), 1 << 30))
     monkeypatch.setattr(backend, "pairs_of", lambda *_, **__: held)
     monkeypatch.setattr(backend, "launch_grouped", lambda x, weight, *_, **__: x.new_zeros(2 * tokens, weight.shape[1]))
@@ -315,7 +315,8 @@ def test_combined_rows(rows, top_k, width, shared, dtype):
     made, weights = torch.randn(rows, top_k, width).to(dtype), torch.rand(rows, top_k)
     beside = None if shared == "none" else torch.randn(rows, width).to(dtype)
     gate = torch.randn(rows, 1).to(dtype) if shared == "gated" else None
-    limit = 1e-6 if dtype == torch.float32 else 2e-2  # rounded twice, and the interpreter cuts digits off
+    # The result is rounded twice, and the interpreter truncates digits.
+    limit = 1e-6 if dtype == torch.float32 else 2e-2
     for given in (None, weights):
         got = launch_combine(made, given, beside, gate, None, None)
         assert error(got, combine_reference(made, given, beside, gate, None, None)) < limit

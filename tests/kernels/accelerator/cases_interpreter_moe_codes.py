@@ -1,8 +1,8 @@
-"""Products of experts by codes of 4 and 8 bits in the interpreter against their references."""
+"""Products of experts with 4-bit and 8-bit weights in the interpreter against their references."""
 
 import pytest
 import torch
-import triton  # noqa: F401  (before any kernel file, so that they take it; TRITON_INTERPRET says in which mode)
+import triton  # noqa: F401  (must precede the import of any kernel file; TRITON_INTERPRET sets the mode)
 
 from engine.kernels.activation import Activation
 from engine.kernels.gemm.codes import Codes, Kind
@@ -17,7 +17,7 @@ from engine.kernels.moe.sort import Pairs
 from engine.kernels.moe.values import launch_values_product
 from tests.kernels.accelerator.cases_interpreter_moe import drawn, error
 
-# NumPy warns of what a NaN or an infinity makes.
+# NumPy warns about operations on NaN and infinity.
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value|All-NaN slice) encountered:RuntimeWarning")
 
 
@@ -82,7 +82,7 @@ def test_products_by_mxfp4(tile, spread, biased, activation, weighed):
     (Kind.INT8, 64, True, torch.float32),
 ])  # fmt: skip
 def test_products_whose_scales_multiply_values(kind, group, zeros, dtype, block_k, weighed, spread, biased, activation):
-    """Also columns that end within a turn and within a group, and rows that end within a tile."""
+    """Columns may end within an iteration and within a group, rows within a tile."""
     experts, width, depth, gated = 3, 72, 200 if group > 64 else 192, activation is not None
     pairs, rows, groups = drawn(9, 2, experts, spread), experts * width * (1 + gated), -(-depth // group)
     values = torch.randint(0, {Kind.E4M3: 0x7F, Kind.INT8: 256}.get(kind, 16), (rows, depth)).to(torch.uint8)
@@ -101,7 +101,7 @@ def test_products_whose_scales_multiply_values(kind, group, zeros, dtype, block_
 @pytest.mark.parametrize("splits", [3, 9])
 @pytest.mark.parametrize("activation", [None, Activation.CLAMPED_SWIGLU])
 def test_programs_that_share_the_columns_of_few_pairs(splits, activation):
-    """Also more of them than a row has runs of 64 columns; the counters are zero again for the next launch."""
+    """Also more programs than a row has runs of 64 columns. After each launch the counters are zero again."""
     experts, width, depth, gated = 4, 50, 256, activation is not None
     rows = experts * width * (1 + gated)
     scale = torch.randint(-4, 3, (rows, depth // 32)).float().exp2().to(torch.bfloat16)
@@ -122,7 +122,7 @@ def test_programs_that_share_the_columns_of_few_pairs(splits, activation):
 @pytest.mark.parametrize("weighed", [False, True])
 @pytest.mark.parametrize(("blocks", "depth"), [(1, 192), (3, 1088), (None, 64)])
 def test_pairs_of_one_row(blocks, depth, weighed, biased, activation):
-    """A pair of padding has no expert, and its row is left as it is."""
+    """A pair of padding has no expert; its row stays unchanged."""
     experts, width, gated = 4, 5, activation is not None
     rows = experts * width * (1 + gated)
     scale = torch.randint(-20, 20, (rows, depth // 32)).float().exp2().to(torch.bfloat16)
@@ -134,7 +134,7 @@ def test_pairs_of_one_row(blocks, depth, weighed, biased, activation):
     got = launch_pairs(x, weight, experts, bias, pairs, activation, given, blocks)
     tile = Tile(16, 64, 64, 2, 4)
     want = mxfp4_product_reference(x.double(), weight, experts, bias, pairs, activation, tile, given)
-    torch.testing.assert_close(got[:1].double(), want[:1], rtol=2**-7, atol=1e-3)  # the interpreter cuts bits off
+    torch.testing.assert_close(got[:1].double(), want[:1], rtol=2**-7, atol=1e-3)  # the interpreter truncates bits
 
 
 @pytest.mark.covering(2)
@@ -144,7 +144,7 @@ def test_pairs_of_one_row(blocks, depth, weighed, biased, activation):
 @pytest.mark.parametrize("scales", ["blocks", "rows", "both", "bfloat16"])
 @pytest.mark.parametrize(("tokens", "blocks", "depth"), [(1, 1, 192), (3, 3, 1088), (2, None, 64)])
 def test_pairs_of_few_rows_by_fp8(tokens, blocks, depth, scales, weighed, biased, activation):
-    """All codes, those below the least normal number too. A pair of padding has no expert, and its row stays."""
+    """All codes, subnormal numbers included. A pair of padding has no expert; its row stays unchanged."""
     experts, width, gated = 4, 5, activation is not None
     rows, groups = experts * width * (1 + gated), 1 if scales == "rows" else -(-depth // 128)
     values = torch.randint(0, 0x7F, (rows, depth)) + 0x80 * torch.randint(0, 2, (rows, depth))
@@ -159,5 +159,5 @@ def test_pairs_of_few_rows_by_fp8(tokens, blocks, depth, scales, weighed, biased
     given = torch.rand(tokens, 2) if weighed and gated else None
     got = launch_pairs_float8(x, weight, experts, bias, pairs, activation, given, blocks)
     want = coded_product_reference(x.double(), weight, experts, bias, pairs, activation, Tile(16, 64, 64, 2, 4), given)
-    # the interpreter cuts bits off
+    # The interpreter truncates bits.
     torch.testing.assert_close(got[:-1].double(), want[:-1], rtol=2**-7, atol=1e-3)

@@ -1,8 +1,8 @@
-"""Experts whose inputs are FP8 too, in the interpreter against references: sorted pairs, and pairs of few rows."""
+"""Experts with FP8 weights and FP8 inputs in the interpreter against references: sorted pairs, pairs of few rows."""
 
 import pytest
 import torch
-import triton  # noqa: F401  (before any kernel file, so that they take it; TRITON_INTERPRET says in which mode)
+import triton  # noqa: F401  (must precede the import of any kernel file; TRITON_INTERPRET sets the mode)
 
 from engine.base.model_config import Routing
 from engine.kernels.activation import Activation
@@ -27,12 +27,12 @@ def seed():
 
 
 def codes_of(*shape: int) -> torch.Tensor:
-    """All codes but those of NaN, those below the least normal number too."""
+    """Random codes except NaN, subnormal numbers included."""
     return (torch.randint(0, 0x7F, shape) + 0x80 * torch.randint(0, 2, shape)).to(torch.uint8)
 
 
 def weight_of(rows: int, depth: int, scales: str, width: int = 0) -> Packed:
-    """Codes with scales of rows, of rows' 128 columns, or of whole blocks."""
+    """FP8 weights with scales per row, per 128 columns of a row, or per block."""
     groups = 1 if scales == "rows" else -(-depth // 128)
     scale = torch.rand(rows, groups) / 512
     if scales == "blocks":
@@ -58,7 +58,7 @@ def weight_of(rows: int, depth: int, scales: str, width: int = 0) -> Packed:
 def test_products_of_sorted_pairs(
     width, depth, scales, then, native, block_m, least, weighed, spread, biased, activation
 ):
-    """Also columns that end within a turn, rows that end within a tile, and an expert's few last pairs."""
+    """Columns may end within an iteration, rows within a tile; an expert may have few pairs in its last tile."""
     experts, gated = 3, activation is not None
     pairs, rows = drawn(9, 2, experts, spread), experts * width * (1 + gated)
     weight = weight_of(rows, depth, scales, width)
@@ -73,7 +73,8 @@ def test_products_of_sorted_pairs(
         assert isinstance(got, CodedRows)
         torch.testing.assert_close(got.scales, want.scales, rtol=1e-5, atol=0)
         got, want = got.dense(), want.dense()
-        assert error(got, want) < 5e-3  # a code may be its neighbour, where a sum lies between them
+        # A code may be the neighbouring one if a sum is near the border between two codes.
+        assert error(got, want) < 5e-3
     assert error(got, want) < (1e-5 if then is None or not gated or then is ROWS else 5e-3)
 
 
@@ -87,7 +88,7 @@ def test_products_of_sorted_pairs(
 ])  # fmt: skip
 @pytest.mark.parametrize(("tokens", "blocks", "depth"), [(1, 1, 192), (3, 3, 1088), (2, None, 64)])
 def test_pairs_of_few_rows(tokens, blocks, depth, scales, inputs, made, weighed, biased, activation):
-    """Codes of x that lie in memory, or are made where they are multiplied. A pair of padding stays as it is."""
+    """x is quantised before or inside the product. The row of a padding pair stays unchanged."""
     experts, width, gated = 4, 128 if scales == "blocks" else 5, activation is not None
     weight = weight_of(experts * width * (1 + gated), depth, scales, width)
     chosen = torch.randint(0, experts, (tokens, 2), dtype=torch.int32)
@@ -119,7 +120,7 @@ def test_a_nan_among_few_rows_stays_one(made):
 
 @pytest.mark.parametrize("inputs", [GROUPS, POWERS, ROWS, GIVEN])
 def test_routes_of_few_rows_make_codes_too(inputs):
-    """By the program behind those that choose."""
+    """The program after the routing programs makes the codes."""
     routing = Routing(6, 2, norm_topk_prob=True)
     x, gain, router = torch.randn(3, 200), torch.rand(200), torch.randn(6, 200) / 4
     rest = (gain, 1e-5, router, None, None, routing)

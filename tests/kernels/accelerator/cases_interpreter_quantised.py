@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-import triton  # noqa: F401  (before any kernel file, so that they take it; TRITON_INTERPRET says in which mode)
+import triton  # noqa: F401  (must precede the import of any kernel file; TRITON_INTERPRET sets the mode)
 
 from engine.kernels.activation import Activation, launch_point
 from engine.kernels.gemm.code_sums import block_k_of
@@ -30,7 +30,7 @@ def seed():
 
 
 def codes_of(kind, rows, columns, group, zeros=False):
-    """Random codes of all bits."""
+    """Random codes that use all bits."""
     groups = -(-columns // group)
     values = torch.randint(0, 16, (rows, columns)).to(torch.uint8)
     if kind is Kind.INT8:
@@ -73,7 +73,7 @@ def test_products(added, kind, width, depth, group, zeros, rows, dtype):
     ],
 )
 def test_scales_on_values(kind, width, depth, group, activation, whole, turns):
-    """A program for each tile, several for a tile, and one of either; tiles end beyond rows, columns and depth."""
+    """One program per tile, several per tile, or a mix; tiles extend beyond rows, columns and depth."""
     weight = packed(codes_of(kind, width, depth, group, zeros=group == 16))
     if group == 64:
         weight = replace(weight, scales=weight.scales.bfloat16())
@@ -93,9 +93,9 @@ def test_scales_on_values(kind, width, depth, group, activation, whole, turns):
 
 
 def test_every_turn_of_scaled_values_has_a_program():
-    """Whatever the shape: whole tiles first, then runs that cover the others; most of the slots have work."""
+    """For every shape: whole tiles first, then runs that cover the other tiles; most program slots have work."""
     for rows in (2, 32, 65, 128, 200, 512, 4096):
-        slots = 132 * (4 if rows <= 32 else 2)  # up to four programs a unit where tiles are small
+        slots = 132 * (4 if rows <= 32 else 2)  # up to four programs per multiprocessor if tiles are small
         for width, depth, group, gated in (
             (6144, 4096, 128, False), (4096, 12288, 128, False), (24576, 4096, 128, True), (1024, 2048, 32, False),
             (64, 96, 32, False), (151936, 4096, 64, False), (256, 64, 128, True),
@@ -112,7 +112,7 @@ def test_every_turn_of_scaled_values_has_a_program():
 
 @pytest.mark.parametrize("kind", [Kind.INT4, Kind.INT8])
 def test_zeros_may_be_floats(kind):
-    """As those of GGUF's blocks with offsets."""
+    """Float zeros, as in GGUF's blocks with offsets."""
     codes = codes_of(kind, 70, 320, 32)
     weight = packed(replace(codes, zero=4 * torch.randn(codes.scale.shape)))
     x, got, want = torch.randn(5, 320), torch.empty(5, 70), torch.empty(5, 70, dtype=torch.float64)
@@ -144,7 +144,7 @@ def test_words_in_memory_are_what_was_packed():
 
 
 @pytest.mark.parametrize("static", [False, True])
-def test_integers_meet_integers(static):
+def test_products_of_integers_by_integers(static):
     codes = codes_of(Kind.INT8, 70, 700, 700)
     weight, x = packed(codes, words=False), torch.randn(20, 708)[:, :700]
     x[3] = 0
@@ -172,10 +172,10 @@ FLOATS = {
 @pytest.mark.parametrize("how", FLOATS)
 def test_rows_become_fp8(how, normed):
     x, gain = torch.randn(6, 308)[:, :300], torch.rand(300) if normed else None
-    x[2], x[3], x[4, 128:] = 0, 1e-4 * x[3], 0  # zeros, and codes below the least exponent of a scale of 0.003
+    x[2], x[3], x[4, 128:] = 0, 1e-4 * x[3], 0  # zeros, and codes below the smallest exponent with a scale of 0.003
     codes, scales = launch_quantise_floats(x, FLOATS[how], gain, 1e-5)
     wanted, wanted_scales = quantise_floats_reference(x, FLOATS[how], gain, 1e-5)
-    if normed:  # the sums of squares are in another order
+    if normed:  # the squares are summed in another order
         torch.testing.assert_close(scales, wanted_scales, rtol=1e-6, atol=0)
         assert int((codes.int() - wanted.int()).abs().max()) <= 1
         assert (codes == wanted).float().mean() > 0.99
@@ -187,7 +187,7 @@ def test_rows_become_fp8(how, normed):
 @pytest.mark.parametrize("activation", [Activation.SILU, Activation.GELU_TANH, Activation.CLAMPED_SWIGLU])
 @pytest.mark.parametrize("how", FLOATS)
 def test_activated_rows_become_fp8(how, activation):
-    """In one launch the codes of two: the activation's result in x's dtype between them."""
+    """One launch gives the codes of two launches, with the activation's result rounded to x's dtype in between."""
     x = 3 * torch.randn(6, 616, dtype=torch.float32)[:, :600].to(torch.float16)
     x[2] = 0
     codes, scales = launch_quantise_floats(x, FLOATS[how], None, 0, activation)
@@ -198,7 +198,7 @@ def test_activated_rows_become_fp8(how, activation):
 
 
 def test_every_float_becomes_its_nearest_fp8():
-    """All codes, the middles between neighbours, and the floats next to the middles."""
+    """All codes, the midpoints between neighbouring codes, and the floats next to the midpoints."""
     numbers = torch.arange(0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
     middles = (numbers[1:] + numbers[:-1]) / 2
     beside = torch.cat([torch.nextafter(middles, torch.tensor(to)) for to in (0.0, 500.0)])
@@ -211,7 +211,7 @@ def test_every_float_becomes_its_nearest_fp8():
 @pytest.mark.parametrize("native", [False, True])
 @pytest.mark.parametrize("rows", [1, 20])
 @pytest.mark.parametrize("blocked", [False, True])
-def test_fp8_meets_fp8(blocked, rows, native):
+def test_products_of_fp8_by_fp8_codes(blocked, rows, native):
     weight = packed(codes_of(Kind.E4M3, 70, 700, 128 if blocked else 700), words=False)
     x, x_scales = quantise_floats_reference(torch.randn(rows, 700), FLOATS["groups" if blocked else "token"], None, 0)
     tile = Tile(16, 64, 128, 256, 1, 4)
@@ -223,8 +223,8 @@ def test_fp8_meets_fp8(blocked, rows, native):
 
 
 @pytest.mark.parametrize(("rows", "width", "depth"), [(2, 70, 720), (20, 64, 4112), (64, 130, 256)])
-def test_few_rows_of_fp8_meet_fp8(rows, width, depth):
-    """With a rest of each side, and in one part or two."""
+def test_few_rows_of_fp8_by_fp8(rows, width, depth):
+    """Sizes that are no multiples of a tile, in one part or two."""
     weight, tile = packed(codes_of(Kind.E4M3, width, depth, depth), words=False), few_tile_of(rows, width, depth)
     x, scales = quantise_floats_reference(torch.randn(rows, depth), FLOATS["token"], None, 0)
     for bias, residual in ((None, None), (torch.randn(width), torch.randn(rows, width))):
@@ -250,11 +250,11 @@ def test_nan_stays_nan_in_fp8(how):
 @pytest.mark.parametrize(
     ("width", "depth", "group"), [(70, 96, 32), (65, 320, 128), (64, 200, 200), (20, 500, 64), (33, 1100, 128)]
 )
-def test_one_row_meets_four_bits(width, depth, group, blocks, activation):
-    """With a norm before the product and one behind it; rows longer than a turn are read in several."""
+def test_one_row_by_four_bits(width, depth, group, blocks, activation):
+    """With a norm before and one after the product; a program reads long rows in several iterations."""
     sides, zeros = (1 if activation is None else 2), group in (64, 128)
     codes = codes_of(Kind.INT4, sides * width, depth, group, zeros)
-    codes = replace(codes, scale=codes.scale / 64)  # sums have an exponential
+    codes = replace(codes, scale=codes.scale / 64)  # the activation takes exp of the sums
     weight, bias, x = packed(codes), torch.randn(sides * width), torch.randn(1, depth).bfloat16()
     cut = Cut(4, 64, 1, blocks if depth <= 512 else 1)
     residual = torch.randn(1, width) if activation is None else None
@@ -273,7 +273,7 @@ def test_one_row_meets_four_bits(width, depth, group, blocks, activation):
 
 
 def test_one_row_may_be_large_or_small():
-    """A code meets x times a power of two, on the way to which nothing overflows."""
+    """The kernel multiplies a code by x times a power of two, without an intermediate overflow."""
     weight = packed(codes_of(Kind.INT4, 20, 256, 128))
     for size in (2.0**-40, 2.0**40):
         x = (size * torch.randn(1, 256)).bfloat16()
@@ -286,7 +286,7 @@ def test_one_row_may_be_large_or_small():
 @pytest.mark.parametrize(("width", "depth", "blocks", "cut"), [
     (70, 96, False, None), (33, 656, True, RowsCut(3, 1)), (20, 4112, False, None), (9, 4112, True, RowsCut(1, 2)),
 ])  # fmt: skip
-def test_one_row_of_fp8_meets_fp8(width, depth, blocks, cut):
+def test_one_row_of_fp8_by_fp8(width, depth, blocks, cut):
     codes = codes_of(Kind.E4M3, width, depth, 128 if blocks else depth)
     codes.values[:, ::2] |= 0x80
     weight, groups = packed(codes, words=False), -(-depth // 128) if blocks else 1

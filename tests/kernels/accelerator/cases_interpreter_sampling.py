@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-import triton  # noqa: F401  (before any kernel file, so that they take it; TRITON_INTERPRET says in which mode)
+import triton  # noqa: F401  (must precede the import of any kernel file; TRITON_INTERPRET sets the mode)
 
 from _fast.layout import SlotWord
 from engine.kernels.sampling import choose, cut
@@ -30,7 +30,7 @@ def seed():
 
 
 def chosen(run, logits, rows: Rows, thresholds=True):
-    """(tokens, last tokens, thresholds) of a run that starts from poisoned outputs."""
+    """(tokens, last tokens, thresholds) of a run whose output buffers were poisoned."""
     room = choose_room(len(logits), logits.shape[1], "cpu")
     for field in (room.best, room.mass, room.threshold):
         field.fill_(float("nan"))
@@ -67,7 +67,7 @@ def test_tokens_and_thresholds(vocab, spread, dtype):
 @pytest.mark.parametrize("trials", [1, 16])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_top_p_by_trial(dtype, trials, monkeypatch):
-    """Logits that hardly differ, so that every question takes a pass; after one trial many rows are left to `cut`."""
+    """Logits hardly differ, so every trial takes a pass; after one trial many rows are left to `cut`."""
     monkeypatch.setattr(choose, "TRIALS", trials)
     monkeypatch.setattr(cut, "TRIALS", trials)
     monkeypatch.setattr(choose, "LANES", 16)
@@ -127,7 +127,7 @@ def test_groups_of_strided_rows():
 
 
 def test_philox_gives_the_published_numbers():
-    """Vectors of the authors' known-answer file for philox4x32, ten rounds."""
+    """Vectors from the authors' known-answer file for philox4x32 with ten rounds."""
     assert philox(0, 0, torch.tensor([0]), 0).tolist() == [0x6627E8D5]
 
 
@@ -189,7 +189,7 @@ def test_log_sums(vocab):
 def test_top_logprobs(vocab, dtype, as_logits):
     slots, rows = empty_slots(6, 1, 1, "cpu"), 6
     slots.word(SlotWord.TOP_LOGPROBS)[:6] = torch.tensor([1, 0, 21, 6, 3, 21])
-    logits = (torch.randn(rows, vocab + 3) * 2).round().to(dtype)[:, :vocab]  # with many equals
+    logits = (torch.randn(rows, vocab + 3) * 2).round().to(dtype)[:, :vocab]  # with many equal values
     logits[2, ::2], logits[3, 5:], logits[5, 0], logits[5, 1] = float("-inf"), -0.0, -0.0, 0.0
     tokens = torch.randint(vocab, (8,), dtype=torch.int32)
     tokens[3], tokens[5] = 3, 1

@@ -1,4 +1,4 @@
-"""The prep kernels in the interpreter against their reference, on plans of the real scheduler and on broken records."""
+"""The prep kernels in the interpreter against their reference, with plans of the real scheduler and broken records."""
 
 import copy
 import dataclasses
@@ -6,7 +6,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-import triton  # noqa: F401  (before any kernel file, so that they take it; TRITON_INTERPRET says in which mode)
+import triton  # noqa: F401  (must precede the import of any kernel file; TRITON_INTERPRET sets the mode)
 
 from _fast.layout import SLOT_WORDS, UPDATE_WORDS, Header, RowColumn, SlotWord, column_at, tail_at, tokens_at
 from engine.kernels.pool_home import launch_pool_home, pool_home_reference
@@ -27,7 +27,7 @@ def equal(got, want) -> None:
 
 
 def alone(record: torch.Tensor) -> Records:
-    """One record, which is always next."""
+    """Records with a single record, which is always the next one."""
     pinned = torch.zeros(1, -(-len(record) // 16) * 16, dtype=torch.int32)
     pinned[0, : len(record)] = record
     return records_in(pinned, "cpu")
@@ -56,7 +56,7 @@ def test_a_step_equals_the_reference(seed, axes, planted):
         size = (walk.max_rows, walk.max_tokens, walk.block_size, VOCAB)
         for records in turns:
             records.pinned[number % 2, : len(record)] = torch.from_numpy(record)
-        turns[0].staged.fill_(-7)  # what was not copied must not be read
+        turns[0].staged.fill_(-7)  # the kernel must not read what was not copied
         launch_inputs(got, mine, turns[0], *size)
         step_inputs_reference(want, theirs, turns[1], *size)
         equal(got, want)
@@ -139,7 +139,8 @@ def test_pooled_rows_equal_the_reference(kind, dtype, skips):
     bounds = torch.tensor([0, 3, 3, 40, 41, 77, 77], dtype=torch.int32)  # two rows have no tokens
     hidden = torch.randn(80, 200, generator=torch.Generator().manual_seed(1)).to(dtype)
     hidden[77:] = float("nan")  # belongs to no row
-    counted = torch.tensor([2, 0, 36, 1, 17, 5], dtype=torch.int32) if skips else None  # one row is all prompt
+    # In one row every token belongs to the excluded prompt.
+    counted = torch.tensor([2, 0, 36, 1, 17, 5], dtype=torch.int32) if skips else None
     found, wanted = (pool(hidden, bounds, kind, counted) for pool in (launch_pool, pool_rows_reference))
     torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
 

@@ -1,21 +1,21 @@
-"""What Whisper asks of paged attention: every token a row of one query, several rows on a line of a table."""
+"""Paged attention as Whisper uses it: each token is a row with one query; several rows share a line of a table."""
 
 from dataclasses import replace
 
 import torch
-import triton  # noqa: F401  (before any kernel file)
+import triton  # noqa: F401  (must precede the import of any kernel file)
 
 from engine.attention.meta import AttentionMeta
 from engine.kernels.attention.paged import launch_paged, paged_attention_reference
 from engine.kernels.attention.work import empty_list, launch_list, max_parts
 
-LEAD, WINDOW, BLOCK = 64, 50, 16  # tokens of sound, those of them that are read, tokens of a block
+LEAD, WINDOW, BLOCK = 64, 50, 16  # tokens reserved for audio, tokens of audio that are read, tokens per block
 
 
 def test_tokens_see_the_window_or_the_text_before_them():
     draw = torch.Generator().manual_seed(0)
     heads, dim, lines = 2, 32, 3
-    places = torch.tensor([64, 65, 66, 130, 10, 64])  # of row 0 a prompt's text, of row 1 a later token, of row 2 sound
+    places = torch.tensor([64, 65, 66, 130, 10, 64])  # row 0: text of a prompt; row 1: a later token; row 2: audio
     line_of = torch.tensor([2, 2, 2, 0, 1, 1], dtype=torch.int32)
     tables = torch.randperm(lines * 9, generator=draw).view(lines, 9).to(torch.int32)
     keys, values = (torch.randn(lines * 9, heads, BLOCK, dim, generator=draw) for _ in range(2))

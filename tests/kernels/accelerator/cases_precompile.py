@@ -1,10 +1,10 @@
-"""Kernels are compiled and loaded before their launches, on other threads; by a driver that knows its card alone."""
+"""Kernels are compiled and loaded before their launches, on other threads; the driver simulates its card."""
 
 import threading
 
 import pytest
 import torch
-import triton  # (before any kernel file, so that they take it)
+import triton  # (must precede the import of any kernel file)
 from triton.backends.compiler import GPUTarget
 
 from engine.kernels.activation import Activation, launch_point, point_kernel
@@ -17,7 +17,7 @@ GELU, GELU_TANH = Activation.GELU, Activation.GELU_TANH
 
 
 class Driver:
-    """Of a card that is not there; notes what it is asked, and on which thread."""
+    """The driver of an absent card; records its calls and their threads."""
 
     def __init__(self):
         self.utils = self
@@ -32,7 +32,7 @@ class Driver:
 
     def load_binary(self, name, _binary, _shared, _device):
         self.loaded.append((name, threading.current_thread().name))
-        return 1, 1, 0, 0, 1024  # module, function, registers, spilled ones, threads
+        return 1, 1, 0, 0, 1024  # module, function, registers, spilled registers, threads
 
     def unload_module(self, _module):
         pass
@@ -49,7 +49,7 @@ class Driver:
 
 @pytest.fixture
 def made(monkeypatch):
-    """(kernel, thread) of all that was compiled, each test's kernels anew."""
+    """(kernel, thread) of everything compiled; each test compiles its kernels anew."""
     found = []
 
     def listener(*, src, **_facts):
@@ -69,7 +69,7 @@ def driver():
 
 
 def forward(walk):
-    """(threads that were given the device)."""
+    """Names of the threads that were bound to the device."""
     bound = []
     precompile(walk, 2, lambda: bound.append(threading.current_thread().name))
     return bound
@@ -92,14 +92,14 @@ def test_what_a_walk_launches_is_compiled_once_elsewhere_and_does_not_run(made, 
     assert all(thread.startswith("omniloop-compile") for _, thread in made)
     options = {"GATED": False, "BLOCK": 64, "OVERLAP": False, "num_warps": 4}
     point_kernel.run(X, X, 64, ACT=int(GELU_TANH), **options, grid=None, warmup=True)
-    assert len(made) == 2  # Triton knows it
+    assert len(made) == 2  # Triton has them cached
 
 
 def test_arguments_of_another_kind_compile_another_kernel(made, driver):
     def walk():
         launch_point(GELU_TANH, X)
         launch_point(GELU_TANH, torch.zeros(3, 64))
-        launch_point(GELU_TANH, torch.zeros(3 * 64 + 1, dtype=X.dtype)[1:].view(3, 64))  # begins at 2 bytes
+        launch_point(GELU_TANH, torch.zeros(3 * 64 + 1, dtype=X.dtype)[1:].view(3, 64))  # begins at byte 2
         launch_point(GELU_TANH, X[:, :63].contiguous())  # not a multiple of 16
 
     forward(walk)

@@ -1,4 +1,4 @@
-"""The interpreter as the cases need it: without needless work, and with an order of sums that is ours."""
+"""Patches for the interpreter: without its needless work, and with a fixed order of sums."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 
 def by_name(search: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The search done once for each type: types of blocks have no hash, but their names differ."""
+    """Caches the search by the type's name: block types are not hashable, but their names differ."""
     known: dict[str, Any] = {}
 
     def found(kind: Any) -> Any:
@@ -23,7 +23,7 @@ def by_name(search: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def once_a_block(make: Callable[..., None]) -> Callable[..., None]:
-    """block_type's constructor, once for each element and shape."""
+    """Wraps block_type's constructor: runs it once for each element type and shape."""
     known: dict[Any, dict[str, Any]] = {}
 
     def init(self: Any, element_ty: Any, shape: Any) -> None:
@@ -37,7 +37,7 @@ def once_a_block(make: Callable[..., None]) -> Callable[..., None]:
 
 
 def once_a_type(make: Callable[..., None]) -> Callable[..., None]:
-    """tensor's constructor, once for each type but for the values."""
+    """Wraps tensor's constructor: runs it once for each type, and then sets only the values."""
     known: dict[str, dict[str, Any]] = {}
 
     def init(self: Any, handle: Any, type: Any) -> None:
@@ -52,11 +52,11 @@ def once_a_type(make: Callable[..., None]) -> Callable[..., None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def quick_interpreter() -> Iterator[None]:
-    """Leaves out three quarters of what the interpreter does for small tensors, none of which decides a result.
+    """Skips three quarters of the interpreter's work on small tensors, which does not affect results.
 
-    At each launch and at each call of a jitted function, `tl.sum` among them, it searches all of `tl` for functions to
-    replace. Of each sum of integers it computes whether it overflowed, for an assertion that only debug mode makes. At
-    each load it builds its table of types, and with each tensor the type and the shape anew.
+    At each launch and at each call of a jitted function, `tl.sum` among them, the interpreter searches all of `tl` for
+    functions to replace. For each sum of integers it checks overflow, for an assertion of the debug mode. At each load
+    it builds its table of types, and for each tensor the type and the shape anew.
     """
     import triton.language as tl
     from triton import knobs
@@ -79,8 +79,8 @@ def quick_interpreter() -> Iterator[None]:
 def ordered_sums(monkeypatch):
     """`tl.dot` adds its products one after the other along the depth, so that equal rows give equal bits everywhere.
 
-    The interpreter multiplies by NumPy, whose BLAS adds in an order that depends on the processor, on the shape and on
-    a row's number within the tile. A device's products do not depend on the row's number.
+    The interpreter multiplies with NumPy, whose BLAS adds in an order that depends on the processor, the shape and the
+    row's index within the tile. A device's products do not depend on the row's index.
     """
     import numpy as np
     from triton.runtime import interpreter

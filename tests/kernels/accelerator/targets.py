@@ -1,7 +1,7 @@
-"""The six targets every Triton kernel must compile for, and the check that it does: no such card is needed.
+"""The six targets for which every Triton kernel must compile, and the check that it does; no card is needed.
 
 cases_compile*.py list kernels as name -> (kernel, argument types, constants, options), take `cases` of them as
-parameters and hand each to `compiles`.
+parameters, and pass each to `compiles`.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ TARGETS = {
 }
 
 
-# In this order forms go to targets, so that each of two or three meets CUDA and HIP. LLVM takes longest for gfx1100,
-# and a kernel's first form is its simplest.
+# The order in which forms are assigned to targets: even two or three forms cover CUDA and HIP. LLVM takes longest for
+# gfx1100, and a kernel's first form is its simplest.
 TURNS = ("gfx1100", "sm_90", "sm_80", "gfx942", "gfx950", "sm_100")
-# Where kernels may begin before the one before them has ended; elsewhere constants that are for CUDA alone are off.
+# Targets where a kernel may begin before the previous one has ended; elsewhere CUDA-only constants are off.
 OVERLAPPING = {"sm_90", "sm_100"}
-FLOAT8 = {"sm_90", "sm_100", "gfx950"}  # whose matrix units take e4m3
+FLOAT8 = {"sm_90", "sm_100", "gfx950"}  # matrix units with e4m3
 
 
 def compiles(
     target: str, kernel: Any, signature: dict[str, str], constants: dict[str, Any], options: dict, aligned: bool = False
 ) -> Any:
-    """Compiles for the target, fails unless the shared memory fits; returns what the compiler made.
+    """Compiles for the target, and fails unless the shared memory fits; returns the compiled kernel.
 
-    `aligned`: pointers and the cache's stride are multiples of 16, as a launch finds them: copies then go straight
-    into shared memory.
+    `aligned`: pointers and the cache's stride are multiples of 16, as in a launch; then copies go straight into shared
+    memory.
     """
     device, shared = TARGETS[target]
     if target not in OVERLAPPING:
@@ -70,7 +70,7 @@ def compiles(
 
 
 def assert_four_words_a_thread(made: Any) -> None:
-    """What the matrix unit's instruction takes: neighbours of a row, of which a thread holds no other's."""
+    """Checks the layout of the matrix unit's instruction: each thread holds four adjacent words of one row."""
     text = made.asm["ttgir"]
     layouts = dict(re.findall(r"^(#\w+) = (#ttg\S.*)$", text, re.MULTILINE))
     held = re.findall(r"mma\.sync.*: tensor<\d+x4xi32, (#\w+)>", text)
@@ -80,9 +80,9 @@ def assert_four_words_a_thread(made: Any) -> None:
 
 
 def assembled_where_needed(backend: Any = None, stages: Any = None, *_rest: Any) -> tuple[str, str]:
-    """Triton's hook: elsewhere than for sm_90, ptxas reads only kernels that have assembly of their own.
+    """Triton's hook: except for sm_90, ptxas runs only on kernels with inline assembly.
 
-    The others' text is Triton's and LLVM's alone; ptxas takes as long as LLVM.
+    The text of other kernels comes entirely from Triton and LLVM; ptxas takes as long as LLVM.
     """
     if stages is not None and "cubin" in stages and backend.target.arch != 90:
         lower, assemble, own = stages["llir"], stages["cubin"], []
@@ -97,7 +97,7 @@ def assembled_where_needed(backend: Any = None, stages: Any = None, *_rest: Any)
 
 
 def in_float16(kernels: dict[str, tuple], *names: str) -> dict[str, tuple]:
-    """The same kernels, as encoders of float16 checkpoints launch them."""
+    """The same kernels with float16 arguments, as encoders of float16 checkpoints launch them."""
     found = {}
     for name in names:
         kernel, signature, *rest = kernels[name]
@@ -106,10 +106,10 @@ def in_float16(kernels: dict[str, tuple], *names: str) -> dict[str, tuple]:
 
 
 def cases(kernels: dict[str, tuple], elsewhere: Collection[Any] = ()) -> list[Any]:
-    """(name, target): in `make test` each kernel for every target, in one of its forms; other pairs are marked `full`.
+    """(name, target): `make test` compiles each kernel for every target in one form; other pairs are marked `full`.
 
-    Kernels of `elsewhere` meet every target in another file: here their forms alternate between Hopper and CDNA, and
-    of more than three forms every second one is taken.
+    Another file compiles the kernels of `elsewhere` for every target. Here their forms alternate between Hopper and
+    CDNA; of more than three forms every second one is used.
     """
     forms, short = defaultdict(list), set()
     for name, (kernel, *_) in kernels.items():
