@@ -64,7 +64,7 @@ def _encode_sound(target, stream, samples: np.ndarray, rate: int, layout: str) -
     )
     size = stream.codec_context.frame_size or 1024
     for start in range(0, samples.shape[1], size):
-        packed = samples[:, start : start + size].T.reshape(1, -1)  # channels take turns
+        packed = samples[:, start : start + size].T.reshape(1, -1)  # samples of the channels are interleaved
         frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(packed), format="flt", layout=layout)
         frame.sample_rate = rate
         frame.pts = start
@@ -84,9 +84,9 @@ def ramp(num_frames: int, height: int = 64, width: int = 96) -> np.ndarray:
 
 @contextlib.contextmanager
 def same_scheduling() -> Iterator[None]:
-    """SVT-AV1, where root runs it, leaves the thread that opens it at the highest real-time priority of the machine.
+    """Restores the scheduling of this process: SVT-AV1, run as root, sets its thread to the highest real-time priority.
 
-    Whatever the test's process starts afterwards, browsers among them, inherits the priority, and nothing else runs.
+    Without this, every process that the test starts later (a browser, say) inherits the priority and starves others.
     """
     policy, params = os.sched_getscheduler(0), os.sched_getparam(0)
     try:
@@ -109,7 +109,7 @@ def film(
 ) -> bytes:
     """Encode uint8 [frames, height, width, 3]; `track` is float32 [1, samples] at 16 kHz, `times` are milliseconds.
 
-    `index_first` names a file to write through: only a real one can have its index moved to the front.
+    `index_first` names a file to write through: only a file on disk can have its index moved to the front.
     """
     import av
 
