@@ -189,8 +189,8 @@ async def test_the_device_path_sees_the_same(pooling, asked, monkeypatch, kind):
 
 @pytest.mark.parametrize("kind", TWO)
 async def test_published_files_are_read(pooling, tmp_path, kind):
-    """The tensors' names as transformers' converters wrote vidore/colpali-v1.2-hf and vidore/colqwen2-v1.0-hf
-    (models/colpali and models/colqwen2, convert_*_weights_to_hf.py), with the head that both files still hold."""
+    """The tensors' names are those of transformers' converters in vidore/colpali-v1.2-hf and vidore/colqwen2-v1.0-hf
+    (models/colpali and models/colqwen2, convert_*_weights_to_hf.py), with the head that both files still contain."""
     folder = kit.shutil.copytree(tiny_pages.checkpoint(kind), tmp_path / "hf")
     tensors = kit.load_file(folder / "model.safetensors")
     if kind == "colqwen2":
@@ -264,4 +264,4 @@ async def test_an_accelerator_makes_the_same_vectors(kind, eager, dtype, least):
         found = await pooled(client, input=[QUERY, *({"image": url} for url in urls)])
         wanted = [tiny_pages.of_query(kind, QUERY), *(tiny_pages.of_page(kind, picture(at)) for at in range(3))]
         for vectors, (_, expected) in zip(found, wanted, strict=True):
-            assert (vectors * expected).sum(-1).mean() >= least  # of one token transformers' own bfloat16 has 0.9
+            assert (vectors * expected).sum(-1).mean() >= least  # one token has 0.9 in transformers' bfloat16
