@@ -1,4 +1,4 @@
-"""Small files that promise much: containers whose counts, tags and directories ask a decoder for memory or time.
+"""Small hostile files: containers whose counts, tags and directories make a decoder take much memory or time.
 
 Each function returns bytes below 1 MiB. A decoder that believes the counts takes hundreds of MiB, or does not return.
 test_bounds.py and, over sockets, end_to_end/test_hostile_media.py say which files are refused and with which reason.
@@ -152,7 +152,7 @@ def items(count: int, kind: bytes = b"iinf") -> bytes:
 
 
 def keys_without_end(count: int) -> bytes:
-    """Tags with distinct names; a reader's dictionary is searched from its beginning for each tag."""
+    """Tags with distinct names; a reader searches its dictionary from the beginning for each tag."""
     names = b"".join(
         box(b"\xa9" + b"%03x" % (at % 4096), struct.pack(">HH", 1, at % 32768), b"v") for at in range(count)
     )

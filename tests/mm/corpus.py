@@ -219,7 +219,7 @@ def gif(frames: np.ndarray, delays: int | list[int] = 100) -> bytes:
 
 
 def damaged(frames: np.ndarray, first: int, end: int, group: int = 6) -> bytes:
-    """An MP4 whose packets `first` to `end` are damaged behind their headers."""
+    """An MP4 whose packets `first` to `end` are damaged after their headers."""
     import av
 
     grain = np.random.default_rng(0).integers(0, 40, frames.shape)  # without noise a packet has only a few bytes

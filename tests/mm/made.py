@@ -1,4 +1,4 @@
-"""Media made on the spot: pictures, sounds and films as encoded bytes, for the tests of this folder."""
+"""Generates media: pictures, sounds and films as encoded bytes, for the tests of this folder."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _LAYOUTS = {1: "mono", 2: "stereo", 3: "2.1", 4: "quad", 6: "5.1", 8: "7.1"}
 def sound(
     samples: np.ndarray, rate: int = 16000, container: str = "wav", codec: str = "pcm_s16le", layout: str | None = None
 ) -> bytes:
-    """Encode float32 [channels, samples]."""
+    """Encodes float32 samples [channels, samples]."""
     import av
 
     out = io.BytesIO()
@@ -77,7 +77,7 @@ def _encode_sound(target, stream, samples: np.ndarray, rate: int, layout: str) -
 
 
 def ramp(num_frames: int, height: int = 64, width: int = 96) -> np.ndarray:
-    """uint8 [frames, height, width, 3]; each frame is one grey, 20 + 2 * its index, which identifies the frame."""
+    """Frames as uint8 [frames, height, width, 3]; the grey value of frame i, 20 + 2 * i, identifies it."""
     greys = (20 + 2 * np.arange(num_frames)).clip(0, 235).astype(np.uint8)
     return np.broadcast_to(greys[:, None, None, None], (num_frames, height, width, 3)).copy()
 
@@ -107,7 +107,7 @@ def film(
     options: dict[str, str] | None = None,
     index_first: str | None = None,
 ) -> bytes:
-    """Encode uint8 [frames, height, width, 3]; `track` is float32 [1, samples] at 16 kHz, `times` are milliseconds.
+    """Encodes uint8 frames [frames, height, width, 3]; `track` is float32 [1, samples] at 16 kHz, `times` are in ms.
 
     `index_first` names a file to write through: only a file on disk can have its index moved to the front.
     """
@@ -143,7 +143,7 @@ def data_url(data: bytes, mime: str = "application/octet-stream") -> str:
 
 
 def outcome(work: Callable[[], T]) -> T | MediaError:
-    """What `work` returns, or the MediaError it raises; anything else is a bug and passes through."""
+    """Returns what `work` returns, or the MediaError that it raises; any other error is a bug and passes through."""
     try:
         return work()
     except MediaError as error:

@@ -1,4 +1,4 @@
-"""Small pictures that promise much: texts, directories, frames that ask a decoder for memory or time; see bombs.py."""
+"""Small hostile pictures: texts, directories and frames that make a decoder take much memory or time; see bombs.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small sounds that promise much: tags, comments and pages that ask a decoder for memory or time; see bombs.py."""
+"""Small hostile sounds: tags, comments and pages that make a decoder take much memory or time; see bombs.py."""
 
 from __future__ import annotations
 

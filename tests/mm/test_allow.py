@@ -1,4 +1,4 @@
-"""Which URLs are refused; only public or listed addresses are dialled (SECURITY S13, S14; R6)."""
+"""Which URLs are refused; the server dials only public or listed addresses (SECURITY S13, S14; R6)."""
 
 from __future__ import annotations
 

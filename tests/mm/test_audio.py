@@ -1,4 +1,4 @@
-"""Sound of every container becomes mono at 16 kHz, counted as it is decoded (SECURITY S20)."""
+"""Sound of every container becomes mono at 16 kHz; its length is counted during decoding (SECURITY S20)."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ def decoded(data: bytes) -> np.ndarray:
 
 
 def test_s20_sound_without_its_tags_is_the_same_sound():
-    """ID3 in front, APE and TAG behind; chunks of WAV; blocks of FLAC."""
+    """Tags are removed before decoding: ID3 at the start, APE and TAG at the end, chunks of WAV, blocks of FLAC."""
     tone = made.tone(1.0, 44100)
     mp3 = made.sound(tone, 44100, "mp3", "libmp3lame")
     plain = decoded(mp3)

@@ -24,7 +24,7 @@ WHOLE = made.picture(made.noise(60, 80), "JPEG")
 
 @pytest.fixture
 def uncollected() -> Iterator[None]:
-    """No garbage collection, because a server collects rarely: it freezes the objects that exist at its start."""
+    """Turns garbage collection off: a server freezes the objects that exist at its start and collects rarely."""
     gc.collect()
     gc.disable()
     yield

@@ -50,7 +50,7 @@ def test_sizes_equal_the_reference(processor):
 
 @pytest.mark.parametrize(("dynamic", "module"), [(False, "glm4v"), (True, "glm46v")])
 def test_frames_equal_the_reference(tmp_path, dynamic, module):
-    """An odd number of frames gets its last frame twice: transformers repeats it here, we do so in making patches."""
+    """transformers repeats the last frame of an odd number of frames here; we repeat it when patches are made."""
     sample_frames = cut_out(f"models/{module}/video_processing_{module}.py", "sample_frames")
     (tmp_path / "preprocessor_config.json").write_text(
         json.dumps({"processor_class": "Glm46VProcessor"} if dynamic else {})

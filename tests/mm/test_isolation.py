@@ -1,4 +1,4 @@
-"""Decoders in processes of their own: the same items; a fault, a flood or a hang ends one request there (S23; R24)."""
+"""Decoders in processes of their own: equal items; a crash, excess of memory or a hang ends one request (S23; R24)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def isolated(kinds: str = "all", **limits: object) -> AsyncIterator[MediaL
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process runs; a zombie does not."""
+    """Whether the process runs; False for a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

@@ -64,7 +64,7 @@ def test_loudness_holds_the_ragged_end_and_pieces_join() -> None:
 
 
 def test_pauses_are_librosas() -> None:
-    """Words of 0.6 to 1.4 s with a second of silence between them."""
+    """A sound of words of 0.6 to 1.4 s with a second of silence between them is cut at librosa's pauses."""
     lengths = (0.6, 1.0, 1.4, 0.8)
     gap = np.zeros(SAMPLE_RATE, np.float32)
     sound = np.concatenate([part for length in lengths for part in (gap, 0.3 + speechlike(length))] + [gap])

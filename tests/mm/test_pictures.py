@@ -140,7 +140,7 @@ def test_patches_of_gemma4_equal_the_reference(tmp_path: Path, height: int, widt
 
 @pytest.mark.parametrize("first", [*SIZES, (700, 9), (5, 400)])
 def test_several_pictures_of_onevision_have_one_tile_each(tmp_path: Path, first: tuple[int, int]) -> None:
-    """One tile each, padded to a square; a single picture of the same processor has several tiles."""
+    """Each picture has one tile, padded to a square; a single picture of the same processor has several tiles."""
     from transformers import LlavaOnevisionProcessor
     from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 
@@ -317,7 +317,7 @@ def test_settings_of_crops_that_make_none_are_refused_at_start(tmp_path: Path) -
 
 
 def test_a_picture_of_paligemma_has_the_side_of_its_class(tmp_path: Path) -> None:
-    """As in paligemma-3b-pt-224, whose vision_config does not name the side."""
+    """The vision_config of paligemma-3b-pt-224 does not name the side of its pictures."""
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": {"height": 224, "width": 224}}))
     ours = PaliGemma(tmp_path, {"vision_config": {"model_type": "siglip_vision_model", "patch_size": 14}})
     _, item = processed(ours, 90, 40)

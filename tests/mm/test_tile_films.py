@@ -163,7 +163,7 @@ def gemma4(folder, **config) -> Gemma4:
 
 @pytest.mark.parametrize(("height", "width"), [(70, 90), (600, 33)])
 def test_a_film_of_gemma4_has_the_patches_and_tokens_of_the_reference(tmp_path, height, width) -> None:
-    """Each frame follows its minute and second; those of the first frame are in front of the slot."""
+    """Each frame follows its minute and second; the first frame's time is in front of the slot."""
     from transformers import Gemma4Processor
     from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 
@@ -220,7 +220,7 @@ def test_gemma4_takes_audio_where_it_has_a_tower_for_sounds(tmp_path) -> None:
 
 
 def test_without_a_token_for_films_none_are_read(tmp_path) -> None:
-    """Films are refused where the tokenizer is older than its processor's films, or where there is no tokenizer."""
+    """The model reads no films if its tokenizer lacks the token of films, or if there is no tokenizer."""
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(SIDE))
     config = {"vision_config": VISION, "image_token_id": IMAGE}
     for ours in (InternVL(tmp_path, config), InternVL(tmp_path, config, encode=lambda text: [1, 2])):

@@ -356,7 +356,7 @@ def test_few_packets_are_fed_behind_a_groups_last_chosen_frame(monkeypatch: pyte
         np.testing.assert_array_equal(frames_of(data, chosen), whole[chosen])
         groups = {number // 50: number % 50 + 1 for number in chosen}
         assert sum(fed) <= sum(groups.values()) + (bframes + 1) * len(groups), "and what B-frames are predicted from"
-    if not bframes:  # with B-frames, the frame after is one that no frame refers to, and was left out
+    if not bframes:  # with B-frames, no frame refers to the next frame, which was not decoded
         lost.add(FilmFile(data, "mp4", LIMITS, planner(), Alarm(30))._times[10])
         np.testing.assert_array_equal(frames_of(data, [5, 10, 60]), whole[[5, 11, 60]])
 

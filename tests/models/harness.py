@@ -88,7 +88,7 @@ class Harness:
 
     @torch.inference_mode()
     def hidden(self, *rows: tuple[Sequence, int], asked: list[int] | None = None, out: Tensor | None = None) -> Tensor:
-        """As `step`, but returns hidden states [sum of counts, hidden]; with `asked`, those of these token indices."""
+        """Computes a step; returns hidden states [sum of counts, hidden], or those of the tokens `asked`."""
         spans = [(row, row.computed, row.computed + count) for row, count in rows]
         axes = self.model.config.axes
         slots, media, offset = [], [], 0

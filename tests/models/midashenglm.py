@@ -1,7 +1,8 @@
 """MiDashengLM for the tests: a tiny random checkpoint in the published layout, and its tower's formulas.
 
-After modeling_midashenglm.py of https://huggingface.co/mispeech/midashenglm-7b, which transformers lacks, as in
-https://github.com/vllm-project/vllm/pull/23652: DashengFrontend (torch's spectrogram, HTK's filters, decibels),
+After modeling_midashenglm.py of https://huggingface.co/mispeech/midashenglm-7b, which transformers lacks; the formulas
+are also in https://github.com/vllm-project/vllm/pull/23652: DashengFrontend (torch's spectrogram, HTK's filters,
+decibels),
 AudioPatchEmbed, DashengBlock, the masks of DashengAudioTransformer, and AudioProjectorSubsample. The decoder is
 transformers' Qwen2.
 """

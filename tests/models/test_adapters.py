@@ -89,7 +89,7 @@ async def test_rows_of_an_accelerators_graphs_have_their_own_adapters(family, mo
 
 @each_family
 async def test_a_sound_does_not_find_the_blocks_of_a_text(family):
-    """Both begin with the same fifty tokens, but the text's keys come from the base matrices alone."""
+    """Sound and text begin with the same fifty tokens, but the text's keys come from the base matrices alone."""
     heard = request(family, SOUND)
     before = np.array(TEXTS[2][:50], np.int32)
     moved = tuple(

@@ -107,7 +107,7 @@ def test_positions_are_those_of_the_makers(sight):
 
 @pytest.mark.parametrize("accelerated", [False, True])
 async def test_tokens_of_a_busy_engine_are_those_of_the_formulas(monkeypatch, accelerated):
-    """In batches, in chunks, preempted, from the prefix cache; once with plain and once with an accelerator's steps."""
+    """Tokens are equal in batches, in chunks, preempted, from the prefix cache, and in an accelerator's steps."""
     if accelerated:
         monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
     device, folder = Device("cpu"), tiny.checkpoint("chatglm")
@@ -126,7 +126,7 @@ async def test_tokens_of_a_busy_engine_are_those_of_the_formulas(monkeypatch, ac
 
 
 def test_pictures_are_stretched_and_normalised_as_by_the_makers():
-    """As tokenization_chatglm.py: transforms.Resize of a Pillow image, ToTensor and Normalize."""
+    """tokenization_chatglm.py has transforms.Resize of a Pillow image, ToTensor and Normalize."""
     reads, data = processor(NAME), noise(60, 90, 2)
     scaled = reads.plan_image(60, 90, MediaOptions(max_pixels=100)).array(data)
     square = np.asarray(Image.fromarray(data).resize((56, 56), Image.Resampling.BICUBIC))

@@ -239,7 +239,7 @@ def test_older_files_of_a_family_say_the_same(read, name):
 
 
 def test_old_names_of_longrope(read):
-    """Phi-3's first releases call longrope su, and Phi-3.5's have the original length outside rope_scaling."""
+    """Phi-3's first releases name longrope `su`; Phi-3.5's have the original length outside rope_scaling."""
     factors = {"short_factor": [1.0] * 6, "long_factor": [4.0] * 6}
     common = {"rope_parameters": None, "original_max_position_embeddings": 128}
     first = read("phi3", **common, rope_scaling={"type": "su", **factors})

@@ -89,7 +89,7 @@ def greedy(name, tokens, count):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", tiny.CHECKPOINTS)
 def test_tokens_that_are_asked_for_have_the_bits_that_they_have_among_all(name, dtype):
-    """Hidden states of requested tokens, or of none, equal those of a whole step; the cache has all keys and values."""
+    """Hidden states of requested tokens (or of none) equal those of a whole step; the cache has all keys and values."""
     model = load(tiny.checkpoint(name), dtype=dtype)
     lengths = (40, 23, 9)
 
@@ -127,7 +127,7 @@ def test_contexts_beyond_the_original_have_the_long_frequencies(tmp_path):
 
 
 def test_internlm3_is_llama_with_other_words(tmp_path):
-    """As in modeling_internlm3.py of internlm/internlm3-8b-instruct, which transformers lacks."""
+    """modeling_internlm3.py of internlm/internlm3-8b-instruct has these formulas; transformers lacks it."""
     folder = tiny.save(tiny.llama(attention_bias=True, mlp_bias=True, head_dim=24), tmp_path / "internlm3")
     with torch.inference_mode():
         want = tiny.reference(folder)(input_ids=torch.tensor([prompt(30)])).logits[0]

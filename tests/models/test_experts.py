@@ -41,7 +41,7 @@ def test_the_layers_with_experts(name):
 
 @pytest.mark.parametrize("name", tiny.SPARSE)
 def test_logits_and_greedy_tokens_equal_transformers(name):
-    """In chunks, together with another row; the bits equal those of one step alone."""
+    """Results are equal in chunks and together with another row; their bits equal those of one step alone."""
     model = load(tiny.checkpoint(name))
     tokens, other, count = prompt(60, seed=1), prompt(23, seed=2), 8
     oracle = tiny.reference(tiny.checkpoint(name))

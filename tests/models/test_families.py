@@ -66,6 +66,6 @@ async def test_tokens_of_a_busy_engine_equal_transformers(name):
 
 @pytest.mark.parametrize("name", ON_DEVICE)
 async def test_so_do_tokens_of_an_accelerators_steps(name, monkeypatch):
-    """An accelerator's padded steps and recorded graphs, on CPU tensors."""
+    """The tokens are equal in an accelerator's padded steps and recorded graphs, on CPU tensors."""
     monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
     await check_busy(tiny.checkpoint(name), Device("cpu"), await asyncio.to_thread(transformers_tokens, name))

@@ -35,7 +35,7 @@ PROMPTS = ("picture", "large picture", "two pictures", "three pictures")
 
 
 def by_pairs(rotary, table):
-    """apply_rotary_pos_emb_xdrope of the makers' transformers 4.57 (`xdrope_section * 2` repeats the list)."""
+    """The makers' apply_rotary_pos_emb_xdrope in transformers 4.57 (`xdrope_section * 2` repeats the list)."""
     table = torch.cat([table, table], dim=-1)
     sections = list(rotary.mrope_section)
     pieces = table.split(sections * 2, dim=-1)
@@ -112,7 +112,7 @@ def test_positions_are_those_of_transformers(prompt):
 
 @torch.inference_mode()
 def test_its_decoder_runs_through_transformers_too():
-    """The decoder has as many axes of positions; the rotation is transformers' own."""
+    """transformers' decoder has four axes of positions too; the rotation is transformers' own."""
     folder = tiny.checkpoint(NAME)
     config = load_model_config(folder, implementation="transformers")
     assert config.axes == 4
@@ -152,7 +152,7 @@ def test_an_example_has_at_most_so_many_rows(rows):
 
 @pytest.mark.parametrize("settings", [{"max_prefill_chunk": 7}, {"num_gpu_blocks_override": 36, "max_model_len": 540}])
 async def test_so_do_tokens_of_an_accelerators_steps(settings, monkeypatch):
-    """Padded steps and recorded graphs, on CPU tensors: in batches, in chunks, preempted, from the prefix cache."""
+    """Tokens of an accelerator's steps on CPU tensors: in batches, in chunks, preempted, from the prefix cache."""
     device = Device("cpu")
     wanted = await asyncio.to_thread(alone, device, NAME)
     monkeypatch.setattr("engine.run.start.open_accelerator", lambda _device: HostAccelerator())
@@ -165,7 +165,7 @@ async def test_so_do_tokens_of_an_accelerators_steps(settings, monkeypatch):
 
 
 async def test_pictures_are_seen_over_the_wire():
-    """A prompt has as many tokens as transformers' processor writes; beams get the positions after its pictures."""
+    """A prompt has as many tokens as transformers' processor writes; beams continue its positions."""
     url = {"url": data_url(picture(noise(60, 90, 1), "PNG"), "image/png")}
     content = [{"type": "image_url", "image_url": url}, {"type": "text", "text": "What is it?"}]
     body = {"messages": [{"role": "user", "content": content}], "max_tokens": 4, "temperature": 0, "ignore_eos": True}

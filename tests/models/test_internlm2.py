@@ -86,7 +86,7 @@ def test_pictures_of_internvl_chat_are_read_by_it(tmp_path, sight):
 
 @pytest.mark.parametrize(("settings", "writer"), [(AWQ | {"group_size": 64}, awq(64)), (BLOCKS, floats8(per="block"))])
 def test_quantised_products_are_arranged_too(tmp_path, settings, writer):
-    """As in InternVL2-8B-AWQ: queries, keys and values are joined in one matrix of quantised weights and scales."""
+    """In InternVL2-8B-AWQ, queries, keys and values are joined in one matrix of quantised weights and scales."""
     sizes = {"hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 8}
     config = {**internlm2.CONFIG, **sizes, "dtype": "float32"}
     folder = internlm2.checkpoint(tmp_path / "coded", **sizes, quantization_config=settings)

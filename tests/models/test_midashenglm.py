@@ -23,7 +23,7 @@ from tests.models.harness import load
 from tests.models.test_sounds import sound
 
 PATCH = 640  # samples of a patch; 35 patches are five chunks of seven rows in all
-# Less than a row; whole rows; a patch after the sound: last of a row, alone in a chunk, and outside all rows.
+# Less than a row; whole rows; a patch after the sound that is last of a row, alone in a chunk, or outside all rows.
 SAMPLES = (1500, 5 * PATCH, 40_001, 10 * PATCH - 160, 35 * PATCH - 1, 36 * PATCH - 1, 15 * PATCH - 1)
 PROMPTS = ((40_001,), (6240, 22_399), (1500, 20_000, 30_001))
 TOKENS = 12
@@ -83,7 +83,7 @@ def request(reads, prompt):
 
 @pytest.mark.parametrize("accelerated", [False, True])
 async def test_tokens_of_a_busy_engine_are_those_of_the_formulas(folder, reads, monkeypatch, accelerated):
-    """In batches, in chunks, preempted, from the prefix cache; once with plain and once with an accelerator's steps."""
+    """Tokens are equal in batches, in chunks, preempted, from the prefix cache, and in an accelerator's steps."""
     if accelerated:
         monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
     wanted = {}

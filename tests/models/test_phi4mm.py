@@ -235,7 +235,7 @@ async def check(folder, asked=PROMPTS, **settings):
 
 
 async def test_tokens_in_chunks_with_few_blocks_equal_transformers():
-    """The blocks cannot hold all answers of these prompts at one time."""
+    """The cache is too small for all answers of these prompts at one time."""
     stats = await check(PHI4.folder, PROMPTS[:4], max_prefill_chunk=61, num_gpu_blocks_override=51)
     assert stats.preemptions > 0
     assert stats.prefix_hits > 0
@@ -275,7 +275,7 @@ async def test_transformers_layout_is_the_same(tmp_path):
 
 
 async def test_an_adapter_whose_folder_is_absent_changes_nothing(tmp_path):
-    """As in transformers before an adapter is loaded; even so a sound with a picture has a projection of its own."""
+    """transformers has the same results before it loads an adapter; a sound with a picture has its own projection."""
     tiny.save(base_oracle(PHI4), tmp_path)
     model = load(tmp_path)
     assert model.adapters == ("image", "audio")

@@ -82,7 +82,7 @@ def test_greedy_tokens_equal_transformers(name, prompt):
 
 
 def test_the_time_axis_counts_seconds():
-    """Without this, the film tests above would pass for a model whose time axis counts frames."""
+    """If the time axis counted frames instead of seconds, the film tests above would pass too."""
     (fast, _), (slow, _) = spliced("qwen2_5_vl", "film"), spliced("qwen2_5_vl", "slow film")
     assert np.diff(np.unique(fast.positions[0, 4:])).max() != np.diff(np.unique(slow.positions[0, 4:])).max()
 

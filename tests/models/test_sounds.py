@@ -153,7 +153,7 @@ def test_the_examples_of_the_start_have_at_most_as_many_rows(family):
 
 @pytest.mark.parametrize(("name", "frames"), [("granite-speech", 1330), ("phi4mm", 8 * 1001 - 3)])
 def test_long_sounds_are_encoded_as_by_transformers(name, frames):
-    """More contexts than one attention call takes, and segments of forty seconds with a short last one."""
+    """The sounds have more contexts than an attention call takes, and segments of forty seconds, the last one short."""
     family = FAMILY[name]
     width = {"granite-speech": 64, "phi4mm": 32}[name]
     features = {"input_features": torch.randn(1, frames, width, generator=torch.Generator().manual_seed(1)) * 2}
@@ -181,7 +181,7 @@ def test_a_phi4mm_that_is_built_otherwise_is_refused(overrides, said):
 
 
 async def test_qwen3_asr_in_qwens_own_layout_is_the_same(tmp_path):
-    """All in a thinker_config, with the projector inside the tower and three equal axes of positions."""
+    """Qwen's layout has all keys in a thinker_config, the projector in the tower, and three equal axes of positions."""
     family = FAMILY["qwen3-asr"]
     shutil.copytree(family.folder, tmp_path, dirs_exist_ok=True)
     config = json.loads((tmp_path / "config.json").read_text())

@@ -93,7 +93,7 @@ def prepare(prompt, harness):
 @pytest.mark.parametrize("prompt", PROMPTS)
 @torch.inference_mode()
 def test_logits_equal_transformers(prompt):
-    """In one step and in chunks."""
+    """Logits are equal in one step and in chunks."""
     harness = Harness(load())
     want = oracle()(**oracle_inputs(prompt)).logits[0]
     assert (harness.prefill(prepare(prompt, harness)) - want).abs().max() <= 2e-4
@@ -112,7 +112,7 @@ def wanted(prompt):
 
 @pytest.mark.parametrize("device", ["cpu", "accelerator"])
 async def test_tokens_of_a_busy_engine_equal_transformers(device, monkeypatch):
-    """In batches, in chunks, preempted, from the prefix cache; also in padded steps with recorded graphs."""
+    """Tokens are equal in batches, in chunks, preempted, from the prefix cache, and in an accelerator's steps."""
     if device == "accelerator":
         monkeypatch.setattr("engine.run.start.open_accelerator", lambda _device: HostAccelerator())
     want = {prompt: await asyncio.to_thread(wanted, prompt) for prompt in PROMPTS}

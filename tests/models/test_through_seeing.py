@@ -122,7 +122,7 @@ def oracle_inputs(name, prompt):
 @pytest.mark.parametrize("name", NAMES)
 @torch.inference_mode()
 def test_logits_equal_transformers(name, prompt):
-    """In one step, in chunks, and together with a row of text."""
+    """Logits are equal in one step, in chunks, and together with a row of text."""
     harness = Harness(load(name))
     want = oracle(name)(**oracle_inputs(name, prompt)).logits[0]
     assert (harness.prefill(prepare(name, prompt, harness)) - want).abs().max() <= 2e-4
@@ -200,7 +200,7 @@ def test_pictures_that_look_alike_share_a_run(name, monkeypatch):
             assert (rows - want).abs().max() <= 1e-4
         assert len(runs) == (
             4 if name == "lighton_ocr" else 1 if turn else 6
-        )  # first four alone, all together, then the run; later the run only
+        )  # first time: four alone and one together as a trial, then the real run; later one run
     assert fresh.keeps_apart is (None if name == "lighton_ocr" else True)
 
 
@@ -285,7 +285,7 @@ async def test_tokens_of_a_busy_engine_equal_transformers(name):
 
 @pytest.mark.parametrize("name", ["aya_vision", "paddleocr_vl"])
 async def test_so_do_tokens_of_an_accelerators_steps(name, monkeypatch):
-    """An accelerator's padded steps and recorded graphs, on CPU tensors."""
+    """Tokens are equal in an accelerator's padded steps and recorded graphs, on CPU tensors."""
     monkeypatch.setattr("engine.run.start.open_accelerator", lambda _device: HostAccelerator())
     await check_busy(name)
 

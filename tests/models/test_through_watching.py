@@ -124,7 +124,7 @@ def wanted(name, prompt):
 @pytest.mark.parametrize("name", NAMES)
 @torch.inference_mode()
 def test_logits_equal_transformers(name, prompt):
-    """In one step, and in chunks."""
+    """Logits are equal in one step and in chunks."""
     model, made, media = load(name), spliced(name, prompt), []
     for item in made.media:
         features = {key: torch.tensor(value) for key, value in item.features.items()}
@@ -152,7 +152,7 @@ def request(name, prompt):
 @pytest.mark.parametrize("device", ["cpu", "accelerator"])
 @pytest.mark.parametrize("name", NAMES)
 async def test_greedy_tokens_equal_transformers(name, device, monkeypatch):
-    """Alone and in a batch; an accelerator's steps are padded and recorded."""
+    """Tokens are equal alone and in a batch, and in an accelerator's padded and recorded steps."""
     if device == "accelerator":
         monkeypatch.setattr("engine.run.start.open_accelerator", lambda _device: HostAccelerator())
     want = {prompt: await asyncio.to_thread(wanted, name, prompt) for prompt in PROMPTS}
@@ -179,7 +179,7 @@ async def test_greedy_tokens_equal_transformers(name, device, monkeypatch):
     ],
 )
 def test_which_frames_are_sampled(name, frames, fps, options, kept):
-    """As the checkpoint's files or the request say."""
+    """The checkpoint's files or the request choose the frames."""
     reads, chosen = processor(name), MediaOptions(**options)
     plan = reads.plan_film(frames, fps, 60, 80, chosen, LIMITS)
     assert plan.indices.tolist() == kept

@@ -40,7 +40,7 @@ def load(name, implementation="auto"):
 
 @pytest.mark.parametrize("name", tiny.THROUGH_TRANSFORMERS)
 def test_logits_and_tokens_equal_transformers(name):
-    """In one step, in chunks, and mixed with another row."""
+    """Logits are equal in one step, in chunks, and mixed with another row."""
     harness, tokens = Harness(load(name)), prompt(50)
     with torch.inference_mode():
         want = oracle(name)(input_ids=torch.tensor([tokens])).logits[0]
@@ -61,7 +61,7 @@ async def test_tokens_of_a_busy_engine_equal_transformers(name):
 
 
 async def test_so_do_tokens_of_an_accelerators_steps(monkeypatch):
-    """An accelerator's padded steps and recorded graphs, on CPU tensors."""
+    """Tokens are equal in an accelerator's padded steps and recorded graphs, on CPU tensors."""
     monkeypatch.setattr("engine.run.start.open_accelerator", lambda _device: HostAccelerator())
     want = [Answer(greedy("cwm", tokens, TOKENS)) for tokens in PROMPTS]
     await check_busy(tiny.checkpoint("cwm"), Device("cpu"), want)

@@ -189,7 +189,7 @@ def test_names_of_older_files_are_read(tmp_path):
 
 
 def test_what_a_decoder_leaves_unsaid_is_that_of_its_class(tmp_path):
-    """As in llava-1.5-7b-hf, whose text_config has only the keys that differ from LlamaConfig."""
+    """The text_config of llava-1.5-7b-hf has only the keys that differ from LlamaConfig's defaults."""
     config = json.loads((tiny.checkpoint("llava") / "config.json").read_text())
     said = {"model_type": "llama", "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "vocab_size": 32064}
     config["text_config"] = said

@@ -1,4 +1,4 @@
-"""A form of weight is files of engine/quant and engine/kernels/gemm: layers, models and steps do not name it."""
+"""A new form of weight needs files of engine/quant and engine/kernels/gemm; no layer, model or step names it."""
 
 from __future__ import annotations
 

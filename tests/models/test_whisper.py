@@ -202,7 +202,7 @@ async def test_tokens_of_a_busy_engine_equal_transformers(settings):
 
 
 async def test_so_do_tokens_of_an_accelerators_steps(monkeypatch):
-    """An accelerator's padded steps and recorded graphs, on CPU tensors."""
+    """Tokens are equal in an accelerator's padded steps and recorded graphs, on CPU tensors."""
     monkeypatch.setattr(engine.run.start, "open_accelerator", lambda device: HostAccelerator())
     await check()
 

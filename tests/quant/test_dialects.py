@@ -70,7 +70,7 @@ FORMS = ("fp8 blocks", "ct int8", "ct w4 asymmetric", "gptq act unlike", "ct nvf
 
 @pytest.mark.parametrize("name", FORMS)
 async def test_tokens_of_a_form_do_not_depend_on_circumstances(folder_of, name):
-    """Alone, and in a batch, in chunks, from the prefix cache, preempted and recomputed."""
+    """Tokens are equal alone, in a batch, in chunks, from the prefix cache, and after preemption."""
     settings = {"device": "cpu", "dtype": "float32"}
     async with running(folder_of(name), **settings) as served:
         alone = [(await answer(served, request(prompt)))[0] for prompt in PROMPTS[:8]]
@@ -167,7 +167,7 @@ def test_older_files_of_auto_round_name_a_backend(more, form):
 
 @pytest.mark.parametrize("path", [("text_config",), ("llm_config",), ("thinker_config", "text_config")])
 def test_the_decoder_may_say_how_it_is_quantised(tmp_path, path):
-    """As in InternVL2-8B-AWQ, whose root of config.json has no settings of quantisation."""
+    """The root of InternVL2-8B-AWQ's config.json has no settings of quantisation; the decoder's section has them."""
     below = {"quantization_config": VARIANTS["awq 64"].settings}
     for key in reversed(path):
         below = {key: below}

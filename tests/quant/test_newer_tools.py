@@ -191,7 +191,7 @@ def test_quantised_layers_of_modelopt_name_what_is_around_random_modules():
 
 
 def test_settings_in_a_file_of_their_own_go_before_those_of_the_decoder(tmp_path):
-    """As in NVIDIA's Kimi-K2.5, whose text_config still has the settings of the INT4 release."""
+    """The text_config of NVIDIA's Kimi-K2.5 still has the settings of the INT4 release."""
     root = Section({"text_config": {"quantization_config": packed_settings(4, 32)}}, "config.json")
     assert with_quantisation(root, tmp_path).values["quantization_config"]["quant_method"] == "compressed-tensors"
     written = {
@@ -219,7 +219,7 @@ def test_floats_that_were_made_sparse_are_floats(tmp_path):
                         ("gptq", "modules_to_not_convert"), ("bitsandbytes", "llm_int8_skip_modules")],
 )  # fmt: skip
 def test_parts_of_names_leave_random_modules_out(method, key):
-    """Lists as in MiniMax-M2 in FP8, QuantTrio's AWQ and unsloth's NF4."""
+    """MiniMax-M2 in FP8, QuantTrio's AWQ and unsloth's NF4 have such lists."""
     listed = ["gate", "self_attn", "model.layers.0.", "mlp.shared_expert", "merger"]
     dialect = DIALECTS[method](Section({"quant_method": method, "bits": 4, key: listed}, "config.json"))
     quantised = ("layers.1.mlp.gate_proj", "layers.10.mlp.up_proj", "layers.1.mlp.experts.0.up_proj")

@@ -166,7 +166,7 @@ def test_check_names_the_method_and_the_matrices(tmp_path):
 
 @pytest.mark.parametrize("name", ["gptq dynamic", "ct int8", "modelopt mixed", "ct mxfp8"])
 def test_the_forms_of_matrices_are_reported_with_their_counts(tmp_path, name):
-    """Counted from the headers of files, or from the configuration alone where weights are random."""
+    """The counts come from the headers of files, or from the configuration alone if weights are random."""
     wanted = {
         "gptq dynamic": "; 10 INT4 by 64, 2 INT8 by 32; ",
         "ct int8": "these matrices take 0.00 GiB; inputs of 14 become INT8",

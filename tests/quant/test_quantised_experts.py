@@ -146,7 +146,7 @@ def test_an_accelerator_reads_experts_for_integers_and_refuses_columns_in_anothe
     ],
 )
 def test_experts_in_unlike_forms_are_refused(sparse, name, change, said, tmp_path):
-    """One matrix of one expert has another dialect's format, or is in floats."""
+    """One matrix of one expert has another dialect's format, or is not quantised."""
     draw, tensors = torch.Generator().manual_seed(2), {}
     for key, tensor in load_file(sparse / "model.safetensors").items():
         module, _, kind = key.rpartition(".")

@@ -2,7 +2,7 @@
 
 No library here dequantises these formats on a CPU: GPTQ and AutoRound (transformers needs gptqmodel), columns in the
 order of `g_idx` (compressed-tensors 0.20 refuses it), FP8 with a flat or four-dimensional scale. For these the oracle
-is the only reference; so it is for bitsandbytes, a package too large to install for one test (0.50.2 agrees to 1e-8).
+is the only reference, as it is for bitsandbytes, a package too large to install for one test (0.50.2 agrees to 1e-8).
 """
 
 from __future__ import annotations

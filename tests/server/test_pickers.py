@@ -1,4 +1,4 @@
-"""Programs in front of many servers get what they expect: endpoint pickers, sidecars, cache-aware routers.
+"""The interfaces for programs in front of many servers: endpoint pickers, sidecars, cache-aware routers.
 
 Pickers of the Gateway API's inference extension and of llm-d read five metrics; SGLang's and vLLM's routers read names
 and health. A hostile or broken proxy gets a documented answer and does not harm other clients.

@@ -1,4 +1,4 @@
-"""A family in one file, as a newcomer would write it: Gemma 2's decoder, with silu in the place of its GELU.
+"""A family in one file, as a newcomer would write it: Gemma 2's decoder, with silu instead of its GELU.
 
 It differs from Llama in nearly everything that a family may declare: also a norm after each part, norm weights stored
 as weight - 1, scaled embeddings, capped scores and logits, a scale of its own, windows on every other layer.

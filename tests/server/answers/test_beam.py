@@ -193,7 +193,7 @@ async def held_by_hand(client, state, prompt, structure, width, rounds):
     return [tokens for tokens, _ in sorted([*ended, *beams], key=score, reverse=True)[:width]]
 
 
-@pytest.mark.parametrize("few", [1024, 2])  # up to so many tokens are requested by id
+@pytest.mark.parametrize("few", [1024, 2])  # up to `few` tokens are requested by id
 async def test_beams_under_a_grammar_equal_their_definition(client, state, monkeypatch, few):
     monkeypatch.setattr(beam_lines, "MOST_LISTED", few)
     prompt, asked = state.tokenizer.encode("the quick brown"), {"choice": CHOICES}

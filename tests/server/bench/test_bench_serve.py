@@ -1,4 +1,4 @@
-"""bench serve: measured times against a server that notes its own, sent requests, and reports of failures."""
+"""bench serve: its times against a server that notes its own times, its requests, its reports of failures."""
 
 from __future__ import annotations
 

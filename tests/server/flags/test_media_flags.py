@@ -87,6 +87,6 @@ def test_help_writes_a_span_as_it_is_read() -> None:
 
 
 def test_each_limit_on_media_has_its_flag() -> None:
-    """No field is without a flag: SECURITY S13 to S24 name all limits."""
+    """Every limit has a flag: SECURITY S13 to S24 name all limits."""
     flags = {flag.field for flag in all_flags().values() if flag.group == "media"}
     assert flags == set(Config().media.__dataclass_fields__)

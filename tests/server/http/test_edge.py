@@ -354,7 +354,7 @@ async def test_s06_clients_in_a_page_may_send_their_headers(serve):
 
 
 async def test_s06_a_star_allows_all_headers_by_name(serve):
-    """In browsers a star stands for all headers but `authorization`."""
+    """For browsers a star stands for all headers except `authorization`."""
     client = serve(server={"allowed_origins": ("*",), "allowed_headers": ("*",)})
     asked = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,x-mine"}
     reply = await client.call("OPTIONS", "/v1/messages", headers={"origin": "https://x", **asked}).finish()

@@ -168,7 +168,7 @@ def visible_to_responses(data):
     ],
 )
 async def test_a_picture_is_in_the_pool_before_the_template(client, monkeypatch, path, body, colour):
-    """With one thread in the pool, the work submitted first runs first."""
+    """The pool has one thread, so the work that is submitted first runs first."""
     order = []
 
     def noted(owner, name):

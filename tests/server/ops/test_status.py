@@ -34,7 +34,7 @@ async def test_a_line_is_written_where_there_was_work_and_only_there(client, cap
         await client.chat("one two", **LENGTH)
         status.write()
         status.write()
-    (record,) = (record for record in caplog.records if record.name == "omniloop.status")  # asyncio logs callbacks
+    (record,) = (record for record in caplog.records if record.name == "omniloop.status")  # asyncio logs slow callbacks
     form = r"running \d+, waiting 0; [\d,]+ tokens/s, prompts [\d,]+ tokens/s; step \d+\.\d ms; KV cache \d+\.\d %"
     assert re.match(form, record.getMessage())
 

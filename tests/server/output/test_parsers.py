@@ -361,7 +361,7 @@ def test_plain_text_costs_a_few_microseconds_per_token(tokenizer, tools, reasoni
 
 
 def test_a_long_hostile_answer_takes_linear_time(tokenizer):
-    """Each character is read a bounded number of times, with any unclosed markers."""
+    """The parser reads each character a bounded number of times, even if many markers are open."""
     for tools, begin, piece in (
         ("hermes", "", "<"),
         ("hermes", '<tool_call>{"arguments": "', "a"),

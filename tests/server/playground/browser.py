@@ -11,7 +11,7 @@ from typing import Any
 MEDIA = Path(__file__).parents[3] / "examples" / "media"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome") or ""
 NO_CHROMIUM = "there is no chromium: apt-get install chromium"
-# Root in a container may not make sandboxes, and the only page is ours. Microphone and camera are chromium's fake ones.
+# Root in a container may not make sandboxes, and the only page is ours. Microphone and camera are chromium's fakes.
 FLAGS = ["--no-sandbox", "--disable-dev-shm-usage", "--use-fake-device-for-media-stream"]
 FLAGS += ["--use-fake-ui-for-media-stream"]
 

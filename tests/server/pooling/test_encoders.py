@@ -192,7 +192,7 @@ async def test_electra_with_wide_embeddings_has_no_product_behind_them(pooling):
 
 
 async def test_released_files_of_nomic_and_gte():
-    """The values in the own files of nomic-embed-text-v1 and gte-multilingual-base."""
+    """nomic-embed-text-v1 and gte-multilingual-base have these values in their configuration files."""
     from engine.layers.rope import frequencies
 
     nomic = {

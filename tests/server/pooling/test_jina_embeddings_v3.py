@@ -238,7 +238,7 @@ async def test_scores_are_of_queries_and_of_passages(pooling, layout):
 @session
 @pytest.mark.parametrize("layout", LAYOUTS)
 async def test_tasks_in_one_step_alone_as_in_a_crowd_and_as_on_the_device_path(layout, monkeypatch):
-    """Inputs of five tasks or none; pooled by the mean, or by the first token, the only row of the last layer then."""
+    """Inputs of five tasks or none; pooled by the mean, or by the first token, which alone passes the last layer."""
     draw = np.random.default_rng(0)
     inputs = [draw.integers(2, 260, draw.integers(1, 129)).astype(np.int32) for _ in range(60)]
     numbers = draw.integers(0, 6, 60).astype(np.int32)

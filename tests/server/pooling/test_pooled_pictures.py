@@ -150,7 +150,7 @@ async def test_a_reranker_that_sees_has_its_models_own_conversation(pooling):
 
 
 async def test_an_embedder_of_messages_makes_one_of_each_text(pooling):
-    """As in sentence-transformers, if the checkpoint's files ask for it; a prompt becomes the system message."""
+    """sentence-transformers does the same if the checkpoint's files ask for it; a prompt becomes the system message."""
     folder, texts = kit.of_messages(), kit.TEXTS
     client = await pooling(folder)
     model = kit.oracle(folder)

@@ -1,4 +1,4 @@
-"""Bodies with bidirectional attention (ModernBERT, EmbeddingGemma, decoders trained further): transformers' numbers."""
+"""Bodies with bidirectional attention (ModernBERT, EmbeddingGemma, retrained decoders): transformers' numbers."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def test_ids_of_a_small_model_equal_the_librarys(tmp_path, prefix):
 
 
 def test_a_prefix_that_only_a_texts_beginning_has(tmp_path):
-    """`legacy: false` of Llama's configuration: no prefix after a special token."""
+    """With Llama's `legacy: false` there is no prefix after a special token."""
     trained(tmp_path, add_dummy_prefix=True)
     write(tmp_path, bos_token="<s>", eos_token="</s>", legacy=False)
     tokenizer, theirs = load_tokenizer(tmp_path), library(tmp_path)
@@ -96,7 +96,7 @@ def test_a_prefix_that_only_a_texts_beginning_has(tmp_path):
 
 
 def test_tokens_in_free_places_and_behind_the_pieces(tmp_path):
-    """As in InternLM2 and InternVL2: the configuration names unused pieces, and adds tokens after the last piece."""
+    """In InternLM2 and InternVL2 the configuration names unused pieces and adds tokens after the last piece."""
     trained(tmp_path)
     free = library(tmp_path).piece_to_id(FREE)
     listed = {
@@ -119,7 +119,7 @@ def test_tokens_in_free_places_and_behind_the_pieces(tmp_path):
 
 
 def chatglm(folder: Path) -> Path:
-    """As in ChatGLM2 and 3: a prefix for each piece of text, and added tokens that only the makers' code names."""
+    """A tokenizer like ChatGLM2's: a prefix for each piece of text, and added tokens named only in the makers' code."""
     return write(trained(folder, add_dummy_prefix=True), tokenizer_class="ChatGLMTokenizer")
 
 

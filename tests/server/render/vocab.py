@@ -72,7 +72,7 @@ def byte_fallback(llama=True):
 
 
 def metaspace():
-    """As in T5 and early Mistral: the first piece loses its space."""
+    """A tokenizer as in T5 and early Mistral: the first piece loses its space."""
     data = _pieces()
     core = Tokenizer.from_str(json.dumps(data))
     core.normalizer = None
@@ -82,7 +82,7 @@ def metaspace():
 
 
 def wordpiece():
-    """As in BERT: the library's decoder is the only description of the text."""
+    """A tokenizer as in BERT: only the library's decoder knows how pieces become text."""
     core = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     core.normalizer = normalizers.BertNormalizer()
     core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

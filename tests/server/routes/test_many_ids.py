@@ -1,4 +1,4 @@
-"""Long lists of token ids are processed in the pool, in pieces, and count as a place during that time."""
+"""Long lists of token ids are processed in the pool, in pieces, and occupy a place during that time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 @pytest.fixture
 def threads(client, monkeypatch):
-    """A list: the thread of each check or decoding of ids, and the number of places taken then."""
+    """A list with the thread of each check or decoding of ids, and the number of places taken then."""
     seen = []
     state = client.state
 

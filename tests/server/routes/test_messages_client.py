@@ -77,7 +77,7 @@ async def test_async_client_in_parallel_with_pictures_and_history(client):
 
 
 async def test_the_tool_runner_sends_the_whole_conversation(client, monkeypatch):
-    """A server-side conversation would replace the turns that the runner does not send again; this server has none."""
+    """A server that stores conversations would get only new turns; this one stores none, so the runner sends all."""
     sent = []
     real = __import__("server.routes.messages", fromlist=["read_blocks"]).read_blocks
 

@@ -1,4 +1,4 @@
-"""Replayed events of stored and of running responses: the same bytes, from any sequence number, whoever disconnects."""
+"""Replayed events of stored and of running responses: equal bytes from any number, whichever client disconnects."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ async def test_beams_have_no_experts(sparse):
 
 
 async def test_scrapes_and_the_debug_log_report_the_expert_load(sparse, monkeypatch, caplog):
-    """Each query returns the counts that the previous query started; queries within EVERY steps are skipped."""
+    """A query returns the counts that the previous one started; a query within EVERY steps of the last is skipped."""
     watch, status = sparse.state.experts, StatusLine(sparse.state)
     monkeypatch.setattr(watch, "_looked_at", sparse.state.engine.stats.steps)
     monkeypatch.setattr(watch, "looking", None)

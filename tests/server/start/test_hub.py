@@ -155,7 +155,7 @@ def test_revisions_private_and_gated_repositories(fake):
 
 
 def test_all_files_come_from_one_commit(fake, sharded, monkeypatch, tmp_path):
-    """A branch moves between the listing and the first file."""
+    """Between the listing and the first file, the branch moves to another commit."""
     moved = shutil.copytree(sharded, tmp_path / "moved")
     download = hub_module.download
 
@@ -305,7 +305,7 @@ def environment_of(fake: FakeHub) -> dict[str, str]:
 
 
 def test_a_server_answers_from_the_hub(fake, tmp_path):
-    """From the hub to an answer, in a process of its own; huggingface_hub reads HF_ENDPOINT and HF_TOKEN."""
+    """A process of its own fetches the model and answers; huggingface_hub reads HF_ENDPOINT and HF_TOKEN."""
     fake.private.add("org/single")
     flags = ("--model", "org/single", "--download-dir", str(tmp_path / "here"), *SMALL)
     process = ServerProcess(*flags, env=environment_of(fake)).spawn()

@@ -301,7 +301,7 @@ def made(form: str, value, **defs) -> str:
 @pytest.mark.parametrize("form", ["qwen3_coder", "glm45", "gemma4", "minimax_m3", "hermes"])
 @pytest.mark.parametrize("key", ["anyOf", "allOf"])
 def test_parts_that_double_with_each_level_are_refused_at_once(form, key):
-    """Otherwise a client could occupy a thread of the pool for hours and exhaust the memory."""
+    """The request is refused at once, because it could occupy a thread of the pool for hours and exhaust memory."""
     defs = {f"a{n}": {key: [{"$ref": f"#/$defs/a{n + 1}"}] * 2} for n in range(40)}
     with (
         nullcontext() if form == "hermes" else pytest.raises(ApiError, match="unfold into more than 4096 parts") as told

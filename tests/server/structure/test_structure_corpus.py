@@ -16,7 +16,7 @@ from tests.structure_corpus.generate import schema
 from tests.structure_corpus.written import ENFORCED, REFUSED
 
 LIMITS = LimitsConfig()
-FORMATS = FormatChecker(formats=[name for name in FormatChecker.checkers if name != "time"])  # it checks an old draft
+FORMATS = FormatChecker(formats=[name for name in FormatChecker.checkers if name != "time"])  # time of an old draft
 IS_MOMENT = FormatChecker.checkers["date-time"][0]
 # jsonschema rejects leap seconds, so they are replaced; formats apply to strings only.
 FORMATS.checks("date-time")(lambda value: not isinstance(value, str) or IS_MOMENT(value.replace(":60", ":59")))
