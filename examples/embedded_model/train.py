@@ -211,7 +211,7 @@ class Meter:
         self.since = time.time()
 
     def answers(self, right: torch.Tensor, tasks: torch.Tensor) -> None:
-        """Counts the turns and the right ones."""
+        """Adds the turns' answers to the counts."""
         self.right += torch.bincount(tasks[right].long(), minlength=len(ROWS))
         self.asked += torch.bincount(tasks.long(), minlength=len(ROWS))
 

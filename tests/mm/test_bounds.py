@@ -1,4 +1,4 @@
-"""Files whose headers promise more than they hold are refused before a library opens them; honest files are read."""
+"""Files whose headers promise more than they hold are refused before a library opens them; honest files are decoded."""
 
 from __future__ import annotations
 

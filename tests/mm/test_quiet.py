@@ -1,4 +1,4 @@
-"""Where a continuous sound is cut into windows."""
+"""Places at which a continuous sound is cut into windows."""
 
 from __future__ import annotations
 

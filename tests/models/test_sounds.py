@@ -25,7 +25,7 @@ from tests.engine_kit import answer, running
 from tests.models.harness import load
 from tests.tiny_sounds import AUDIO, SOUNDS, Sounds
 
-SAMPLES = (1500, 20000, 31999, 32000, 70001)  # part of a window, one less a sample, one, and several
+SAMPLES = (1500, 20000, 31999, 32000, 70001)  # less than a window, a sample less than one, one, and several
 PROMPTS = ((20000,), (70001,), (32000, 1500), (31999, 20000, 70001))  # sounds of each prompt
 BEFORE, BEHIND, TOKENS = (5, 9, tiny.IDS["<|audio_bos|>"]), (tiny.IDS["<|audio_eos|>"], 40, 7), 24
 FAMILY = {family.name: family for family in SOUNDS}

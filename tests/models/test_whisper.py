@@ -61,7 +61,7 @@ def request(number: int, tokens: list[int], **sampling) -> Request:
 
 @functools.cache
 def wanted(number: int, prompt: int) -> list[int]:
-    """Greedy tokens of transformers."""
+    """Greedy tokens of transformers for a window and a prompt."""
     model, ids = oracle(), torch.tensor([PROMPTS[prompt]])
     with torch.inference_mode():
         rows = model.model.encoder(features(number)[None]).last_hidden_state

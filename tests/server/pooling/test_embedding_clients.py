@@ -147,7 +147,7 @@ def drawn(seed: int) -> np.ndarray:
 
 
 def send_batches(url: str) -> None:
-    """Sends all batches concurrently, and again while the server is full; writes all vectors to stdout, in base64."""
+    """Sends all batches concurrently and repeats refused ones; writes all vectors to stdout, in base64."""
 
     async def all_of_them() -> list[np.ndarray]:
         async with httpx.AsyncClient(base_url=url, timeout=None) as http:

@@ -25,7 +25,7 @@ def reference():
 
 
 def with_reasoning_names(messages):
-    """Messages with reasoning under all three names, as our parser gives it; the reference adds the names itself."""
+    """Adds the reasoning under its three names, as our parser does; the reference adds the names itself."""
     out = []
     for message in messages:
         reasoning = message.get("reasoning_content")

@@ -1,4 +1,4 @@
-"""Errors name the path in the client's own request, even if blocks or items were converted since."""
+"""Errors name the path in the client's own request, even if the server has converted its blocks or items."""
 
 from __future__ import annotations
 

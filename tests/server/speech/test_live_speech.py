@@ -59,7 +59,7 @@ def deltas(events: list[dict[str, Any]]) -> str:
 
 
 async def fed(socket: Socket, sound: np.ndarray, asked: list[Any], parts: int) -> None:
-    """Sends the sound in `parts` pieces, each after the engine has got a request for the piece before."""
+    """Sends the sound in `parts` pieces; waits after each piece until the engine gets a request."""
     for piece in np.array_split(sound, parts):
         before = len(asked)
         socket.append(piece)
