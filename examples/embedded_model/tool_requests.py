@@ -12,7 +12,7 @@ import re
 from examples.embedded_model.sample import Dice
 from examples.embedded_model.tool_words import VERBS, made_up, plain_words, some_keys, spelled
 
-# {t} thing, {u} unit or place, {w} verb, {v} value, {n} number; capitals are capitalised
+# Placeholders: {t} thing, {u} unit or place, {w} verb, {v} value, {n} number; {T} and {W} begin with a capital letter.
 TOLD = ("{T}", "The {t}", "{T} of a {u}", "{T} of any {u}", "{T} in every {u}", "{T} by {u}", "{T} for a {u}", "Finds the {t}",
         "Finds {t} near a {u}", "Says what the {t} is", "Gives the {t} of a {u}", "Reads the {t} from a {u}", "Knows all {t}",
         "Orders {t}", "Orders a {t}", "Makes a {t}", "Sends a {t} to somebody", "Changes the {t}", "Counts {t}", "All about {t}",

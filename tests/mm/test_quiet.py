@@ -22,7 +22,7 @@ def sound(*loud: float) -> np.ndarray:
         ([0.2] * 6 + [0.001] * 2 + [0.2] * 4, 4, False, (0.6, 0.8)),
         ([0.2] * 6 + [0.001] * 2 + [0.2] * 4, 9, False, None),  # the quiet place is before `first`
         ([0.2] * 12, 4, False, None),
-        ([0.2] * 7 + [0.1] + [0.2] * 4, 4, True, (0.7, 0.8)),  # full: cut at the quietest place, though it is loud
+        ([0.2] * 7 + [0.1] + [0.2] * 4, 4, True, (0.7, 0.8)),  # full window: cut at the quietest place, even if loud
         ([0.2] * 12, 12, True, (1.2, 1.2)),
         ([0.2] * 12, 12, False, None),
     ],

@@ -128,7 +128,7 @@ def rows(folder: Path, sound: np.ndarray) -> Tensor:
         part = part + held["audio_encoder.time_pos_embed"][..., : part.shape[-1]] + held["audio_encoder.freq_pos_embed"]
         part = part.flatten(2)[0].T
         mask = torch.arange(first, first + len(part)) < inside
-        mask = mask if mask.any() else ~mask  # in the makers' code a fully masked part has NaN
+        mask = mask if mask.any() else ~mask  # the makers' code computes numbers for a fully masked part too
         for number in range(TOWER["depth"]):
             block = f"audio_encoder.blocks.{number}."
             qkv = product(block + "attn.qkv", norm(block + "norm1", part))

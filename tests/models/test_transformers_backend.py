@@ -128,7 +128,7 @@ def tensors(folder):
 
 
 def test_frequencies_that_stretch_are_those_of_the_longest_context():
-    """The longest served context decides once, so that a row of a step does not change other rows' frequencies."""
+    """The longest served context decides for all rows, so rows of a step do not change each other's frequencies."""
     config = load_model_config(tiny.checkpoint("phi3-short"), implementation="transformers")
     model = build_model(config, torch.float32)
     load_weights(model, str(tiny.checkpoint("phi3-short")))
@@ -174,7 +174,7 @@ def test_what_paged_attention_does_not_compute_is_refused_in_a_line(tmp_path, ch
 
 
 def test_a_package_that_fails_when_transformers_imports_it_is_reported_in_a_line(monkeypatch):
-    monkeypatch.setitem(sys.modules, "transformers.integrations.moe", None)  # as with a torchvision for another torch
+    monkeypatch.setitem(sys.modules, "transformers.integrations.moe", None)  # torchvision for another torch
     with pytest.raises(ConfigError, match=r"LlamaForCausalLM: cannot be imported .*must fit torch \d.*: import of"):
         load_model_config(tiny.checkpoint("llama"), implementation="transformers")
 

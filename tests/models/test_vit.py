@@ -15,7 +15,7 @@ from tests.models.harness import Harness
 from tests.models.seeing import items, load, oracle, prepare, spliced
 
 TOLERANCE = 1e-4
-WIDER = 6 * TOLERANCE  # for PaliGemma, whose float32 logits in transformers differ so much from its float64 logits
+WIDER = 6 * TOLERANCE  # for PaliGemma: in transformers its float32 logits differ by so much from its float64 logits
 NAMES = (
     "llava",
     "llava-siglip",

@@ -30,7 +30,7 @@ from tests.engine_kit import answer, running
 from tests.models.harness import load
 from tests.tiny_realtime import BEFORE, DELAY, folder, inputs, oracle
 
-SAMPLES = (900, 16000, 23041, 70001)  # a token has 1,280; 900 are less, 23,041 one more than 18 tokens
+SAMPLES = (900, 16000, 23041, 70001)  # samples; a token has 1,280 of them, 23,041 are one more than 18 tokens have
 PROMPT = 1 + BEFORE + DELAY
 
 

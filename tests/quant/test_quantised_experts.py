@@ -327,7 +327,7 @@ def test_a_router_of_codes_is_read_as_the_floats_that_they_stand_for(sparse, nam
     ],
 )
 def test_codes_of_all_experts_may_lie_as_the_floats_do(name, form, tmp_path, request):
-    """One tensor for all experts: ModelOpt's Llama 4 and gpt-oss (shared scales), compressed-tensors' Gemma 4, Qwen."""
+    """One tensor has all experts in ModelOpt's Llama 4 and gpt-oss (shared scales), in Gemma 4 and Qwen."""
     if name == "gpt_oss":
         source = request.getfixturevalue("gpt_oss")[1]
     else:

@@ -1,4 +1,4 @@
-"""Tokens that a grammar forces, on every route: streamed and whole answers are equal, each token is counted once."""
+"""Tokens that a grammar forces, on every route: streamed and whole answers are equal and count each token once."""
 
 from __future__ import annotations
 

@@ -215,7 +215,7 @@ def test_s42_a_weight_stands_behind_the_key_in_its_file(tmp_path):
     assert keys.match(b"sk-1") == "alice"
     assert keys.weight("alice") == 3
     assert keys.weight(keys.match(b"sk-2")) == 20
-    assert keys.match(b"sk 3 weights=4") == "bob"  # another word: part of the key
+    assert keys.match(b"sk 3 weights=4") == "bob"  # the word is not `weight`, so it is part of the key
     assert keys.weight("bob") == keys.weight("nobody") == 1
     for word in ("0", "-1", "2.5", "many", "1001"):
         path.write_text(f"alice:sk-1 weight={word}\n")

@@ -235,7 +235,7 @@ def test_consolidated_weights_are_found(fake, tmp_path):
 
 
 def test_an_adapter_that_the_model_is_made_of_is_fetched(fake, tmp_path):
-    """An adapter is fetched if the configuration names it; one left by fine-tuning is not."""
+    """An adapter is fetched if the configuration names it; an adapter that fine-tuning left in the folder is not."""
     for name, made in (("whole", True), ("tuned", False)):
         shutil.copytree(fake.repositories["org/single"], tmp_path / name)
         config = json.loads((tmp_path / name / "config.json").read_text())
