@@ -35,7 +35,7 @@ PROMPT = 1 + BEFORE + DELAY
 
 
 def sound(count: int) -> np.ndarray:
-    """Noise that exceeds the fixed maximum of loudness, with a quiet part."""
+    """Noise so loud that the fixed floor of the log-mel clips the quiet part in its middle."""
     made = np.random.default_rng(count).normal(0, 0.2, count).astype(np.float32)
     made[count // 3 : count // 2] *= 1e-4
     return made

@@ -41,7 +41,7 @@ MEETING = {
 KEEPING = ["ct mxfp8", "modelopt fp8 blocks", "ct w4 32", "ct nvfp4", "gptq 8"]
 UNITS = {"float8_units": True}
 DOWN = "model.layers.0.mlp.down_proj.weight"
-# Relative norm: sums in another order move an input's code by a sixteenth. Scales shared by rows give ten times that.
+# Relative norm: sums in another order move a code by one, a sixteenth. Scales shared by rows give ten times that.
 TURNED = 3e-3
 
 
