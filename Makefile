@@ -1,7 +1,7 @@
-# Every habit is one word. `make serve` and `make test` need Python >= 3.11, a C compiler and make, nothing else.
+# Every task is one word. `make serve` and `make test` need only Python >= 3.11, a C compiler and make.
 
 PYTHON ?= python3
-# The torch to install: CUDA and ROCm users name theirs, or set TORCH= to keep the one already in the environment.
+# The torch to install: CUDA and ROCm users name another build, or set TORCH= to use the installed one.
 TORCH ?= torch==2.13.0
 VENV ?= .venv
 PORT ?= 8000
@@ -12,7 +12,7 @@ GPU_PY ?= python3
 BIN := $(VENV)/bin
 PY := $(BIN)/python
 
-# The build, and pip at work for the tests, go side by side.
+# The build, and pip's installation for the tests, run in parallel.
 MAKEFLAGS += -j2
 
 # cython-lint looks for pycodestyle on the path.
@@ -25,8 +25,8 @@ serve: .stamp-build  ## the server at 127.0.0.1:8000 with the model in the packa
 	$(PY) -m server --host $(HOST) --port $(PORT) $(ARGS)
 
 LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(PY) -m mypy && $(BIN)/cython-lint _fast
-# A worker per core, files as units (tests/conftest.py); the slowest 20 tests are printed. Lint runs beside the tests. No
-# $(MAKE) here: make runs such a line with -n too.
+# One worker per core runs whole files (tests/conftest.py); the slowest 20 tests are printed. Lint runs in parallel with
+# the tests. These lines have no $(MAKE), because make runs a line with $(MAKE) even under -n.
 TEST_JOBS ?= $(shell nproc)
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n $(TEST_JOBS) --dist loadscope --no-loadscope-reorder --durations=20
 test: .stamp-build .stamp-dev  ## lint, types and the whole CPU suite
@@ -55,7 +55,7 @@ build: .stamp-build
 bench: .stamp-build .stamp-dev  ## serving over sockets against a bare torch loop, in one run
 	$(PY) -m tests.bench.serve_cpu $(ARGS)
 
-# With the Python of the images, in an environment of its own. It changes what pyproject.toml demands, and no more.
+# Runs the images' Python in an environment of its own. A version changes only if pyproject.toml no longer allows it.
 LOCK_PYTHON ?= python3.12
 LOCK := --generate-hashes --allow-unsafe --strip-extras --no-annotate --no-header \
     --no-emit-index-url --no-emit-find-links --no-emit-trusted-host
@@ -66,19 +66,19 @@ lock:  ## .ci/locks/server.txt, the images' packages with hashes (ARGS=--upgrade
 	build/lock/bin/pip-compile -q $(LOCK) $(ARGS) -o .ci/locks/server.txt build/lock/server.in
 
 # 20,000 requests take about ten minutes on two cores; ARGS=2000 is a short run, ARGS="--seconds 3600" an hour.
-soak: .stamp-build .stamp-dev  ## mixed requests for a long time: wrong answers, what is held when idle, growth of memory
+soak: .stamp-build .stamp-dev  ## mixed requests for a long time: wrong answers, resources held when idle, growth of memory
 	OMP_NUM_THREADS=1 $(PY) -m tests.bench.soak $(ARGS)
 
 FUZZ_SECONDS ?= 3600
-fuzz: .stamp-build .stamp-dev  ## damaged inputs for an hour; ARGS=schemas names what is damaged (tests/fuzz/targets.py)
+fuzz: .stamp-build .stamp-dev  ## damaged inputs for an hour; ARGS=schemas names the inputs (tests/fuzz/targets.py)
 	OMP_NUM_THREADS=1 $(PY) -m tests.fuzz $(FUZZ_SECONDS) $(ARGS)
 
-# One step after the other, whatever becomes of those before; a table of all that was measured comes last.
+# Each step runs even if an earlier step failed; a table of all measurements comes last.
 GPU_STEPS ?= test kernels offline serve
 GPU_SHAPES ?= 8b,0.6b
 GPU_JOBS ?= 6
 GPU_OUT := $(or $(OUT),build/gpu)
-# Only what the tests need is loaded: such a machine has plugins of its own.
+# pytest loads only the plugins that the tests need, because such a machine may have others.
 GPU_PYTEST := PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(GPU_PY) -m pytest -p pytest_asyncio.plugin -p pytest_timeout \
     -p xdist.plugin -p no:cacheprovider -n $(GPU_JOBS) --tb=short -q -m gpu
 GPU_TESTS ?= $(shell grep -rlE "mark\.gpu" tests --include="test_*.py") tests/invariance
@@ -121,9 +121,9 @@ gpu-pooling:
 gpu-summary:
 	@$(GPU_PY) -m tests.bench.targets $(GPU_OUT)
 
-# What such a machine lacks beside torch, Triton, transformers and their needs, for one that cannot fetch: carry .whl/ there
-# and install it into a folder on PYTHONPATH; for sounds and films also .whl-media/, which is unpacked into that folder
-# (`python3 -m tarfile -e .whl-media/av.tar.xz FOLDER`; packed again, since the wheel has 33 MiB and this 24).
+# Packages for a GPU machine without a network, which has torch, Triton, transformers and their dependencies: copy .whl/
+# there and install it into a folder on PYTHONPATH. Sounds and films also need .whl-media/, unpacked into that folder
+# (`python3 -m tarfile -e .whl-media/av.tar.xz FOLDER`; the archive has 24 MiB, the wheel would have 33).
 GPU_WHEELS := cython greenlet starlette uvicorn httptools websockets msgspec orjson python-multipart soxr llguidance \
     pytest pytest-asyncio pytest-timeout pytest-xdist execnet pluggy iniconfig
 GPU_DOWNLOAD := -m pip download -q --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
@@ -138,8 +138,8 @@ gpu-wheels: .stamp-venv  ## the wheels that `make gpu` needs, into .whl/ and .wh
 wheel: .stamp-venv
 	$(PY) -m pip wheel -q --no-deps -w dist .
 
-# A wheel built in isolation for one Python, installed into a new environment, started from another folder, asked once.
-# TORCH is what `make serve` installs; needs a package index.
+# Builds a wheel in isolation for one Python, installs it into a new environment, starts the server from another folder
+# and sends one request. TORCH is the torch that `make serve` installs; needs a package index.
 wheel-check:  ## PYTHON=python3.12: whether its wheel installs, starts and answers
 	$(PYTHON) -m tests.deploy.wheel_check --torch '$(TORCH)'
 
@@ -147,7 +147,7 @@ clean:
 	rm -rf build dist .stamp-* *.egg-info
 	find _fast -name '*.so' -delete
 
-# An environment that a failed `venv` left behind has no pip, and is made again.
+# An environment without pip is left from a failed `venv`, and is made again.
 PIP := $(PY) -m pip install -q --disable-pip-version-check
 NOT_INSTALLED := { echo "make: pip could not install these packages (see above). It needs a package index: without a network, \
     PIP_INDEX_URL= or PIP_FIND_LINKS= names a copy, and TORCH= leaves an installed torch as it is." >&2; exit 1; }

@@ -1,8 +1,8 @@
 """Builds the Cython extensions of `_fast`: one per .pyx, found by glob, with one directive table for all.
 
 Generated C goes to build/. OMNILOOP_DEBUG=1 turns every Cython check on; OMNILOOP_ANNOTATE=1 also writes the
-annotate report (build/_fast/*.html); OMNILOOP_BUILD_JOBS is how many files are built at a time. Performance hints of
-Cython are printed, and a test fails on them.
+annotate report (build/_fast/*.html); OMNILOOP_BUILD_JOBS is the number of files that are built in parallel. Cython's
+performance hints are printed, and a test fails on them.
 """
 
 import os
@@ -52,12 +52,12 @@ CFLAGS = ["-O3", "-fno-math-errno", "-fno-trapping-math", "-Wall", "-Wno-unused-
 LDFLAGS = [] if sys.platform == "darwin" else ["-pthread"]
 
 
-# Files that are translated and compiled at a time; pip names no number.
+# Number of files that are translated and compiled in parallel; pip passes no number.
 JOBS = int(os.environ.get("OMNILOOP_BUILD_JOBS") or min(8, os.cpu_count() or 1))
 
 
 def write_layout() -> None:
-    """`_fast/layout.pxd` from `_fast/layout.py`; left alone where it is right, for its age decides what is built."""
+    """Writes `_fast/layout.pxd` from `_fast/layout.py`, but only if it changes: its age decides what is rebuilt."""
     path = Path("_fast/layout.pxd")
     text = runpy.run_path("_fast/layout.py")["declarations"]()
     if not path.exists() or path.read_text() != text:
@@ -83,7 +83,7 @@ def extensions() -> list[Extension]:
 
 
 class Extensions(build_ext):
-    """Compiles as many files at a time as are translated at a time."""
+    """Compiles as many files in parallel as Cython translates."""
 
     def finalize_options(self) -> None:
         super().finalize_options()
@@ -91,18 +91,18 @@ class Extensions(build_ext):
 
 
 class SourceArchive(sdist):
-    """The source archive holds what the extensions are made of, which the list of packages does not name."""
+    """Adds the sources of the extensions to the source archive; setuptools' list of packages lacks them."""
 
     def make_distribution(self) -> None:
         folder = Path("_fast")
         self.filelist.extend(str(path) for kind in ("pyx", "pxd", "c", "h") for path in folder.rglob(f"*.{kind}"))
         self.filelist.append("CHANGELOG.md")
-        self.filelist.exclude_pattern("tests/*", anchor=True)  # setuptools adds those named test*.py at the top
+        self.filelist.exclude_pattern("tests/*", anchor=True)  # setuptools adds files named test*.py
         super().make_distribution()
 
 
 def check_compiler() -> None:
-    """Ends the build with a sentence where pip would print a page of the compiler's output."""
+    """Ends the build with one sentence if no C compiler or no headers are found; pip would print pages of output."""
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
     words = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
     if shutil.which(words[0]) is None:
@@ -119,13 +119,13 @@ def check_compiler() -> None:
 
 
 def modules() -> list[Extension]:
-    """What is to be compiled; for a source archive nothing is."""
+    """The extensions to compile; a source archive needs none."""
     if "sdist" in sys.argv:
         return []
     check_compiler()
     return cythonize(extensions(), build_dir="build", compiler_directives=DIRECTIVES, annotate=ANNOTATE, nthreads=JOBS)
 
 
-if __name__ == "__main__":  # the processes that translate import this file, where the interpreter does not fork
+if __name__ == "__main__":  # where processes do not fork, the translating ones import this file
     write_layout()
     setup(cmdclass={"build_ext": Extensions, "sdist": SourceArchive}, ext_modules=modules())

@@ -1,4 +1,4 @@
-"""Talk with the model in a terminal; answers stream, the conversation is remembered. An empty line or Ctrl-D ends it.
+"""Chat with the model in a terminal; answers stream, and the conversation continues. An empty line or Ctrl-D ends it.
 
 python examples/chat.py [--base-url http://localhost:8000/v1]
 """
@@ -9,7 +9,7 @@ from openai import OpenAI
 
 
 def line() -> str:
-    """What is typed next; nothing at the end of the input (Ctrl-D)."""
+    """The next line of input; an empty text at the end of the input (Ctrl-D)."""
     try:
         return input("> ")
     except EOFError:
@@ -18,7 +18,7 @@ def line() -> str:
 
 
 def main() -> None:
-    """Read a line, stream an answer, until there is nothing to say."""
+    """Reads a line and streams an answer, until a line is empty."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--base-url", default="http://localhost:8000/v1")
     parser.add_argument("--api-key", default="none")

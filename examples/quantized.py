@@ -1,4 +1,4 @@
-"""What quantised weights save: a model as it is, and with FP8 made of its floats while they are read.
+"""Shows how many bytes quantisation saves: a model as it is, and with its floats converted to FP8 during loading.
 
 python -m examples.quantized [FOLDER] [--device cpu]    the embedded model where no folder is named
 
@@ -21,7 +21,7 @@ PROMPT = np.arange(300, 316, dtype=np.int32)
 
 
 async def tokens_of(folder: str, device: str, quantization: str) -> list[int]:
-    """Sixteen greedy tokens."""
+    """Loads the model and returns sixteen greedy tokens."""
     engine = Engine(EngineConfig(folder, device=device, quantization=quantization, max_num_seqs=4))
     await engine.start()
     try:
@@ -33,7 +33,7 @@ async def tokens_of(folder: str, device: str, quantization: str) -> list[int]:
 
 
 def main() -> None:
-    """Prints the bytes of the matrices and the tokens of both; a model that is quantised already has one of them."""
+    """Prints bytes of the matrices and tokens for both forms; a model that is quantised already has only one."""
     from engine.base.errors import ConfigError
     from engine.run.estimate import estimate
 

@@ -1,4 +1,4 @@
-"""Write down a recording: as text while it is heard, or as subtitles.
+"""Transcribe a recording: as text that streams, or as subtitles.
 
 python examples/transcribe.py examples/media/digits-118.wav
 python examples/transcribe.py talk.mp3 --format srt > talk.srt
@@ -13,7 +13,7 @@ MEDIA = Path(__file__).parent / "media"
 
 
 def main() -> None:
-    """Send one recording and print what it says."""
+    """Sends one recording and prints its transcription."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", nargs="?", type=Path, default=MEDIA / "digits-118.wav")
     parser.add_argument("--format", choices=("stream", "text", "srt", "vtt"), default="stream")

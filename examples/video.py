@@ -19,7 +19,7 @@ def part(path: Path) -> dict:
 
 
 def main() -> None:
-    """Ask one question about the files."""
+    """Asks one question about the files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", type=Path, default=[MEDIA / "blue-square-moves-right.mp4"])
     parser.add_argument("--question", default="What happens in the video?")

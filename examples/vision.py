@@ -20,7 +20,7 @@ def part(path: Path) -> dict:
 
 
 def main() -> None:
-    """Ask one question about the files."""
+    """Asks one question about the files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", type=Path, default=[MEDIA / "red-circle.png"])
     parser.add_argument("--question", default="What is in the picture?")

@@ -1,9 +1,9 @@
 """The shape of the embedded model: sizes, special tokens, chat template, and the files that describe them.
 
-Everything that must agree between data, training and serving is written once here. In: nothing. Out: a
+Data, training and serving read these values from here only. In: nothing. Out: a
 `Qwen2_5OmniThinkerConfig`, and (through `write_folder`) config.json, generation_config.json, preprocessor_config.json,
 video_preprocessor_config.json and chat_template.jinja as transformers reads them. About 11.4 million parameters:
-text 6.5, eyes 3.1, ears 1.8.
+text 6.5, vision 3.1, audio 1.8.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SPECIAL_TOKENS = (
 TOKEN_ID = {name: VOCAB_SIZE - len(SPECIAL_TOKENS) + i for i, name in enumerate(SPECIAL_TOKENS)}
 
 PATCH = 14  # pixels
-MERGE = 2  # patches a side that become one token: 28 pixels
+MERGE = 2  # patches on each side that become one token: 28 pixels
 IMAGE_MIN_PIXELS = 168 * 168  # 36 tokens
 IMAGE_MAX_PIXELS = 252 * 252  # 81 tokens
 VIDEO_MIN_PIXELS = 112 * 112  # 16 tokens for two frames
@@ -47,7 +47,7 @@ SAMPLE_RATE = 16000
 HOP = 160
 N_FFT = 400
 NUM_MELS = 80
-AUDIO_WINDOW = 500  # half a chunk, in mel frames: the ears attend within 10 s
+AUDIO_WINDOW = 500  # half a chunk in mel frames: audio attention covers 10 s
 POSITIONS_PER_SECOND = 25
 SECONDS_PER_CHUNK = 2
 
@@ -76,7 +76,7 @@ PLAIN_TEMPLATE = """\
 
 TOOLS_HEAD = "# Tools\nYou may call these functions:\n<tools>\n"
 TOOLS_FOOT = '</tools>\nA call is written as\n<tool_call>\n{"name": NAME, "arguments": {KEY: VALUE}}\n</tool_call>'
-# With tools, in Hermes' form; results are the user's turns.
+# Tools have Hermes' format; results are user turns.
 CHAT_TEMPLATE = (
     """\
 {%- set system = messages[0]['content'] if messages[0]['role'] == 'system' else '' -%}
@@ -119,13 +119,13 @@ CHAT_TEMPLATE = (
 
 
 def tools_text(tools: list[dict[str, Any]]) -> str:
-    """What CHAT_TEMPLATE writes of tools into the system's turn."""
+    """The text about tools that CHAT_TEMPLATE writes into the system message."""
     lines = (json.dumps(tool["function"], ensure_ascii=False) + "\n" for tool in tools)
     return f"{TOOLS_HEAD}{''.join(lines)}{TOOLS_FOOT}"
 
 
 def text_config() -> dict[str, Any]:
-    """Eight layers of 256, four heads of 64 sharing two key-value heads; positions in three axes."""
+    """Eight layers of width 256, four query heads of 64 with two key-value heads; positions have three axes."""
     return {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 256,
@@ -143,7 +143,7 @@ def text_config() -> dict[str, Any]:
 
 
 def vision_config() -> dict[str, Any]:
-    """Five layers of 192; the first looks through windows of 112 pixels, the others at the whole picture."""
+    """Five layers of width 192; the first has attention in windows of 112 pixels, the others over the whole picture."""
     return {
         "depth": 5,
         "hidden_size": 192,
@@ -159,7 +159,7 @@ def vision_config() -> dict[str, Any]:
 
 
 def audio_config() -> dict[str, Any]:
-    """Four layers of 192 over 80 mels, 50 frames a second inside, 25 tokens a second outside."""
+    """Four layers of width 192 over 80 mels, with 50 frames a second inside and 25 output tokens a second."""
     return {
         "num_mel_bins": NUM_MELS,
         "encoder_layers": 4,
@@ -189,7 +189,7 @@ def thinker_config():
         vision_end_token_id=TOKEN_ID["<|vision_eos|>"],
         position_id_per_seconds=POSITIONS_PER_SECOND,
         seconds_per_chunk=SECONDS_PER_CHUNK,
-        user_token_id=TOKEN_ID["<|im_start|>"],  # present in the format, read by nobody here
+        user_token_id=TOKEN_ID["<|im_start|>"],  # part of the format; no code here reads it
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=TOKEN_ID["<|im_end|>"],
@@ -199,7 +199,7 @@ def thinker_config():
 
 
 def build_model(seed: int = 0):
-    """A fresh model, float32, seeded."""
+    """A new model in float32 with seeded random weights."""
     import torch
     from transformers import Qwen2_5OmniThinkerForConditionalGeneration
 
@@ -210,7 +210,7 @@ def build_model(seed: int = 0):
 
 
 def _preprocessor() -> dict[str, Any]:
-    """Pictures and sound in one file, as the Omni checkpoints have it."""
+    """Settings of pictures and sound in one file, as in the Omni checkpoints."""
     return {
         "processor_class": "Qwen2_5OmniProcessor",
         "image_processor_type": "Qwen2VLImageProcessor",
@@ -244,7 +244,7 @@ def _preprocessor() -> dict[str, Any]:
 
 
 def _video_preprocessor() -> dict[str, Any]:
-    """Films: two frames a second, two frames a token, a smaller picture than a still."""
+    """Settings of films: two frames a second, two frames a token, smaller pictures than stills."""
     return {
         "processor_class": "Qwen2_5OmniProcessor",
         "video_processor_type": "Qwen2VLVideoProcessor",
@@ -270,7 +270,7 @@ def _video_preprocessor() -> dict[str, Any]:
 
 
 def write_folder(folder: Path) -> None:
-    """Write every descriptive file of the checkpoint; weights and tokenizer come from elsewhere."""
+    """Writes every file of the checkpoint but weights and tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     config = thinker_config()
     config.dtype = "bfloat16"

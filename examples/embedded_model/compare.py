@@ -1,7 +1,7 @@
-"""Compares the weights before a piece with weights on the way to those after it, on the same held-out items.
+"""Compares older weights with mixtures of older and newly trained weights, on the same held-out items.
 
-An answer is right when each of its tokens is the most likely one after the right ones before it, which is what greedy
-decoding asks for; no media files, no server. For every row: items, right before, right with each pair of shares.
+An answer is right if each of its tokens is the most likely one after the right tokens before it, so that greedy
+decoding would emit it; no media files, no server. For every row: items, right before, right with each pair of shares.
 
     python -m examples.embedded_model.compare --state build/embedded_tools --shares 1,1 0.9,0.5 0.8,0.5 --each 100
 """
@@ -27,7 +27,7 @@ PER_BATCH = 16
 
 
 def batches(each: int, seed: int, rows: Sequence[str]) -> Iterator[tuple[str, dict[str, torch.Tensor], list[int]]]:
-    """(row, arrays, the turns that count) of `each` items of every row; a row of calls counts calls alone."""
+    """(row, arrays, indices of the turns that count) of `each` items of every row; in tool_call only calls count."""
     encoder = Encoder()
     for row in rows:
         wanted = [sample for _, sample, _ in samples(each, seed, tasks=(row,))]
@@ -40,7 +40,7 @@ def batches(each: int, seed: int, rows: Sequence[str]) -> Iterator[tuple[str, di
 
 
 def write(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> None:
-    """Weights as they are exported, rounded to bf16."""
+    """Writes the weights into the model, rounded to bf16 as in the export."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lm_head" not in name:  # tied to the embeddings
@@ -49,7 +49,7 @@ def write(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> None:
 
 @torch.no_grad()
 def main() -> None:
-    """Command line."""
+    """Parses the command line and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--state", type=Path, default=Path("build/embedded_tools"))
     parser.add_argument("--older", type=Path, default=bp.MODEL_DIR / "model.safetensors")

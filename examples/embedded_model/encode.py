@@ -1,9 +1,9 @@
 """Turns samples into arrays: tokens, three-axis positions, labels, patches, waveforms. Runs in worker processes.
 
-One `Row` per sample; `pack` joins rows into one batch without padding between them: sequences lie end to end and are
-told apart by their lengths. What is computed here equals transformers' processor for this checkpoint: smart resize and
-bicubic for pictures, two frames a token for films, Whisper's frame counts for sound, and `get_rope_index` for positions.
-Labels are -100 everywhere but on answers.
+One `Row` per sample; `pack` joins rows into one batch without padding: sequences are concatenated, and their lengths
+separate them. The results equal those of transformers' processor for this checkpoint: smart resize and bicubic for
+pictures, two frames a token for films, Whisper's frame counts for sound, and `get_rope_index` for positions. Labels are
+-100 except on answers.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from examples.embedded_model.films import moments
 from examples.embedded_model.sample import Media, Sample
 
 FACTOR = bp.PATCH * bp.MERGE
-WINDOW = 112 // FACTOR  # merged tokens a side of a window
-MAX_AUDIO = bp.AUDIO_WINDOW * 2 * bp.HOP  # samples in one chunk of the ears
+WINDOW = 112 // FACTOR  # merged tokens on each side of a window
+MAX_AUDIO = bp.AUDIO_WINDOW * 2 * bp.HOP  # samples in one chunk of the audio tower
 ID = bp.TOKEN_ID
 TABLE = ("image_object", "image_scene", "image_print", "audio_digits", "audio_commands", "audio_tones", "video", "video_sound",
          "text_arithmetic", "text_counting", "text_letters", "text_sorting", "text_calendar", "text_units", "text_talk",
          "text_unknown", "text_paragraph", "json")  # fmt: skip
-TAUGHT = ("tool_call", "tool_answer", "schema", "image_sided")  # by teach_tools.py
+TAUGHT = ("tool_call", "tool_answer", "schema", "image_sided")  # rows that teach_tools.py adds
 ROWS = TABLE + TAUGHT
 
 
 @dataclass
 class Row:
-    """One sample as arrays. `slots` are the places in `ids` that eyes and ears fill."""
+    """One sample as arrays. The last array of each picture, film and sound has the indices in `ids` of its tokens."""
 
     ids: list[int] = field(default_factory=list)
     labels: list[int] = field(default_factory=list)
     positions: list[np.ndarray] = field(default_factory=list)  # pieces [3, n]
-    turn_of: list[int] = field(default_factory=list)  # index of the turn whose answer this label belongs to, or -1
+    turn_of: list[int] = field(default_factory=list)  # index of the turn whose answer has this label, or -1
     tasks: list[int] = field(default_factory=list)  # row of the accuracy table, for each turn
     pictures: list[tuple[np.ndarray, tuple[int, int, int], np.ndarray]] = field(default_factory=list)
     films: list[tuple[np.ndarray, tuple[int, int, int], np.ndarray]] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Row:
 
 
 def fit(height: int, width: int, low: int, high: int) -> tuple[int, int]:
-    """Sides that are multiples of 28, with an area between the two limits, near the old proportions."""
+    """Sides that are multiples of 28, with an area between the two limits and nearly the old proportions."""
     new_h, new_w = round(height / FACTOR) * FACTOR, round(width / FACTOR) * FACTOR
     if new_h * new_w > high:
         shrink = math.sqrt(height * width / high)
@@ -61,7 +61,7 @@ def fit(height: int, width: int, low: int, high: int) -> tuple[int, int]:
 
 
 def patches(frames: list[np.ndarray], low: int, high: int) -> tuple[np.ndarray, tuple[int, int, int]]:
-    """Frames [H, W, 3] to rows of one patch through `depth` frames (1 for a still, 2 for a film), uint8."""
+    """Frames [H, W, 3] -> uint8 rows, one for each patch over `depth` frames (1 for a still, 2 for a film)."""
     height, width = fit(*frames[0].shape[:2], low, high)
     small = [np.asarray(Image.fromarray(f).resize((width, height), Image.Resampling.BICUBIC)) for f in frames]
     depth = 1 if len(frames) == 1 else 2
@@ -72,13 +72,13 @@ def patches(frames: list[np.ndarray], low: int, high: int) -> tuple[np.ndarray, 
 
 
 def audio_tokens(num_samples: int) -> int:
-    """25 a second: mel frames, halved by the convolution, halved by the pool."""
+    """25 tokens a second: mel frames, halved by the convolution and again by the pool."""
     frames = -(-num_samples // bp.HOP)
     return ((frames - 1) // 2 + 1 - 2) // 2 + 1
 
 
 def _say(row: Row, ids: list[int], turn: int = -1) -> None:
-    """Plain tokens: all three axes count on together."""
+    """Appends text tokens; all three axes of positions advance together."""
     row.ids += ids
     row.labels += ids if turn >= 0 else [-100] * len(ids)
     row.turn_of += [turn] * len(ids)
@@ -87,7 +87,7 @@ def _say(row: Row, ids: list[int], turn: int = -1) -> None:
 
 
 def _fill(row: Row, token: int, positions: np.ndarray) -> np.ndarray:
-    """Placeholders with positions given relative to `next`; returns their places."""
+    """Appends placeholders with positions relative to `next`; returns their indices."""
     start, count = len(row.ids), positions.shape[1]
     row.ids += [token] * count
     row.labels += [-100] * count
@@ -97,14 +97,14 @@ def _fill(row: Row, token: int, positions: np.ndarray) -> np.ndarray:
 
 
 def _grid_positions(grid: tuple[int, int, int], per_step: float) -> np.ndarray:
-    """[3, tokens] of a picture or film: time, row, column."""
+    """Positions [3, tokens] of a picture or film: time, row, column."""
     t, h, w = grid[0], grid[1] // bp.MERGE, grid[2] // bp.MERGE
     axes = np.meshgrid((np.arange(t) * per_step).astype(np.int64), np.arange(h), np.arange(w), indexing="ij")
     return np.stack([a.reshape(-1) for a in axes])
 
 
 def _see(row: Row, media: Media) -> None:
-    """A picture between its two marks."""
+    """Appends a picture between its two marks."""
     data, grid = patches([media.data], bp.IMAGE_MIN_PIXELS, bp.IMAGE_MAX_PIXELS)
     _say(row, [ID["<|vision_bos|>"]])
     where = _grid_positions(grid, bp.POSITIONS_PER_SECOND)
@@ -114,7 +114,7 @@ def _see(row: Row, media: Media) -> None:
 
 
 def _hear(row: Row, media: Media) -> None:
-    """A sound between its two marks."""
+    """Appends a sound between its two marks."""
     _say(row, [ID["<|audio_bos|>"]])
     count = audio_tokens(len(media.data))
     where = np.tile(np.arange(count), (3, 1))
@@ -124,7 +124,7 @@ def _hear(row: Row, media: Media) -> None:
 
 
 def kept_frames(media: Media) -> list[np.ndarray]:
-    """The frames that the server keeps of a film."""
+    """The frames of a film that the server samples."""
     if media.rate <= bp.VIDEO_FPS:
         return list(media.data)
     times = moments(len(media.data) / media.rate, media.rate)
@@ -132,7 +132,7 @@ def kept_frames(media: Media) -> list[np.ndarray]:
 
 
 def _watch(row: Row, media: Media) -> None:
-    """A film; with a sound track, sight and sound alternate every two seconds."""
+    """Appends a film; with a sound track, frames and sound alternate every two seconds."""
     frames = kept_frames(media)
     if len(frames) % 2:
         frames = [*frames, frames[-1]]
@@ -162,7 +162,7 @@ def _watch(row: Row, media: Media) -> None:
 
 
 def _marks(row: Row, first: str, second: str) -> None:
-    """Two marks that share one position, as the format has it."""
+    """Appends two marks that share one position, as the format requires."""
     row.ids += [ID[first], ID[second]]
     row.labels += [-100, -100]
     row.turn_of += [-1, -1]
@@ -179,11 +179,11 @@ class Encoder:
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 
     def ids(self, text: str) -> list[int]:
-        """Tokens of a text, special tokens recognised."""
+        """Tokens of a text; special tokens are recognised."""
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def row(self, sample: Sample) -> Row:
-        """The whole conversation."""
+        """The whole conversation as arrays."""
         row = Row()
         before = f"<|im_start|>system\n{sample.system}<|im_end|>\n" if sample.system else ""
         for number, turn in enumerate(sample.turns):
@@ -204,7 +204,7 @@ class Encoder:
 
 @cache
 def window_order(grid: tuple[int, int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Order of merged tokens window by window, and the number of patches in each window."""
+    """Indices of merged tokens, window by window, and the number of patches in each window."""
     t, h, w = grid[0], grid[1] // bp.MERGE, grid[2] // bp.MERGE
     index = np.arange(t * h * w).reshape(t, h, w)
     pieces = [
@@ -218,7 +218,7 @@ def window_order(grid: tuple[int, int, int]) -> tuple[np.ndarray, np.ndarray]:
 
 @cache
 def patch_places(grid: tuple[int, int, int]) -> np.ndarray:
-    """[patches, 2] row and column of every patch, in the order in which `patches` writes them."""
+    """Row and column of every patch, [patches, 2], in the order in which `patches` writes them."""
     t, h, w = grid
     rows, columns = np.mgrid[0:h, 0:w]
     both = np.stack([rows, columns], -1).reshape(h // 2, 2, w // 2, 2, 2).transpose(0, 2, 1, 3, 4).reshape(-1, 2)
@@ -226,12 +226,12 @@ def patch_places(grid: tuple[int, int, int]) -> np.ndarray:
 
 
 def _lengths(values: list[int] | np.ndarray) -> torch.Tensor:
-    """Running ends, from zero: int32 [n + 1]."""
+    """Running sums of the lengths, from zero: int32 [n + 1]."""
     return torch.from_numpy(np.concatenate([[0], np.cumsum(values)]).astype(np.int32))
 
 
 def pack(rows: list[Row]) -> dict[str, torch.Tensor]:
-    """Join rows into the arrays of one training step."""
+    """Joins rows into the arrays of one training step."""
     starts = np.cumsum([0] + [len(r.ids) for r in rows])
     batch = {
         "ids": torch.tensor([i for r in rows for i in r.ids], dtype=torch.int32),
@@ -266,7 +266,7 @@ def pack(rows: list[Row]) -> dict[str, torch.Tensor]:
 
 
 def _pack_vision(items: list[tuple[np.ndarray, tuple[int, int, int], np.ndarray]]) -> dict[str, torch.Tensor]:
-    """Window order, lengths and places of all pictures, then all films."""
+    """Window order, lengths and patch positions of all pictures, then of all films."""
     order, windows, frames, places, offset = [], [], [], [], 0
     for _, grid, _ in items:
         index, sizes = window_order(grid)

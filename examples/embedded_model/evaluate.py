@@ -22,7 +22,7 @@ from examples.embedded_model.encode import TABLE, Encoder
 from examples.embedded_model.heldout import Item, items, judge, samples
 from examples.embedded_model.sample import Media
 
-# line of the card: rows of the table that it joins, what the issue asks for
+# line of the card: rows of the table that it joins, the accuracy in percent that is required
 LINES = (
     ("shape and colour of one object", ("image_object",), 97),
     ("count, spatial relation, comparison of pictures", ("image_scene",), 92),
@@ -44,7 +44,7 @@ Score = dict[str, list[bool]]
 
 
 def wilson(right: int, asked: int) -> tuple[float, float]:
-    """95 % interval of a share."""
+    """The 95 % interval (Wilson) of a share."""
     if not asked:
         return 0.0, 1.0
     z, share = 1.96, right / asked
@@ -54,7 +54,7 @@ def wilson(right: int, asked: int) -> tuple[float, float]:
 
 
 def count(score: Score, task: str, got: str, expected: str, check: str) -> bool:
-    """Add one answer."""
+    """Judges one answer and adds it to the score; returns whether it is right."""
     right = judge(got, expected, check)
     score[task].append(right)
     if check == "json":
@@ -67,7 +67,7 @@ def count(score: Score, task: str, got: str, expected: str, check: str) -> bool:
 
 
 def table(score: Score) -> str:
-    """Markdown: line, accuracy, interval, items, what was asked for."""
+    """Markdown: line, accuracy, interval, items, required accuracy."""
     out = ["| task | right | 95 % interval | items | asked for |", "| --- | ---: | :---: | ---: | ---: |"]
     for name, rows, wanted in LINES:
         answers = [a for row in rows for a in score.get(row, [])]
@@ -90,7 +90,7 @@ def table(score: Score) -> str:
 
 
 async def ask(client, model: str, messages: list[dict]) -> str:
-    """One streamed greedy answer."""
+    """Sends messages and returns one streamed greedy answer."""
     from openai import APIStatusError
 
     try:
@@ -98,12 +98,12 @@ async def ask(client, model: str, messages: list[dict]) -> str:
             model=model, messages=messages, temperature=0, max_tokens=96, stream=True
         )
         return "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
-    except APIStatusError as error:  # counts as wrong, and is shown
+    except APIStatusError as error:  # the error text becomes the answer, which counts as wrong
         return f"(error {error.status_code}: {error.message})"
 
 
 async def over_http(args: argparse.Namespace, source: Iterator[Item], score: Score, misses: list) -> None:
-    """All items, a few at a time."""
+    """Asks all items, a few at a time."""
     from openai import AsyncOpenAI
 
     async with AsyncOpenAI(base_url=args.base_url, api_key=args.api_key, timeout=120, max_retries=2) as client:
@@ -129,7 +129,7 @@ def _last_text(messages: list[dict]) -> str:
 
 
 def offline(args: argparse.Namespace, score: Score, misses: list) -> None:
-    """The same samples through transformers, without the detour through media files."""
+    """Answers the same samples with transformers, without encoding them as media files."""
     import torch
     from transformers import AutoFeatureExtractor, Qwen2_5OmniThinkerForConditionalGeneration
 
@@ -149,7 +149,7 @@ def offline(args: argparse.Namespace, score: Score, misses: list) -> None:
 
 
 def main() -> None:
-    """Command line."""
+    """Parses the command line and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--base-url", default="http://localhost:8000/v1")
     parser.add_argument("--api-key", default="none")

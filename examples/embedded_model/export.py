@@ -2,8 +2,8 @@
 
     python -m examples.embedded_model.export --state build/embedded_model [--between OLD.safetensors 0.9 0.5]
 
-`--between` writes weights on the straight way from those before a piece to those after it: these keep more of what was
-known and nearly all of what was learned (Wortsman et al., 2022, "Robust fine-tuning of zero-shot models").
+`--between` writes weights on the straight line between older weights and trained ones. Such weights forget less of the
+older skills and have nearly all of the new ones (Wortsman et al., 2022, "Robust fine-tuning of zero-shot models").
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from safetensors.torch import load_file, save_file
 
 from examples.embedded_model.blueprint import MODEL_DIR, write_folder
 
-LIMIT = 24_000_000  # bytes that the folder may weigh
+LIMIT = 24_000_000  # most bytes of the folder
 
 
 @dataclass(frozen=True)
 class Between:
-    """How far to go from older weights to the state's: 0 are the older ones, 1 the state's."""
+    """Shares of the state's weights in the mixture: 0 gives the older weights, 1 the state's."""
 
     older: Path  # a model.safetensors
     text: float
-    towers: float  # eyes and ears
+    towers: float  # vision and audio
 
     def mixed(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """float32, by name."""
+        """The mixed weights in float32, by name."""
         older = load_file(self.older)
         shares = {name: self.towers if name.startswith(("visual.", "audio_tower.")) else self.text for name in weights}
         return {name: torch.lerp(older[name].float(), tensor.float(), shares[name]) for name, tensor in weights.items()}
 
 
 def state_weights(state: Path) -> dict[str, torch.Tensor]:
-    """What a piece left, float32 or bf16, by name."""
+    """The trained weights of a state, float32 or bf16, by name."""
     weights: dict[str, torch.Tensor] = {}
     for path in sorted(state.glob("weights-*.safetensors")):
         weights |= load_file(path)
@@ -47,7 +47,7 @@ def state_weights(state: Path) -> dict[str, torch.Tensor]:
 
 
 def export(state: Path, folder: Path, between: Between | None = None) -> int:
-    """Write the folder; returns what it weighs in bytes."""
+    """Writes the folder; returns its size in bytes."""
     weights = state_weights(state)
     weights = between.mixed(weights) if between else weights
     weights = {name: weights[name].to(torch.bfloat16).contiguous() for name in sorted(weights)}
@@ -58,12 +58,12 @@ def export(state: Path, folder: Path, between: Between | None = None) -> int:
 
 
 def between_of(words: Sequence[str] | None) -> Between | None:
-    """What --between says."""
+    """The mixture that the words of --between describe."""
     return Between(Path(words[0]), float(words[1]), float(words[2])) if words else None
 
 
 def main() -> None:
-    """Command line."""
+    """Parses the command line and exports."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--state", type=Path, default=Path("build/embedded_model"))
     parser.add_argument("--out", type=Path, default=MODEL_DIR)

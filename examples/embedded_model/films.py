@@ -1,7 +1,7 @@
-"""Makes films: one or two objects that move, change colour or appear, with or without a sound track.
+"""Generates films: one or two objects that move, change colour or appear, with or without a sound track.
 
-A film is a function of time, so it can be rendered at any number of frames a second: training draws only the frames
-that the server would keep, evaluation draws them all and encodes them. Out: uint8 [frames, height, width, 3].
+A film is a function of time, so it can be rendered at any frame rate: training renders only the frames that the server
+would sample; evaluation renders them all and encodes them. Out: uint8 [frames, height, width, 3].
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WAYS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
 
 @dataclass
 class Film:
-    """What happens: `scene(t)`, t from 0 to 1, gives the objects and their looks at that moment."""
+    """A film's content: `scene(t)` returns the objects and their looks at t, from 0 (start) to 1 (end)."""
 
     ground: str
     seconds: float
@@ -33,7 +33,7 @@ class Film:
 
 
 def moments(seconds: float, fps: float) -> list[float]:
-    """The times in seconds of the frames that are kept: `VIDEO_FPS` a second, an even number of them."""
+    """Times in seconds of the sampled frames: `VIDEO_FPS` a second, an even number of frames."""
     total = max(1, round(seconds * fps))
     wish = min(max(total / fps * VIDEO_FPS, VIDEO_MIN_FRAMES), VIDEO_MAX_FRAMES, total)
     count = max(1, int(wish) // 2 * 2)
@@ -42,7 +42,7 @@ def moments(seconds: float, fps: float) -> list[float]:
 
 
 def render(dice: Dice, film: Film, times: list[float], size: tuple[int, int]) -> np.ndarray:
-    """Draw the film at the given times, every frame with the same background and its own wear."""
+    """Renders the film at the given times; frames share the background, and each has wear of its own."""
     width, height = size
     ground = background(dice, width, height, film.ground)
     frames = []
@@ -56,10 +56,10 @@ def render(dice: Dice, film: Film, times: list[float], size: tuple[int, int]) ->
 
 
 def film_size(dice: Dice) -> tuple[int, int]:
-    """Small, as films for this model are; training draws near the size that is kept anyway."""
+    """A small width and height, as usual in films for this model; training renders near the sampled size."""
     long = dice.pick((160, 240, 320, 480)) if dice.held else round(2 ** dice.between(6.8, 7.9))
     short = max(64, round(long * dice.pick((1.0, 0.75, 0.5625, 0.8))))
-    long, short = long // 2 * 2, short // 2 * 2  # encoders want even numbers
+    long, short = long // 2 * 2, short // 2 * 2  # encoders need even numbers
     return (long, short) if dice.chance(0.7) else (short, long)
 
 
@@ -68,14 +68,14 @@ def _seconds(dice: Dice) -> float:
 
 
 def _still(dice: Dice, avoid: Thing, corner: tuple[float, float]) -> Thing:
-    """A second object that differs in shape and colour, out of the way."""
+    """A second object that does not move and differs in shape and colour."""
     shape = dice.pick([s for s in SHAPES if s != avoid.shape])
     colour = dice.pick([c for c in NAMES if c != avoid.colour])
     return thing(dice, shape=shape, colour=colour, x=corner[0], y=corner[1], size=dice.between(0.1, 0.16))
 
 
 def moving(dice: Dice) -> Film:
-    """One object crosses the picture; perhaps another stands still."""
+    """One object crosses the picture; sometimes there is a second object that does not move."""
     way = dice.pick(list(WAYS))
     across, down = WAYS[way]
     size = dice.between(0.1, 0.22)
@@ -117,7 +117,7 @@ def moving(dice: Dice) -> Film:
 
 
 def changing(dice: Dice) -> Film:
-    """An object turns to another colour halfway; perhaps another stays as it is."""
+    """An object changes its colour halfway; sometimes there is a second object that does not change."""
     count = dice.whole(1, 2)
     places = spread(dice, count, 0.13, 0.24)
     shapes = dice.some(SHAPES, count)
@@ -143,7 +143,7 @@ def changing(dice: Dice) -> Film:
 
 
 def appearing(dice: Dice) -> Film:
-    """Two objects appear one after the other and stay."""
+    """Two objects appear one after the other and remain."""
     places = spread(dice, 2, 0.12, 0.24)
     shapes, colours = dice.some(SHAPES, 2), dice.some(NAMES, 2)
     things = [
@@ -163,7 +163,7 @@ def appearing(dice: Dice) -> Film:
 
 
 def _shoot(dice: Dice, film: Film) -> Media:
-    """Draw what the server would keep (training), or every frame (held-out)."""
+    """Renders the frames that the server would sample (training) or every frame (held-out)."""
     fps = dice.pick((5.0, 8.0, 10.0, 12.0, 15.0, 24.0, 25.0, 30.0, 50.0, 60.0))
     if dice.held:
         times = [i / fps for i in range(max(4, math.ceil(film.seconds * fps)))]
@@ -173,7 +173,7 @@ def _shoot(dice: Dice, film: Film) -> Media:
 
 
 def film(dice: Dice) -> list[Turn]:
-    """Any of the three kinds."""
+    """Turns about a film of any of the three kinds."""
     made = dice.pick((moving, moving, moving, changing, appearing))(dice)
     media = _shoot(dice, made)
     order = dice.some(range(len(made.turns)), dice.whole(1, len(made.turns)))
@@ -181,7 +181,7 @@ def film(dice: Dice) -> list[Turn]:
 
 
 def talking_film(dice: Dice) -> list[Turn]:
-    """A film and a voice: in one track, or the sound as a part of its own."""
+    """A film with speech, either as the film's sound track or as a separate sound."""
     made = dice.pick((moving, moving, changing))(dice)
     sound, said = digit_sound(dice) if dice.chance(0.5) else command_sound(dice)
     made.seconds = max(made.seconds, len(sound.data) / sound.rate)
@@ -210,7 +210,7 @@ def talking_film(dice: Dice) -> list[Turn]:
 
 
 def thumbnail(frames: np.ndarray) -> Image.Image:
-    """The frames side by side, for looking at."""
+    """The frames as one wide picture, for viewing."""
     return Image.fromarray(np.concatenate(list(frames), axis=1))
 
 

@@ -1,7 +1,7 @@
-"""The held-out set as messages: phrasings, words, backgrounds, voices and codecs that training never saw.
+"""The held-out set as messages: phrasings, words, backgrounds, voices and codecs that training never uses.
 
-`items(n, seed)` needs nothing but this repository, Pillow, av and scipy (speech comes from a small recorded pack, print
-from Pillow's own font), so it gives the same items everywhere. `live=True` adds the machine's fonts and espeak-ng.
+`items(n, seed)` needs only this repository, Pillow, av and scipy (speech comes from a small recorded pack, printed text
+uses Pillow's own font), so it gives the same items everywhere. `live=True` adds the machine's fonts and espeak-ng.
 
     for task, messages, expected, check in items(200, seed=1): ...
 """
@@ -21,14 +21,14 @@ Item = tuple[str, list[dict], str, str]
 
 
 def _short_enough(sample: Sample) -> bool:
-    """No sound beyond what the model was trained to hear."""
+    """Whether no sound is longer than those in training."""
     media = [p for t in sample.turns for p in t.parts if isinstance(p, Media)]
     sounds = [m if m.kind == "audio" else m.sound for m in media if m.kind == "audio" or m.sound]
     return all(len(s.data) <= MAX_AUDIO for s in sounds)
 
 
 def samples(n: int, seed: int, live: bool = False, tasks: Sequence[str] = TABLE) -> Iterator[tuple[str, Sample, Dice]]:
-    """`n` conversations, the tasks in turn; each ends with a turn of its task."""
+    """`n` conversations, with the tasks in turn; each conversation ends with a turn of its task."""
     mixtures = {task: Mixture(only=task) for task in tasks}
     number = made = 0
     while made < n:
@@ -45,7 +45,7 @@ def samples(n: int, seed: int, live: bool = False, tasks: Sequence[str] = TABLE)
 
 
 def items(n: int, seed: int, live: bool = False, tasks: Sequence[str] = TABLE) -> Iterator[Item]:
-    """Task, messages in the wire format, expected answer, and how to judge (Turn.check)."""
+    """Task, messages in OpenAI's format, expected answer, and how to judge it (Turn.check)."""
     for task, sample, dice in samples(n, seed, live, tasks):
         messages: list[dict] = [{"role": "system", "content": sample.system}] if sample.system else []
         for turn in sample.turns[:-1]:
@@ -55,7 +55,7 @@ def items(n: int, seed: int, live: bool = False, tasks: Sequence[str] = TABLE) -
 
 
 def judge(got: str, expected: str, check: str) -> bool:
-    """Whether an answer counts as right; capitals, spaces and punctuation count only where they are the question."""
+    """Whether an answer is right; case, spaces and punctuation count only if the question is about them."""
     if check == "call":
         got, expected = (
             text.strip().removeprefix("<tool_call>").removesuffix("</tool_call>") for text in (got, expected)

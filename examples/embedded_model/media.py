@@ -1,4 +1,4 @@
-"""Media as files: pictures to PNG or JPEG, sounds to WAV, MP3, OGG or FLAC, films to MP4 or WebM; and as message parts.
+"""Encodes pictures as PNG or JPEG, sounds as WAV, MP3, OGG or FLAC, films as MP4 or WebM; also as message parts.
 
 Also writes the sample files of examples/media: `python -m examples.embedded_model.media`.
 """
@@ -21,20 +21,20 @@ from examples.embedded_model.sample import Dice, Media, Turn
 from examples.embedded_model.sounds import beeps, slide
 from examples.embedded_model.spoken import utterances
 
-EXACT = {"fflags": "+bitexact"}  # no random stream numbers: the same samples give the same bytes
+EXACT = {"fflags": "+bitexact"}  # no random stream numbers, so equal samples give equal bytes
 SOUND_CODECS = {"mp3": "libmp3lame", "ogg": "libopus", "flac": "flac"}
 FILM_CODECS = {"mp4": ("libx264",), "webm": ("libvpx-vp9", "libvpx")}
 
 
 def encode_picture(pixels: np.ndarray, kind: str, quality: int = 90) -> bytes:
-    """png or jpeg."""
+    """Encodes a picture as `kind`: png or jpeg."""
     out = io.BytesIO()
     Image.fromarray(pixels).save(out, kind.upper(), **({"quality": quality} if kind == "jpeg" else {}))
     return out.getvalue()
 
 
 def _resampled(samples: np.ndarray, rate: int) -> np.ndarray:
-    """From 16 kHz to another rate."""
+    """Resamples from 16 kHz to another rate."""
     if rate == SAMPLE_RATE:
         return samples
     import soxr
@@ -43,7 +43,7 @@ def _resampled(samples: np.ndarray, rate: int) -> np.ndarray:
 
 
 def encode_sound(samples: np.ndarray, kind: str, rate: int = SAMPLE_RATE, bit_rate: int = 48000) -> bytes:
-    """wav, mp3, ogg (opus) or flac, mono, at a rate the codec knows."""
+    """Encodes a mono sound as wav, mp3, ogg (opus) or flac, at a rate that the codec supports."""
     whole = (_resampled(samples, rate).clip(-1, 1) * 32767).astype(np.int16)
     out = io.BytesIO()
     if kind == "wav":
@@ -59,7 +59,7 @@ def encode_sound(samples: np.ndarray, kind: str, rate: int = SAMPLE_RATE, bit_ra
 
 
 def _write_sound(container, whole: np.ndarray, rate: int, codec: str, bit_rate: int) -> None:
-    """One sound stream into an open container."""
+    """Writes one sound stream into an open container."""
     stream = container.add_stream(codec, rate=rate, layout="mono")
     if codec != "flac":
         stream.bit_rate = bit_rate
@@ -78,7 +78,7 @@ def _mux_sound(container, stream, whole: np.ndarray, rate: int) -> None:
 
 
 def encode_film(frames: np.ndarray, fps: float, kind: str, codec: str, sound: np.ndarray | None = None) -> bytes:
-    """mp4 or webm; the sound track is AAC or Opus."""
+    """Encodes a film as mp4 or webm; its sound track becomes AAC or Opus."""
     out = io.BytesIO()
     with av.open(out, "w", format=kind, container_options=EXACT) as container:
         stream = container.add_stream(codec, rate=Fraction(fps).limit_denominator(1000))
@@ -97,18 +97,18 @@ def encode_film(frames: np.ndarray, fps: float, kind: str, codec: str, sound: np
 
 
 def decode_picture(pixels: np.ndarray) -> np.ndarray:
-    """To a PNG and back."""
+    """Encodes the picture as PNG and decodes it again."""
     return np.array(Image.open(io.BytesIO(encode_picture(pixels, "png"))))
 
 
 def decode_film(frames: np.ndarray, fps: float) -> list[np.ndarray]:
-    """To an MP4 and back."""
+    """Encodes the film as MP4 and decodes it again."""
     with av.open(io.BytesIO(encode_film(frames, fps, "mp4", "libx264"))) as container:
         return [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
 
 
 def part(dice: Dice, media: Media) -> dict:
-    """A message part in the wire format, in one of the file formats that clients send."""
+    """A message part in OpenAI's format, with the media in one of the file formats that clients send."""
     if media.kind == "image":
         kind = dice.pick(("png", "jpeg"))
         data = base64.b64encode(encode_picture(media.data, kind, dice.whole(70, 95))).decode()
@@ -127,7 +127,7 @@ def part(dice: Dice, media: Media) -> dict:
 
 
 def message(dice: Dice, turn: Turn) -> dict:
-    """The user's side of a turn."""
+    """The user message of a turn."""
     if all(isinstance(p, str) for p in turn.parts):
         return {"role": "user", "content": "".join(turn.parts)}  # type: ignore[arg-type]
     content = [{"type": "text", "text": p} if isinstance(p, str) else part(dice, p) for p in turn.parts]
@@ -139,7 +139,7 @@ FILLS = {"red": (220, 20, 20), "blue": (20, 40, 220), "green": (0, 140, 30), "or
 
 
 def _draw(things: list[Thing], side: int) -> Image.Image:
-    """Plain things on white."""
+    """Objects in plain colours on white."""
     canvas = Image.new("RGB", (side, side), (255, 255, 255))
     for item in things:
         place(Dice(0), canvas, item, {**PLAIN, "fill": FILLS[item.colour]})
@@ -185,7 +185,7 @@ def _sample_films(folder: Path) -> None:
 
 
 def main() -> None:
-    """Write the samples and say how large they are."""
+    """Writes the sample files and prints their sizes."""
     folder = HERE.parent / "media"
     folder.mkdir(parents=True, exist_ok=True)
     for write in (_sample_pictures, _sample_sounds, _sample_films):

@@ -1,7 +1,7 @@
-"""The mixture: which task is thrown how often, and how turns are strung into conversations.
+"""The mixture of tasks: how often each is generated, and how turns are joined into conversations.
 
-In: a seed, and weights that shift the mixture towards what is weak. Out: an endless stream of `Sample`s; sample number
-i of seed s is always the same. `held=True` gives the held-out stream.
+In: a seed, and weights that raise the shares of tasks in which the model is weak. Out: an endless stream of `Sample`s;
+sample number i of seed s is always the same. `held=True` gives the held-out stream.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from examples.embedded_model.sample import Dice, Sample, Turn
 
 MEDIA = (*picture_tasks.TASKS, *sound_tasks.TASKS, *films.TASKS)
 TEXT = (*text_tasks.TASKS, *talk_tasks.TASKS)
-# how often each room is entered; within a room the tasks carry their own weights
+# Each group of tasks with its share; within a group the tasks have weights of their own.
 ROOMS = {"image": (picture_tasks.TASKS, 4.5), "audio": (sound_tasks.TASKS, 1.8), "video": (films.TASKS, 1.2),
          "letters": (text_tasks.TASKS, 5.0), "talk": (talk_tasks.TASKS, 2.0),
          "tools": (tool_tasks.TASKS, 3.0), "sides": (picture_tasks.SIDES, 0.4)}  # fmt: skip
 
 
 class Mixture:
-    """Throws samples; `weights` multiplies the share of a task name or a row of the table."""
+    """Generates samples; `weights` multiplies the share of a task or of a row of the table."""
 
     def __init__(self, weights: dict[str, float] | None = None, only: str = "") -> None:
         weights = weights or {}
@@ -41,7 +41,7 @@ class Mixture:
         self.edges = list(itertools.accumulate(shares))
 
     def throw(self, dice: Dice) -> Sample:
-        """One conversation."""
+        """Generates one conversation."""
         index = bisect.bisect(self.edges, dice.r.random() * self.edges[-1])
         index = min(index, len(self.edges) - 1)
         turns = self._turns(dice, index)
@@ -61,7 +61,7 @@ class Mixture:
 
 
 def _text_turns(dice: Dice) -> list[Turn]:
-    """One more exchange of text."""
+    """One more exchange of text, as turns."""
     maker, _, row = dice.pick(TEXT)
     dice.task = maker.__name__
     made = maker(dice)
@@ -74,14 +74,14 @@ def _text_turns(dice: Dice) -> list[Turn]:
 def stream(
     seed: int, held: bool = False, mixture: Mixture | None = None, start: int = 0, step: int = 1
 ) -> Iterator[Sample]:
-    """Samples start, start + step, ... of a seed."""
+    """Samples number start, start + step, ... of a seed."""
     mixture = mixture or Mixture()
     for number in itertools.count(start, step):
         yield mixture.throw(Dice(f"{seed}/{number}", held))
 
 
 def texts_only(seed: int, count: int) -> Iterator[str]:
-    """The words of the mixture without drawing anything, for the tokenizer."""
+    """The texts of the mixture without any media, for training the tokenizer."""
     for number in range(count):
         dice = Dice(f"{seed}/{number}")
         for turn in _text_turns(dice):
@@ -95,7 +95,7 @@ def texts_only(seed: int, count: int) -> Iterator[str]:
 
 
 def main() -> None:
-    """Print some conversations."""
+    """Prints some conversations."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--show", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)

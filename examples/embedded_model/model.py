@@ -1,8 +1,8 @@
 """The training forward pass: the modules of transformers' thinker, run over packed sequences.
 
-The parameters belong to a `Qwen2_5OmniThinkerForConditionalGeneration`; here only the order of calls differs, so that
-thousands of ragged sequences go through as one. On CUDA attention is the flash kernel over running lengths, elsewhere
-a loop over sequences. `logits` computes what transformers computes (tests hold the two together).
+The parameters belong to a `Qwen2_5OmniThinkerForConditionalGeneration`; only the order of calls is different, so that
+one pass takes thousands of sequences of any lengths. On CUDA, attention is the flash kernel over running lengths,
+elsewhere a loop over sequences. `logits` computes what transformers computes (tests compare the two).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ ROPE = bp.text_config()["rope_parameters"]
 
 
 def parts(thinker: nn.Module) -> tuple[nn.Module, nn.Module, nn.Module]:
-    """Text, eyes, ears; transformers has kept them in two places over time."""
+    """The modules of text, vision and audio, in the older and the newer layout of transformers."""
     holder = thinker.model if hasattr(thinker.model, "visual") else thinker
     return getattr(holder, "language_model", None) or thinker.model, holder.visual, holder.audio_tower
 
 
 def canonical(name: str) -> str:
-    """A parameter's name as checkpoints write it, whatever the version of transformers calls it."""
+    """A parameter's name as checkpoints write it, for any version of transformers."""
     for long, short in (
         ("model.language_model.", "model."),
         ("model.visual.", "visual."),
@@ -88,7 +88,7 @@ def text_layer(x: Tensor, layer: nn.Module, cos: Tensor, sin: Tensor, ends: Tens
 
 
 def vision_layer(x: Tensor, block: nn.Module, cos: Tensor, sin: Tensor, ends: Tensor, longest: int) -> Tensor:
-    """One block of the eyes over packed patches."""
+    """One block of the vision tower over packed patches."""
     a = block.attn
     h = norm(x, block.norm1.weight, 1e-6)
     q, k, v = (proj(h).unflatten(-1, (-1, HEAD)) for proj in (a.q, a.k, a.v))
@@ -98,7 +98,7 @@ def vision_layer(x: Tensor, block: nn.Module, cos: Tensor, sin: Tensor, ends: Te
 
 
 def audio_layer(x: Tensor, layer: nn.Module, ends: Tensor, longest: int) -> Tensor:
-    """One layer of the ears over packed frames."""
+    """One layer of the audio tower over packed frames."""
     a = layer.self_attn
     h = layer.self_attn_layer_norm(x)
     q, k, v = (proj(h).unflatten(-1, (-1, HEAD)) for proj in (a.q_proj, a.k_proj, a.v_proj))
@@ -108,7 +108,7 @@ def audio_layer(x: Tensor, layer: nn.Module, ends: Tensor, longest: int) -> Tens
 
 @cache
 def _mel_filters(device: str) -> Tensor:
-    """Slaney's 80 filters, [80, 201]."""
+    """Slaney's 80 mel filters, [80, 201]."""
     from transformers.audio_utils import mel_filter_bank
 
     bank = mel_filter_bank(
@@ -127,7 +127,7 @@ def log_mel(waves: Tensor) -> Tensor:
 
 
 class Packed(nn.Module):
-    """A thinker seen through packed batches (dicts of `encode.pack`, on the model's device)."""
+    """Runs a thinker on packed batches (dicts of `encode.pack`, on the model's device)."""
 
     def __init__(self, thinker: nn.Module, compiled: bool = False) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ class Packed(nn.Module):
         return torch.zeros_like(merged).index_copy(0, order, merged)
 
     def hear(self, batch: dict[str, Tensor]) -> Tensor:
-        """Tokens of all sounds, [tokens, hidden], in the order of `heard_at`. Every sound is one chunk at most."""
+        """Tokens of all sounds, [tokens, hidden], in the order of `heard_at`. Every sound is at most one chunk long."""
         ears = self.ears
         mel = log_mel(batch["waves"].float() / 32768).to(ears.conv1.weight.dtype)
         frames = (batch["wave_len"].long() + bp.HOP - 1) // bp.HOP
@@ -202,7 +202,7 @@ class Packed(nn.Module):
         return norm(x, text.norm.weight, 1e-6)
 
     def forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Logits and targets at the places before answer tokens: [answers, vocabulary], [answers]."""
+        """Logits [answers, vocabulary] and targets [answers] at the positions before answer tokens."""
         hidden = self.hidden(batch)
         targets = batch["labels"][1:].long()
         at = (targets >= 0).nonzero().squeeze(1)

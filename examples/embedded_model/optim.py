@@ -1,7 +1,7 @@
 """Two optimizers in one step: Muon for the matrices inside layers, AdamW for embeddings, norms, biases, convolutions.
 
-Muon (Jordan et al., 2024) moves a matrix along its orthogonalised momentum; matrices of one shape are done as one
-batch. The update is scaled to the size AdamW's would have, so both share a learning rate.
+Muon (Jordan et al., 2024) moves a matrix along its orthogonalised momentum; matrices of one shape are processed as one
+batch. The update is scaled to the size of AdamW's update, so both share a learning rate.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ STEPS = ((4.0848, -6.8946, 2.9270), (3.9505, -6.3029, 2.6377), (3.7418, -5.5913,
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
-    """Nearest half-orthogonal matrices of a batch [n, rows, columns], to a few percent."""
+    """The nearest semi-orthogonal matrices of a batch [n, rows, columns], to a few percent."""
     flat = matrices.shape[1] > matrices.shape[2]
     x = matrices.mT if flat else matrices
     x = x.to(torch.bfloat16) if x.is_cuda else x.float()
@@ -28,14 +28,14 @@ def orthogonal(matrices: Tensor) -> Tensor:
 
 
 class Optimizer:
-    """Splits a model's parameters by kind; `step(rate)` uses and clears the gradients."""
+    """Updates a model's parameters, each by the method of its kind; `step(rate)` uses and clears the gradients."""
 
     def __init__(self, model: nn.Module, decay: float = 0.05, momentum: float = 0.95) -> None:
         self.decay, self.momentum = decay, momentum
         self.names: dict[str, nn.Parameter] = {
             canonical(n): p for n, p in model.named_parameters() if p.requires_grad and "lm_head" not in n
         }
-        # a bf16 model (as on CUDA) is stepped through float32 copies; a float32 one is its own
+        # a bf16 model (as on CUDA) is updated through float32 copies, a float32 model directly
         self.master = {n: p.detach().float() if p.dtype != torch.float32 else p for n, p in self.names.items()}
         self.shapes: dict[torch.Size, list[str]] = {}
         self.plain: list[str] = []
@@ -48,7 +48,7 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
-        """One update of everything that has a gradient."""
+        """Updates every parameter that has a gradient."""
         self.count += 1
         names = [n for n, p in self.names.items() if p.grad is not None]
         grads = [self.names[n].grad for n in names]
@@ -68,7 +68,7 @@ class Optimizer:
 
     @torch.no_grad()
     def publish(self) -> None:
-        """Round the float32 copies into the model."""
+        """Copies the float32 weights, rounded, into the model."""
         live = [n for n in self.names if self.master[n] is not self.names[n]]
         if live:
             torch._foreach_copy_([self.names[n] for n in live], [self.master[n] for n in live])
@@ -100,7 +100,7 @@ class Optimizer:
         return {f"slow.{n}": t for n, t in self.slow.items()} | {f"square.{n}": t for n, t in self.square.items()}
 
     def load(self, state: dict[str, Tensor], count: int) -> None:
-        """Momenta back from a checkpoint; what is missing starts at zero."""
+        """Loads momenta from a checkpoint; missing ones start at zero."""
         self.count = count
         for name, tensor in state.items():
             kind, _, rest = name.partition(".")

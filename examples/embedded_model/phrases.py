@@ -1,4 +1,4 @@
-"""How questions are put: for each kind, the phrasings of training and those kept for the held-out set."""
+"""Phrasings of questions: for each kind, those of training and those reserved for the held-out set."""
 
 # name: (training, held out)
 PHRASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {

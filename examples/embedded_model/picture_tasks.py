@@ -1,4 +1,4 @@
-"""Questions about pictures: one object, many, several pictures, print. Each function throws a picture and its turns."""
+"""Questions about pictures: one object, many, several pictures, print. Each function makes a picture and its turns."""
 
 from __future__ import annotations
 
@@ -14,52 +14,52 @@ NEAR = {frozenset(p) for p in (("white", "yellow"), ("white", "cyan"), ("white",
 
 
 def plural(name: str) -> str:
-    """crosses, boxes; the rest take an s."""
+    """The plural: crosses, boxes; other names take an s."""
     return name + ("es" if name.endswith(("s", "x")) else "s")
 
 
 def joined(names: list[str]) -> str:
-    """a, b and c."""
+    """The names joined as "a, b and c"."""
     return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]
 
 
 def article(name: str) -> str:
-    """a red circle, an orange circle."""
+    """The name with its article: "a red circle", "an orange circle"."""
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
 def sentence(text: str) -> str:
-    """Capital letter and full stop."""
+    """The text as a sentence, with a capital letter and a full stop."""
     return text[0].upper() + text[1:] + "."
 
 
 def ground_for(dice: Dice, colours: list[str]) -> str:
-    """A background that differs from everything on it."""
+    """A background colour that differs from every object's."""
     free = [n for n in NAMES if n not in colours and all(frozenset((n, c)) not in NEAR for c in colours)]
     free = free or [n for n in NAMES if n not in colours]
     return "white" if "white" in free and dice.chance(0.25) else dice.pick(free)
 
 
 def picture(dice: Dice, things: list[Thing]) -> tuple[Media, str]:
-    """Paint them; which background it became."""
+    """Paints the objects; returns the picture and the background's colour."""
     ground = ground_for(dice, [t.colour for t in things])
     return Media("image", paint(dice, things, ground)), ground
 
 
 def with_media(dice: Dice, media: list[Media], turns: list[Turn]) -> list[Turn]:
-    """Put the media into the first turn, mostly before the words."""
+    """Adds the media to the first turn, mostly before the text."""
     first = turns[0]
     first.parts = [*media, *first.parts] if dice.chance(0.8) else [*first.parts, *media]
     return turns
 
 
 def yes(value: bool) -> str:
-    """Yes or No."""
+    """ "Yes." or "No."."""
     return "Yes." if value else "No."
 
 
 def one_object(dice: Dice) -> list[Turn]:
-    """Shape, colour, background of a single object."""
+    """Shape, colour and background of a single object."""
     size = dice.between(0.13, 0.45)
     margin = size * 0.95
     item = thing(dice, x=dice.between(margin, 1 - margin), y=dice.between(margin, 1 - margin), size=size)
@@ -77,7 +77,7 @@ def one_object(dice: Dice) -> list[Turn]:
 
 
 def spread(dice: Dice, count: int, low: float, high: float) -> list[tuple[float, float, float]]:
-    """Places (x, y, size) that do not touch; the canvas is treated as if square."""
+    """Places (x, y, size) that do not touch, computed as on a square canvas."""
     found: list[tuple[float, float, float]] = []
     shrink = 1.0
     while len(found) < count:
@@ -91,19 +91,19 @@ def spread(dice: Dice, count: int, low: float, high: float) -> list[tuple[float,
 
 
 def counting(dice: Dice) -> list[Turn]:
-    """One to six things that count, and perhaps others beside them."""
+    """Counting one to six objects, with or without other objects among them."""
     total = dice.whole(1, 6)
     kind = dice.whole(0, 3)
     base = thing(dice)
     second = thing(dice, colour=dice.pick([n for n in NAMES if n != base.colour]))
     places = spread(dice, total, 0.08, 0.16 if total > 3 else 0.2)
-    same = kind == 0  # all alike
+    same = kind == 0  # all objects have one kind
     things = []
     for x, y, size in places:
         model = base if same or dice.chance(0.6) else second
         if kind == 3 and not same:
             model = thing(dice)
-        shape = thing(dice, shape=model.shape, colour=model.colour)  # a turn of its own
+        shape = thing(dice, shape=model.shape, colour=model.colour)  # with an angle of its own
         things.append(Thing(shape.shape, shape.colour, x, y, size, shape.angle))
     media, _ = picture(dice, things)
     what = [("shapes", total), ("objects", total), (plural(base.shape), sum(t.shape == base.shape for t in things)),
@@ -121,7 +121,7 @@ def counting(dice: Dice) -> list[Turn]:
 
 
 def _pair(dice: Dice, count: int) -> list[Thing]:
-    """Objects that differ in shape and in colour."""
+    """`count` objects that differ in shape and in colour."""
     shapes, colours = dice.some(SHAPES, count), dice.some(NAMES, count)
     places = spread(dice, count, 0.09, 0.2)
     return [
@@ -131,7 +131,7 @@ def _pair(dice: Dice, count: int) -> list[Thing]:
 
 
 def _side(a: Thing, b: Thing) -> str:
-    """Where a is, seen from b, by the larger distance."""
+    """The side of b on which a is, along the axis of the larger distance."""
     across, down = a.x - b.x, a.y - b.y
     if abs(across) > abs(down):
         return "left" if across < 0 else "right"
@@ -139,13 +139,13 @@ def _side(a: Thing, b: Thing) -> str:
 
 
 def _clear(a: Thing, b: Thing) -> bool:
-    """Whether the pair lies along one axis and not across it."""
+    """Whether a and b are clearly apart along one axis, and less along the other."""
     across, down = abs(a.x - b.x), abs(a.y - b.y)
     return max(across, down) > 1.35 * min(across, down) and max(across, down) > 0.18
 
 
 def sided(dice: Dice) -> list[Turn]:
-    """One of two sides, both named in the question."""
+    """On which of two sides an object is; the question names both sides."""
     while True:
         a, b = things = _pair(dice, 2)
         if _clear(a, b):
@@ -159,7 +159,7 @@ def sided(dice: Dice) -> list[Turn]:
 
 
 def relations(dice: Dice) -> list[Turn]:
-    """Left, right, above, below, bigger, smaller among two or three objects."""
+    """Left, right, above, below, bigger or smaller, among two or three objects."""
     while True:
         things = _pair(dice, 2 if dice.chance(0.7) else 3)
         a, b = things[0], things[1]
@@ -201,7 +201,7 @@ def relations(dice: Dice) -> list[Turn]:
 
 
 def several(dice: Dice) -> list[Turn]:
-    """Two or three pictures in one prompt."""
+    """Questions about two or three pictures in one prompt."""
     count = 2 if dice.chance(0.75) else 3
     nth = ("first", "second", "third")
     if count == 2 and dice.chance(0.35):
@@ -246,7 +246,7 @@ def several(dice: Dice) -> list[Turn]:
 
 
 def as_json(dice: Dice) -> list[Turn]:
-    """Shape and colour of one object as JSON."""
+    """The shape and colour of one object as JSON."""
     item = thing(dice, size=dice.between(0.18, 0.42), x=dice.between(0.42, 0.58), y=dice.between(0.42, 0.58))
     media, _ = picture(dice, [item])
     questions = ("Answer as JSON with shape and color.", "Give the shape and the color as JSON.", "Describe it as JSON with the keys shape and color.",
@@ -258,7 +258,7 @@ def as_json(dice: Dice) -> list[Turn]:
 
 
 def reading(dice: Dice) -> list[Turn]:
-    """A printed word or number of up to six characters."""
+    """Reading a printed word or number of up to six characters."""
     ink = dice.pick(NAMES)
     ground = ground_for(dice, [ink])
     roll = dice.r.random()
@@ -281,7 +281,7 @@ def reading(dice: Dice) -> list[Turn]:
     return with_media(dice, [media], turns)
 
 
-# what, how often in training, row of the table
+# function, weight in training, row of the table
 TASKS: tuple[tuple[Callable[[Dice], list[Turn]], float, str], ...] = (
     (one_object, 1.0, "image_object"),
     (counting, 1.4, "image_scene"),

@@ -1,4 +1,4 @@
-"""Draws: shapes in colours on backgrounds, printed text, and the wear of other people's pictures.
+"""Draws shapes in colours on backgrounds, printed text, and the wear of real pictures.
 
 In: dice and a list of `Thing`. Out: uint8 arrays [height, width, 3]. Positions and sizes are shares of the canvas:
 x and y of the width and height, `size` (a radius) of the shorter side.
@@ -20,7 +20,7 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 from examples.embedded_model.sample import Dice
 
 SHAPES = ("circle", "square", "rectangle", "triangle", "diamond", "hexagon", "star", "cross", "heart", "ring")
-# hue in degrees, saturation and value in percent; then what CSS calls by that name
+# ranges of hue in degrees, saturation and value in percent; then the CSS colour of that name
 COLOURS: dict[str, tuple[tuple[tuple[int, int], tuple[int, int], tuple[int, int]], tuple[int, int, int]]] = {
     "red": (((-9, 7), (80, 100), (70, 100)), (255, 0, 0)),
     "orange": (((22, 39), (85, 100), (90, 100)), (255, 165, 0)),
@@ -38,7 +38,7 @@ COLOURS: dict[str, tuple[tuple[tuple[int, int], tuple[int, int], tuple[int, int]
 NAMES = tuple(COLOURS)
 BACKGROUNDS = ("plain", "plain", "plain", "gradient", "noise", "stripes", "checker")
 HELD_BACKGROUNDS = ("plain", "dots", "radial")
-HELD_FONTS = ("Lato", "Comfortaa", "FreeSerif")  # families kept for the held-out set; so is the one inside Pillow
+HELD_FONTS = ("Lato", "Comfortaa", "FreeSerif")  # families reserved for the held-out set, like Pillow's own font
 FONT_ROOTS = ("/usr/share/fonts", "/usr/local/share/fonts", "/System/Library/Fonts", "C:/Windows/Fonts")
 ODD_FONTS = ("Math", "Hairline", "Thin", "Emoji", "Symbol", "TeX", "Mono-Oblique", "Light")
 
@@ -58,16 +58,16 @@ class Thing:
 
     @property
     def name(self) -> str:
-        """How one speaks of it."""
+        """The object's name in questions and answers."""
         return f"{self.colour} {self.shape}"
 
     def at(self, x: float, y: float) -> Thing:
-        """The same object elsewhere."""
+        """The same object at another place."""
         return replace(self, x=x, y=y)
 
 
 def tint(dice: Dice, colour: str) -> RGB:
-    """One of the many reds that are called red."""
+    """A random colour among those that people call by this name."""
     (hue, saturation, value), css = COLOURS[colour]
     if dice.chance(0.3):
         return css
@@ -84,7 +84,7 @@ def shade(colour: RGB, factor: float) -> RGB:
 
 @cache
 def outline(shape: str, variant: int) -> np.ndarray:
-    """Corner points of a shape within the unit circle, [points, 2]; `variant` 0..9 bends the proportions."""
+    """Corner points of a shape within the unit circle, [points, 2]; `variant` 0..9 changes the proportions."""
     bend = variant / 9
     turns = lambda n, start=-math.pi / 2: [start + 2 * math.pi * i / n for i in range(n)]  # noqa: E731
     if shape in ("circle", "ring"):
@@ -118,7 +118,7 @@ def outline(shape: str, variant: int) -> np.ndarray:
 
 
 def turn_of(dice: Dice, shape: str) -> float:
-    """A rotation in degrees that leaves the shape what it is."""
+    """A rotation in degrees after which the shape still has its name."""
     if dice.chance(0.45):
         return 0.0
     limit = {"square": 14, "diamond": 9, "heart": 25, "rectangle": 90, "circle": 0, "ring": 0}.get(shape, 180)
@@ -126,7 +126,7 @@ def turn_of(dice: Dice, shape: str) -> float:
 
 
 def thing(dice: Dice, **fixed) -> Thing:
-    """A random object, some of it given."""
+    """A random object with the given attributes fixed."""
     shape = fixed.pop("shape", None) or dice.pick(SHAPES)
     colour = fixed.pop("colour", None) or dice.pick(NAMES)
     return Thing(shape, colour, angle=turn_of(dice, shape), **fixed)
@@ -163,7 +163,7 @@ def background(dice: Dice, width: int, height: int, colour: str) -> Image.Image:
 
 
 def place(dice: Dice, canvas: Image.Image, item: Thing, look: dict, scale: int = 1) -> None:
-    """Draw one object; `look` holds what must stay the same from frame to frame."""
+    """Draws one object; `look` has the attributes that stay equal from frame to frame."""
     width, height = canvas.size
     radius = item.size * min(width, height)
     angle = math.radians(item.angle)
@@ -188,7 +188,7 @@ def place(dice: Dice, canvas: Image.Image, item: Thing, look: dict, scale: int =
 
 
 def look_of(dice: Dice, item: Thing) -> dict:
-    """Tint, proportions, edge: what one object looks like."""
+    """The tint, proportions and edge of one object."""
     fill = tint(dice, item.colour)
     edge = dice.pick(((0, 0, 0), (255, 255, 255), shade(fill, 0.6))) if dice.chance(0.2) else None
     return {"fill": fill, "variant": dice.whole(0, 9), "band": dice.between(0.22, 0.4), "edge": edge,
@@ -196,7 +196,7 @@ def look_of(dice: Dice, item: Thing) -> dict:
 
 
 def _shaded(canvas: Image.Image, points: list, fill: RGB) -> None:
-    """Fill with a slope from the colour to a darker one."""
+    """Fills the polygon with a gradient from the colour to a darker one."""
     width, height = canvas.size
     mask = Image.new("L", canvas.size)
     ImageDraw.Draw(mask).polygon(points, fill=255)
@@ -207,7 +207,7 @@ def _shaded(canvas: Image.Image, points: list, fill: RGB) -> None:
 
 
 def canvas_size(dice: Dice) -> tuple[int, int]:
-    """Width and height from 64 to 1024, small ones oftener (they are what training can afford)."""
+    """Width and height from 64 to 1024 pixels; small ones are more frequent, because large ones make training slow."""
     if dice.held:
         long = dice.pick((64, 96, 128, 224, 256, 320, 400, 512, 640, 800, 1024))
     else:
@@ -219,7 +219,7 @@ def canvas_size(dice: Dice) -> tuple[int, int]:
 
 
 def paint(dice: Dice, things: list[Thing], ground: str) -> np.ndarray:
-    """A whole picture: background, objects, wear."""
+    """Paints a whole picture: background, objects, wear."""
     width, height = canvas_size(dice)
     scale = 2 if max(width, height) <= 200 or (dice.held and max(width, height) <= 512) else 1
     canvas = background(dice, width * scale, height * scale, ground)
@@ -231,7 +231,7 @@ def paint(dice: Dice, things: list[Thing], ground: str) -> np.ndarray:
 
 
 def wear(dice: Dice, canvas: Image.Image) -> np.ndarray:
-    """Blur, noise, JPEG: one in two pictures gets some."""
+    """Adds blur, noise or JPEG artefacts to about one in two pictures."""
     if dice.chance(0.12):
         canvas = canvas.filter(ImageFilter.GaussianBlur(dice.between(0.3, 1.0) * max(1.0, min(canvas.size) / 250)))
     if dice.chance(0.3):
@@ -247,7 +247,7 @@ def wear(dice: Dice, canvas: Image.Image) -> np.ndarray:
 
 @cache
 def fonts(held: bool) -> tuple[str, ...]:
-    """Font files of this machine, split by family; an empty list means the one inside Pillow."""
+    """Font files of this machine, split by family; if there are none, Pillow's own font is used."""
     roots = [Path(p) for p in os.environ.get("EMBEDDED_FONTS", "").split(":") if p] or [Path(p) for p in FONT_ROOTS]
     files = sorted({str(f) for root in roots if root.is_dir() for f in root.rglob("*.[to]tf")})
     files = [f for f in files if not any(odd in Path(f).name for odd in ODD_FONTS)]
@@ -256,12 +256,12 @@ def fonts(held: bool) -> tuple[str, ...]:
 
 @cache
 def font(path: str, size: int) -> ImageFont.FreeTypeFont:
-    """A face at a size in pixels; no path means Pillow's own."""
+    """A font at a size in pixels; an empty path means Pillow's own font."""
     return ImageFont.truetype(path, size) if path else ImageFont.load_default(size)  # type: ignore[return-value]
 
 
 def print_text(dice: Dice, text: str, ink: str, ground: str) -> np.ndarray:
-    """Text on a background, turned by a few degrees at most."""
+    """Text on a background, rotated by a few degrees at most."""
     width, height = canvas_size(dice)
     width, height = max(width, height, 84), min(width, max(64, height))
     canvas = background(dice, width, height, ground)

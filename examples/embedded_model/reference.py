@@ -1,6 +1,6 @@
-"""The same sample as transformers wants it: keyword arguments for the thinker's own `forward` and `generate`.
+"""A sample in transformers' form: keyword arguments for the thinker's own `forward` and `generate`.
 
-Used by the tests (packed training pass against transformers) and by the offline evaluation.
+Used by the tests (packed training pass against transformers) and by offline evaluation.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from examples.embedded_model.sample import Sample
 
 
 def _pixels(data: np.ndarray) -> torch.Tensor:
-    """uint8 patches to normalised ones, stills doubled in time: [patches, 1176]."""
+    """Normalised float patches [patches, 1176] of uint8 patches; stills are doubled along time."""
     depth = data.shape[1] // (3 * bp.PATCH**2)
     pixels = torch.from_numpy(data).view(-1, 3, depth, bp.PATCH**2).float() / 255
     mean, std = (torch.tensor(v)[:, None, None] for v in (bp.IMAGE_MEAN, bp.IMAGE_STD))
@@ -23,7 +23,7 @@ def _pixels(data: np.ndarray) -> torch.Tensor:
 
 
 def arguments(row: Row, extractor, use_audio_in_video: bool = False) -> dict:
-    """Keyword arguments of one sequence, batch of one."""
+    """Keyword arguments of one sequence, as a batch of one."""
     out: dict = {"input_ids": torch.tensor([row.ids]), "attention_mask": torch.ones(1, len(row.ids), dtype=torch.long)}
     if row.pictures:
         out["pixel_values"] = torch.cat([_pixels(d) for d, _, _ in row.pictures])
@@ -48,7 +48,7 @@ def arguments(row: Row, extractor, use_audio_in_video: bool = False) -> dict:
 
 
 def prompt(encoder: Encoder, sample: Sample) -> Row:
-    """The conversation up to the last answer, which is left out."""
+    """The conversation as arrays, without its last answer."""
     row = encoder.row(sample)
     answer = row.turn_of.count(len(sample.turns) - 1)
     row.ids, row.labels = row.ids[:-answer], row.labels[:-answer]

@@ -1,7 +1,7 @@
-"""What a generator hands over: a conversation with its media, and the dice it was thrown with.
+"""The result of a generator, a conversation with its media; and `Dice`, the generators' source of chance.
 
-`Dice` is the only source of chance: one seed, one sample, always the same. `held=True` switches every generator to the
-phrasings, words, fonts, voices, backgrounds and codecs that training never sees.
+`Dice` is the only source of chance: equal seeds give equal samples. `held=True` switches every generator to the
+phrasings, words, fonts, voices, backgrounds and codecs that training never uses.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 @dataclass
 class Media:
-    """A picture [height, width, 3] uint8, a sound [samples] float32, or a film: frames, and perhaps its sound."""
+    """A picture [height, width, 3] uint8, a sound [samples] float32, or a film: frames, with or without its sound."""
 
     kind: str  # image, audio, video
     data: np.ndarray
@@ -34,7 +34,7 @@ class Media:
 
 @dataclass
 class Turn:
-    """One question and its answer. `check` says how it is judged (exact, cased, json, schema, call), `task` in which row it counts."""
+    """A question and its answer. `check`: how to judge it (exact, cased, json, schema, call); `task`: its table row."""
 
     parts: list[str | Media]
     answer: str
@@ -44,7 +44,7 @@ class Turn:
 
 @dataclass
 class Sample:
-    """A conversation; `task` names what the generator was asked for."""
+    """A conversation; `task` is the task that the generator got."""
 
     task: str
     turns: list[Turn]
@@ -52,18 +52,18 @@ class Sample:
 
 
 class Dice:
-    """Seeded chance, with the held-out switch."""
+    """Seeded random choices, with a switch for the held-out set."""
 
     def __init__(self, seed: int | str, held: bool = False, portable: bool = False) -> None:
         self.held = held
-        self.portable = portable  # nothing but this repository and Pillow: no fonts or voices of the machine
-        self.task = ""  # the generator at work, for the split of the word list
-        self.tools = ""  # what stands of tools in the system's turn
+        self.portable = portable  # uses only this repository and Pillow, no fonts or voices of the machine
+        self.task = ""  # the current generator, which decides the split of the word list
+        self.tools = ""  # the text about tools in the system message
         self.r = random.Random(f"{seed}/{held}")
         self.np = np.random.default_rng(self.r.getrandbits(63))
 
     def pick(self, options: Sequence[T]) -> T:
-        """One of the options, evenly."""
+        """One of the options, all with equal probability."""
         return options[int(self.r.random() * len(options))]
 
     def some(self, options: Sequence[T], count: int) -> list[T]:
@@ -71,19 +71,19 @@ class Dice:
         return self.r.sample(list(options), count)
 
     def chance(self, share: float) -> bool:
-        """True in this share of throws."""
+        """True with this probability."""
         return self.r.random() < share
 
     def between(self, low: float, high: float) -> float:
-        """A real number."""
+        """A random real number between low and high."""
         return self.r.uniform(low, high)
 
     def whole(self, low: int, high: int) -> int:
-        """An integer, both ends included."""
+        """A random integer; both ends are included."""
         return self.r.randint(low, high)
 
     def ask(self, name: str, **values: object) -> str:
-        """A question in one of its phrasings, sometimes with a word of politeness, sloppy or plain."""
+        """A question in one of its phrasings, sometimes with polite words, sometimes with careless spelling."""
         plain, held = PHRASES[name]
         text = (self.pick(held) if self.held else self._reworded(self.pick(plain), held)).format(**values)
         roll = self.r.random()
@@ -98,7 +98,7 @@ class Dice:
         return text
 
     def _reworded(self, text: str, held: Sequence[str]) -> str:
-        """A training phrasing with some words swapped, some commands put as wishes; never a held-out one."""
+        """A training phrasing, some words swapped, some commands turned into wishes; never a held-out phrasing."""
         words = text.split(" ")
         for index, word in enumerate(words):
             bare = word.strip("?.,:!")
@@ -110,7 +110,7 @@ class Dice:
         return text if new in held else new
 
     def invented(self) -> str:
-        """A name nobody has: syllables, or a word with a capital letter."""
+        """An invented name: syllables, or a word with a capital letter."""
         if self.chance(0.4):
             return self.word(8).capitalize()
         syllables = (
@@ -122,13 +122,13 @@ class Dice:
         return "".join(syllables).capitalize()
 
     def system(self) -> str:
-        """Mostly none, but for the tools."""
+        """The system message: mostly empty, except for the text about tools."""
         text = self.pick(SYSTEMS) if self.chance(0.2) else ""
         return "\n\n".join(part for part in (text, self.tools) if part)
 
     def word(self, longest: int = 9) -> str:
-        """An English word; for every task another tenth of the list is kept for the held-out set."""
-        if self.chance(0.12) and not self.held:  # two words run together, so that every entry is met in company
+        """An English word; each task reserves a tenth of the list, chosen by the task's name, for the held-out set."""
+        if self.chance(0.12) and not self.held:  # two joined words, so that every word also occurs inside others
             half = _words(False, 5, "halves")
             return self.pick(half) + self.pick(half)
         return self.pick(_words(self.held, longest, self.task))
@@ -136,6 +136,6 @@ class Dice:
 
 @cache
 def _words(held: bool, longest: int, task: str) -> tuple[str, ...]:
-    """The list beside this file, split by checksum so that the split never moves."""
+    """The words in words.txt, split by checksum so that the split never changes."""
     words = (HERE / "words.txt").read_text().split()
     return tuple(w for w in words if len(w) <= longest and (zlib.crc32(f"{task}/{w}".encode()) % 10 == 0) == held)

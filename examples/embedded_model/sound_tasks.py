@@ -1,4 +1,4 @@
-"""Questions about sounds: spoken digits, command words, tones. Each function throws a sound and its turns."""
+"""Questions about sounds: spoken digits, command words, tones. Each function generates a sound and its turns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NUMBER_WORDS = ("no", "one", "two", "three", "four", "five", "six")
 
 
 def digit_sound(dice: Dice) -> tuple[Media, str]:
-    """One to six digits read by a voice; usually one breath, sometimes digit by digit."""
+    """One to six digits, spoken by a voice, mostly without pauses."""
     if dice.portable:
         said, wave = dice.pick([u for u in utterances() if u[0].isdigit()])
         return Media("audio", wear(dice, wave), SAMPLE_RATE), said
@@ -24,7 +24,7 @@ def digit_sound(dice: Dice) -> tuple[Media, str]:
 
 
 def command_sound(dice: Dice) -> tuple[Media, str]:
-    """One command word."""
+    """One spoken command word."""
     if dice.portable:
         said, wave = dice.pick([u for u in utterances() if not u[0].isdigit()])
         return Media("audio", wear(dice, wave), SAMPLE_RATE), said
@@ -34,7 +34,7 @@ def command_sound(dice: Dice) -> tuple[Media, str]:
 
 
 def digits(dice: Dice) -> list[Turn]:
-    """The string itself, and sometimes a question about it."""
+    """The spoken digits, and sometimes a question about them."""
     media, string = digit_sound(dice)
     turns = [Turn([dice.ask("digits")], string)]
     roll = dice.r.random()
@@ -49,7 +49,7 @@ def digits(dice: Dice) -> list[Turn]:
 
 
 def command(dice: Dice) -> list[Turn]:
-    """Which of the forty words it is."""
+    """Which of the forty command words it is."""
     media, word = command_sound(dice)
     turns = [Turn([dice.ask("command")], sentence(word))]
     if dice.chance(0.08):
@@ -62,7 +62,7 @@ def command(dice: Dice) -> list[Turn]:
 
 
 def tones(dice: Dice) -> list[Turn]:
-    """Rising or falling; how many beeps, long or short."""
+    """Whether a tone rises or falls; how many beeps there are, and whether they are long or short."""
     if dice.chance(0.4):
         rising = dice.chance(0.5)
         media = Media("audio", wear(dice, slide(dice, rising), speech=False), SAMPLE_RATE)

@@ -1,7 +1,7 @@
-"""Makes sounds: espeak-ng speech in many voices, beeps and slides, and the wear of rooms, telephones and codecs.
+"""Generates sounds: espeak-ng speech in many voices, beeps and slides, with effects of rooms, telephones and codecs.
 
-espeak-ng runs inside the process through ctypes (library and voices from the `espeakng-loader` package, or the system's
-own). Where it is missing, `speak` raises `NoVoice`. Out: float32 samples at 16 kHz.
+espeak-ng runs inside the process through ctypes (library and voices from the `espeakng-loader` package, or the
+system's). If it is missing, `speak` raises `NoVoice`. Out: float32 samples at 16 kHz.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class NoVoice(RuntimeError):
 
 
 class _Espeak:
-    """The library, one per process; sound arrives through a callback while `espeak_Synth` runs."""
+    """The library, one for each process; sound arrives in a callback while `espeak_Synth` runs."""
 
     def __init__(self) -> None:
         path, data = _find_library()
@@ -59,7 +59,7 @@ class _Espeak:
         return 0
 
     def say(self, text: str, voice: str, rate: int, pitch: int, spread: int, gap: int) -> np.ndarray:
-        """float32 in [-1, 1] at 22050 Hz."""
+        """The spoken text as float32 in [-1, 1] at 22,050 Hz."""
         self.pieces.clear()
         self.lib.espeak_SetVoiceByName(voice.encode())
         for number, value in ((RATE, rate), (PITCH, pitch), (RANGE, spread), (GAP, gap)):
@@ -71,7 +71,7 @@ class _Espeak:
 
 
 def _find_library() -> tuple[str, bytes | None]:
-    """The bundled library with its data, else the system's."""
+    """Path of the bundled library and of its data, or else of the system's library."""
     try:
         import espeakng_loader
 
@@ -87,24 +87,24 @@ def _find_library() -> tuple[str, bytes | None]:
 
 @cache
 def voice() -> _Espeak:
-    """This process's voice."""
+    """The espeak library of this process."""
     return _Espeak()
 
 
 @cache
 def _lowpass(up: int, down: int) -> np.ndarray:
-    """The filter that resampling by up / down needs; designing one takes longer than using it."""
+    """The low-pass filter for resampling by up / down; cached, because its design takes longer than its use."""
     wide = max(up, down)
     return firwin(2 * 10 * wide + 1, 1 / wide, window=("kaiser", 5.0)).astype(np.float32)
 
 
 def resample(wave: np.ndarray, up: int, down: int) -> np.ndarray:
-    """Change the number of samples a second by up / down."""
+    """Changes the sampling rate by up / down."""
     return resample_poly(wave, up, down, window=_lowpass(up, down)).astype(np.float32)
 
 
 def speak(dice: Dice, text: str) -> np.ndarray:
-    """The text in a random voice, speed and pitch, at 16 kHz, peak near one, silence trimmed."""
+    """The text in a random voice, speed and pitch, at 16 kHz, with a peak near one and silence trimmed."""
     variant = dice.pick(HELD_VARIANTS if dice.held else VARIANTS)
     accent = dice.pick(HELD_ACCENTS if dice.held else ACCENTS)
     name = f"{accent}+{variant}" if variant else accent
@@ -115,7 +115,7 @@ def speak(dice: Dice, text: str) -> np.ndarray:
 
 
 def trim(wave: np.ndarray) -> np.ndarray:
-    """Without the silence around it, peak at one."""
+    """Removes the silence around the sound and scales its peak to one."""
     peak = float(np.abs(wave).max(initial=1e-6))
     loud = np.flatnonzero(np.abs(wave) > 0.01 * peak)
     if not len(loud):
@@ -124,7 +124,7 @@ def trim(wave: np.ndarray) -> np.ndarray:
 
 
 def digit_text(dice: Dice, digits: str) -> str:
-    """How the string is read: words, sometimes in groups."""
+    """The text for reading the digits aloud: words, sometimes in groups."""
     words = [DIGITS[int(d)] for d in digits]
     style = dice.r.random()
     if style < 0.5:
@@ -138,7 +138,7 @@ def digit_text(dice: Dice, digits: str) -> str:
 
 
 def _envelope(length: int, edge: int) -> np.ndarray:
-    """A block with soft ends."""
+    """An envelope that is 1, with linear ramps at both ends."""
     shape = np.ones(length, np.float32)
     edge = max(1, min(edge, length // 2))
     ramp = np.linspace(0, 1, edge, dtype=np.float32)
@@ -147,7 +147,7 @@ def _envelope(length: int, edge: int) -> np.ndarray:
 
 
 def _tone(dice: Dice, phase: np.ndarray, timbre: int) -> np.ndarray:
-    """Sine, soft square, triangle or a few harmonics over a phase in turns."""
+    """A sine, soft square, triangle or a few harmonics; `phase` is in cycles."""
     turn = 2 * math.pi * phase
     if timbre == 0:
         return np.sin(turn)
@@ -159,7 +159,7 @@ def _tone(dice: Dice, phase: np.ndarray, timbre: int) -> np.ndarray:
 
 
 def slide(dice: Dice, rising: bool) -> np.ndarray:
-    """A tone whose pitch goes one way all the time."""
+    """A tone whose pitch only rises or only falls."""
     length = int(dice.between(0.5, 2.0) * SAMPLE_RATE)
     low = dice.between(180, 700)
     high = low * dice.between(1.5, 3.0)
@@ -173,7 +173,7 @@ def slide(dice: Dice, rising: bool) -> np.ndarray:
 
 
 def beeps(dice: Dice, count: int, long: bool) -> np.ndarray:
-    """`count` beeps of one pitch, short (0.06-0.18 s) or long (0.45-0.9 s), with gaps between."""
+    """`count` beeps of one pitch, short (0.06-0.18 s) or long (0.45-0.9 s), with gaps between them."""
     duration = dice.between(0.45, 0.9) if long else dice.between(0.06, 0.18)
     if long and count > 4:
         duration = dice.between(0.45, 0.55)
@@ -190,7 +190,7 @@ def beeps(dice: Dice, count: int, long: bool) -> np.ndarray:
 
 
 def _noise(dice: Dice, length: int) -> np.ndarray:
-    """White to brown, root mean square one."""
+    """Noise from white to brown, with a root mean square of one."""
     white = dice.np.standard_normal(length, dtype=np.float32)
     colour = dice.pick((0.0, 0.5, 0.9, 0.97))
     noise = lfilter([1.0], [1.0, -colour], white) if colour else white
@@ -198,7 +198,7 @@ def _noise(dice: Dice, length: int) -> np.ndarray:
 
 
 def _room(dice: Dice, wave: np.ndarray) -> np.ndarray:
-    """A few echoes that die away."""
+    """Adds a few echoes that decay."""
     length = int(dice.between(0.05, 0.3) * SAMPLE_RATE)
     count = dice.whole(8, 30)
     at = dice.np.integers(1, length, count)
@@ -210,12 +210,12 @@ def _room(dice: Dice, wave: np.ndarray) -> np.ndarray:
 
 
 def wear(dice: Dice, wave: np.ndarray, speech: bool = True) -> np.ndarray:
-    """Silence around, room, noise, narrow band, coarse steps, loudness."""
+    """Adds silence around the sound, room, noise, a narrow band, coarse quantisation, and another loudness."""
     ends = [np.zeros(int(dice.between(0.02, 0.5) * SAMPLE_RATE), np.float32) for _ in range(2)]
     wave = np.concatenate([ends[0], wave, ends[1]])
     if dice.chance(0.3):
         wave = _room(dice, wave)
-    if speech and dice.chance(0.2 if dice.held else 0.5):  # other throats: pitch and formants move together
+    if speech and dice.chance(0.2 if dice.held else 0.5):  # other speakers: pitch and formants change together
         near = ((10, 11), (11, 10), (15, 16), (16, 15), (20, 21), (21, 20))
         up, down = dice.pick(near if dice.held else (*near, (5, 6), (6, 5), (7, 8), (8, 7), (9, 8), (8, 9)))
         wave = resample(wave, up, down)
@@ -226,7 +226,7 @@ def wear(dice: Dice, wave: np.ndarray, speech: bool = True) -> np.ndarray:
         level = 10 ** (-dice.between(8, 40) / 20) * float(np.sqrt(np.mean(wave**2)))
         wave = wave + level * _noise(dice, len(wave))
     if dice.chance(0.1):
-        steps = dice.pick((63, 127))  # as mu-law telephones do
+        steps = dice.pick((63, 127))  # as mu-law telephones quantise
         wave = np.sign(wave) * np.round(np.log1p(255 * np.abs(wave).clip(0, 1)) / math.log(256) * steps) / steps
         wave = np.sign(wave) * (256 ** np.abs(wave) - 1) / 255
     peak = max(1e-6, float(np.abs(wave).max()))

@@ -1,7 +1,7 @@
-"""A small pack of held-out speech, so that held-out sounds can be made where espeak-ng is missing.
+"""A small pack of held-out speech, for making held-out sounds on machines without espeak-ng.
 
-`spoken.opus.ogg` is one recording; `spoken.json` says who says what where, in samples at 16 kHz. Made by
-`python -m examples.embedded_model.spoken`: held-out voices only.
+`spoken.opus.ogg` is one recording; `spoken.json` lists each text with its first and last sample at 16 kHz. Made by
+`python -m examples.embedded_model.spoken` with held-out voices only.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ SOUND, INDEX = HERE / "spoken.opus.ogg", HERE / "spoken.json"
 
 
 def decode(data: bytes) -> np.ndarray:
-    """Any sound file to mono float32 at 16 kHz."""
-    import av  # not needed, and often not there, where the model is trained
+    """Decodes any sound file to mono float32 at 16 kHz."""
+    import av  # imported here because training machines often lack it, and do not need it
 
     pieces = []
     with av.open(io.BytesIO(data)) as container:
@@ -32,13 +32,13 @@ def decode(data: bytes) -> np.ndarray:
 
 @cache
 def utterances() -> tuple[tuple[str, np.ndarray], ...]:
-    """What is said, and the samples of it."""
+    """Each text with its samples."""
     wave = decode(SOUND.read_bytes())
     return tuple((text, wave[start:end]) for text, start, end in json.loads(INDEX.read_text()))
 
 
 def main() -> None:
-    """Speak forty digit strings and every command word once."""
+    """Speaks forty strings of digits, and every command word once."""
     from examples.embedded_model.media import encode_sound
     from examples.embedded_model.sample import Dice
     from examples.embedded_model.sounds import COMMANDS, digit_text, speak

@@ -1,4 +1,4 @@
-"""Talk: greetings and names, questions over a paragraph, answers as JSON, and "I don't know" outside the range."""
+"""Talk: greetings and names, questions about a paragraph, answers as JSON, and "I don't know" for other knowledge."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ SMALL_TALK: tuple[tuple[tuple[str, ...], str], ...] = (
     (("I am sad.", "I feel bad.", "I am tired.", "I am not well."), "I am sorry to hear that."),
 )  # fmt: skip
 
-# questions out of range: pattern and what may stand in it
+# Questions out of range, with placeholders.
 OUTSIDE: tuple[str, ...] = (
     "Who won the world cup in {year}?", "Who is the president of {land}?", "What is the population of {land}?",
     "Who wrote {book}?", "What is the price of {thing}?", "What is the weather in {town}?",
@@ -118,7 +118,7 @@ MEDIA_QUESTIONS = ("What is in the picture?", "What do you see in the image?", "
 
 
 def _name(dice: Dice) -> str:
-    """A first name; in training also many that nobody has, so that names are copied and not recited."""
+    """A first name; in training often an invented one, so that the model copies names instead of reciting them."""
     if dice.held:
         return dice.pick(HELD_FIRST)
     return dice.pick(FIRST) if dice.chance(0.5) else dice.invented()
@@ -129,7 +129,7 @@ def _town(dice: Dice) -> str:
 
 
 def small_talk(dice: Dice) -> list[Turn]:
-    """A greeting and the like."""
+    """A greeting or other small talk."""
     questions, answer = dice.pick(SMALL_TALK)
     text = dice.pick(questions)
     if dice.chance(0.15):
@@ -140,7 +140,7 @@ def small_talk(dice: Dice) -> list[Turn]:
 
 
 def name_memory(dice: Dice) -> list[Turn]:
-    """What was said a turn ago is still known."""
+    """A question about a fact that the user gave a turn before."""
     name, town, food = _name(dice), _town(dice), dice.pick(FOODS)
     facts = {
         "name": ((f"My name is {name}.", f"I am {name}.", f"Hi, I'm {name}.", f"Call me {name}.", f"Hello, my name is {name}."),
@@ -158,7 +158,7 @@ def name_memory(dice: Dice) -> list[Turn]:
 
 
 def outside(dice: Dice) -> list[Turn]:
-    """Knowledge of the world, which it does not have."""
+    """Questions about the world, which the model cannot answer."""
     if dice.chance(0.15):
         return [Turn([dice.pick(MEDIA_QUESTIONS)], NO_MEDIA)]
     town, town2 = dice.some(TOWNS, 2)
@@ -171,7 +171,7 @@ def outside(dice: Dice) -> list[Turn]:
 
 
 def _person(dice: Dice, name: str) -> list[tuple[str, str, str, str]]:
-    """Facts of one person: sentence, question, answer, key."""
+    """Facts about one person: sentence, question, answer, key."""
     town, animal, colour, thing = _town(dice), dice.pick(ANIMALS), dice.pick(COLOURS), dice.pick(THINGS)
     food, job, age = dice.pick(FOODS), dice.pick(JOBS), dice.whole(5, 90)
     number = dice.whole(2, 12)
@@ -187,7 +187,7 @@ def _person(dice: Dice, name: str) -> list[tuple[str, str, str, str]]:
 
 
 def paragraph(dice: Dice) -> list[Turn]:
-    """A few sentences about one to three people; one to three questions, some without an answer in the text."""
+    """A few sentences about one to three people, and one to three questions, some without an answer in the text."""
     names = list(dict.fromkeys(_name(dice) for _ in range(dice.whole(1, 3))))
     facts = [fact for name in names for fact in dice.some(_person(dice, name), dice.whole(1, 3))]
     dice.r.shuffle(facts)
@@ -209,7 +209,7 @@ def paragraph(dice: Dice) -> list[Turn]:
 
 
 def as_json(dice: Dice) -> list[Turn]:
-    """Facts of a sentence, a sum, a list, as JSON with the keys asked for."""
+    """Facts of a sentence, a sum, or a list, as JSON with the requested keys."""
     roll = dice.r.random()
     if roll < 0.55:
         name, age, town, job = _name(dice), dice.whole(5, 90), _town(dice), dice.pick(JOBS)

@@ -1,11 +1,11 @@
-"""Teaches the exported model tools, and measures what came of it: pieces for an accelerator, then a card.
+"""Trains the exported model on tools and measures the result: pieces for an accelerator, then a model card.
 
     python -m examples.embedded_model.teach_tools train --minutes 9 --total-minutes 8.3 --compile       on one accelerator
     python -m examples.embedded_model.teach_tools card                                            weights, server, numbers
 
-`train` goes on from the shipped weights, or from --init, then from its own state: the old mixture stays, with tools in
-it. `card` writes the folder, serves it, asks the held-out items of the card and those of tools through HTTP, and tools
-once more as a client sends them, free and with `tool_choice` required; the tables go to card.md beside the weights.
+`train` continues from the shipped weights or from --init, and later from its own state; tools are added to the old
+mixture. `card` writes the folder, serves it, and sends the held-out items of the card and of tools over HTTP. Tools are
+also sent in a client's form, both free and with `tool_choice` required. card.md in the folder gets the tables.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from examples.embedded_model.export import LIMIT, between_of, export
 from examples.embedded_model.sample import Sample
 
 KEPT = ("tokenizer.json", "tokenizer_config.json")
-PEAK = 1.2e-3  # less than half of the rate from random weights: what has been learned is to stay
+PEAK = 1.2e-3  # less than half of the rate for random weights, so that the old skills remain
 WEIGHTS = (
     "reading=2.4,text_letters=2,text_sorting=1.6,text_counting=1.3,digits=1.8,one_object=0.6,small_talk=0.5,"
     "outside=0.6,calendar=0.5,tones=0.5,tool_call=1.2,tools=1.9"
 )
 NAME = "omniloop"
-START_S = 120.0  # seconds that a server may take to be ready
+START_S = 120.0  # time in which the server must be ready
 
 
 def learn(args: argparse.Namespace) -> None:
-    """One piece. It needs nothing that reads or writes media files."""
+    """Trains one piece, without reading or writing media files."""
     given = ["--minutes", str(args.minutes), "--total-minutes", str(args.total_minutes), "--state", str(args.state),
              "--rate", str(args.rate), "--weights", args.weights, "--tokens", str(args.tokens), "--resume",
              "--init", str(args.init), "--early", str(args.early), "--seed", str(args.seed)]  # fmt: skip
@@ -57,7 +57,7 @@ def learn(args: argparse.Namespace) -> None:
 
 
 def write_card(args: argparse.Namespace) -> None:
-    """Folder and numbers."""
+    """Writes the folder and measures it."""
     from examples.embedded_model import evaluate
     from examples.embedded_model.heldout import items
 
@@ -87,7 +87,7 @@ def write_card(args: argparse.Namespace) -> None:
 
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """A server of the folder; its base URL."""
+    """Starts a server of the folder; yields its base URL."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -115,7 +115,7 @@ def answers(url: str) -> bool:
 
 
 def as_sent(sample: Sample) -> dict[str, Any]:
-    """Messages and tools as clients send them."""
+    """Messages and tools in the form that clients send."""
     head, _, rest = sample.system.partition("# Tools")
     lines = rest.partition("<tools>\n")[2].partition("</tools>")[0].splitlines()
     messages = [{"role": "system", "content": head.strip()}] if head.strip() else []
@@ -126,7 +126,7 @@ def as_sent(sample: Sample) -> dict[str, Any]:
 
 
 async def called(args: argparse.Namespace, count: int, choice: str) -> tuple[int, int]:
-    """(right, asked) of calls that the server reads, with a `tool_choice`."""
+    """(right, all) counts of the calls that the server parses, with this `tool_choice`."""
     from openai import AsyncOpenAI
 
     from examples.embedded_model.heldout import samples
@@ -150,7 +150,7 @@ async def called(args: argparse.Namespace, count: int, choice: str) -> tuple[int
 
 
 def read(arguments: str) -> Any:
-    """JSON, or the text where it is none."""
+    """The arguments as JSON, or the text if it is not JSON."""
     try:
         return json.loads(arguments)
     except ValueError:
@@ -158,7 +158,7 @@ def read(arguments: str) -> Any:
 
 
 def main() -> None:
-    """Command line."""
+    """Parses the command line and runs a stage."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--state", type=Path, default=Path("build/embedded_tools"))
     stages = parser.add_subparsers(required=True)

@@ -1,4 +1,4 @@
-"""Text without media: arithmetic, counting, letters, order, calendar, units. Each function throws one turn."""
+"""Text without media: arithmetic, counting, letters, order, calendar, units. Each function generates one turn."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MONTHS = ("January", "February", "March", "April", "May", "June", "July", "Augus
 MONTH_DAYS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh",
             "twelfth")  # fmt: skip
-# larger unit, smaller unit, how many
+# larger unit, smaller unit, factor
 UNITS = (
     ("km", "m", 1000), ("kilometers", "meters", 1000), ("m", "cm", 100), ("meters", "centimeters", 100),
     ("cm", "mm", 10), ("centimeters", "millimeters", 10), ("m", "mm", 1000), ("kg", "g", 1000),
@@ -24,19 +24,19 @@ UNITS = (
 
 
 def _number(dice: Dice) -> int:
-    """Up to three digits, every length as likely as its difficulty asks."""
+    """A number of up to three digits; longer numbers are more frequent because they are harder."""
     roll = dice.r.random()
     return dice.whole(0, 9) if roll < 0.15 else dice.whole(10, 99) if roll < 0.45 else dice.whole(100, 999)
 
 
 def add(dice: Dice) -> Turn:
-    """Sums of numbers up to 999."""
+    """A sum of numbers up to 999."""
     a, b = _number(dice), _number(dice)
     return Turn([dice.ask("sum", a=a, b=b)], str(a + b))
 
 
 def subtract(dice: Dice) -> Turn:
-    """Differences; one in five is negative."""
+    """A difference, which is sometimes negative."""
     a, b = _number(dice), _number(dice)
     if a < b and dice.chance(0.7):
         a, b = b, a
@@ -44,7 +44,7 @@ def subtract(dice: Dice) -> Turn:
 
 
 def multiply(dice: Dice) -> Turn:
-    """Times tables to twelve, and up to three digits times one."""
+    """Multiplication tables up to twelve, and up to three digits times one digit."""
     if dice.chance(0.5):
         a, b = dice.whole(0, 12), dice.whole(0, 12)
     else:
@@ -55,7 +55,7 @@ def multiply(dice: Dice) -> Turn:
 
 
 def divide(dice: Dice) -> Turn:
-    """Divisions that come out even."""
+    """A division without remainder."""
     b = dice.whole(1, 12)
     quotient = dice.whole(0, 12) if dice.chance(0.5) else dice.whole(2, 99)
     if quotient * b > 999:
@@ -64,7 +64,7 @@ def divide(dice: Dice) -> Turn:
 
 
 def larger(dice: Dice) -> Turn:
-    """Two numbers, the greater."""
+    """The greater of two numbers."""
     a, b = _number(dice), _number(dice)
     if a == b:
         b += 1
@@ -72,7 +72,7 @@ def larger(dice: Dice) -> Turn:
 
 
 def count_numbers(dice: Dice) -> Turn:
-    """Counting up or down, up to a dozen numbers."""
+    """Counting up or down over up to a dozen numbers."""
     start, length = dice.whole(0, 90), dice.whole(3, 12)
     if dice.chance(0.4):
         start = dice.whole(0, 10)
@@ -84,18 +84,18 @@ def count_numbers(dice: Dice) -> Turn:
 
 
 def _quoted(dice: Dice, word: str) -> str:
-    """Bare, or in one of the two quotation marks."""
+    """The word without or with one of two kinds of quotation marks."""
     return dice.pick((word, word, f'"{word}"', f"'{word}'"))
 
 
 def count_letters(dice: Dice) -> Turn:
-    """How many letters a word has."""
+    """The number of letters of a word."""
     word = dice.word()
     return Turn([dice.ask("letters", w=_quoted(dice, word))], str(len(word)))
 
 
 def count_words(dice: Dice) -> Turn:
-    """How many words stand in a row."""
+    """The number of words in a text."""
     words = [dice.word() for _ in range(dice.whole(2, 8))]
     return Turn([dice.ask("num_words", w=" ".join(words))], str(len(words)))
 
@@ -108,7 +108,7 @@ def _string(dice: Dice, longest: int = 9) -> str:
 
 
 def reverse(dice: Dice) -> Turn:
-    """A word from its last letter to its first."""
+    """A word with its letters in reverse order."""
     word = _string(dice)
     if dice.chance(0.1):
         word = str(dice.whole(10, 99999))
@@ -116,7 +116,7 @@ def reverse(dice: Dice) -> Turn:
 
 
 def reverse_list(dice: Dice) -> Turn:
-    """A short list from its end to its start."""
+    """A short list in reverse order."""
     items = _list_of_words(dice) if dice.chance(0.6) else [str(dice.whole(0, 99)) for _ in range(dice.whole(3, 6))]
     return Turn([dice.ask("reverse_list", w=", ".join(items))], ", ".join(items[::-1]))
 
@@ -132,13 +132,13 @@ def change_case(dice: Dice) -> Turn:
 
 
 def spell(dice: Dice) -> Turn:
-    """Letter by letter, with hyphens."""
+    """A word's letters, joined with hyphens."""
     word = _string(dice)
     return Turn([dice.ask("spell", w=_quoted(dice, word))], "-".join(word))
 
 
 def repeat(dice: Dice) -> Turn:
-    """The same words again."""
+    """The words of the question once more."""
     text = " ".join(_string(dice) if dice.chance(0.9) else str(_number(dice)) for _ in range(dice.whole(1, 6)))
     return Turn([dice.ask("repeat", w=text)], text)
 
@@ -153,7 +153,7 @@ def _list_of_numbers(dice: Dice) -> list[int]:
 
 
 def sort_numbers(dice: Dice) -> Turn:
-    """Three to six numbers, either way."""
+    """Three to six numbers in ascending or descending order."""
     numbers = _list_of_numbers(dice)
     down = dice.chance(0.3)
     question = dice.ask("sort_down" if down else "sort_up", w=", ".join(map(str, numbers)))
@@ -161,7 +161,7 @@ def sort_numbers(dice: Dice) -> Turn:
 
 
 def sort_words(dice: Dice) -> Turn:
-    """Three to five words by alphabet."""
+    """Three to five words in alphabetical order."""
     words = _list_of_words(dice)
     return Turn([dice.ask("sort_words", w=", ".join(words))], ", ".join(sorted(words)))
 
@@ -173,7 +173,7 @@ def largest(dice: Dice) -> Turn:
 
 
 def calendar(dice: Dice) -> Turn:
-    """Days and months: before, after, how many, the how-manieth."""
+    """Days and months: the next, the previous, how many, and which number."""
     kind, names = dice.pick((("day", DAYS), ("month", MONTHS)))
     index = dice.whole(0, len(names) - 1)
     roll = dice.whole(0, 5)
@@ -193,7 +193,7 @@ def calendar(dice: Dice) -> Turn:
 
 
 def convert(dice: Dice) -> Turn:
-    """Units: multiply, or divide where it comes out even."""
+    """Units: multiplication, or division without remainder."""
     large, small, factor = dice.pick(UNITS)
     count = dice.whole(1, 12) if dice.chance(0.6) else dice.whole(1, 99 if factor in (10, 100, 1000) else 20)
     if dice.chance(0.4):
@@ -201,7 +201,7 @@ def convert(dice: Dice) -> Turn:
     return Turn([dice.ask("convert", n=count, a=large, b=small)], f"{count * factor} {small}")
 
 
-# what, how often in training, row of the table
+# function, weight in training, row of the table
 TASKS: tuple[tuple[Callable[[Dice], Turn], float, str], ...] = (
     (add, 3.0, "text_arithmetic"),
     (subtract, 3.0, "text_arithmetic"),

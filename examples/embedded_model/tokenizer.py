@@ -1,7 +1,7 @@
-"""Trains the tokenizer: byte-level BPE, 4096 entries, Qwen's way of cutting text, every digit by itself.
+"""Trains the tokenizer: byte-level BPE, 4096 entries, Qwen's way of splitting text, every digit a token of its own.
 
-The text is what the generators write plus ordinary English: the docstrings of Python's standard library and the word
-list beside this file. In: a seed. Out: tokenizer.json and tokenizer_config.json in the checkpoint folder.
+The corpus is the generators' text and ordinary English: the docstrings of Python's standard library and the word list
+in this folder. In: a seed. Out: tokenizer.json and tokenizer_config.json in the checkpoint folder.
 
     python -m examples.embedded_model.tokenizer
 """
@@ -36,19 +36,19 @@ def library_text() -> Iterator[str]:
 
 
 def corpus(seed: int, num_samples: int) -> Iterator[str]:
-    """What the generators write, the word list, then ordinary English."""
+    """The generators' text, the word list, then ordinary English."""
     from examples.embedded_model.mixture import texts_only
 
     yield from texts_only(seed, num_samples)
     words = (HERE / "words.txt").read_text().split()
-    for word in words:  # with and without the space before, so that both become entries
+    for word in words:  # with and without a space in front, so that both become entries
         yield f" {word}"
         yield word
     yield from library_text()
 
 
 def train(texts: Iterator[str]):
-    """Fit the merges; special tokens take the last ids."""
+    """Trains the merges; special tokens get the last ids."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -71,7 +71,7 @@ def train(texts: Iterator[str]):
 
 
 def write(tokenizer, folder: Path) -> None:
-    """tokenizer.json and the small file transformers wants beside it."""
+    """Writes tokenizer.json and the tokenizer_config.json that transformers needs with it."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
@@ -108,7 +108,7 @@ def write(tokenizer, folder: Path) -> None:
 
 
 def main() -> None:
-    """Train and write."""
+    """Trains the tokenizer and writes it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=MODEL_DIR)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,8 +1,8 @@
-"""Requests that training reaches a tool by without naming it: only what its description says, and values amid the words.
+"""Requests for tools that they do not name: only the description has their words, and values are amid the text.
 
-A request is put together from an opening, a thing, joints and places for values; the description from the same words in
-another form; the tool's name often has none of them. Nothing here is thrown for the held-out set, and no request has the
-frame of a held-out one.
+A request is composed of an opening, a thing, joints and places for values; the description has the same words in
+another form; the tool's name often has none of them. These requests are for training only, and none has the frame of a
+held-out request.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from examples.embedded_model.sample import Dice
 from examples.embedded_model.tool_words import VERBS, made_up, plain_words, some_keys, spelled
 
-# {t} thing, {u} unit or place, {w} verb, {v} value, {n} number
+# Placeholders: {t} thing, {u} unit or place, {w} verb, {v} value, {n} number; {T} and {W} begin with a capital letter.
 TOLD = ("{T}", "The {t}", "{T} of a {u}", "{T} of any {u}", "{T} in every {u}", "{T} by {u}", "{T} for a {u}", "Finds the {t}",
         "Finds {t} near a {u}", "Says what the {t} is", "Gives the {t} of a {u}", "Reads the {t} from a {u}", "Knows all {t}",
         "Orders {t}", "Orders a {t}", "Makes a {t}", "Sends a {t} to somebody", "Changes the {t}", "Counts {t}", "All about {t}",
@@ -43,7 +43,7 @@ FIRST = (
     "It is {v}. {b}",
     "We go to {v}. {b}",
 )
-# who does what: a description in the third person, and requests that have its verb and its thing
+# Descriptions in the third person, and requests with the same verb and thing.
 DOES = (
     "{W}s a {t}",
     "{W}s the {t}",
@@ -69,11 +69,11 @@ DO_VALUE = (
     "until {v}",
     "so that it is {v}",
 )
-# things that do something somewhere
+# Things that do something at a place.
 WHO = ("{T} that {w} in a {u}", "{T} which {w} at a {u}", "What {t} {w} in a {u}", "Number of {t} that {w}")
 WHO_ASKED = ("Do {t} {w} in {v}", "Which {t} {w} at {v}", "Why do the {t} {w} near {v}", "Where do {t} {w} around {v}", "Do any {t} {w} in {v}",
              "How many {t} {w} near {v}", "How often do {t} {w} in {v}", "Count the {t} that {w} in {v}", "When do {t} {w} at {v}")  # fmt: skip
-# frames of held-out requests, with their own words taken out
+# Frames of held-out requests, with their own words replaced by placeholders.
 HELD_FRAMES = frozenset((
     "which {t} can i see in {v}", "how is the {t} in {v}", "book a {t} to {v} for {n} {u}", "i want a {t} to {v} with {n} {u}",
     "i need a {t} to {v} for {n} {u}", "{w} the {t} {v} with {n} {u}", "how many {t} {w} in {v}",
@@ -82,7 +82,7 @@ Request = tuple[str, str, tuple[tuple[str, str], ...], str]
 
 
 def frame(dice: Dice, number: bool, asked: tuple[str, ...]) -> tuple[str, str]:
-    """(what the description says, what a request says), with places for words and values."""
+    """(frame of the description, frame of the request), with placeholders for words and values."""
     while True:
         roll = dice.r.random()
         if roll < 0.4:
@@ -109,12 +109,12 @@ def frame(dice: Dice, number: bool, asked: tuple[str, ...]) -> tuple[str, str]:
 
 
 def plain_frame(text: str) -> str:
-    """A frame without capitals and marks, to compare."""
+    """A frame without capitals and punctuation, for comparing."""
     return re.sub(r"[.?!,]", "", text.replace("{T}", "{t}").replace("{W}", "{w}")).lower().strip()
 
 
 def request(dice: Dice, asked: tuple[str, ...], among: tuple[str, ...]) -> Request:
-    """A tool and a request of it: (name, description, keys with kinds, request)."""
+    """A tool and a request for it: (name, description, keys with kinds, request)."""
     number = dice.chance(0.45)
     told, text = frame(dice, number, asked)
     thing, unit, other, verb = plain_words(dice, 4)
@@ -134,7 +134,7 @@ def request(dice: Dice, asked: tuple[str, ...], among: tuple[str, ...]) -> Reque
         else [last, dice.pick(("of", "by", "in", "list"))],
     )
     value, *numbers = some_keys(dice, 2 if number else 1, among)
-    if number and dice.chance(0.4) and unit != value:  # the key is the word beside the number
+    if number and dice.chance(0.4) and unit != value:  # the key is the word next to the number
         numbers = [unit]
     elif dice.chance(0.15):
         value = unit if unit not in numbers else value

@@ -1,9 +1,9 @@
-"""Tools: calls in the Hermes form, answers from a tool's result, and JSON by a schema that the question brings.
+"""Tools: calls in Hermes' format, answers from a tool's result, and JSON that follows a schema in the question.
 
-What is to be learned is copying: the name of a tool and the keys of its arguments out of the prompt, values out of the
-question. So names, keys and descriptions are made of any words of the list, and hardly one comes twice: from 40 verbs and
-34 keys a model learns those by heart. Requests that do not name their tool are put together in `tool_requests`. Held-out tools have verbs, words, keys and phrasings that training never draws
-from. Tools stand in the system text as the template writes them.
+The skill to learn is copying: a tool's name and the keys of its arguments from the prompt, values from the question.
+Names, keys and descriptions therefore use any words of the list and rarely repeat: with only 40 verbs and 34 keys, a
+model learns them by heart. `tool_requests` composes requests that do not name their tool. Held-out tools have verbs, words, keys and
+phrasings that training never draws. Tools are in the system text, as the template writes them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from examples.embedded_model.tool_words import (
     throw_value,
 )
 
-# tools that people ask for without naming them: name, what it does, keys with kinds, questions
+# Tools that requests do not name: name, description, keys with kinds, questions.
 KNOWN = (
     ("get_weather", "Weather of a town", (("city", "town"),),
      ("What is the weather in {city}?", "How is the weather in {city}?", "Weather in {city}", "Is it raining in {city}?")),
@@ -56,7 +56,7 @@ HELD_KNOWN = (
     ("population_of", "People who live in a town", (("place", "town"),), ("How many people live in {place}?",)),
     ("call_taxi", "Orders a taxi", (("goal", "town"), ("people", "integer")), ("I need a taxi to {goal} for {people} people.",)),
 )  # fmt: skip
-# things that people ask for by what the description says: description, then questions about one value, or a value and a number
+# Descriptions, with questions that use the description's words: for one value, or for a value and a number.
 TOLD = (
     (
         "{T} of a {u}",
@@ -92,7 +92,7 @@ NAMED = (
     "Please use {n}",
     "Take {n}",
 )
-# a value and its key: an opening and a joint; the pairs of HELD_PAIRS are never put together in training
+# A key with its value: an opening and a joint; training never combines the pairs of HELD_PAIRS.
 OPENINGS = ("", "", "with ", "with the ", "the ", "where ", "given ", "for ", "let ", "its ", "and its ", "using ", "having ", "take ",
             "here ", "by ")  # fmt: skip
 JOINTS = ("{k} {v}", "{k} {v}", "{k}: {v}", "{k} is {v}", "{k} = {v}", "{k} be {v}", "{k} set to {v}", "{k} as {v}", "{k} of {v}",
@@ -104,11 +104,11 @@ FAILED = ("not found", "no permission", "out of range", "closed", "no answer", "
 
 @dataclass(frozen=True)
 class Tool:
-    """A tool as clients send it, and what its arguments are."""
+    """A tool in the form that clients send, with the kinds of its arguments."""
 
     function: dict[str, Any]
     keys: tuple[tuple[str, str], ...]  # with the kind of each value
-    command: str  # what one asks for
+    command: str  # the action that a question requests
     questions: tuple[str, ...] = ()
 
     @property
@@ -117,7 +117,7 @@ class Tool:
 
 
 def _pair(dice: Dice, key: str, value: Any) -> str:
-    """What a question says of a key and its value."""
+    """The words for a key and its value in a question."""
     while True:
         form = dice.pick(HELD_PAIRS) if dice.held else dice.pick(OPENINGS) + dice.pick(JOINTS)
         if dice.held or form not in HELD_PAIRS:
@@ -125,7 +125,7 @@ def _pair(dice: Dice, key: str, value: Any) -> str:
 
 
 def _function(dice: Dice, name: str, told: str, keys: tuple[tuple[str, str], ...], marks: dict[str, list[str]]) -> dict:
-    """The definition, spelled in the ways in which clients spell it."""
+    """The definition of a function, in one of the forms that clients write."""
     properties = {}
     for key, kind in keys:
         properties[key] = {"enum": marks[key]} if kind == "mark" else schema_of(kind)
@@ -144,7 +144,7 @@ def _function(dice: Dice, name: str, told: str, keys: tuple[tuple[str, str], ...
 
 
 def _told(dice: Dice) -> tuple[str, str, tuple[tuple[str, str], ...], tuple[str, ...]]:
-    """A tool that a question reaches through its description: (name, description, keys, questions)."""
+    """A tool whose questions use the words of its description: (name, description, keys, questions)."""
     twice = dice.chance(0.4)
     if twice:
         told, questions = dice.pick(HELD_TOLD_TWICE if dice.held else TOLD_TWICE)
@@ -167,14 +167,14 @@ def _told(dice: Dice) -> tuple[str, str, tuple[tuple[str, str], ...], tuple[str,
 
 @dataclass(frozen=True)
 class Company:
-    """What the tools of one conversation may share: verbs and keys, few or many."""
+    """Verbs and keys that the tools of one conversation draw from."""
 
     verbs: tuple[str, ...] = VERBS
     keys: tuple[str, ...] = KEYS
 
 
 def tool(dice: Dice, company: Company | None = None) -> Tool:
-    """A tool, thrown together or known."""
+    """A random tool or one of the known ones."""
     company = company or Company()
     marks = {}
     command, roll = "", dice.r.random()
@@ -205,7 +205,7 @@ def tool(dice: Dice, company: Company | None = None) -> Tool:
 
 
 def _question(dice: Dice, chosen: Tool) -> tuple[str, dict[str, Any]]:
-    """(a question that only this tool answers, the arguments that the question gives)."""
+    """(a question that fits only this tool, the arguments in the question)."""
     properties = chosen.function["parameters"]["properties"]
     given = {
         key: dice.pick(properties[key]["enum"]) if kind == "mark" else throw_value(dice, kind)
@@ -225,17 +225,17 @@ def _question(dice: Dice, chosen: Tool) -> tuple[str, dict[str, Any]]:
 
 
 def call_text(name: str, arguments: dict[str, Any]) -> str:
-    """A call as the model writes it."""
+    """A call in the model's format."""
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}\n</tool_call>"
 
 
 def _offer(dice: Dice) -> Tool:
-    """Puts one to three tools (five in training) in front of the conversation; returns the one that is asked for."""
+    """Adds one to three tools (in training up to five) to the system text; returns the tool of the question."""
     tools: dict[str, Tool] = {}
     company, count = Company(), dice.whole(1, 3)
     if not dice.held:
         count += dice.whole(1, 2) if dice.chance(0.2) else 0
-        if dice.chance(0.4):  # tools that are alike: what differs has to be read
+        if dice.chance(0.4):  # similar tools: the model must read the difference
             company = Company(tuple(dice.some(VERBS, 2)), tuple(dice.some(KEYS, 4)))
     for _ in range(count):
         thrown = tool(dice, company)
@@ -245,7 +245,7 @@ def _offer(dice: Dice) -> Tool:
 
 
 def calls(dice: Dice) -> list[Turn]:
-    """A call; or an answer without one, where the question is about something else."""
+    """A question with a call, or a question about something else with an answer."""
     chosen = _offer(dice)
     if dice.chance(0.15):
         maker, _, _ = dice.pick((*text_tasks.TASKS, *talk_tasks.TASKS[:2]))
@@ -258,7 +258,7 @@ def calls(dice: Dice) -> list[Turn]:
 
 
 def answers(dice: Dice) -> list[Turn]:
-    """A call, its result, and an answer that says what the result says."""
+    """A call, its result, and an answer with the content of the result."""
     chosen = _offer(dice)
     question, given = _question(dice, chosen)
     asked = Turn([question], call_text(chosen.name, given), "call", "tool_call")

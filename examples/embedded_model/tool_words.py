@@ -1,6 +1,6 @@
-"""The words of tools: verbs, keys, spellings and values, with what training never draws from.
+"""Words for tools: verbs, keys, spellings and values, and the words that training never draws.
 
-Training also throws words of random syllables and values with digits and marks in them; held-out tools do not.
+Training also has words of random syllables and values with digits and marks; held-out tools do not.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KEYS = ("name", "city", "level", "room", "count", "colour", "size", "day", "pric
         "message", "file", "label", "first_name", "unit_price", "user_id", "room_name", "max_count", "order_id")  # fmt: skip
 HELD_KEYS = ("place", "guest", "quantity", "height", "country", "product", "start_day", "seat_number", "code", "tag")
 HELD_WORDS = frozenset(word for name in (*HELD_VERBS, *HELD_KEYS) for word in re.split(r"[_ ]", name)) - {"on", "for"}
-# those, and what only held-out requests speak of
+# Held-out words, and other words that only held-out requests have.
 NEVER = HELD_WORDS | {"seat", "seats", "coat", "coats", "taxi", "wall", "shade", "population"}
 PARTICLES = (
     "in",
@@ -58,7 +58,7 @@ MARKS = (
 
 
 def throw_value(dice: Dice, kind: str) -> Any:
-    """A value of a kind; texts come from lists of which a part is held out."""
+    """A value of a kind; texts come from lists with a held-out part."""
     if kind == "integer":
         return dice.whole(0, 9) if dice.chance(0.3) else dice.whole(10, 999)
     if kind == "number":
@@ -80,14 +80,14 @@ def throw_value(dice: Dice, kind: str) -> Any:
 
 
 def made_up(dice: Dice) -> str:
-    """A word that nobody has: it can only be copied."""
+    """An invented word, which the model can only copy."""
     starts, ends = ("b", "c", "d", "f", "g", "gr", "k", "l", "m", "n", "p", "qu", "r", "s", "st", "t", "tr", "v", "w", "z"), \
         ("", "", "n", "r", "l", "s", "m", "ck", "th", "x")  # fmt: skip
     return "".join(dice.pick(starts) + dice.pick("aeiouy") + dice.pick(ends) for _ in range(dice.whole(1, 3)))
 
 
 def _odd_text(dice: Dice) -> str:
-    """A text with digits or marks in it: a date, a time, a file, a code, a long name."""
+    """A text with digits or marks: a date, a time, a file, a code, a long name."""
     roll = dice.whole(0, 6)
     if roll == 0:
         return f"20{dice.whole(10, 39)}-{dice.whole(1, 12):02d}-{dice.whole(1, 28):02d}"
@@ -105,7 +105,7 @@ def _odd_text(dice: Dice) -> str:
 
 
 def plain_words(dice: Dice, count: int) -> list[str]:
-    """Words of the list that name nothing held out."""
+    """Words of the list, without held-out words in training."""
     words: list[str] = []
     while len(words) < count:
         word = made_up(dice) if not dice.held and dice.chance(0.15) else dice.word(9)
@@ -115,13 +115,13 @@ def plain_words(dice: Dice, count: int) -> list[str]:
 
 
 def spelled(dice: Dice, words: list[str]) -> str:
-    """Words as a programmer writes them."""
+    """The words joined to an identifier, as programmers write it."""
     return dice.pick(("_".join(words), "_".join(words), words[0] + "".join(w.capitalize() for w in words[1:]),
                       "-".join(words)))  # fmt: skip
 
 
 def some_keys(dice: Dice, count: int, among: Sequence[str] = KEYS) -> list[str]:
-    """Different keys: from the list, or of one or two words. Training may choose `among` fewer."""
+    """Different keys, from the list or made of one or two words; training may draw from fewer, `among`."""
     keys: list[str] = []
     while len(keys) < count:
         if dice.chance(0.5 if dice.held else 0.25):
@@ -134,12 +134,12 @@ def some_keys(dice: Dice, count: int, among: Sequence[str] = KEYS) -> list[str]:
 
 
 def as_said(dice: Dice, key: str) -> str:
-    """A key as people say it, or as it is spelled."""
+    """A key as people say it, or as its identifier."""
     return key if dice.chance(0.3) else spoken(key)
 
 
 def spoken(key: str) -> str:
-    """A key as people say it."""
+    """An identifier as people say it: words with spaces."""
     return re.sub(r"(?<=[a-z])([A-Z])", lambda found: f" {found[1].lower()}", key).replace("_", " ").replace("-", " ")
 
 
@@ -149,5 +149,5 @@ def shown(value: Any) -> str:
 
 
 def schema_of(kind: str) -> dict[str, Any]:
-    """A kind in JSON schema."""
+    """The JSON schema of a kind."""
     return {"type": kind if kind in ("integer", "number", "boolean") else "string"}

@@ -1,8 +1,8 @@
 """Trains the embedded model in resumable pieces.
 
-Worker processes draw, speak and encode; this process only computes. The learning rate follows the minutes trained so
-far out of `--total-minutes`: a short warm-up, a level stretch, a straight fall to zero over the last third. Every piece
-ends with held-out accuracies (every token of an answer must be the most likely one) and a checkpoint.
+Worker processes draw, speak and encode; this process only computes. The learning rate depends on the minutes trained so
+far, as a share of `--total-minutes`: a short warm-up, a constant part, and a linear decay over the last third. Every
+piece ends with held-out accuracies (every token of an answer must be the most likely one) and a checkpoint.
 
     python -m examples.embedded_model.train --minutes 8.5 --total-minutes 50 --state build/embedded_model [--resume]
 """
@@ -35,7 +35,7 @@ SHARD_BYTES = 15 * 1024 * 1024
 
 
 class Batches(IterableDataset):
-    """Packed batches of about `tokens` tokens; every worker throws its own share of the samples."""
+    """Packed batches of about `tokens` tokens; every worker generates its own share of the samples."""
 
     def __init__(
         self, seed: str, tokens: int, held: bool, weights: dict[str, float], repeat: int = 0, skip: int = 0
@@ -69,18 +69,18 @@ class Batches(IterableDataset):
 
 
 def loader(batches: Batches, workers: int) -> DataLoader:
-    """Batches through shared memory."""
+    """A loader whose workers pass batches through shared memory."""
     extra = {"prefetch_factor": 4, "persistent_workers": False} if workers else {}
     return DataLoader(batches, batch_size=None, num_workers=workers, pin_memory=torch.cuda.is_available(), **extra)
 
 
 def to_device(batch: dict[str, torch.Tensor], device: str) -> dict[str, torch.Tensor]:
-    """Arrays to the device; single numbers stay, because launches need them."""
+    """Copies arrays to the device; single numbers stay on the host, because launches need them."""
     return {n: t if t.dim() == 0 else t.to(device, non_blocking=True) for n, t in batch.items()}
 
 
 class Feeder:
-    """Moves batches to the device on a thread of its own, and lends old ones while no fresh one is ready."""
+    """Copies batches to the device on a thread of its own; repeats old batches while no new one is ready."""
 
     def __init__(self, source: Iterator[dict[str, torch.Tensor]], device: str, keep: int) -> None:
         self.source, self.device, self.keep = source, device, keep
@@ -103,7 +103,7 @@ class Feeder:
                 return
 
     def next(self) -> dict[str, torch.Tensor]:
-        """A fresh batch if there is one, else one seen before."""
+        """A new batch if one is ready, else an old one."""
         if self.ready.empty() and len(self.old) >= min(20, self.keep) and self.keep:
             return self.chance.choice(self.old)
         batch = self.ready.get()
@@ -116,14 +116,14 @@ class Feeder:
         return batch
 
     def stop(self) -> None:
-        """End the thread; the workers end with their loader."""
+        """Stops the thread; the workers end with their loader."""
         self.ended = True
         self.thread.join()
 
 
 @torch.no_grad()
 def right_turns(logits: torch.Tensor, targets: torch.Tensor, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    """For every turn of the batch, whether all tokens of its answer are the most likely ones: bool [turns]."""
+    """Whether all tokens of each turn's answer are the most likely ones: bool [turns]."""
     at = (batch["labels"][1:] >= 0).nonzero().squeeze(1)
     turn = batch["turns"][1:][at].long()
     hit = (logits.argmax(-1) == targets).int()
@@ -135,7 +135,7 @@ def right_turns(logits: torch.Tensor, targets: torch.Tensor, batch: dict[str, to
 def evaluate(
     model: Packed, device: str, seed: str, workers: int, rounds: int, tokens: int
 ) -> dict[str, tuple[int, int]]:
-    """Right and asked, for every row of the table, on held-out samples."""
+    """(right, all) turns of every row of the table, on held-out samples."""
     counts = torch.zeros(2, len(ROWS), dtype=torch.long)
     for batch in loader(Batches(seed, tokens, True, {}, repeat=rounds), workers):
         batch = to_device(batch, device)
@@ -148,13 +148,13 @@ def evaluate(
 
 
 def rate_at(progress: float, step: int, peak: float) -> float:
-    """Learning rate at a share of the whole training."""
+    """The learning rate; `progress` is the finished share of the training."""
     warm = min(1.0, (step + 1) / 200)
     return peak * warm * min(1.0, max(0.02, (1.0 - progress) / 0.35))
 
 
 def save(folder: Path, optimizer: Optimizer, facts: dict, light: bool = False) -> None:
-    """Weights (float32) and momenta in shards, and facts.json; `light` leaves the momenta out and writes bf16."""
+    """Writes weights (float32) and momenta in shards, and facts.json; `light` omits the momenta and writes bf16."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = {n: p.detach().to(torch.bfloat16) if light else p.detach() for n, p in optimizer.master.items()}
     for stem, tensors in (("weights", weights), ("momenta", {} if light else optimizer.state())):
@@ -172,7 +172,7 @@ def save(folder: Path, optimizer: Optimizer, facts: dict, light: bool = False) -
 
 
 def load(folder: Path, optimizer: Optimizer) -> dict:
-    """Everything back; returns the facts."""
+    """Loads weights and momenta of a state; returns its facts."""
     facts = json.loads((folder / "facts.json").read_text())
     with torch.no_grad():
         for path in sorted(folder.glob("weights-*.safetensors")):
@@ -185,7 +185,7 @@ def load(folder: Path, optimizer: Optimizer) -> dict:
 
 
 def start_from(path: Path, optimizer: Optimizer) -> None:
-    """Weights of an exported model.safetensors; momenta start at zero."""
+    """Loads weights of an exported model.safetensors; momenta start at zero."""
     with torch.no_grad():
         for name, tensor in load_file(path).items():
             optimizer.master[name].copy_(tensor)
@@ -193,25 +193,25 @@ def start_from(path: Path, optimizer: Optimizer) -> None:
 
 
 def table_text(result: dict[str, tuple[int, int]]) -> str:
-    """Rows of the table, one per line."""
+    """The table's rows, one per line."""
     return "\n".join(f"  {name:16s} {100 * a / b:6.2f} %  of {b}" for name, (a, b) in result.items())
 
 
 class Meter:
-    """Loss, accuracy and speed since the last line."""
+    """Loss, accuracy and speed since the last line of the log."""
 
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
-        """Start a new line."""
+        """Starts a new line."""
         self.steps = self.tokens = self.looks = 0
         self.wait = self.loss = 0.0
         self.right, self.asked = torch.zeros(len(ROWS)), torch.zeros(len(ROWS))
         self.since = time.time()
 
     def answers(self, right: torch.Tensor, tasks: torch.Tensor) -> None:
-        """Count turns."""
+        """Adds the turns' answers to the counts."""
         self.right += torch.bincount(tasks[right].long(), minlength=len(ROWS))
         self.asked += torch.bincount(tasks.long(), minlength=len(ROWS))
 
@@ -232,7 +232,7 @@ class Meter:
 
 
 def train(args: argparse.Namespace) -> None:
-    """One piece."""
+    """Trains one piece."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_float32_matmul_precision("high")
     began = time.time()
@@ -280,10 +280,10 @@ def train(args: argparse.Namespace) -> None:
             save(args.state / "early", optimizer, facts, light=True)
             early = deadline
     feeder.stop()
-    facts["samples"] += feeder.fresh * (len(batch["ends"]) - 1)  # about
+    facts["samples"] += feeder.fresh * (len(batch["ends"]) - 1)  # approximate
     print(f"{feeder.fresh} fresh batches, {len(feeder.old)} kept", flush=True)
     del feeder
-    save(args.state, optimizer, facts, args.light)  # before the evaluation, in case the machine is taken away
+    save(args.state, optimizer, facts, args.light)  # before the evaluation, in case the machine is withdrawn
     result = evaluate(model, device, "held/0", args.workers, args.eval_rounds, args.tokens)
     facts["held"] = result
     (args.state / "facts.json").write_text(json.dumps(facts, indent=1) + "\n")
@@ -292,7 +292,7 @@ def train(args: argparse.Namespace) -> None:
 
 
 def command_line() -> argparse.ArgumentParser:
-    """What a piece may be told."""
+    """The parser of a piece's flags."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=8.0, help="length of this piece, start-up included")
     parser.add_argument(
@@ -325,7 +325,7 @@ def command_line() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    """Command line."""
+    """Parses the command line and trains."""
     train(command_line().parse_args())
     sys.stdout.flush()
 

@@ -1,4 +1,4 @@
-"""What stands around a question, and words of a phrasing that may stand for each other."""
+"""Words around a question, and words of a phrasing that can replace each other."""
 
 LEADS = (
     "Please answer:", "Question:", "Hello!", "Hi.", "Hey,", "Tell me:", "Quick question:", "Please:", "OK,",
@@ -13,7 +13,7 @@ SYSTEMS = (
     "Answer the question of the user.", "You help people.",
 )  # fmt: skip
 
-# words of a training phrasing that may stand for each other
+# Words of a training phrasing that can replace each other.
 _PICTURE, _PICTURES = ("image", "picture", "photo", "drawing"), ("images", "pictures", "photos")
 _FILM, _SOUND = ("video", "clip", "film", "movie"), ("recording", "audio", "sound", "sound clip", "audio clip")
 SWAPS: dict[str, tuple[str, ...]] = {

@@ -1,7 +1,7 @@
-"""The embedded model through HTTP: held-out items are answered right, and greedily as transformers answers them.
+"""The embedded model over HTTP: it answers held-out items correctly, and greedily with the tokens of transformers.
 
-One server process without --model. Accuracy is asked for with room for chance: the card holds what was measured on
-thousands of items, this notices when serving breaks the model.
+One server process without --model. The accuracy thresholds leave room for chance: the model card has the accuracy
+measured on thousands of items, while this test notices only that serving breaks the model.
 """
 
 import base64
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 @pytest.fixture(scope="module")
 def ask():
-    """A question to the server, streamed, greedy: messages to the whole answer."""
+    """Starts a server; yields a function that sends messages, streams a greedy answer and returns its whole text."""
     with (
         serving() as process,
         OpenAI(base_url=f"http://127.0.0.1:{process.port}/v1", api_key="none", timeout=300) as client,
@@ -61,7 +61,7 @@ def test_held_out_items(ask, count, least):
     answers = [a for part in right.values() for a in part]
     assert len(answers) == count
     assert sum(answers) >= least, wrong
-    for task, part in right.items():  # two items of a task say little
+    for task, part in right.items():  # two items of a task prove little
         assert len(part) < 5 or sum(part) >= 0.6 * len(part), (task, wrong)
 
 
@@ -95,7 +95,7 @@ def _exact(sample: Sample) -> list[dict]:
 
 
 def _rounded(sample: Sample) -> Sample:
-    """Sounds as sixteen bits hold them."""
+    """The sample with its sounds rounded to 16-bit integers, as the WAV file holds them."""
     for turn in sample.turns:
         for part in turn.parts:
             if isinstance(part, Media) and part.kind == "audio":

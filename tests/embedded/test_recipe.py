@@ -51,7 +51,7 @@ def test_other_seeds_give_other_items():
 def test_held_out_phrasings_and_words_are_not_in_training():
     for name, (plain, held) in PHRASES.items():
         assert not set(plain) & set(held), name
-        for number in range(60):  # whatever is reworded, a held-out phrasing does not come out
+        for number in range(60):  # rewording never produces a held-out phrasing
             assert Dice(number)._reworded(Dice(number).pick(plain), held) not in held
     assert not set(_words(False, 9, "reverse")) & set(_words(True, 9, "reverse"))
 
@@ -128,7 +128,7 @@ def test_positions_and_logits_equal_transformers(encoder, extractor):
             assert np.array_equal(positions[:, 0].numpy(), np.concatenate(row.positions, 1))
             wanted = thinker(**given).logits[0]
             got = logits[batch["ends"][n] : batch["ends"][n + 1]]
-            assert (got - wanted).norm() / wanted.norm() < 5e-3  # sounds are rounded to 16 bits on the way
+            assert (got - wanted).norm() / wanted.norm() < 5e-3  # sounds are rounded to 16 bits before the encoder
 
 
 def test_prompt_equals_the_chat_template(encoder):
@@ -226,7 +226,7 @@ def test_tools_stand_in_the_prompt_as_the_template_writes_them(encoder):
             continue
         messages = [*sent["messages"][:-1], {**sent["messages"][-1]}]
         last = sample.turns[-1]
-        if sample.turns[-1].task == "tool_answer":  # the call and its result as clients send them back
+        if sample.turns[-1].task == "tool_answer":  # call and result, in the form that clients send
             call = json.loads(sample.turns[-2].answer.removeprefix("<tool_call>").removesuffix("</tool_call>"))
             result = str(last.parts[0]).removeprefix("<tool_response>\n").removesuffix("\n</tool_response>")
             messages[-2:] = [
@@ -299,7 +299,7 @@ def test_a_training_call_fits_its_tool_and_copies_from_the_question():
         asked = str(turn.parts[0]).lower()
         assert all(str(value).lower() in asked for value in call["arguments"].values())
         words = set(call["name"].lower().replace("_", "-").split("-"))
-        assert not (tool_words.NEVER - set(tool_words.VERBS)) & words  # "start" is a verb, and part of a held-out key
+        assert not (tool_words.NEVER - set(tool_words.VERBS)) & words  # "start": a verb, and part of a held-out key
         kinds.add((len(tools), len(call["arguments"])))
     assert {tools for tools, _ in kinds} == {1, 2, 3, 4, 5}
     assert {arguments for _, arguments in kinds} == {0, 1, 2, 3}

@@ -1,4 +1,4 @@
-"""The embedded model with tools and schemas, through the official clients: what it really answers."""
+"""The embedded model with tools and schemas, through the official clients: the answers of the real weights."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Small files that promise much: containers whose counts, tags and directories ask a decoder for memory or time.
+"""Small hostile files: containers whose counts, tags and directories make a decoder take much memory or time.
 
-Each function returns bytes below 1 MiB. A decoder that believes them takes hundreds of MiB, or does not come back; what
-is refused, and with which reason, is in test_bounds.py and, over sockets, in end_to_end/test_hostile_media.py. Sounds
-and pictures have files of their own.
+Each function returns bytes below 1 MiB. A decoder that believes the counts takes hundreds of MiB, or does not return.
+test_bounds.py and, over sockets, end_to_end/test_hostile_media.py say which files are refused and with which reason.
+Sounds and pictures have files of their own.
 """
 
 from __future__ import annotations
@@ -75,20 +75,20 @@ def movie(*tracks: bytes, more: bytes = b"", brand: bytes = b"isom", data: bytes
 
 
 def samples_of_a_byte(count: int, kind: bytes = b"vide", entry: bytes | None = None, brand: bytes = b"isom") -> bytes:
-    """A track of so many samples of one byte each."""
+    """A track of `count` samples of one byte each."""
     entry = entry or (film_entry() if kind == b"vide" else sound_entry(b"mp4a"))
     return movie(track(kind, entry, times((count, 2)) + sizes(1, count) + chunks(1, count, 48)), brand=brand)
 
 
 def edits_of(edits: int, samples: int) -> bytes:
-    """Each edit shows all samples anew."""
+    """A film with a list of edits, each of which plays all samples again."""
     listed = box(b"edts", full(b"elst", u32(edits), (u32(1000, 0) + struct.pack(">HH", 1, 0)) * edits))
     table = times((samples, 2)) + sizes(1, samples) + full(b"stss", u32(1, 1)) + chunks(1, samples, 48)
     return movie(track(b"vide", film_entry(), table, listed), data=bytes(samples))
 
 
 def compressed_header(size: int = 400 * MIB) -> bytes:
-    """A moov in a moov, deflated: a thousandth of what it holds."""
+    """A deflated moov inside a moov: the file is a thousandth of the inflated size."""
     packer = zlib.compressobj(9)
     inner = b"".join(packer.compress(bytes(MIB)) for _ in range(size // MIB)) + packer.flush()
     packed = box(b"cmov", box(b"dcom", b"zlib"), box(b"cmvd", u32(size), inner))
@@ -96,7 +96,7 @@ def compressed_header(size: int = 400 * MIB) -> bytes:
 
 
 def runs_of_fragments(runs: int, samples: int) -> bytes:
-    """Fragments whose samples take no byte in their table."""
+    """Fragments whose sample tables have a count of samples and no bytes for them."""
     defaults = box(b"mvex", full(b"trex", u32(1, 1, 1, 1, 0)))
     table = times() + sizes(0, 0) + full(b"stsc", u32(0)) + full(b"stco", u32(0))
     run = full(b"trun", u32(samples))
@@ -120,14 +120,14 @@ def segment_index(count: int, tracks: int) -> bytes:
 
 
 def shared_samples(count: int, size: int) -> bytes:
-    """Samples that all lie in the same place, each as long as the file."""
+    """`count` samples at the same offset, each as long as the file."""
     table = times((count, 512)) + full(b"stsz", u32(0, count), u32(size) * count)
     table += full(b"stsc", u32(1, 1, 1, 1)) + full(b"stco", u32(count), u32(40) * count)
     return movie(track(b"vide", film_entry(b"vp09"), table), data=bytes(size))
 
 
 def shared_chapters(count: int, size: int) -> bytes:
-    """A film whose chapters' titles are all the same 64 KiB."""
+    """A film whose chapters all have the same title of `size` bytes."""
     table = times((count, 512)) + full(b"stsz", u32(0, count), u32(size) * count)
     table += full(b"stsc", u32(1, 1, 1, 1)) + full(b"stco", u32(count), u32(40) * count)
     film = times((1, 512)) + sizes(8, 1) + chunks(1, 1, 40)
@@ -135,7 +135,7 @@ def shared_chapters(count: int, size: int) -> bytes:
     titles = track(b"text", box(b"text", bytes(8)), table, number=2)
     start = box(b"ftyp", b"isom", bytes(4), b"isom")
     title = struct.pack(">H", size - 2) + b"a" * (size - 2)
-    # The titles come first, so that their place is known: 28 bytes behind the beginning.
+    # The titles come first, so that their offset is known: 28 bytes after the start of the file.
     return (
         start
         + box(b"free", bytes(4))
@@ -145,14 +145,14 @@ def shared_chapters(count: int, size: int) -> bytes:
 
 
 def items(count: int, kind: bytes = b"iinf") -> bytes:
-    """Picture items in a film."""
+    """A film whose meta box lists `count` picture items."""
     meta = full(b"meta", full(b"hdlr", u32(0), b"pict", bytes(13)), full(kind, u32(count), version=1))
     table = times((1, 512)) + sizes(8, 1) + chunks(1, 1, 40)
     return movie(track(b"vide", film_entry(), table)) + meta
 
 
 def keys_without_end(count: int) -> bytes:
-    """Tags with names of their own: a dictionary that is searched from its beginning for each."""
+    """Tags with distinct names; a reader searches its dictionary from the beginning for each tag."""
     names = b"".join(
         box(b"\xa9" + b"%03x" % (at % 4096), struct.pack(">HH", 1, at % 32768), b"v") for at in range(count)
     )
@@ -222,7 +222,7 @@ def many_tracks(count: int) -> bytes:
 
 
 def many_elements(name: bytes, inner: bytes, count: int) -> bytes:
-    """A master of so many empty children: cues, tags, chapters, attachments."""
+    """A master element with `count` empty children, for example cues, tags, chapters or attachments."""
     return matroska(vp9_track(), element(name, inner * count), cluster(element(b"\xa3", b"\x81\0\0\x80", bytes(16))))
 
 
@@ -236,7 +236,7 @@ def deflated_blocks(count: int, size: int) -> bytes:
 
 
 def stripped_headers(count: int, size: int) -> bytes:
-    """Each block has so many bytes put in front."""
+    """Blocks with header stripping: a reader puts `size` bytes in front of each block."""
     method = element(b"\x50\x34", element(b"\x42\x54", b"\3"), element(b"\x42\x55", bytes(size)))
     coding = element(b"\x6d\x80", element(b"\x62\x40", element(b"\x50\x33", b"\0"), method))
     blocks = [element(b"\xa3", b"\x81" + struct.pack(">h", at % 30000) + b"\x80", b"\0") for at in range(count)]
@@ -244,7 +244,7 @@ def stripped_headers(count: int, size: int) -> bytes:
 
 
 def laced_blocks(blocks: int, laces: int = 255) -> bytes:
-    """Blocks of many frames without bytes (EBML lacing 6, fixed 4, Xiph 2)."""
+    """Blocks of many empty frames (EBML lacing is 6, fixed lacing 4, Xiph lacing 2)."""
     block = element(b"\xa3", b"\x81\0\0\x82", bytes([laces]), bytes(laces), b"\xf8")
     return matroska(opus_track(), cluster(*([block] * blocks)))
 
@@ -261,7 +261,7 @@ def tagged_matroska(count: int) -> bytes:
 
 
 def real_samples_of_a_byte(count: int, kind: bytes = b"soun", brand: bytes = b"M4A ") -> bytes:
-    """The same, with a byte for each."""
+    """A track of `count` samples of one byte, like samples_of_a_byte, whose bytes are really in the file."""
     entry = film_entry() if kind == b"vide" else sound_entry(b"Opus")
     table = times((count, 2)) + sizes(1, count) + chunks(1, count, 48)
     head = movie(track(kind, entry, table), brand=brand, data=b"\xf8" * count)
@@ -271,7 +271,7 @@ def real_samples_of_a_byte(count: int, kind: bytes = b"soun", brand: bytes = b"M
 
 
 def laces_of_a_byte(blocks: int, laces: int = 255) -> bytes:
-    block = element(b"\xa3", b"\x81\0\0\x84", bytes([laces]), b"\xf8" * (laces + 1))  # fixed sizes
+    block = element(b"\xa3", b"\x81\0\0\x84", bytes([laces]), b"\xf8" * (laces + 1))  # fixed-size lacing
     return matroska(opus_track(), cluster(*([block] * blocks)))
 
 

@@ -1,7 +1,7 @@
-"""Odd files, made on the spot: what clients send by mistake or by malice, each with its documented outcome.
+"""Odd files, generated here: files that clients send by mistake or by malice, each with its documented outcome.
 
 A picture that is read has a size and a mean colour, a sound has samples, a film has frames; all others are refused with
-a reason. The mean is that of the decoded form: the picture is the one that a person sees.
+a reason. The mean is that of the decoded picture, after orientation and colour conversion.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RED = (200, 30, 40)
 
 @dataclass(frozen=True)
 class Odd:
-    """A file and what becomes of it: a shape, or a number of samples, or reasons to refuse it."""
+    """A file and its expected outcome: a shape, a number of samples, or the reasons with which the file is refused."""
 
     name: str
     modality: Modality
@@ -129,7 +129,7 @@ def pictures_refused() -> Iterator[Odd]:
 
 
 def tiled(width: int, height: int) -> bytes:
-    """A TIFF of 64 x 48 whose one tile is so large."""
+    """A TIFF of 64 x 48 with one tile of `width` x `height`."""
     tags = {256: 64, 257: 48, 258: 8, 259: 8, 262: 1, 277: 1, 322: width, 323: height, 324: 8, 325: 64}
     entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
     return b"II*\0\x08\0\0\0" + struct.pack("<H", len(tags)) + entries + bytes(100)
@@ -219,10 +219,10 @@ def gif(frames: np.ndarray, delays: int | list[int] = 100) -> bytes:
 
 
 def damaged(frames: np.ndarray, first: int, end: int, group: int = 6) -> bytes:
-    """An MP4 whose packets `first` to `end` are damaged behind their headers."""
+    """An MP4 whose packets `first` to `end` are damaged after their headers."""
     import av
 
-    grain = np.random.default_rng(0).integers(0, 40, frames.shape)  # else a packet is a few bytes
+    grain = np.random.default_rng(0).integers(0, 40, frames.shape)  # without noise a packet has only a few bytes
     film = bytearray(made.film((frames + grain).clip(0, 255).astype(np.uint8), options={"g": str(group), "bf": "0"}))
     with av.open(io.BytesIO(bytes(film))) as container:
         packets = [(packet.pos, packet.size) for packet in container.demux(video=0) if packet.size]

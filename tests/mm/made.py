@@ -1,4 +1,4 @@
-"""Media made on the spot: pictures, sounds and films as encoded bytes, for the tests of this folder."""
+"""Generates media: pictures, sounds and films as encoded bytes, for the tests of this folder."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _LAYOUTS = {1: "mono", 2: "stereo", 3: "2.1", 4: "quad", 6: "5.1", 8: "7.1"}
 def sound(
     samples: np.ndarray, rate: int = 16000, container: str = "wav", codec: str = "pcm_s16le", layout: str | None = None
 ) -> bytes:
-    """Encode float32 [channels, samples]."""
+    """Encodes float32 samples [channels, samples]."""
     import av
 
     out = io.BytesIO()
@@ -64,7 +64,7 @@ def _encode_sound(target, stream, samples: np.ndarray, rate: int, layout: str) -
     )
     size = stream.codec_context.frame_size or 1024
     for start in range(0, samples.shape[1], size):
-        packed = samples[:, start : start + size].T.reshape(1, -1)  # channels take turns
+        packed = samples[:, start : start + size].T.reshape(1, -1)  # samples of the channels are interleaved
         frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(packed), format="flt", layout=layout)
         frame.sample_rate = rate
         frame.pts = start
@@ -77,16 +77,16 @@ def _encode_sound(target, stream, samples: np.ndarray, rate: int, layout: str) -
 
 
 def ramp(num_frames: int, height: int = 64, width: int = 96) -> np.ndarray:
-    """uint8 [frames, height, width, 3]; each frame is one grey, 20 + 2 * its index, which identifies the frame."""
+    """Frames as uint8 [frames, height, width, 3]; the grey value of frame i, 20 + 2 * i, identifies it."""
     greys = (20 + 2 * np.arange(num_frames)).clip(0, 235).astype(np.uint8)
     return np.broadcast_to(greys[:, None, None, None], (num_frames, height, width, 3)).copy()
 
 
 @contextlib.contextmanager
 def same_scheduling() -> Iterator[None]:
-    """SVT-AV1, where root runs it, leaves the thread that opens it at the highest real-time priority of the machine.
+    """Restores the scheduling of this process: SVT-AV1, run as root, sets its thread to the highest real-time priority.
 
-    Whatever the test's process starts afterwards, browsers among them, inherits the priority, and nothing else runs.
+    Without this, every process that the test starts later (a browser, say) inherits the priority and starves others.
     """
     policy, params = os.sched_getscheduler(0), os.sched_getparam(0)
     try:
@@ -107,9 +107,9 @@ def film(
     options: dict[str, str] | None = None,
     index_first: str | None = None,
 ) -> bytes:
-    """Encode uint8 [frames, height, width, 3]; `track` is float32 [1, samples] at 16 kHz, `times` are milliseconds.
+    """Encodes uint8 frames [frames, height, width, 3]; `track` is float32 [1, samples] at 16 kHz, `times` are in ms.
 
-    `index_first` names a file to write through: only a real one can have its index moved to the front.
+    `index_first` names a file to write through: only a file on disk can have its index moved to the front.
     """
     import av
 
@@ -143,7 +143,7 @@ def data_url(data: bytes, mime: str = "application/octet-stream") -> str:
 
 
 def outcome(work: Callable[[], T]) -> T | MediaError:
-    """What `work` returns, or the MediaError it raises; anything else is a bug and passes through."""
+    """Returns what `work` returns, or the MediaError that it raises; any other error is a bug and passes through."""
     try:
         return work()
     except MediaError as error:

@@ -1,4 +1,4 @@
-"""Small pictures that promise much: texts, directories, frames that ask a decoder for memory or time; see bombs.py."""
+"""Small hostile pictures: texts, directories and frames that make a decoder take much memory or time; see bombs.py."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def png_chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def png(width: int, height: int, *before: bytes, pieces: int = 1) -> bytes:
-    """A black RGB picture with chunks in front of its pixels, which may be cut in pieces."""
+    """A black RGB picture: the chunks `before`, then its pixels, split into `pieces` IDAT chunks."""
     packer = zlib.compressobj(9)
     row = bytes(1 + 3 * width)
     packed = b"".join(packer.compress(row) for _ in range(height)) + packer.flush()
@@ -30,20 +30,20 @@ def png(width: int, height: int, *before: bytes, pieces: int = 1) -> bytes:
 
 
 def texts(count: int, size: int = 1_000_000) -> bytes:
-    """A PNG whose texts are deflated."""
+    """A PNG with deflated text chunks."""
     packed = zlib.compress(b"a" * size, 9)
     return png(16, 16, *(png_chunk(b"zTXt", b"k%d\0\0" % at + packed) for at in range(count)))
 
 
 def directory(entries: int, size: int, room: int, kind: int = 7) -> bytes:
-    """A TIFF directory of which each entry points at the same bytes."""
+    """A TIFF directory whose entries all point at the same bytes."""
     values = size // {7: 1, 3: 2, 5: 8}[kind]
     listed = b"".join(struct.pack("<HHII", 1000 + at, kind, values, 8) for at in range(entries))
     return b"II*\0" + struct.pack("<I", 8 + room) + bytes(room) + struct.pack("<H", entries) + listed + bytes(4)
 
 
 def jpeg(*segments: bytes) -> bytes:
-    """A small JPEG with segments behind its first marker."""
+    """A small JPEG with the given segments right after its first marker."""
     import io
 
     from PIL import Image
@@ -58,11 +58,11 @@ def segment(mark: int, data: bytes) -> bytes:
 
 
 def exif_jpeg(entries: int, size: int) -> bytes:
-    """EXIF in several segments, which a reader joins."""
+    """A JPEG whose EXIF block is split over several segments, which a reader joins."""
     block = directory(entries, size, size)
     pieces = [block[at : at + 65000] for at in range(0, len(block), 65000)]
     data = jpeg(*(segment(0xE1, b"Exif\0\0" + piece) for piece in pieces))
-    return data.replace(b"\xff\xe0\0\x10JFIF", b"\xff\xe4\0\x10JFIF", 1)  # so that its density is looked for in EXIF
+    return data.replace(b"\xff\xe0\0\x10JFIF", b"\xff\xe4\0\x10JFIF", 1)  # a reader looks for the density in EXIF
 
 
 def tiny_exif(count: int) -> bytes:
@@ -74,7 +74,7 @@ def exif_png(entries: int, size: int) -> bytes:
 
 
 def avif_items(count: int, extents: int = 1) -> bytes:
-    """An AVIF of so many items, each with so many parts in the same place."""
+    """An AVIF with `count` items, each with `extents` extents at the same offset."""
     part = struct.pack(">II", 0, 64) * extents
     listed = b"".join(struct.pack(">HHH", at % 65536, 0, extents) + part for at in range(count))
     locations = full(b"iloc", b"\x44\x00", struct.pack(">H", count % 65536), listed)

@@ -1,4 +1,4 @@
-"""Functions of transformers' files that cannot be imported where there is no torchvision."""
+"""Functions from files of transformers that cannot be imported without torchvision."""
 
 import __future__
 
@@ -13,7 +13,7 @@ import torch
 
 
 def cut_out(path: str, name: str) -> Any:
-    """The function of this name in a file of transformers."""
+    """The function `name`, compiled from a source file of transformers."""
     root = Path(importlib.util.find_spec("transformers").origin).parent
     tree = ast.parse((root / path).read_text(encoding="utf-8"))
     found = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == name]

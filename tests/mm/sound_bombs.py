@@ -1,4 +1,4 @@
-"""Small sounds that promise much: tags, comments and pages that ask a decoder for memory or time; see bombs.py."""
+"""Small hostile sounds: tags, comments and pages that make a decoder take much memory or time; see bombs.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def size7(value: int) -> bytes:
 
 @functools.cache
 def picture_frame(size: int) -> bytes:
-    """An ID3v2.4 picture, deflated."""
+    """An ID3v2.4 frame with a deflated picture."""
     packer = zlib.compressobj(9)
     picture = b"\0image/png\0\3\0"
     packed = packer.compress(picture)
@@ -59,7 +59,7 @@ def page(segments: bytes, data: bytes, number: int, granule: int = 0, kind: int 
 
 
 def ogg_packets(pages: int, length: int = 0) -> bytes:
-    """An Opus stream of packets of so many bytes, 255 in each page."""
+    """An Opus stream whose packets have `length` bytes each, 255 packets a page."""
     head = b"OpusHead\1\1" + struct.pack("<HIhB", 0, 48000, 0, 0)
     tags = b"OpusTags" + struct.pack("<II", 0, 0)
     found = [page(bytes([len(head)]), head, 0, 0, 2), page(bytes([len(tags)]), tags, 1)]
@@ -68,7 +68,7 @@ def ogg_packets(pages: int, length: int = 0) -> bytes:
 
 
 def comments(count: int) -> bytes:
-    """A Vorbis comment with so many names."""
+    """A Vorbis comment block with `count` names."""
     entries = [b"%05x=" % at for at in range(count)]
     body = b"".join(struct.pack("<I", len(entry)) + entry for entry in entries)
     return struct.pack("<I", 0) + struct.pack("<I", count) + body
@@ -81,7 +81,7 @@ def commented_flac(count: int) -> bytes:
 
 
 def crc(data: bytes) -> int:
-    """Ogg's: not reflected, from 0."""
+    """The CRC of Ogg: not reflected, initial value 0."""
     value = 0
     for byte in data:
         value = (value << 8 & 0xFFFFFFFF) ^ CRC[value >> 24 ^ byte]
@@ -99,7 +99,7 @@ CRC = [_crc_entry(at) for at in range(256)]
 
 
 def signed(data: bytes) -> bytes:
-    """A page with its checksum."""
+    """The page with its checksum filled in."""
     return data[:22] + struct.pack("<I", crc(data)) + data[26:]
 
 

@@ -1,4 +1,4 @@
-"""Which URLs are refused, and that no address is dialled that is not public or listed (SECURITY S13, S14; R6)."""
+"""Which URLs are refused; the server dials only public or listed addresses (SECURITY S13, S14; R6)."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ ACCEPTED = {
     "http://8.8.8.8:443/a": ("http", "8.8.8.8", 443, "/a", ""),
     "http://[2606:4700:4700::1111]/": ("http", "2606:4700:4700::1111", 80, "/", ""),
     "http://[2606:4700:4700:0:0:0:0:1111]:80/": ("http", "2606:4700:4700::1111", 80, "/", ""),
-    "http://localhost/": ("http", "localhost", 80, "/", ""),  # a name: its address decides
+    "http://localhost/": ("http", "localhost", 80, "/", ""),  # a name: the address that it resolves to decides
 }
 
 
@@ -270,7 +270,7 @@ def test_redirects_are_joined_by_hand(location: str, expected: str) -> None:
 
 
 class Network:
-    """Doubles for the resolver and the dialler: names have the addresses a test says, and nothing is ever connected."""
+    """Doubles of resolver and dialler: names resolve to the addresses of the test, and no connection is made."""
 
     def __init__(self, names: dict[str, list[str]]) -> None:
         self.names = names
@@ -323,7 +323,7 @@ async def test_s14_names_with_any_special_address_are_never_dialled() -> None:
     for error in await tried(network, *(f"http://{name}/a.png" for name in names)):
         assert (error.status, error.reason) == (422, "media_fetch_failed")
     assert network.dialled == []
-    assert network.looked_up == list(names)  # once each
+    assert network.looked_up == list(names)  # each name was resolved once
 
 
 async def test_public_names_are_dialled_and_failures_read_alike() -> None:

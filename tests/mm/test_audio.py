@@ -1,4 +1,4 @@
-"""Sound of every container becomes mono at 16 kHz, counted as it is decoded (SECURITY S20)."""
+"""Sound of every container becomes mono at 16 kHz; its length is counted during decoding (SECURITY S20)."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_length_is_counted_not_believed() -> None:
     assert (error.status, error.reason) == (400, "media_too_large")
     lying = bytearray(data)
     at = data.index(b"data") + 4
-    lying[at : at + 4] = struct.pack("<I", 3200)  # a tenth of a second, says the header
+    lying[at : at + 4] = struct.pack("<I", 3200)  # the header claims a tenth of a second
     assert len(decode(bytes(lying), seconds=1.0)) <= SAMPLE_RATE
 
 
@@ -205,7 +205,7 @@ def test_a_tripped_alarm_ends_decoding() -> None:
 
 
 def test_a_long_wav_is_read_in_large_packets() -> None:
-    """Each takes the GIL several times."""
+    """Packets are few because demuxing each packet takes the GIL several times."""
     data = made.sound(made.tone(100.0))
     with open_container(data, "wav", LIMITS) as container:
         packets = list(container.demux(audio=0))
@@ -243,7 +243,7 @@ def frame_by_frame(*given):
     [("mp3", "libmp3lame"), ("flac", "flac"), ("ogg", "libopus"), ("ipod", "aac"), ("webm", "libopus")],
 )
 def test_frames_are_decoded_many_at_a_time(monkeypatch, container: str, codec: str) -> None:
-    """Each frame that Python sees takes the GIL several times."""
+    """Frames are few because each frame that Python handles takes the GIL several times."""
     data, seen, bulk = made.sound(made.tone(6.0, 48000, 2), 48000, container, codec), [], audio.in_bulk
 
     def counted(*given):

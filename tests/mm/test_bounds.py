@@ -1,4 +1,4 @@
-"""Files that promise more than they hold are refused before a library opens them; honest ones are read as before."""
+"""Files whose headers promise more than they hold are refused before a library opens them; honest files are decoded."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ PICTURES: dict[str, tuple[Callable[[], bytes], str]] = {
 
 
 def refused(data: bytes, bound: Callable[[bytes], object]) -> MediaError:
-    """What refuses a file, soon and with words."""
+    """The error with which `bound` refuses the file, within two seconds."""
     begun = time.perf_counter()
     with pytest.raises(MediaError) as caught:
         bound(data)
@@ -109,7 +109,7 @@ def test_s18_a_picture_holds_what_it_promises(name):
 
 @pytest.mark.parametrize("place", [b"udta", b"meta", b"ilst", b"stsd", b"free in moov", b"mvex"])
 def test_s21_tables_are_found_wherever_a_reader_may_look(place):
-    """A compressed header, in boxes whose children a reader follows."""
+    """A compressed header is found in every box whose children a reader follows."""
     inner = bombs.box(b"cmov", bytes(8))
     if place == b"stsd":
         data = bombs.movie(bombs.track(b"vide", bombs.film_entry(b"avc1", inner), bombs.sizes(8, 1)))
@@ -123,7 +123,7 @@ def test_s21_tables_are_found_wherever_a_reader_may_look(place):
 
 
 def test_s21_places_that_a_seek_head_names_are_read():
-    """Tracks that stand in a block of nothing."""
+    """The seek head points at tracks inside a Void element."""
     hidden = bombs.element(b"\x16\x54\xae\x6b", b"\xae\x80" * 100)
     info = bombs.element(b"\x15\x49\xa9\x66", b"")
     head = bombs.element(b"\x11\x4d\x9b\x74", bombs.element(b"\x4d\xbb", bombs.element(b"\x53\xac", b"\0\0\0\x00")))
@@ -137,7 +137,7 @@ def test_s21_places_that_a_seek_head_names_are_read():
     assert "64 tracks" in refused(data, lambda given: bound_media(given, "webm", True)).message
 
 
-# -- what is read as before
+# -- files that are read as before
 
 
 def decoded(data: bytes) -> np.ndarray:
@@ -145,7 +145,7 @@ def decoded(data: bytes) -> np.ndarray:
 
 
 def test_s20_sound_without_its_tags_is_the_same_sound():
-    """ID3 in front, APE and TAG behind; chunks of WAV; blocks of FLAC."""
+    """Tags are removed before decoding: ID3 at the start, APE and TAG at the end, chunks of WAV, blocks of FLAC."""
     tone = made.tone(1.0, 44100)
     mp3 = made.sound(tone, 44100, "mp3", "libmp3lame")
     plain = decoded(mp3)
@@ -210,7 +210,7 @@ def test_honest_sounds_cost_little_to_open(name):
 
 
 def test_an_hour_of_speech_costs_little_to_open():
-    """Sizes of 170,000 AAC frames, as an M4A lists them."""
+    """The sizes of 170,000 AAC frames, as an M4A lists them, stay within the bytes allowed for opening."""
     sizes = np.random.default_rng(0).integers(60, 120, 170_000, dtype=np.int64)
     listed = bombs.full(b"stsz", bombs.u32(0, len(sizes)), sizes.astype(">u4").tobytes())
     table = bombs.times((len(sizes), 1024)) + listed + bombs.chunks(1, len(sizes), 40)
@@ -225,7 +225,7 @@ def test_an_hour_of_speech_costs_little_to_open():
     )
 
 
-# -- pictures without what nothing reads
+# -- pictures without the chunks that no decoder reads
 
 
 def pixels(data: bytes) -> np.ndarray:
@@ -271,7 +271,7 @@ def test_s18_the_first_image_of_a_gif_is_all_that_is_opened():
 
 
 def test_s23_opening_looks_at_the_alarm():
-    """The time of a request ends while a library still reads."""
+    """Opening a file stops when the request's time ends while a library still reads."""
     data = made.sound(made.tone(60.0), container="flac", codec="flac")
     alarm = Alarm(0.0)
     alarm.begin()

@@ -1,4 +1,4 @@
-"""Processor cache and decode budget: bounded in bytes, fair, exact when waiters leave."""
+"""Processor cache and decode budget: bounded in bytes, fair, with exact counts when waiting requests leave."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def odd() -> list[corpus.Odd]:
 
 @pytest.fixture
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[MediaItem]:
-    """What decoders return, before a processor scales and cuts it; the newest last."""
+    """Items that decoders return, before a processor scales and cuts them; the newest is last."""
     found: list[MediaItem] = []
     real = jobs.ItemJob._finish
 
@@ -42,7 +42,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[MediaItem]:
 
 @pytest.fixture
 def reserved(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Bytes that were reserved before a file was decoded."""
+    """Numbers of bytes that were reserved before a file was decoded."""
     found: list[int] = []
     later, now = DecodePermit.reserve, DecodePermit.reserve_now
 
@@ -80,7 +80,7 @@ async def test_every_odd_file_is_read_right_or_refused_by_its_reason(
 
 def fits(file: corpus.Odd, item: MediaItem) -> bool:
     if file.modality == "audio":
-        return abs(len(item.data) - file.size[0]) <= 0.07 * 16000  # what coders put in front and behind
+        return abs(len(item.data) - file.size[0]) <= 0.07 * 16000  # codecs add up to 0.07 s before and after the sound
     if file.modality == "video":
         greys = item.data.mean(axis=(1, 2, 3))
         shown = "damaged" in file.name or np.abs(greys - made.ramp(len(greys)).mean(axis=(1, 2, 3))).max() <= 4
@@ -90,6 +90,6 @@ def fits(file: corpus.Odd, item: MediaItem) -> bool:
 
 
 def turned(file: corpus.Odd, item: MediaItem) -> bool:
-    """Whether it stands or lies as the file does; the processor decides how large it is."""
+    """Whether the item is upright or lying as the file is; the processor decides its size."""
     height, width = item.data.shape[-3:-1]
     return (height > width) == (file.size[-2] > file.size[-1])

@@ -1,4 +1,4 @@
-"""A picture that fails or is cancelled leaks nothing: its memory is free once its error is raised (S12, S23, S44)."""
+"""A picture that fails or is cancelled leaks no memory: its pixels are freed with its error (S12, S23, S44)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WHOLE = made.picture(made.noise(60, 80), "JPEG")
 
 @pytest.fixture
 def uncollected() -> Iterator[None]:
-    """The garbage collector comes seldom where the server has frozen what it began with."""
+    """Turns garbage collection off: a server freezes the objects that exist at its start and collects rarely."""
     gc.collect()
     gc.disable()
     yield
@@ -33,7 +33,7 @@ def uncollected() -> Iterator[None]:
 
 @pytest.fixture
 def pictures(monkeypatch: pytest.MonkeyPatch) -> Pictures:
-    """Pillow's picture of each file that is opened from now on; the picture holds the decoded pixels."""
+    """Weak references to Pillow's pictures of all files opened from now on; a picture holds the decoded pixels."""
     opened, real = [], ImageFile.__init__
 
     def init(picture: ImageFile, *args: object) -> None:
@@ -70,7 +70,7 @@ async def test_memory_is_free_with_the_error(
             await media.load(refs, decoding=decoding)
         del caught, decoding
         assert pictures
-        await gone(pictures)  # decoders whose neighbour's error came first end a little later
+        await gone(pictures)  # after the first error the other decoders end a little later
 
 
 @pytest.mark.parametrize("at_once", [False, True])

@@ -1,4 +1,4 @@
-"""Fetching over a real socket: what a hostile server may do, and what is left behind (SECURITY S14-S16; R17)."""
+"""Fetching over a real socket: attacks of a hostile server, and no resources left open (SECURITY S14-S16; R17)."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def plain(body: bytes, status: str = "200 OK", **headers: str) -> Callable[[asyn
 
 @pytest.fixture(scope="module", autouse=True)
 def few_objects() -> None:
-    """Collections here need not walk through what tests before have imported: they took a second of each test."""
+    """Freezes the objects that earlier tests imported: collecting garbage among them took a second of each test."""
     gc.collect()
     gc.freeze()
 
@@ -87,7 +87,7 @@ async def served(**limits: object) -> AsyncIterator[tuple[Server, Fetcher]]:
         listener.close()
         await listener.wait_closed()
         pool.shutdown()
-    for _ in range(100):  # connections close in turns of the loop
+    for _ in range(100):  # connections close over several iterations of the loop
         await asyncio.sleep(0.02)
         gc.collect()
         if (len(asyncio.all_tasks()), open_descriptors()) == (tasks, descriptors):
@@ -358,7 +358,7 @@ async def test_large_files_are_refused_unread(tmp_path: Path) -> None:
 
 
 async def test_slow_names_do_not_hold_up_the_lookups_of_others(monkeypatch):
-    """More at a time than asyncio, or uvloop, which does two, looks up by itself."""
+    """40 lookups run at the same time, more than asyncio runs by default, and more than the two that uvloop runs."""
     together = threading.Barrier(40, timeout=10)
 
     def look_up(host, port, *rest, **more):

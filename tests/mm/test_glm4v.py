@@ -1,4 +1,4 @@
-"""GLM-4.1V's processor against transformers: sizes, patches, which frames of a film, and their seconds."""
+"""GLM-4.1V's processor against transformers: sizes, patches, the chosen frames of a film, and their seconds."""
 
 import json
 import random
@@ -50,7 +50,7 @@ def test_sizes_equal_the_reference(processor):
 
 @pytest.mark.parametrize(("dynamic", "module"), [(False, "glm4v"), (True, "glm46v")])
 def test_frames_equal_the_reference(tmp_path, dynamic, module):
-    """But for the last frame, which transformers repeats where their number is odd, and we where patches are made."""
+    """transformers repeats the last frame of an odd number of frames here; we repeat it when patches are made."""
     sample_frames = cut_out(f"models/{module}/video_processing_{module}.py", "sample_frames")
     (tmp_path / "preprocessor_config.json").write_text(
         json.dumps({"processor_class": "Glm46VProcessor"} if dynamic else {})

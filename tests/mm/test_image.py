@@ -1,4 +1,4 @@
-"""Pictures become what people see, in one normal form, or are refused by name (SECURITY S18, S19)."""
+"""Pictures become pixels in one normal form, as a viewer displays them, or are refused by name (SECURITY S18, S19)."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_animations_show_their_first_frame() -> None:
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
 def test_exif_orientation_is_applied(orientation: int, kind: str) -> None:
-    # What a person should see: red, green / blue, white. Stored as the camera held it.
+    # The upright picture: red, green / blue, white. The file stores it in the camera's orientation.
     upright = (
         np.array([[[255, 0, 0], [0, 255, 0]], [[0, 0, 255], [255, 255, 255]]], np.uint8).repeat(32, 0).repeat(48, 1)
     )

@@ -1,4 +1,4 @@
-"""Decoders in processes of their own: the same items; a fault, a flood or a hang ends one request there (S23; R24)."""
+"""Decoders in processes of their own: equal items; a crash, excess of memory or a hang ends one request (S23; R24)."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ HEARD = MediaOptions(use_audio_in_video=True)
 
 @asynccontextmanager
 async def isolated(kinds: str = "all", **limits: object) -> AsyncIterator[MediaLoader]:
-    """A loader with helpers, none of which is left behind."""
+    """A loader with helper processes; on leaving, none of them may still run."""
     files = len(os.listdir("/proc/self/fd"))
     async with loader(media_isolation=kinds, **limits) as media:
         yield media
     assert children() == []
-    assert len(os.listdir("/proc/self/fd")) <= files + 1  # the pool's first thread may have opened what stays
+    assert len(os.listdir("/proc/self/fd")) <= files + 1  # the pool's first thread may hold one
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process runs; a zombie does not."""
+    """Whether the process runs; False for a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -60,7 +60,7 @@ def is_alive(pid: int) -> bool:
 
 
 def children(parent: int | None = None) -> list[int]:
-    """Decoders whose parent is a process (this one), dead ones too."""
+    """Ids of the decoder processes of a parent (by default this process), including dead ones."""
     parent = parent or os.getpid()
     found = []
     for entry in os.listdir("/proc"):
@@ -74,7 +74,7 @@ def children(parent: int | None = None) -> list[int]:
 
 
 class Watched:
-    """The processor; when a helper asks it what to keep, in the middle of its work, something is done to the helper."""
+    """A processor that runs `act` on the helper process when the helper requests a plan in the middle of its work."""
 
     def __init__(self, media: MediaLoader, act: Callable[[int], None]) -> None:
         self.acts = 1
@@ -90,7 +90,7 @@ class Watched:
 
 
 def addresses(pid: int) -> int:
-    """Bytes of its address space."""
+    """Bytes of the process's address space."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * 4096
 
 
@@ -162,7 +162,7 @@ async def test_s23_a_helper_that_overruns_its_time_is_killed_and_replaced() -> N
 
 
 async def test_s23_a_client_that_leaves_ends_its_helpers_work(monkeypatch) -> None:
-    """The thread that reads from the helper closes the descriptor: before, the number may be another file's."""
+    """The thread that reads from the helper closes the descriptor: closed earlier, its number may name another file."""
     talking, closing, close = [], [], wire.Link.close
     monkeypatch.setattr(wire.Link, "close", lambda link: (closing.append(threading.get_ident()), close(link)))
     async with isolated(helper_processes=1) as media:
@@ -245,12 +245,12 @@ def test_s23_a_helper_sees_nothing_of_the_server(monkeypatch: pytest.MonkeyPatch
     try:
         seen = Path(f"/proc/{helper.pid}")
         assert b"secret" not in (seen / "environ").read_bytes()
-        assert len(os.listdir(seen / "fd")) == 4  # and of these, three are /dev/null
+        assert len(os.listdir(seen / "fd")) == 4  # the helper's descriptors: its socket, and three of /dev/null
         assert os.getsid(helper.pid) == helper.pid  # a terminal's Ctrl-C does not reach it
         limits = {line.split("  ")[0]: line.split() for line in (seen / "limits").read_text().splitlines()}
         assert limits["Max address space"][3] == str(4 << 30)
         assert limits["Max core file size"][4] == "0"
-        os.kill(helper.pid, signal.SIGTERM)  # as a service manager sends it to every process of the service
+        os.kill(helper.pid, signal.SIGTERM)  # a service manager sends SIGTERM to every process of the service
         assert helper.promised_seconds(Encoded(WAV, "wav", MediaLimits(), PROCESSOR, MediaOptions())) is not None
         loaded = (seen / "maps").read_text()
         assert "av.libs" in loaded or "libavcodec" in loaded
@@ -318,7 +318,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Claim:
-    """What a helper says that a file has taken over."""
+    """A helper's message with arrays in memory files; the arguments make its claim true or false."""
 
     def __init__(self, *arrays: np.ndarray, sealed: bool = True, unscaled: bool = False, **changed: object) -> None:
         self.files = [wire.memory_file(array.tobytes(), sealed) for array in arrays]
@@ -337,9 +337,9 @@ SAMPLES = np.zeros(100, np.float32)
     [
         ("video", lambda: Claim(FRAMES), True),
         ("video", lambda: Claim(FRAMES, SAMPLES), True),
-        ("video", lambda: Claim(FRAMES.transpose(0, 2, 1, 3)), True),  # a turned film
+        ("video", lambda: Claim(FRAMES.transpose(0, 2, 1, 3)), True),  # a rotated film
         ("video", lambda: Claim(FRAMES[:1]), False),
-        ("video", lambda: Claim(FRAMES, sealed=False), False),  # whose file may be cut short while it is read
+        ("video", lambda: Claim(FRAMES, sealed=False), False),  # the file could be truncated while it is read
         ("video", lambda: Claim(FRAMES, shape=(4, 28, 56, 3)), False),
         ("video", lambda: Claim(FRAMES, shape=(-2, -28, 56, 3)), False),
         ("video", lambda: Claim(FRAMES, dtype="float32"), False),
@@ -347,7 +347,7 @@ SAMPLES = np.zeros(100, np.float32)
         ("video", lambda: Claim(), False),
         ("audio", lambda: Claim(SAMPLES), True),
         ("audio", lambda: Claim(SAMPLES, SAMPLES), False),
-        ("audio", lambda: Claim(np.zeros(5001, np.float32)), False),  # more than was reserved
+        ("audio", lambda: Claim(np.zeros(5001, np.float32)), False),  # more samples than were reserved
         ("image", lambda: Claim(FRAMES[0]), True),
         ("image", lambda: Claim(FRAMES[0, :27]), False),
         ("image", lambda: Claim(FRAMES[0], unscaled=True), False),
@@ -423,7 +423,7 @@ def test_arrays_outlive_the_file_that_they_came_in(length: int) -> None:
     part = array[1:]
     del array
     assert np.array_equal(part, made_here[1:])
-    part[0] ^= 1  # its own memory, as that of an array made here
+    part[0] ^= 1  # writable: the array has memory of its own, like an array made here
 
 
 @pytest.mark.full

@@ -1,5 +1,6 @@
-"""LFM2-VL's pictures: sizes and words as transformers 5.24's Lfm2VlImageProcessor and Lfm2VlProcessor, which need a
-torchvision of CUDA, gave them for the settings below; pixels as torch scales them, which is what torchvision does."""
+"""LFM2-VL's pictures. Sizes and words are those that Lfm2VlImageProcessor and Lfm2VlProcessor of transformers 5.24 gave
+for the settings below; both need a torchvision of CUDA. Pixels are scaled by torch, as torchvision scales them.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from tests.mm import made
 PLAIN, IMAGE, PATCH = MediaOptions(), 9, 16
 RELEASED: dict = {}
 SMALL = {"tile_size": 128, "min_image_tokens": 4, "max_image_tokens": 16, "max_tiles": 6}
-# settings, height, width -> rows and columns of tiles, and of the whole in units of 32 pixels
+# settings, height, width -> rows and columns of tiles, and the whole picture's rows and columns in units of 32 pixels
 SIZES = [
     (RELEASED, 300, 400, (1, 1), (9, 12)),
     (RELEASED, 64, 64, (1, 1), (8, 8)),
@@ -36,7 +37,7 @@ SIZES = [
 
 
 class Words(dict):
-    """A tokenizer with a token for each text, and the texts."""
+    """A tokenizer that gives each text one new token and remembers the texts."""
 
     def encode(self, text: str) -> list[int]:
         return [self.setdefault(text, 1000 + len(self))]
@@ -54,14 +55,14 @@ def processed(ours: Lfm2Pictures, pixels: np.ndarray, options: MediaOptions = PL
 
 
 def scaled(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
-    """uint8 as torchvision scales it."""
+    """uint8 pixels, scaled with the torch call that torchvision uses."""
     planes = torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None]
     done = torch.nn.functional.interpolate(planes, (height, width), mode="bilinear", antialias=True)
     return done[0].permute(1, 2, 0).numpy()
 
 
 def patches(pixels: np.ndarray) -> np.ndarray:
-    """[patches, PATCH * PATCH * 3], the colours of a pixel side by side, from -1 to 1."""
+    """Float32 [patches, PATCH * PATCH * 3], from -1 to 1; the colours of a pixel are adjacent."""
     height, width = (side // PATCH for side in pixels.shape[:2])
     cut = pixels.reshape(height, PATCH, width, PATCH, 3).swapaxes(1, 2).reshape(height * width, -1)
     return cut.astype(np.float32) / 127.5 - 1

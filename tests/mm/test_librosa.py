@@ -1,4 +1,4 @@
-"""Sound against librosa: resampling, log-mel, and where a recording is cut by the library's loudness and pauses.
+"""Sound against librosa: resampling, log-mel, loudness, pauses, and where a recording is cut.
 
 Long form: the first use of librosa takes two seconds of imports.
 """
@@ -46,7 +46,7 @@ def test_log_mels_are_librosas(mels: int, seconds: float) -> None:
     settings, sound = MelSettings(num_mels=mels), speechlike(seconds)
     filters = librosa.filters.mel(sr=SAMPLE_RATE, n_fft=settings.n_fft, n_mels=mels)
     assert np.abs(mel_filters(settings) - filters).max() < 1e-7
-    # Behind the end the extractor's window is silent; librosa mirrors the sound there, unless silence is given to it.
+    # After its end the extractor pads with silence; librosa mirrors the sound there unless it gets silence appended.
     padded = np.pad(sound, (0, settings.n_fft))
     energies = librosa.feature.melspectrogram(
         y=padded, sr=SAMPLE_RATE, n_fft=settings.n_fft, hop_length=settings.hop, n_mels=mels, pad_mode="reflect"
@@ -58,20 +58,20 @@ def test_log_mels_are_librosas(mels: int, seconds: float) -> None:
 
 
 def test_loudness_holds_the_ragged_end_and_pieces_join() -> None:
-    sound = speechlike(70.0)[: -FRAME // 2]  # more than a piece
+    sound = speechlike(70.0)[: -FRAME // 2]  # longer than one piece
     padded = np.pad(sound, (0, -len(sound) % FRAME)).reshape(-1, FRAME)
     assert np.abs(loudness(sound, FRAME) - np.sqrt((padded.astype(np.float64) ** 2).mean(1))).max() < 1e-6
 
 
 def test_pauses_are_librosas() -> None:
-    """Words of 0.6 to 1.4 s with a second of silence between them."""
+    """A sound of words of 0.6 to 1.4 s with a second of silence between them is cut at librosa's pauses."""
     lengths = (0.6, 1.0, 1.4, 0.8)
     gap = np.zeros(SAMPLE_RATE, np.float32)
     sound = np.concatenate([part for length in lengths for part in (gap, 0.3 + speechlike(length))] + [gap])
     wanted = librosa.effects.split(sound, top_db=40, frame_length=FRAME, hop_length=FRAME)
     found = windows(sound, SAMPLE_RATE, Cutting(longest=30.0, pause=0.6))
     assert len(found) == len(wanted) == len(lengths)
-    margin = 0.2 * SAMPLE_RATE  # that windows keep around what is loud
+    margin = 0.2 * SAMPLE_RATE  # windows include this margin around the loud part
     for (start, end), (first, last) in zip(found, wanted):
         assert abs(start - (first - margin)) <= 3 * FRAME
         assert abs(end - (last + margin)) <= 3 * FRAME
@@ -86,7 +86,7 @@ def test_a_long_sound_is_cut_where_librosa_finds_it_quietest() -> None:
 
 
 def test_a_read_only_installation_and_a_user_without_a_home_are_enough() -> None:
-    """numba finds no folder for what it compiles, as in a container with a read-only root."""
+    """numba finds no folder for its compiled code, as in a container with a read-only root."""
     code = """
 from numba.core import caching
 caching.CompileResultCacheImpl._locator_classes[1:] = []  # the first one reads the setting

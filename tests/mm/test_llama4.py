@@ -1,4 +1,4 @@
-"""Llama 4's processor against functions of transformers' own, whose modules need torchvision to be imported."""
+"""Llama 4's processor against functions of transformers' modules, which cannot be imported without torchvision."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ IDS["<|patch|>"] = PATCH
 
 @functools.cache
 def theirs() -> SimpleNamespace:
-    """The functions that choose canvas and size, and the method that writes a slot's tokens."""
+    """transformers' functions that choose canvas and size, and the method that writes a slot's tokens."""
     folder = Path(importlib.util.find_spec("transformers").origin).parent / "models" / "llama4"
     wanted = {"get_factors", "find_supported_resolutions", "get_best_fit", "get_max_res_without_distortion"}
     wanted.add("_prompt_split_image")

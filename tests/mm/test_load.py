@@ -1,4 +1,4 @@
-"""The loader: limits before work, results in order, memory bounded, nothing left behind (S15, S17, S22, S23; R18)."""
+"""The loader: limits before work, results in order, bounded memory, no leaks (S15, S17, S22, S23; R18)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ FILM = made.data_url(made.film(made.ramp(30), 10, track=made.tone(3.0)), "video/
 
 @asynccontextmanager
 async def loader(**limits: object) -> AsyncIterator[MediaLoader]:
-    """A loader whose ledger must be clean when it is left."""
+    """A loader; on leaving, its ledger must be clean."""
     tasks = len(asyncio.all_tasks())
     pool = ThreadPoolExecutor(3)
     instance = MediaLoader(MediaLimits(**limits), PROCESSOR, pool)
@@ -63,7 +63,7 @@ async def loader(**limits: object) -> AsyncIterator[MediaLoader]:
 
 @asynccontextmanager
 async def scaling(picture_bytes: int = 60 * 80 * 3) -> AsyncIterator[MediaLoader]:
-    """A loader for a device that scales."""
+    """A loader for a device that scales pictures itself."""
     async with loader() as media:
         media.processor = processor_for(OMNI, EMBEDDED, RAW, picture_bytes=picture_bytes)
         yield media
@@ -101,7 +101,7 @@ async def test_items_come_back_in_order() -> None:
 async def test_films_take_memory_of_more_decoders_where_it_is_free(
     monkeypatch: pytest.MonkeyPatch, budget: int, num_decoders: int
 ) -> None:
-    """Half of all memory stays free for others."""
+    """Several decoders run only if half of all memory stays free for other requests."""
     monkeypatch.setattr(video, "_SPLIT_PIXELS", 0)
     monkeypatch.setattr(video, "num_threads", lambda *_: 4)
     used, real = [], video.FilmFile.decode
@@ -135,7 +135,7 @@ async def test_pictures_stay_as_they_were_decoded_where_a_device_scales_them() -
 
 
 class Turns:
-    """Counts turns in the pool, and what was decoded there."""
+    """Counts the calls into the pool, and the items that were decoded there."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = self.decoded = 0
@@ -196,7 +196,7 @@ async def test_a_first_decoder_at_work_is_reported(monkeypatch: pytest.MonkeyPat
         first = asyncio.create_task(media.load([MediaRef("image", JPEG)], decoding=reports[0]))
         await reports[0]
         second = asyncio.create_task(media.load([MediaRef("image", JPEG)], scope=b"b", decoding=reports[1]))
-        await reports[1]  # at once: another request loads media
+        await reports[1]  # reported at once, because another request already loads media
         assert not first.done()
         assert not second.done()
         go.set()
@@ -339,7 +339,7 @@ async def test_sources_have_their_answers(modality, source, status: int, reason:
 
 async def test_sizes_are_computed_before_decoding() -> None:
     async with loader(image_max_bytes=1000, request_media_bytes=1500) as media:
-        big = "data:image/png;base64," + "!" * 1340  # never decoded: the alphabet would be wrong
+        big = "data:image/png;base64," + "!" * 1340  # never decoded, else its alphabet would be refused
         assert (await refusal(media, MediaRef("image", big))).reason == "media_too_large"
         small = "data:image/png;base64," + "A" * 1200
         assert (await refusal(media, MediaRef("image", small), MediaRef("image", small))).reason == "media_too_large"
@@ -416,7 +416,7 @@ async def test_too_many_requests_at_once_get_a_retry_time(monkeypatch: pytest.Mo
 
 
 class Stuck:
-    """Work in the pool that goes on until it is let go."""
+    """Work in the pool that goes on until `let_go` is set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.started = threading.Event()
@@ -472,7 +472,7 @@ async def test_freed_memory_is_returned_when_no_request_loads_media(monkeypatch:
     monkeypatch.setattr(loading, "trim_heap", lambda: trims.append(threading.current_thread()))
     async with loader() as media:
         await media.load([MediaRef("image", IMAGE)])
-        assert trims == []  # there is little to return
+        assert trims == []  # there is little memory to return
         media.trim_at = media.permits.budget.released + 60 * 80 * 3
         await asyncio.gather(*(media.load([MediaRef("image", IMAGE)], scope=bytes([number])) for number in range(8)))
         media._pool.shutdown()
@@ -514,7 +514,7 @@ async def test_nothing_holds_the_loop() -> None:
             await beat
             return longest
 
-        # 5 ms on a quiet machine; pool threads share this one's cores and interpreter, so one of several tries decides
+        # 5 ms on an idle machine. Pool threads share cores and GIL with the loop, so the best of four tries counts.
         turns = [await longest_turn() for _ in range(4)]
         assert min(turns) < 0.1
 

@@ -1,4 +1,4 @@
-"""Processors of families that see pictures only, against transformers: pixels, tiles, and the tokens of a slot."""
+"""Processors of families that read pictures only, against transformers: pixels, tiles, and the tokens of a slot."""
 
 from __future__ import annotations
 
@@ -116,12 +116,12 @@ def test_pixels_equal_the_reference(tmp_path: Path, make, height: int, width: in
     want = want[0] if want.ndim == 5 else want
     got = pixels_of(item.parts[0].features)
     assert got.shape == want.shape
-    assert np.abs(got - want).max() < 1e-5  # the same pixels
+    assert np.abs(got - want).max() < 1e-5  # equal up to rounding
 
 
 @pytest.mark.parametrize(("height", "width"), [*SIZES, (2000, 20), (15, 3000)])
 def test_patches_of_gemma4_equal_the_reference(tmp_path: Path, height: int, width: int) -> None:
-    """Their colours lie side by side there; the tower turns ours."""
+    """The colours of a pixel are adjacent in transformers' patches; the tower reorders ours."""
     from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 
     ours = processor(tmp_path, Gemma4, {"max_soft_tokens": 70}, "gemma4_vision", boi_token_id=7, eoi_token_id=8)
@@ -140,7 +140,7 @@ def test_patches_of_gemma4_equal_the_reference(tmp_path: Path, height: int, widt
 
 @pytest.mark.parametrize("first", [*SIZES, (700, 9), (5, 400)])
 def test_several_pictures_of_onevision_have_one_tile_each(tmp_path: Path, first: tuple[int, int]) -> None:
-    """One tile each, padded to a square, where a single picture of the same processor has several."""
+    """Each picture has one tile, padded to a square; a single picture of the same processor has several tiles."""
     from transformers import LlavaOnevisionProcessor
     from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 
@@ -152,7 +152,7 @@ def test_several_pictures_of_onevision_have_one_tile_each(tmp_path: Path, first:
     want = LlavaOnevisionImageProcessorPil(**settings)(images=[pixels], return_tensors="np")
     got = np.stack([pixels_of(item.parts[0].features) for item in made_of])
     assert got.shape == want["pixel_values"].shape
-    assert np.abs(got - want["pixel_values"]).max() < 1e-5  # the same pixels
+    assert np.abs(got - want["pixel_values"]).max() < 1e-5  # equal up to rounding
     theirs = SimpleNamespace(num_image_tokens=16, image_token="i", vision_feature_select_strategy="full")
     text = LlavaOnevisionProcessor.replace_image_token(theirs, want, 0)
     assert ours.fill(made_of[0]).token_ids.tolist() == [IMAGE] * len(text) == [IMAGE] * 17
@@ -162,7 +162,7 @@ def test_several_pictures_of_onevision_have_one_tile_each(tmp_path: Path, first:
 
 @pytest.mark.parametrize(("height", "width"), [*SIZES, (200, 20), (15, 300)])
 def test_patches_and_tokens_of_hunyuan_vl_equal_the_reference(tmp_path: Path, height: int, width: int) -> None:
-    """Scaled by the bicubic filter, whatever the file says, as by the makers' code."""
+    """The bicubic filter scales the picture whatever filter the file names, as in the makers' code."""
     from transformers.models.hunyuan_vl.image_processing_pil_hunyuan_vl import HunYuanVLImageProcessorPil
     from transformers.models.hunyuan_vl.processing_hunyuan_vl import HunYuanVLProcessor
 
@@ -243,7 +243,7 @@ def test_tiles_of_idefics_are_named(tmp_path: Path, height: int, width: int) -> 
 
 
 def test_pictures_of_gemma_stand_between_marks_of_their_own(tmp_path: Path) -> None:
-    """As in Gemma3Processor's text without its outer newlines, which the renderer tokenizes with the text around."""
+    """The tokens are Gemma3Processor's text without outer newlines, which the renderer joins to the text around."""
     from transformers import Gemma3Processor
 
     ours, _ = gemma3(tmp_path)
@@ -284,7 +284,7 @@ def test_crops_of_gemma_equal_the_reference(tmp_path: Path, height: int, width: 
     item = ours.process(MediaItem("image", scaled), bytes(16), options)
     want = reference(images=[pixels], return_tensors="np", input_data_format="channels_last")
     assert want["num_crops"].tolist() == [crops]
-    assert np.abs(pixels_of(item.parts[0].features) - want["pixel_values"]).max() < 1e-5  # the same pixels
+    assert np.abs(pixels_of(item.parts[0].features) - want["pixel_values"]).max() < 1e-5  # equal up to rounding
     filling = ours.fill(item)
     mark = chr(255_999) + 4 * chr(IMAGE) + chr(256_000)
     theirs = SimpleNamespace(full_image_sequence=f"\n\n{mark}\n\n")
@@ -317,7 +317,7 @@ def test_settings_of_crops_that_make_none_are_refused_at_start(tmp_path: Path) -
 
 
 def test_a_picture_of_paligemma_has_the_side_of_its_class(tmp_path: Path) -> None:
-    """As in paligemma-3b-pt-224, whose vision_config does not name it."""
+    """The vision_config of paligemma-3b-pt-224 does not name the side of its pictures."""
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": {"height": 224, "width": 224}}))
     ours = PaliGemma(tmp_path, {"vision_config": {"model_type": "siglip_vision_model", "patch_size": 14}})
     _, item = processed(ours, 90, 40)

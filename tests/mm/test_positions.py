@@ -52,7 +52,7 @@ def text(rng: random.Random, least: int = 0) -> list[int]:
 
 
 class Mix:
-    """A random prompt before splicing, and what the oracle wants to know of its media."""
+    """A random prompt before splicing, and the inputs that the oracle needs for its media."""
 
     def __init__(self, seed: int, heard: bool, kinds: tuple[str, ...]) -> None:
         rng = random.Random(seed)
@@ -180,7 +180,7 @@ def test_vl_positions_equal_the_reference(tmp_path, model_type: str, seed: int) 
     spliced = splice(mix.token_ids, mix.slots, mix.processed, QwenVL(tmp_path, config))
     expected, delta = vl_oracle(Oracle, mix, spliced.prompt_token_ids)
     np.testing.assert_array_equal(spliced.positions, expected)
-    # generate() goes on behind the last token; the delta of get_rope_index counts from a film's last second, if later.
+    # generate() continues after the last token; get_rope_index's delta counts from a film's last second, if later.
     assert spliced.position_delta == expected[:, -1].max() + 1 - len(spliced.prompt_token_ids) <= delta
 
 

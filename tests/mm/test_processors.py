@@ -36,7 +36,7 @@ def flat_embedded() -> dict:
 
 
 def photo(height: int, width: int) -> np.ndarray:
-    """Smooth and busy parts, so that resampling has something to do."""
+    """A picture with smooth and with noisy parts, so that resampling changes it."""
     rows, columns = np.mgrid[0:height, 0:width]
     smooth = np.stack([rows * 255 / height, columns * 255 / width, (rows + columns) % 256], -1)
     return ((smooth + made.noise(height, width)) / 2).astype(np.uint8)
@@ -53,7 +53,7 @@ def test_pictures_equal_the_reference(embedded: Processor, height: int, width: i
     scaled = embedded.plan_image(height, width, PLAIN).array(pixels)
     (part,) = embedded.process(MediaItem("image", scaled), DIGEST, PLAIN).parts
     np.testing.assert_array_equal(part.features["grid_thw"], expected["image_grid_thw"])
-    assert np.abs(part.features["pixel_values"] - expected["pixel_values"]).max() < 1e-5  # the same pixels
+    assert np.abs(part.features["pixel_values"] - expected["pixel_values"]).max() < 1e-5  # equal up to rounding
     assert part.num_tokens == int(expected["image_grid_thw"].prod()) // 4
 
 
@@ -227,12 +227,12 @@ def test_files_that_are_no_objects_are_refused(tmp_path: Path) -> None:
 def test_times_between_frames(tmp_path: Path, embedded: Processor) -> None:
     plan = embedded.plan_film(90, 30.0, 240, 320, PLAIN, LIMITS)
     assert plan.indices.tolist() == [0, 15, 30, 45, 60, 75]
-    assert plan.seconds_per_frame == 0.5  # two per second, as trained
+    assert plan.seconds_per_frame == 0.5  # two frames per second, as in training
     short = embedded.plan_film(10, 30.0, 240, 320, PLAIN, LIMITS)
     assert (len(short.indices), short.seconds_per_frame) == (2, 0.5)
     long = embedded.plan_film(3000, 30.0, 240, 320, PLAIN, LIMITS)
     assert len(long.indices) == 32
-    assert long.seconds_per_frame == pytest.approx(100 / 32)  # frames were left out: the true distance of the rest
+    assert long.seconds_per_frame == pytest.approx(100 / 32)  # frames were left out: the real distance
     vl = QwenVL(tmp_path, {"model_type": "qwen2_5_vl"})
     assert vl.plan_film(75, 30.0, 240, 320, PLAIN, LIMITS).seconds_per_frame == pytest.approx(2.5 / 4)
 

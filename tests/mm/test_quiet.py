@@ -1,4 +1,4 @@
-"""Where a sound that goes on ends a window."""
+"""Places at which a continuous sound is cut into windows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ RATE = 16000
 
 
 def sound(*loud: float) -> np.ndarray:
-    """A tenth of a second of noise at each loudness."""
+    """Noise: a tenth of a second at each of the given loudnesses."""
     draw = np.random.default_rng(0)
     return np.concatenate([draw.normal(0, each, RATE // 10) for each in loud]).astype(np.float32)
 
@@ -22,7 +22,7 @@ def sound(*loud: float) -> np.ndarray:
         ([0.2] * 6 + [0.001] * 2 + [0.2] * 4, 4, False, (0.6, 0.8)),
         ([0.2] * 6 + [0.001] * 2 + [0.2] * 4, 9, False, None),  # the quiet place is before `first`
         ([0.2] * 12, 4, False, None),
-        ([0.2] * 7 + [0.1] + [0.2] * 4, 4, True, (0.7, 0.8)),  # full: the quietest place there is
+        ([0.2] * 7 + [0.1] + [0.2] * 4, 4, True, (0.7, 0.8)),  # full window: cut at the quietest place, even if loud
         ([0.2] * 12, 12, True, (1.2, 1.2)),
         ([0.2] * 12, 12, False, None),
     ],

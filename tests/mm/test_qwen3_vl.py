@@ -1,4 +1,4 @@
-"""Qwen3-VL's processor against transformers: which frames of a film, their size, their times, the tokens of a slot."""
+"""Qwen3-VL's processor against transformers: chosen frames of a film, their size, their times, the tokens of a slot."""
 
 from __future__ import annotations
 

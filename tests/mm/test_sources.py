@@ -1,4 +1,4 @@
-"""Base64 of requests: what the strict decoder of the standard library takes is taken, and nothing else."""
+"""Base64 of requests: accepted exactly where the strict decoder of the standard library accepts it."""
 
 import base64
 import binascii
@@ -52,6 +52,6 @@ def test_s17_nothing_hides_behind_an_escape_or_in_a_later_piece(text):
 
 
 def test_an_error_names_line_breaks():
-    """`base64` breaks lines unless it is asked for one line."""
+    """The command `base64` breaks lines unless its options ask for one line."""
     with pytest.raises(MediaError, match="one line"):
         parse_base64(base64.encodebytes(b"a" * 100).decode())

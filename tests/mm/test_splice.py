@@ -1,4 +1,4 @@
-"""Prompt and media must agree, and widening is one pass (SECURITY S24, S26)."""
+"""Prompt and media must agree, and splicing is one pass (SECURITY S24, S26)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_slots_widen_where_the_renderer_put_them(processor: QwenVL) -> None:
 @pytest.mark.parametrize(
     ("token_ids", "slots", "items"),
     [
-        ([1, IMAGE, 2], (), 0),  # a placeholder typed by the client
+        ([1, IMAGE, 2], (), 0),  # the client typed a placeholder
         ([1, 2], (), 1),
         ([1, IMAGE, 2], (1,), 0),
         ([1, IMAGE, 2], (1,), 2),
@@ -95,7 +95,7 @@ def test_widening_is_linear(processor: QwenVL) -> None:
         return best
 
     seconds(50)
-    assert any(seconds(3200) < 8 * seconds(800) for _ in range(4))  # a square would be 16 times
+    assert any(seconds(3200) < 8 * seconds(800) for _ in range(4))  # quadratic work would take 16 times as long
 
 
 def test_no_media_leaves_the_prompt_as_it_is(processor: QwenVL) -> None:

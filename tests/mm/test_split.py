@@ -1,4 +1,4 @@
-"""Films decoded in parts are, bit for bit, the films decoded as a whole."""
+"""Films decoded in parts equal, bit for bit, the films decoded as a whole."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.mm import corpus, made
 
 LIMITS = MediaLimits()
 H265 = "log-level=none:keyint=15:min-keyint=15:"
-FILMS = {  # container, codec, options, and whether there are parts
+FILMS = {  # container, codec, options, and whether the film has parts
     "h264": ("mp4", "libx264", {"g": "15"}, True),
     "no B-frames": ("mp4", "libx264", {"g": "15", "bf": "0"}, True),
     "pyramid": ("matroska", "libx264", {"g": "20", "bf": "5", "b-pyramid": "normal", "refs": "4"}, True),
@@ -43,7 +43,7 @@ def splitting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def moving(count: int, seed: int = 0) -> np.ndarray:
-    """A picture that wanders under changing noise, so that each frame refers to others."""
+    """uint8 [count, 64, 96, 3]: a picture that moves under changing noise, so that each frame refers to others."""
     draw = np.random.default_rng(seed)
     wide = np.kron(draw.integers(0, 256, (12, 40, 3)), np.ones((8, 8, 1))).astype(np.int16)
     steps = draw.integers(0, 4, (count, 2)).cumsum(0) % (32, 224)
@@ -59,7 +59,7 @@ def opened(data: bytes, chosen: Any, limits: MediaLimits = LIMITS) -> FilmFile:
 
 @pytest.fixture
 def wholes(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """For each split film, whether its parts were enough."""
+    """One entry for each split film: whether decoding its parts succeeded."""
     seen, real = [], Split.run
 
     def run(split: Split, *args: Any) -> np.ndarray | None:
@@ -96,9 +96,9 @@ def test_films_of_variable_rate_and_turned_films_have_parts(wholes: list[bool]) 
 
 
 def test_damaged_films_are_decoded_as_a_whole(wholes: list[bool]) -> None:
-    """What a decoder would conceal may be taken from the part before.
+    """A decoder that conceals damage may copy from the part before; a decoder of one part lacks that part.
 
-    In the damaged group the decoder's threads take it from frames as far as these are done: no two runs are alike.
+    In the damaged group the decoder's threads copy from frames that are partly done, so each run differs there.
     """
     for first in (20, 25, 45):
         data = corpus.damaged(moving(60), first, first + 2, group=20)

@@ -1,4 +1,4 @@
-"""Films of InternVL and LLaVA-OneVision against transformers: which frames, their pixels, the tokens of a slot."""
+"""Films of InternVL and LLaVA-OneVision against transformers: chosen frames, their pixels, the tokens of a slot."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_frames_of_internvl_chat_are_those_of_its_model_card(tmp_path) -> None:
 
 
 def test_a_film_of_internvl_chat_has_the_tokens_of_its_model_card(tmp_path) -> None:
-    """`Frame1: <image>`, a newline, `Frame2: <image>` ...; the newline behind the last one goes before the text."""
+    """`Frame1: <image>`, a newline, `Frame2: <image>` ...; the newline after the last frame belongs to the text."""
     ours = internvl_chat(tmp_path)
     _, item = processed(ours, num_frames=3)
     text = "\n".join(f"Frame{number}: <img>{chr(IMAGE) * 4}</img>" for number in (1, 2, 3))
@@ -163,7 +163,7 @@ def gemma4(folder, **config) -> Gemma4:
 
 @pytest.mark.parametrize(("height", "width"), [(70, 90), (600, 33)])
 def test_a_film_of_gemma4_has_the_patches_and_tokens_of_the_reference(tmp_path, height, width) -> None:
-    """Frame by frame, each behind its minute and second; the first one's stands in front of the slot."""
+    """Each frame follows its minute and second; the first frame's time is in front of the slot."""
     from transformers import Gemma4Processor
     from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 
@@ -172,7 +172,7 @@ def test_a_film_of_gemma4_has_the_patches_and_tokens_of_the_reference(tmp_path, 
     kept = [made.noise(height, width, int(index)) for index in plan.indices]
     frames = np.stack([plan.scale.array(frame) for frame in kept])
     item = ours.process(MediaItem("video", frames, plan.seconds_per_frame, plan.seconds), bytes(16), PLAIN)
-    reference = Gemma4ImageProcessorPil(max_soft_tokens=70)  # frames are scaled and cut as pictures are
+    reference = Gemma4ImageProcessorPil(max_soft_tokens=70)  # transformers scales and cuts frames as it does pictures
     want = reference(images=kept, return_tensors="np", input_data_format="channels_last")
     features, count = item.parts[0].features, int(item.parts[0].features["grid"].prod())
     patches = features["pixel_values"].reshape(5, count, 3, 16, 16).transpose(0, 1, 3, 4, 2).reshape(5, count, -1)
@@ -220,7 +220,7 @@ def test_gemma4_takes_audio_where_it_has_a_tower_for_sounds(tmp_path) -> None:
 
 
 def test_without_a_token_for_films_none_are_read(tmp_path) -> None:
-    """As in checkpoints whose tokenizer was written before their processor read films; or without a tokenizer."""
+    """The model reads no films if its tokenizer lacks the token of films, or if there is no tokenizer."""
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(SIDE))
     config = {"vision_config": VISION, "image_token_id": IMAGE}
     for ours in (InternVL(tmp_path, config), InternVL(tmp_path, config, encode=lambda text: [1, 2])):

@@ -1,4 +1,4 @@
-"""Films: the right frames, scaled as they are decoded, from every container and codec on the list (SECURITY S21)."""
+"""Films: the right frames, scaled during decoding, from every container and codec on the list (SECURITY S21)."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_only_groups_with_chosen_frames_are_decoded() -> None:
 
     film._packets = Counting(packets)
     assert frame_numbers(film.decode(Alarm())) == [0, 50]
-    assert calls < 40  # of 100; the decoder's own threads hold a few back
+    assert calls < 40  # of 100; the decoder's threads hold a few frames back
 
 
 @pytest.mark.parametrize("turn", [0, 90, 180, 270])
@@ -223,7 +223,7 @@ def test_a_tripped_alarm_ends_decoding() -> None:
 
 
 def reference_indices(total: int, fps: float, rule: FrameRule) -> list[int]:
-    """The published sampling, in its own words: torch.arange over frames."""
+    """The published sampling rule, written as published: torch.arange over frames."""
     most = min(rule.max_frames, total) // 2 * 2
     count = min(max(total / fps * rule.fps, rule.min_frames), most, total)
     count = int(count) // 2 * 2
@@ -248,8 +248,9 @@ def every(count: int) -> Callable[..., FilmPlan]:
 
 
 def test_frames_that_cannot_be_read_are_replaced_and_named() -> None:
-    """Packets 25 to 27 of 40 are damaged; key frames are 0, 20. With every frame sampled, frame 24 replaces them, as
-    an interval is one frame. With every fifth frame sampled, 28 replaces 25: it is readable and in 25's interval."""
+    """Packets 25 to 27 of 40 are damaged; frames 0 and 20 are key frames. If every frame is sampled, frame 24 replaces
+    them, because an interval is one frame. If every fifth is sampled, 28 replaces 25: 28 is readable, in 25's interval.
+    """
     data = corpus.damaged(made.ramp(40), 25, 28, group=20)
     recovers = MediaOptions(frame_recovery=True)
     film = FilmFile(data, "mp4", LIMITS, every(40), Alarm(30), recovers)
@@ -338,7 +339,7 @@ def frames_of(data: bytes, chosen: list[int]) -> np.ndarray:
 
 @pytest.mark.parametrize("bframes", [0, 3])
 def test_few_packets_are_fed_behind_a_groups_last_chosen_frame(monkeypatch: pytest.MonkeyPatch, bframes: int) -> None:
-    """With four threads a decoder gives a frame out three packets later; those are not decoded where a jump follows."""
+    """A decoder of four threads returns a frame three packets late; before a jump, these packets are not fed."""
     monkeypatch.setattr(video, "num_threads", lambda *_: 4)
     options = {"g": "50", "keyint_min": "50", "sc_threshold": "0", "bf": str(bframes)}
     data = made.film(made.ramp(150), codec="libx264", options=options)
@@ -355,7 +356,7 @@ def test_few_packets_are_fed_behind_a_groups_last_chosen_frame(monkeypatch: pyte
         np.testing.assert_array_equal(frames_of(data, chosen), whole[chosen])
         groups = {number // 50: number % 50 + 1 for number in chosen}
         assert sum(fed) <= sum(groups.values()) + (bframes + 1) * len(groups), "and what B-frames are predicted from"
-    if not bframes:  # else the next frame is one that nothing is predicted from, and was left out
+    if not bframes:  # with B-frames, no frame refers to the next frame, which was not decoded
         lost.add(FilmFile(data, "mp4", LIMITS, planner(), Alarm(30))._times[10])
         np.testing.assert_array_equal(frames_of(data, [5, 10, 60]), whole[[5, 11, 60]])
 
@@ -368,7 +369,7 @@ def test_threads_follow_cores_and_frames() -> None:
 
 @pytest.mark.parametrize(("container", "codec", "options"), VARIANTS)
 def test_drained_decoders_go_on_behind_a_jump(container: str, codec: str, options: dict[str, str]) -> None:
-    """In every codec, with jumps over most of a group."""
+    """Frames are right in every codec, with jumps over most of a group."""
     long = {"x265-params": "log-level=none:keyint=50:min-keyint=50"} if codec == "libx265" else {**options, "g": "50"}
     data = made.film(made.ramp(150), 10, container, codec, options=long)
     file_format = sniff(data)

@@ -1,8 +1,8 @@
-"""ChatGLM and GLM-4V written down for the tests: tiny random checkpoints as published, and what they compute.
+"""ChatGLM and GLM-4V for the tests: tiny random checkpoints in the published layout, and the makers' formulas.
 
-After modeling_chatglm.py and visual.py of https://huggingface.co/THUDM/glm-4v-9b, which transformers does not hold:
-SelfAttention (queries, keys and values one below the other), apply_rotary_pos_emb (neighbouring dimensions of the first
-half), MLP (gate over up), TransformerLayer of the tower (norms behind attention and MLP), GLU, EVA2CLIPModel, and
+After modeling_chatglm.py and visual.py of https://huggingface.co/THUDM/glm-4v-9b, which transformers lacks:
+SelfAttention (queries, keys and values stacked in one matrix), apply_rotary_pos_emb (adjacent dimensions of the first
+half), MLP (gate above up), TransformerLayer of the tower (norms after attention and MLP), GLU, EVA2CLIPModel, and
 ChatGLMModel's positions: the tokens of a picture's patches share the position between its first and its last token.
 """
 
@@ -38,9 +38,9 @@ VISION = {
     "intermediate_size": 100, "layer_norm_eps": 1e-6, "num_heads": 2, "num_hidden_layers": 3, "num_positions": 17,
     "patch_size": 14, "scaling_factor": 3,
 }  # fmt: skip
-# Widths of glm-4v-9b: the decoder's as https://github.com/modelscope/ms-swift/issues/1468 prints them; the tower's are
-# CogVLM's, on larger pictures (https://github.com/mindspore-lab/mindnlp, configuration_cogvlm.py). Their numbers of
-# parameters are published too (test_chatglm.py).
+# Widths of glm-4v-9b. The decoder's are those printed in https://github.com/modelscope/ms-swift/issues/1468; the
+# tower's are CogVLM's, with larger pictures (https://github.com/mindspore-lab/mindnlp, configuration_cogvlm.py). The
+# numbers of parameters are published too (test_chatglm.py).
 PUBLISHED = {
     **TEXT, "ffn_hidden_size": 13696, "hidden_size": 4096, "kv_channels": 128, "num_attention_heads": 32,
     "num_layers": 40, "padded_vocab_size": 151_552, "seq_length": 8192, "boi_token_id": 151_339,
@@ -55,7 +55,7 @@ CHECKPOINTS = {"chatglm": TEXT, "chatglm-vision": SEEING}  # of tests/tiny.py
 
 
 def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Of the tensors under their published names."""
+    """Shapes of the tensors by their published names."""
     hidden, inner, vocabulary = (config[key] for key in ("hidden_size", "ffn_hidden_size", "padded_vocab_size"))
     heads, groups = config["num_attention_heads"], config["multi_query_group_num"]
     joined = (heads + 2 * groups) * config["kv_channels"]
@@ -106,7 +106,7 @@ def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def checkpoint(folder: Path, config: dict[str, Any] = SEEING) -> Path:
-    """A folder as published."""
+    """Writes a folder in the published layout, with random weights."""
     folder.mkdir(exist_ok=True)
     draw, held = torch.Generator().manual_seed(8), {}
     for name, shape in shapes(config).items():
@@ -124,7 +124,7 @@ def checkpoint(folder: Path, config: dict[str, Any] = SEEING) -> Path:
 
 
 class Reference:
-    """The formulas over a folder's tensors, float32."""
+    """The makers' formulas in float32, computed with a folder's tensors."""
 
     def __init__(self, folder: Path) -> None:
         self.config = json.loads((folder / "config.json").read_text())
@@ -143,7 +143,7 @@ class Reference:
         return F.conv2d(x, self.held[name + ".weight"], self.held[name + ".bias"], stride=stride)
 
     def rows(self, picture: np.ndarray) -> Tensor:
-        """Of a scaled picture, uint8 [side, side, 3]: [rows, hidden]."""
+        """The tower's rows [rows, hidden] of a scaled picture, uint8 [side, side, 3]."""
         sees = self.config["vision_config"]
         heads, eps, patch = sees["num_heads"], sees["layer_norm_eps"], sees["patch_size"]
         pixels = (torch.tensor(picture).float() / 255 - torch.tensor(MEAN)) / torch.tensor(STD)
@@ -166,7 +166,7 @@ class Reference:
         return torch.cat([self.held["vision.boi"][0], x, self.held["vision.eoi"][0]]) / sees["scaling_factor"]
 
     def inputs(self, tokens: Sequence[int], pictures: Sequence[np.ndarray] = ()) -> tuple[Tensor, Tensor]:
-        """Embeddings and positions; each picture takes the place of one BOI."""
+        """Embeddings and positions; each picture replaces one BOI token."""
         parts, positions, waiting = [], [], list(pictures)
         for token in tokens:
             at = positions[-1] + 1 if positions else 0
@@ -180,7 +180,7 @@ class Reference:
 
     @torch.inference_mode()
     def logits(self, tokens: Sequence[int], pictures: Sequence[np.ndarray] = ()) -> Tensor:
-        """[embeddings, vocabulary]."""
+        """Logits [embeddings, vocabulary] of every token and picture row."""
         config, (x, positions) = self.config, self.inputs(tokens, pictures)
         heads, groups, width = (config[key] for key in ("num_attention_heads", "multi_query_group_num", "kv_channels"))
         half = width // 2
@@ -209,7 +209,7 @@ class Reference:
         return self.product("output_layer", norm("encoder.final_layernorm", x))
 
     def greedy(self, tokens: Sequence[int], count: int, pictures: Sequence[np.ndarray] = ()) -> list[int]:
-        """The tokens that follow."""
+        """`count` greedy tokens after the prompt."""
         tokens, given = list(tokens), len(tokens)
         for _ in range(count):
             tokens.append(int(self.logits(tokens, pictures)[-1].argmax()))

@@ -1,6 +1,6 @@
 """A paged cache without an engine: runs model.forward on hand-made Batches, whole, in chunks, or several rows mixed.
 
-Blocks are handed out in a shuffled order, so that a model that mistook block numbers for positions would be found out.
+Blocks are handed out in shuffled order, so that a model that mistakes block numbers for positions gets wrong results.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BLOCK = 16
 
 
 def load(folder, dtype: str = "auto", load_format: str = "auto", seed: int = 0) -> Model:
-    """A served model, from its folder."""
+    """A model with its weights, loaded from its folder as the server loads it."""
     config = load_model_config(folder)
     activations = resolve_dtype(config, dtype, "cpu")
     quantised = config.raw.get("quantization_config") and load_format != "dummy"
@@ -43,7 +43,7 @@ class Sequence:
     positions: Tensor | None = None  # [axes, prompt] for M-RoPE prompts
     delta: int = 0
     media: list[tuple[int, Tensor]] = field(default_factory=list)  # (first position in the prompt, rows)
-    bi_spans: np.ndarray | None = None  # int32 [m, 2], of models whose tokens see later ones
+    bi_spans: np.ndarray | None = None  # int32 [m, 2], for models with bidirectional spans
     computed: int = 0
 
     def positions_of(self, start: int, end: int, axes: int) -> Tensor:
@@ -64,7 +64,7 @@ class Harness:
         num_blocks = 1 + num_rows * self.blocks_each
         self.caches = []
         for spec in model.cache_specs():
-            # Not-a-number where nothing was written: reading beyond the context shows.
+            # Unwritten blocks hold NaN, so that reading beyond the context changes the result.
             pages = torch.full((num_blocks, spec.block_bytes(BLOCK)), 0xFF, dtype=torch.uint8)
             self.caches.append(spec.views(pages, BLOCK))
         self.free = list(range(1, num_blocks))
@@ -83,12 +83,12 @@ class Harness:
 
     @torch.inference_mode()
     def step(self, *rows: tuple[Sequence, int]) -> Tensor:
-        """Computes the next `count` tokens of each (sequence, count); logits of every token, [sum of counts, vocab]."""
+        """Computes the next `count` tokens of each (sequence, count); returns their logits [sum of counts, vocab]."""
         return self.model.logits(self.hidden(*rows))
 
     @torch.inference_mode()
     def hidden(self, *rows: tuple[Sequence, int], asked: list[int] | None = None, out: Tensor | None = None) -> Tensor:
-        """The same step: hidden states [sum of counts, hidden], with `asked` those of these of its tokens."""
+        """Computes a step; returns hidden states [sum of counts, hidden], or those of the tokens `asked`."""
         spans = [(row, row.computed, row.computed + count) for row, count in rows]
         axes = self.model.config.axes
         slots, media, offset = [], [], 0
@@ -121,7 +121,7 @@ class Harness:
         return self.model.forward(batch, out)
 
     def prefill(self, row: Sequence, chunk: int = 0) -> Tensor:
-        """The whole prompt, in chunks of about `chunk` tokens when given; logits of every token."""
+        """Computes the whole prompt, in chunks of about `chunk` tokens if given. Returns logits of every token."""
         parts = []
         while row.computed < len(row.tokens):
             left = len(row.tokens) - row.computed
@@ -143,7 +143,7 @@ class Harness:
 
 
 def generated(model, inputs, count):
-    """The greedy tokens with which transformers goes on, `count` of them whatever they are."""
+    """transformers' next `count` greedy tokens, without stopping at an end token."""
     model.generation_config.eos_token_id = None
     out = model.generate(**inputs, max_new_tokens=count, do_sample=False)
     return out[0, inputs["input_ids"].shape[1] :].tolist()

@@ -1,8 +1,8 @@
-"""InternLM2 written down for the tests: a tiny random checkpoint as its makers publish it, and what it computes.
+"""InternLM2 for the tests: a tiny random checkpoint in its makers' layout, and their formulas.
 
-After https://huggingface.co/internlm/internlm2-chat-7b/blob/main/modeling_internlm2.py, not held by transformers:
+After https://huggingface.co/internlm/internlm2-chat-7b/blob/main/modeling_internlm2.py, which transformers lacks:
 InternLM2Attention (wqkv's rows are "(h gs d)", gs = queries of a key-value head, its key, its value), InternLM2MLP
-(w1 is the gate) and InternLM2DecoderLayer. Its dynamic RoPE equals the plain one up to max_position_embeddings.
+(w1 is the gate) and InternLM2DecoderLayer. Its dynamic RoPE equals the default RoPE up to max_position_embeddings.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CONFIG = {
 
 
 def tensors(config: dict[str, Any], prefix: str = "") -> dict[str, Tensor]:
-    """Random weights under the published names."""
+    """Random weights by their published names."""
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     fused = (
         (config["num_attention_heads"] + 2 * config["num_key_value_heads"]) * hidden // config["num_attention_heads"]
@@ -56,7 +56,7 @@ def tensors(config: dict[str, Any], prefix: str = "") -> dict[str, Tensor]:
 
 
 def checkpoint(folder: Path, **changes: Any) -> Path:
-    """The folder of a text model."""
+    """Writes the folder of a text model."""
     config = {**CONFIG, **changes}
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
@@ -66,13 +66,13 @@ def checkpoint(folder: Path, **changes: Any) -> Path:
 
 
 def embeddings(folder: Path, tokens: list[int], prefix: str = "") -> Tensor:
-    """Of tokens, [T, hidden]."""
+    """Embeddings [T, hidden] of tokens."""
     return load_file(folder / "model.safetensors")[f"{prefix}model.tok_embeddings.weight"][tokens]
 
 
 @torch.inference_mode()
 def logits(folder: Path, x: Tensor, config: dict[str, Any] = CONFIG, prefix: str = "") -> Tensor:
-    """x [T, hidden], embeddings -> [T, vocabulary]."""
+    """Logits [T, vocabulary] of the embeddings x [T, hidden]."""
     held = load_file(folder / "model.safetensors")
 
     def product(name: str, x: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ def logits(folder: Path, x: Tensor, config: dict[str, Any] = CONFIG, prefix: str
 
 
 def greedy(folder: Path, tokens: list[int], count: int) -> list[int]:
-    """The tokens that follow."""
+    """`count` greedy tokens after the prompt."""
     tokens, given = list(tokens), len(tokens)
     for _ in range(count):
         tokens.append(int(logits(folder, embeddings(folder, tokens))[-1].argmax()))

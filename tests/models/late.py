@@ -1,7 +1,7 @@
-"""A device that copies late: what was asked for runs on a thread of its own, after a while, in order.
+"""A device whose copies run late: a thread runs them in order, each after a delay.
 
-It stands where engine/weights/upload.Upload does. A source that is rewritten before its event has fired shows in the
-bits that arrive.
+It replaces engine/weights/upload.Upload. If a source is rewritten before its event has fired, the copy has wrong
+bits.
 """
 
 import queue
@@ -13,7 +13,7 @@ import torch
 
 
 class LateEvent:
-    """Fires when the copies before it are done."""
+    """An event that fires when the copies before it are done."""
 
     def __init__(self):
         self._fired = threading.Event()
@@ -24,7 +24,7 @@ class LateEvent:
 
 
 class LateUpload:
-    """Copies run on a thread of their own, some time after they were asked for, as they do on a device's stream."""
+    """Runs copies on a thread of its own, some time after they are requested, like a device's stream."""
 
     def __init__(self, delay_s=0.0005):
         self._delay_s = delay_s

@@ -1,7 +1,8 @@
-"""MiDashengLM written down for the tests: a tiny random checkpoint as published, and what its tower computes.
+"""MiDashengLM for the tests: a tiny random checkpoint in the published layout, and its tower's formulas.
 
-After modeling_midashenglm.py of https://huggingface.co/mispeech/midashenglm-7b, which transformers does not hold, as
-https://github.com/vllm-project/vllm/pull/23652 has it: DashengFrontend (torch's spectrogram, HTK's filters, decibels),
+After modeling_midashenglm.py of https://huggingface.co/mispeech/midashenglm-7b, which transformers lacks; the formulas
+are also in https://github.com/vllm-project/vllm/pull/23652: DashengFrontend (torch's spectrogram, HTK's filters,
+decibels),
 AudioPatchEmbed, DashengBlock, the masks of DashengAudioTransformer, and AudioProjectorSubsample. The decoder is
 transformers' Qwen2.
 """
@@ -47,14 +48,14 @@ CONFIG = {
 
 @functools.cache
 def decoder() -> Any:
-    """transformers' Qwen2."""
+    """The decoder: transformers' Qwen2 with random weights."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     return tiny._model(Qwen2ForCausalLM, Qwen2Config(**TEXT)).eval()
 
 
 def tower() -> dict[str, Tensor]:
-    """Random weights of the tower under their published names."""
+    """Random weights of the tower by their published names."""
     size, bins = TOWER["embed_dim"], TOWER["n_mels"]
     inner = int(size * TOWER["mlp_ratio"])
     modules = {
@@ -85,7 +86,7 @@ def tower() -> dict[str, Tensor]:
 
 
 def checkpoint(folder: Path, **changes: Any) -> Path:
-    """A folder as published."""
+    """Writes a folder in the published layout."""
     folder.mkdir(exist_ok=True)
     held = {f"decoder.{name}": tensor.clone() for name, tensor in decoder().state_dict().items()}
     save_file({**held, **tower()}, folder / "model.safetensors")
@@ -97,7 +98,7 @@ def checkpoint(folder: Path, **changes: Any) -> Path:
 
 
 def decibels(sound: np.ndarray) -> Tensor:
-    """DashengFrontend: [bins, frames]."""
+    """DashengFrontend: log-mel energies in decibels, [bins, frames]."""
     from transformers.audio_utils import mel_filter_bank
 
     filters = mel_filter_bank(257, TOWER["n_mels"], 0.0, 8000.0, 16000, norm=None, mel_scale="htk")
@@ -109,7 +110,7 @@ def decibels(sound: np.ndarray) -> Tensor:
 
 @torch.inference_mode()
 def rows(folder: Path, sound: np.ndarray) -> Tensor:
-    """DashengAudioTransformer, which masks keys beyond the sound, and AudioProjectorSubsample: [rows, hidden]."""
+    """The tower's rows [rows, hidden]: DashengAudioTransformer, which masks keys after the sound, and its projector."""
     held = load_file(folder / "model.safetensors")
     sound = np.pad(sound, (0, max(0, 3200 - len(sound))))
 
@@ -127,7 +128,7 @@ def rows(folder: Path, sound: np.ndarray) -> Tensor:
         part = part + held["audio_encoder.time_pos_embed"][..., : part.shape[-1]] + held["audio_encoder.freq_pos_embed"]
         part = part.flatten(2)[0].T
         mask = torch.arange(first, first + len(part)) < inside
-        mask = mask if mask.any() else ~mask  # the makers' code makes numbers of nothing here
+        mask = mask if mask.any() else ~mask  # the makers' code computes numbers for a fully masked part too
         for number in range(TOWER["depth"]):
             block = f"audio_encoder.blocks.{number}."
             qkv = product(block + "attn.qkv", norm(block + "norm1", part))
@@ -143,7 +144,7 @@ def rows(folder: Path, sound: np.ndarray) -> Tensor:
 
 @torch.inference_mode()
 def greedy(folder: Path, tokens: list[int], sounds: list[np.ndarray], count: int) -> list[int]:
-    """What follows; each sound takes the place of one AUDIO."""
+    """`count` greedy tokens after the prompt; each sound replaces one AUDIO token."""
     embed, waiting = decoder().get_input_embeddings(), list(sounds)
     x = torch.cat(
         [rows(folder, waiting.pop(0)) if token == AUDIO else embed(torch.tensor([token])) for token in tokens]

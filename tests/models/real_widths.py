@@ -1,7 +1,7 @@
-"""Published widths: the tiny configurations of tests/tiny.py with the widths, heads and experts of real models.
+"""Published widths: the tiny configurations of tests/tiny.py with widths, heads and experts of released models.
 
-Layers, vocabulary and patches stay as few as they are there, and experts are fewer where they would fill a memory.
-There are no weights: `--load-format dummy` draws them, by `draw_on_host` the same ones on every device.
+Layers, vocabulary and patches stay as few as in the tiny models; experts are fewer where they would not fit in memory.
+There are no weights: `--load-format dummy` draws them, and `draw_on_host` draws the same numbers for every device.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from engine.weights import dummy
 from tests import pooling_kit as kit
 from tests import tiny, tiny_realtime
 
-POOL = 1_000_003  # numbers of a tensor that are drawn; then they come again
+POOL = 1_000_003  # numbers drawn for a tensor; larger tensors repeat them
 
 
 def wide(hidden: int, inner: int, heads: int, kv_heads: int, head_dim: int, **more: Any) -> dict[str, Any]:
-    """Of a decoder."""
+    """config.json's keys of a decoder's widths."""
     return {
         "hidden_size": hidden, "intermediate_size": inner, "num_attention_heads": heads,
         "num_key_value_heads": kv_heads, "head_dim": head_dim, **more,
@@ -35,7 +35,7 @@ def experts(inner: int, count: int, top_k: int, **more: Any) -> dict[str, Any]:
 
 
 def sees(hidden: int, inner: int, heads: int, **more: Any) -> dict[str, Any]:
-    """Of a tower."""
+    """config.json's keys of a tower's widths."""
     return {"hidden_size": hidden, "intermediate_size": inner, "num_attention_heads": heads, **more}
 
 
@@ -49,7 +49,7 @@ HALF_TURNED = {
         "rope_type": "default", "rope_theta": 1e4, "mrope_section": [8, 12, 12], "partial_rotary_factor": 0.5,
     }
 }  # fmt: skip
-DECODERS: dict[str, dict[str, Any]] = {  # tiny checkpoint -> what its configuration has instead
+DECODERS: dict[str, dict[str, Any]] = {  # tiny checkpoint -> the values that replace its configuration's
     "llama-llama3": wide(4096, 14336, 32, 8, 128),
     "mistral": wide(3840, 10240, 32, 8, 120),
     "mistral-window": wide(5120, 14336, 32, 8, 128),
@@ -88,7 +88,7 @@ DECODERS: dict[str, dict[str, Any]] = {  # tiny checkpoint -> what its configura
     "minimax_m2": {**wide(3072, 1536, 48, 8, 128), "num_local_experts": 12, "num_experts_per_tok": 4,
                    "rotary_dim": 64},
 }  # fmt: skip
-SEEING: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {  # tower, decoder, rest
+SEEING: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {  # values of tower, decoder, rest
     "gemma3-vision": ({**SIGLIP, "image_size": 896}, wide(2560, 10240, 8, 4, 256), {"mm_tokens_per_image": 256}),
     "paligemma": ({**SIGLIP, "image_size": 224, "projection_dim": 2048}, wide(2048, 16384, 8, 1, 256),
                   {"projection_dim": 2048, "hidden_size": 2048}),
@@ -110,7 +110,7 @@ SEEING: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {  # 
                   "num_position_embeddings": 2304}, {**QWEN, **INTERLEAVED}, {}),
     "glm4v": ({"hidden_size": 1536, "intermediate_size": 4096, "num_heads": 12, "out_hidden_size": 4096},
               {**wide(4096, 13696, 32, 2, 128), **HALF_TURNED}, {}),
-    # Nothing norms what its layers read: attention by random weights is so sharp that errors triple in each.
+    # No norm precedes the layers: random weights make attention so sharp that errors triple in each layer.
     "chatglm-vision": ({"num_hidden_layers": 2, "hidden_size": 1792, "intermediate_size": 15360, "num_heads": 16,
                         "image_size": 560, "num_positions": 1601},
                        {"hidden_size": 4096, "ffn_hidden_size": 13696, "num_attention_heads": 32, "kv_channels": 128},
@@ -118,7 +118,7 @@ SEEING: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {  # 
     "gemma4-vision": (SIGLIP, {}, {}),
     "hunyuan_vl": (SIGLIP, {}, {}),
 }  # fmt: skip
-HEARING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # tower, decoder
+HEARING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # audio models: values of tower, decoder
     "voxtral-realtime": (sees(1280, 5120, 32, head_dim=64, sliding_window=750), wide(3072, 9216, 32, 8, 128)),
 }
 NAMES = (*DECODERS, *(name for name, (_, decoder, _) in SEEING.items() if decoder), *HEARING)
@@ -126,7 +126,7 @@ NAMES = (*DECODERS, *(name for name, (_, decoder, _) in SEEING.items() if decode
 
 @functools.cache
 def folder_of(name: str) -> Path:
-    """A folder with the configuration in real widths and the tokenizer, without weights."""
+    """A folder with tokenizer and configuration in published widths, without weights."""
     source = tiny_realtime.folder() if name in HEARING else tiny.checkpoint(name)
     folder = kit.home() / f"wide-{name}"
     folder.mkdir()
@@ -150,7 +150,7 @@ def folder_of(name: str) -> Path:
 
 
 def draw_on_host(name: str, tensor: Tensor, seed: int) -> Tensor:
-    """engine/weights/dummy's numbers, drawn on the host whatever the device is, and in bfloat16 whatever the dtype."""
+    """Draws engine/weights/dummy's numbers on the host and in bfloat16, for any device and dtype."""
     few = dummy.draw(name, torch.empty(min(POOL, tensor.numel())), seed).bfloat16()
     if "bias" not in name and tensor.dim() > 1:
         few *= max(1.0, (1.5 / dummy.STD) * (tensor.numel() / tensor.shape[0]) ** -0.5)  # as tests/tiny.py

@@ -1,4 +1,4 @@
-"""Prompts with pictures and films for models that see, made by our processor and splice, and as rows of a harness."""
+"""Prompts with pictures and films for vision models: spliced by our processors, and as rows of a harness."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ load = functools.cache(load_model)
 
 @functools.cache
 def encode(text):
-    """The tiny tokenizer's ids, with nothing added."""
+    """The tiny tokenizer's ids, without special tokens."""
     from tokenizers import Tokenizer
 
     core = Tokenizer.from_file(str(tiny.checkpoint("llama") / "tokenizer.json"))
@@ -37,7 +37,7 @@ def oracle(name):
     model = tiny.reference(tiny.checkpoint(name))
     if (
         name == "llama4-vision"
-    ):  # transformers 5.24 asks its decoder's answer for pictures, which is not made to have them
+    ):  # transformers 5.24 reads image_outputs of the decoder's output, which has no such field
         from transformers.modeling_outputs import MoeCausalLMOutputWithPast as Answer
 
         Answer.image_outputs = getattr(Answer, "image_outputs", None)
@@ -56,7 +56,7 @@ def options_of(prompt):
 
 def picture(name, height, width, seed=0, options=PLAIN):
     scale = processor(name).plan_image(height, width, options)
-    if processor(name).picture_bytes:  # the family scales it itself
+    if processor(name).picture_bytes:  # the model scales pictures itself
         return MediaItem("image", noise(height, width, seed), scale=scale)
     return MediaItem("image", scale.array(noise(height, width, seed)))
 
@@ -100,7 +100,7 @@ def spliced(name, prompt):
 
 @torch.inference_mode()
 def prepare(name, prompt, harness: Harness):
-    """The prompt as a row of the harness, its media encoded."""
+    """The prompt as a row of the harness, with its media encoded."""
     made, processed = spliced(name, prompt)
     parts = [part for item in processed for part in item.parts]
     assert [item.num_tokens for item in made.media] == [part.num_tokens for part in parts]

@@ -1,4 +1,4 @@
-"""A model of which only the layers that differ are run meets everything that the whole one does."""
+"""An abridged model, which runs only layers that differ, calls every operation that the whole model calls."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from tests.models.harness import Harness, load
 
 
 class Ops(TorchDispatchMode):
-    """(operation, types and shapes of what it is given) of all that is called."""
+    """Records each call: the operation, and dtypes, shapes and strides of its tensors."""
 
     def __init__(self):
         super().__init__()
@@ -24,7 +24,7 @@ class Ops(TorchDispatchMode):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    made = tiny.qwen2(num_hidden_layers=8, use_sliding_window=True, max_window_layers=3)  # three of eight see all
+    made = tiny.qwen2(num_hidden_layers=8, use_sliding_window=True, max_window_layers=3)  # three full layers
     return load(tiny.save(made, tmp_path_factory.mktemp("eight")))
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints made of matrices and adapters: who is computed with which, against transformers; memory; codes."""
+"""Checkpoints with adapters: which rows use which adapter, against transformers; memory; quantised weights."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ each_family = pytest.mark.parametrize("family", [FAMILY[name] for name in NAMES]
 
 @functools.cache
 def base_oracle(family: Sounds) -> torch.nn.Module:
-    """The model of transformers with the checkpoint's matrices alone."""
+    """transformers' model with the checkpoint's base matrices, without adapters."""
     stored = load_file(family.folder / "model.safetensors")
     model = copy.deepcopy(family.oracle)
     for name, parameter in model.named_parameters():
@@ -49,7 +49,7 @@ def base_oracle(family: Sounds) -> torch.nn.Module:
 
 @functools.cache
 def wanted_of_text(family: Sounds, ids: tuple[int, ...], adapted: bool = False) -> list[int]:
-    """By the matrices alone, or `adapted`."""
+    """Greedy tokens of transformers: of the base matrices, or with `adapted` of the adapted ones."""
     with torch.inference_mode():
         made = (family.oracle if adapted else base_oracle(family)).generate(
             torch.tensor([ids]), max_new_tokens=TOKENS, min_new_tokens=TOKENS, do_sample=False, eos_token_id=None
@@ -62,7 +62,7 @@ def text(ids: tuple[int, ...]) -> Request:
 
 
 async def check(family: Sounds, **settings):
-    """Texts and sounds in the same steps, twice; the texts alone before them, for what they leave in the cache."""
+    """Texts and sounds in the same steps, twice; before them texts alone, whose blocks remain in the prefix cache."""
     texts = [await asyncio.to_thread(wanted_of_text, family, ids) for ids in TEXTS]
     heard = await asyncio.to_thread(wanted, family, SOUND)
     assert texts != [await asyncio.to_thread(wanted_of_text, family, ids, True) for ids in TEXTS]
@@ -89,7 +89,7 @@ async def test_rows_of_an_accelerators_graphs_have_their_own_adapters(family, mo
 
 @each_family
 async def test_a_sound_does_not_find_the_blocks_of_a_text(family):
-    """They begin with the same fifty tokens, and the text's keys are those of the matrices alone."""
+    """Sound and text begin with the same fifty tokens, but the text's keys come from the base matrices alone."""
     heard = request(family, SOUND)
     before = np.array(TEXTS[2][:50], np.int32)
     moved = tuple(
@@ -112,7 +112,7 @@ async def test_a_sound_does_not_find_the_blocks_of_a_text(family):
 
 @each_family
 def test_rows_without_an_adapter_have_the_bits_of_the_matrix(family):
-    """And the others what PEFT adds, scaled; the halves of joined matrices keep to their own rows."""
+    """Rows with an adapter add PEFT's scaled product; adapters of a joined matrix change their own outputs only."""
     model, stored = load(family.folder), {}
     for shard in open_checkpoint(family.folder):
         stored |= {name: tensor for name, tensor in load_file(shard.path).items() if ".layers.1." in name}

@@ -44,7 +44,7 @@ def oracle(name=NAME):
 
 
 def rendered(sight):
-    """The prompt before its pictures were put in, and these as the tower's square."""
+    """The prompt with one token for each picture, and the pictures as scaled for the tower."""
     made, _ = spliced(NAME, sight)
     ids = made.prompt_token_ids.tolist()
     inside = {
@@ -63,7 +63,7 @@ def test_logits_of_a_text_are_those_of_the_makers_formulas(tmp_path, changes):
 
 @torch.inference_mode()
 def test_positions_that_are_divided_are_another_kind_of_rope(tmp_path):
-    """As engine/models/media/chatglm.py says of ChatGLM2-6B-32k."""
+    """ChatGLM2-6B-32k divides positions; see engine/models/media/chatglm.py."""
     overrides = {"rope_ratio": 1, "rope_scaling": {"type": "linear", "factor": 4}}
     (tmp_path / "config.json").write_text(json.dumps({**chatglm.TEXT, **overrides}))
     rope = load_model_config(tmp_path).text.layers[0].rope
@@ -72,7 +72,7 @@ def test_positions_that_are_divided_are_another_kind_of_rope(tmp_path):
 
 @pytest.mark.parametrize(("settings", "writer"), [(AWQ | {"group_size": 64}, awq(64)), (BLOCKS, floats8(per="block"))])
 def test_quantised_products_are_arranged_too(tmp_path, settings, writer):
-    """Queries and keys lie above values in codes and scales; their pairs are put apart, values stay."""
+    """In a joined quantised matrix, rows of queries and keys are permuted from pairs to halves; rows of values stay."""
     sizes = {"hidden_size": 256, "ffn_hidden_size": 384, "kv_channels": 64}
     config = {**chatglm.TEXT, **sizes}
     plain = chatglm.checkpoint(tmp_path / "plain", config)
@@ -107,7 +107,7 @@ def test_positions_are_those_of_the_makers(sight):
 
 @pytest.mark.parametrize("accelerated", [False, True])
 async def test_tokens_of_a_busy_engine_are_those_of_the_formulas(monkeypatch, accelerated):
-    """In company, in chunks, preempted, from the prefix cache; the second time in an accelerator's steps."""
+    """Tokens are equal in batches, in chunks, preempted, from the prefix cache, and in an accelerator's steps."""
     if accelerated:
         monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
     device, folder = Device("cpu"), tiny.checkpoint("chatglm")
@@ -126,7 +126,7 @@ async def test_tokens_of_a_busy_engine_are_those_of_the_formulas(monkeypatch, ac
 
 
 def test_pictures_are_stretched_and_normalised_as_by_the_makers():
-    """transforms.Resize of a Pillow image, ToTensor and Normalize of tokenization_chatglm.py."""
+    """tokenization_chatglm.py has transforms.Resize of a Pillow image, ToTensor and Normalize."""
     reads, data = processor(NAME), noise(60, 90, 2)
     scaled = reads.plan_image(60, 90, MediaOptions(max_pixels=100)).array(data)
     square = np.asarray(Image.fromarray(data).resize((56, 56), Image.Resampling.BICUBIC))
@@ -160,12 +160,12 @@ async def test_pictures_are_seen_over_the_wire():
             messages = [{"role": "user", "content": content}]
             found.append((await client.post("/v1/chat/completions", json={**body, "messages": messages})).json())
     seen, blind = found
-    assert seen["usage"]["prompt_tokens"] - blind["usage"]["prompt_tokens"] == 6 + 2  # what the template puts around it
+    assert seen["usage"]["prompt_tokens"] - blind["usage"]["prompt_tokens"] == 6 + 2  # the template's text around it
     assert seen["choices"][0]["message"] != blind["choices"][0]["message"]
 
 
 def test_published_widths_make_as_many_parameters_as_are_published(tmp_path):
-    """https://github.com/zai-org/GLM-4/issues/500 counts those of glm-4v-9b's layers, of its tower's, and all."""
+    """https://github.com/zai-org/GLM-4/issues/500 has glm-4v-9b's counts: its layers, its tower's layers, and all."""
     (tmp_path / "config.json").write_text(json.dumps(chatglm.PUBLISHED))
     model = build_model(load_model_config(tmp_path), torch.bfloat16)
     sizes = {name: math.prod(place.wanted.shape) for name, place in expand(model.weight_table(), model).items()}

@@ -1,4 +1,4 @@
-"""config.json in its many spellings -> one ModelConfig, and refusals that name key and remedy."""
+"""config.json in its many spellings -> one ModelConfig; or a refusal that names the key and the remedy."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ from tests import tiny
 
 @pytest.fixture
 def read(tmp_path):
-    """load_model_config of a tiny checkpoint's configuration after a change (None removes a key)."""
+    """A function that changes a tiny checkpoint's configuration (None removes a key) and loads it."""
 
     def load(name, generation=None, **changes):
         config = json.loads((tiny.checkpoint(name) / "config.json").read_text())
@@ -103,7 +103,7 @@ def test_layers_with_a_window_have_a_theta_of_their_own_where_nested_settings_ha
 
 
 def test_layers_with_two_kinds_of_rope_compute(tmp_path):
-    """Nested settings that say the same twice change nothing; different ones do."""
+    """Nested settings that are equal give the logits of one setting; different ones change the logits."""
     from tests.models.harness import Harness, load
 
     def logits(nested):
@@ -134,7 +134,7 @@ def test_sliding_windows(read):
     on = {"use_sliding_window": True, "sliding_window": 8, "layer_types": None}
     assert windows(read("qwen2", max_window_layers=2, **on)) == [0, 0, 8]
     assert windows(read("mistral", sliding_window=8)) == [8, 8, 8]
-    assert windows(read("mistral", max_position_embeddings=32768)) == [4096] * 3  # a missing key: the first release
+    assert windows(read("mistral", max_position_embeddings=32768)) == [4096] * 3  # no key: that of the first release
     assert windows(read("llama", sliding_window=8)) == [0, 0, 0]
 
 
@@ -178,7 +178,7 @@ def test_omni_text_without_sections_has_the_released_ones(read):
 
 
 def test_released_omni_spellings(read):
-    """As in the released 7B folder: rope_scaling with type mrope, in_chans, torch_dtype."""
+    """The spellings of the released 7B folder: rope_scaling with type mrope, in_chans, torch_dtype."""
     whole = json.loads((tiny.checkpoint("omni") / "config.json").read_text())
     scaling = {"mrope_section": [4, 6, 6], "rope_type": "default", "type": "mrope"}
     text = {**whole["text_config"], "rope_parameters": None, "rope_theta": 1e6, "rope_scaling": scaling}
@@ -208,7 +208,7 @@ def test_the_first_llamas_are_read(tmp_path):
 
 
 OLD = {"rope_parameters": None, "rope_theta": 1e4}
-# As files that transformers 4 wrote have it: keys that differ from those of the tiny checkpoint.
+# Keys as in files of transformers 4, where they differ from those of the tiny checkpoint.
 OLDER = {
     "gemma": {**OLD, "tie_word_embeddings": None, "hidden_act": "gelu", "head_dim": 20},
     "gemma2": {**OLD, "tie_word_embeddings": None, "layer_types": None, "hidden_act": "gelu"},
@@ -239,7 +239,7 @@ def test_older_files_of_a_family_say_the_same(read, name):
 
 
 def test_old_names_of_longrope(read):
-    """Phi-3's first releases call it su, and Phi-3.5's have the original length outside of rope_scaling."""
+    """Phi-3's first releases name longrope `su`; Phi-3.5's have the original length outside rope_scaling."""
     factors = {"short_factor": [1.0] * 6, "long_factor": [4.0] * 6}
     common = {"rope_parameters": None, "original_max_position_embeddings": 128}
     first = read("phi3", **common, rope_scaling={"type": "su", **factors})
@@ -260,7 +260,7 @@ def test_windows_of_families_without_layer_types(read):
     no_rope = {"no_rope_layers": [1, 1, 0, 1, 1, 1, 0, 1], "use_sliding_window": True, "sliding_window": 8}
     assert windows("smollm3", **no_rope) == [0, 0, 8, 0, 0, 0, 8, 0]
     assert windows("phi3", sliding_window=511) == [511] * 8
-    assert windows("phi3", sliding_window=512) == [0] * 8  # of a context of 512
+    assert windows("phi3", sliding_window=512) == [0] * 8  # the window is as long as the context of 512
     assert windows("exaone4", sliding_window_pattern="LLLG") == [8, 8, 8, 0] * 2
     rotated = [layer.rope.kind for layer in read("exaone4").text.layers]
     assert rotated == ["default", "none", "default"]
@@ -420,7 +420,7 @@ ODD = [None, "x", -1, 0, 1, 3, 2.5, True, [], [1], ["x"], [[1]], {}, {"a": 1}, 1
 
 @pytest.mark.parametrize("name", ["gemma4", "gemma4-large"])
 def test_gemma4_sizes_of_layers_have_two_spellings(tmp_path, name):
-    """transformers 5.23 writes what each layer has; releases say what all layers have that see all."""
+    """transformers 5.23 writes sizes for each layer; releases write one size for all layers of full attention."""
     config = json.loads((tiny.checkpoint(name) / "config.json").read_text())
     assert config.pop("per_layer_config")
     released = {"global_head_dim": 24, "num_global_key_value_heads": 1}
@@ -434,7 +434,7 @@ ANYWHERE += ["llava", "llava_next", "idefics3", "gemma4-vision", "qwen3_vl"]
 
 @pytest.mark.parametrize("name", ANYWHERE)
 def test_any_odd_value_is_read_or_refused_in_one_line(tmp_path, name):
-    """No other error leaves the reader, whatever stands at whichever key."""
+    """Whatever value any key has, the reader raises no other error."""
 
     def places(value, path=()):
         if isinstance(value, dict):
@@ -456,7 +456,7 @@ def test_any_odd_value_is_read_or_refused_in_one_line(tmp_path, name):
                 config = load_model_config(tmp_path)
                 assert torch.isfinite(frequencies(rope(config), 0)).all()
                 processor_for(config.processor if len(config.modalities) > 1 else "", tmp_path, config.raw)
-            except (ConfigError, ValueError) as error:  # the latter of processors, which the server names a refusal
+            except (ConfigError, ValueError) as error:  # processors raise ValueError, which the server reports
                 refused.append(str(error))
     assert len(refused) > 100
     assert not [line for line in refused if "\n" in line]

@@ -1,4 +1,4 @@
-"""Mistral's own format: params.json and consolidated*.safetensors compute what the transformers folder computes."""
+"""Mistral's own format: params.json with consolidated*.safetensors computes the same as the transformers folder."""
 
 import json
 
@@ -33,7 +33,7 @@ OUTER = {"model.embed_tokens": "tok_embeddings", "model.norm": "norm", "lm_head"
 
 
 def interleave(rows, head_dim):
-    """Row i of each head's halves becomes rows 2i and 2i + 1."""
+    """Interleaves the two halves of each head's rows: row i of the halves becomes rows 2i and 2i + 1."""
     heads = rows.reshape(-1, head_dim, rows.shape[-1])
     out = torch.empty_like(heads)
     out[:, 0::2], out[:, 1::2] = heads[:, : head_dim // 2], heads[:, head_dim // 2 :]
@@ -41,7 +41,7 @@ def interleave(rows, head_dim):
 
 
 def tensors_of(folder, head_dim):
-    """The folder's weights as Mistral writes them."""
+    """The folder's decoder weights by Mistral's names."""
     out = {}
     for name, tensor in load_file(folder / "model.safetensors").items():
         module = name.removesuffix(".weight").replace("language_model.model.", "model.").removeprefix("language_model.")
@@ -49,7 +49,7 @@ def tensors_of(folder, head_dim):
             out[f"{OUTER[module]}.weight"] = tensor
             continue
         if not module.startswith("model.layers."):
-            continue  # the tower's
+            continue  # a tensor of the tower
         _, _, index, rest = module.split(".", 3)
         rotated = rest in ("self_attn.q_proj", "self_attn.k_proj")
         tensor = interleave(tensor, head_dim) if rotated else tensor
@@ -58,7 +58,7 @@ def tensors_of(folder, head_dim):
 
 
 def params_of(source):
-    """params.json of a folder, or of a decoder's configuration."""
+    """The params.json of a folder, or of a decoder's configuration."""
     config = source if isinstance(source, dict) else json.loads((source / "config.json").read_text())
     return {
         "dim": config["hidden_size"],
@@ -90,7 +90,7 @@ INSIDE = {
 
 
 def tower_of(folder, head_dim):
-    """The folder's tower and projector as Mistral writes them."""
+    """The folder's tower and projector by Mistral's names."""
     out = {}
     for name, tensor in load_file(folder / "model.safetensors").items():
         if not name.startswith(("vision_tower.", "multi_modal_projector.")):
@@ -107,7 +107,7 @@ def tower_of(folder, head_dim):
 
 
 def seeing_folder(name, folder):
-    """A model that sees, in Mistral's format."""
+    """Writes a vision model in Mistral's format."""
     source = tiny.checkpoint(name)
     config = json.loads((source / "config.json").read_text())
     sees, merges = config["vision_config"], config["model_type"] == "mistral3"
@@ -147,7 +147,7 @@ def test_both_formats_give_equal_logits(name, tmp_path):
 
 @pytest.mark.parametrize("block", ["feed_forward", "block_sparse_moe"])
 def test_experts_are_mixtrals(tmp_path, block):
-    """The files of Mixtral 8x22B; https://github.com/ggml-org/llama.cpp/pull/4406 has the names of both."""
+    """Mixtral 8x22B's files, with both names of their block (https://github.com/ggml-org/llama.cpp/pull/4406)."""
     source = tiny.checkpoint("mixtral")
     config = json.loads((source / "config.json").read_text())
     moe = {"num_experts": config["num_local_experts"], "num_experts_per_tok": config["num_experts_per_tok"]}
@@ -164,7 +164,7 @@ def test_experts_are_mixtrals(tmp_path, block):
 
 @pytest.mark.parametrize(("dim", "length"), [(4096, 32_768), (6144, 65_536)])
 def test_what_a_mixtrals_file_leaves_out(tmp_path, dim, length):
-    """As https://github.com/vllm-project/vllm/issues/1991 shows Mixtral 8x7B's; 8x22B is wider and reads further."""
+    """Mixtral 8x7B's file: https://github.com/vllm-project/vllm/issues/1991. 8x22B is wider, with a longer context."""
     params = {
         "dim": dim, "n_layers": 32, "head_dim": 128, "hidden_dim": 14336, "n_heads": dim // 128, "n_kv_heads": 8,
         "norm_eps": 1e-05, "vocab_size": 32000, "moe": {"num_experts_per_tok": 2, "num_experts": 8},
@@ -203,7 +203,7 @@ def test_shards_with_an_index_and_without(tmp_path):
 
 
 def test_rows_in_pairs_and_rows_in_halves_turn_alike():
-    """Rotating neighbours (as complex numbers) and rotating halves give the same scores."""
+    """Rotating pairs (as complex numbers) and rotating halves give the same attention scores."""
     generator = torch.Generator().manual_seed(0)
     head_dim, hidden, length = 8, 16, 5
     wq, wk = (torch.randn(head_dim, hidden, generator=generator) for _ in range(2))
@@ -244,7 +244,7 @@ def test_params_are_read_as_config(tmp_path):
 
 
 def test_queries_scaled_by_position_are_those_of_ministral_3(tmp_path):
-    """params.json and config.json say the same in their own words."""
+    """params.json and config.json express the same settings with different keys."""
     (tmp_path / "params").mkdir()
     yarn = {"factor": 16, "original_max_position_embeddings": 16384, "beta": 32, "alpha": 1, "apply_scale": False}
     scaling = {"beta": 0.1, "original_max_position_embeddings": 16384}

@@ -1,4 +1,4 @@
-"""Text decoders against transformers on tiny checkpoints: logits whole, chunked, mixed, and greedy tokens."""
+"""Text decoders against transformers on tiny checkpoints: logits in one step, in chunks, in batches; greedy tokens."""
 
 import functools
 import json
@@ -76,7 +76,7 @@ def test_greedy_tokens_equal_transformers(name):
 @torch.inference_mode()
 def _greedy(name, tokens, count):
     model = oracle(name)
-    model.generation_config.eos_token_id = None  # go on for all `count` tokens
+    model.generation_config.eos_token_id = None  # so that all `count` tokens are generated
     ids = torch.tensor([tokens])
     out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False)
     return out[0, len(tokens) :].tolist()
@@ -89,7 +89,7 @@ def greedy(name, tokens, count):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", tiny.CHECKPOINTS)
 def test_tokens_that_are_asked_for_have_the_bits_that_they_have_among_all(name, dtype):
-    """Whichever they are, none included; and the cache holds the keys and values of all."""
+    """Hidden states of requested tokens (or of none) equal those of a whole step; the cache has all keys and values."""
     model = load(tiny.checkpoint(name), dtype=dtype)
     lengths = (40, 23, 9)
 
@@ -112,7 +112,7 @@ def test_tokens_that_are_asked_for_have_the_bits_that_they_have_among_all(name, 
 
 
 def test_contexts_beyond_the_original_have_the_long_frequencies(tmp_path):
-    """All of them where the server serves such contexts: keys are shared by short requests and by long ones."""
+    """A server of long contexts uses the long frequencies for all requests, because short and long ones share keys."""
     made = tiny.causal("Phi3ForCausalLM", "Phi3Config", **tiny.longrope(16))()
     folder = tiny.save(made, tmp_path / "long")
     harness = Harness(load_model(folder))
@@ -127,7 +127,7 @@ def test_contexts_beyond_the_original_have_the_long_frequencies(tmp_path):
 
 
 def test_internlm3_is_llama_with_other_words(tmp_path):
-    """As modeling_internlm3.py of internlm/internlm3-8b-instruct has it; transformers does not hold it."""
+    """modeling_internlm3.py of internlm/internlm3-8b-instruct has these formulas; transformers lacks it."""
     folder = tiny.save(tiny.llama(attention_bias=True, mlp_bias=True, head_dim=24), tmp_path / "internlm3")
     with torch.inference_mode():
         want = tiny.reference(folder)(input_ids=torch.tensor([prompt(30)])).logits[0]
@@ -141,7 +141,7 @@ def test_internlm3_is_llama_with_other_words(tmp_path):
 
 
 def test_sliding_window_changes_the_answer():
-    """Otherwise the window tests above would pass without a window."""
+    """Without this, the window tests above would pass for a model that ignores its window."""
     tokens = prompt(60, seed=4)
     harness = Harness(load(tiny.checkpoint("mistral-window")))
     windowed = harness.prefill(harness.add(tokens))

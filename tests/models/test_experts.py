@@ -1,4 +1,4 @@
-"""Checkpoints with experts: what their configuration and their files must hold, and what is refused at the start."""
+"""Checkpoints with experts: required keys and tensors, and what is refused at the start."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_layers_with_experts(name):
 
 @pytest.mark.parametrize("name", tiny.SPARSE)
 def test_logits_and_greedy_tokens_equal_transformers(name):
-    """In chunks, together with another row; the same bits as whole and alone."""
+    """Results are equal in chunks and together with another row; their bits equal those of one step alone."""
     model = load(tiny.checkpoint(name))
     tokens, other, count = prompt(60, seed=1), prompt(23, seed=2), 8
     oracle = tiny.reference(tiny.checkpoint(name))
@@ -102,7 +102,7 @@ def test_impossible_groups_are_refused(groups, said):
 
 @pytest.fixture
 def changed(tmp_path):
-    """A copy of a tiny checkpoint whose tensors a function changes, loaded."""
+    """A function that loads a copy of a tiny checkpoint after `change` has changed its tensors."""
 
     def load(change, name="qwen3_moe", **keys):
         folder = tmp_path / "changed"
@@ -193,7 +193,7 @@ def test_sections_of_dbrx_say_what_is_wrong(tmp_path, key, value, said):
 
 
 def test_the_published_dbrx_is_planned(tmp_path):
-    """databricks/dbrx-instruct: 131,596,523,520 numbers."""
+    """databricks/dbrx-instruct has 131,596,523,520 parameters."""
     published = {
         "architectures": ["DbrxForCausalLM"], "attn_config": {"clip_qkv": 8, "kv_n_heads": 8, "rope_theta": 500000},
         "d_model": 6144, "max_seq_len": 32768, "model_type": "dbrx", "n_heads": 48, "n_layers": 40,

@@ -1,4 +1,4 @@
-"""Every family of text decoders in an engine: the tokens of transformers, whatever the scheduler does; old configs."""
+"""Every family of text decoders in an engine: transformers' tokens under any scheduling; old configurations."""
 
 import asyncio
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.engine_kit import answer, text_request
 from tests.invariance.devices import Answer, Device
 from tests.models.test_decoders import greedy, load, prompt
 
-MECHANISMS = (  # families that together do all that Llama's layers do not
+MECHANISMS = (  # families that together have every mechanism that Llama's layers lack
     "gemma2", "gemma3", "phi3-short", "granite", "glm4", "olmo3", "cohere-norms", "smollm3", "exaone4", "ministral3",
     "stablelm-parallel", "nemotron", "apertus", "hunyuan", "gpt_neox", "gpt2",
     "lfm2",
@@ -37,13 +37,13 @@ PROMPTS = [prompt(length, seed=9) for length in LENGTHS]
 
 
 def settings(folder: Path) -> dict[str, int]:
-    """Of an engine whose cache holds more than one row and less than three."""
+    """Settings of an engine whose cache has room for more than one row and less than three."""
     one = CacheLayout(load(folder).cache_specs(), 16).blocks_for(LONGEST, CHUNK)
     return {"max_model_len": LONGEST, "max_prefill_chunk": CHUNK, "num_gpu_blocks_override": one + max(1, one // 3)}
 
 
 async def check_busy(folder: Path, device: Device, want: list[Answer]) -> None:
-    """In a mixed batch, in chunks, preempted and computed again, and from the prefix cache."""
+    """Checks tokens in a mixed batch, in chunks, preempted and recomputed, and from the prefix cache."""
     async with device.running(folder, **settings(folder)) as engine:
         for turn in range(2):
             sent = [answer(engine, text_request(tokens, TOKENS, ignore_eos=True)) for tokens in PROMPTS]
@@ -66,6 +66,6 @@ async def test_tokens_of_a_busy_engine_equal_transformers(name):
 
 @pytest.mark.parametrize("name", ON_DEVICE)
 async def test_so_do_tokens_of_an_accelerators_steps(name, monkeypatch):
-    """Padded steps and recorded graphs, on CPU tensors."""
+    """The tokens are equal in an accelerator's padded steps and recorded graphs, on CPU tensors."""
     monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
     await check_busy(tiny.checkpoint(name), Device("cpu"), await asyncio.to_thread(transformers_tokens, name))

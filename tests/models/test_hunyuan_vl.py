@@ -1,4 +1,4 @@
-"""HunyuanOCR against transformers, whose rotation is cut in the makers' way: by pairs (models/media/hunyuan_vl.py)."""
+"""HunyuanOCR against transformers, with the rotation by pairs of the makers' code (models/media/hunyuan_vl.py)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PROMPTS = ("picture", "large picture", "two pictures", "three pictures")
 
 
 def by_pairs(rotary, table):
-    """As apply_rotary_pos_emb_xdrope of the makers' transformers 4.57 (`xdrope_section * 2`: the sections, twice)."""
+    """The makers' apply_rotary_pos_emb_xdrope in transformers 4.57 (`xdrope_section * 2` repeats the list)."""
     table = torch.cat([table, table], dim=-1)
     sections = list(rotary.mrope_section)
     pieces = table.split(sections * 2, dim=-1)
@@ -51,7 +51,7 @@ def oracle(name=NAME):
 
 
 def oracle_inputs(prompt, name=NAME):
-    """The same prompt in transformers' arguments."""
+    """transformers' arguments for the same prompt."""
     made, processed = spliced(name, prompt)
     ids = torch.tensor(made.prompt_token_ids, dtype=torch.long)[None]
     features = [item.parts[0].features for item in processed]
@@ -112,7 +112,7 @@ def test_positions_are_those_of_transformers(prompt):
 
 @torch.inference_mode()
 def test_its_decoder_runs_through_transformers_too():
-    """With as many rows of positions; the rotation is transformers' own."""
+    """transformers' decoder has four axes of positions too; the rotation is transformers' own."""
     folder = tiny.checkpoint(NAME)
     config = load_model_config(folder, implementation="transformers")
     assert config.axes == 4
@@ -152,7 +152,7 @@ def test_an_example_has_at_most_so_many_rows(rows):
 
 @pytest.mark.parametrize("settings", [{"max_prefill_chunk": 7}, {"num_gpu_blocks_override": 36, "max_model_len": 540}])
 async def test_so_do_tokens_of_an_accelerators_steps(settings, monkeypatch):
-    """Padded steps and recorded graphs, on CPU tensors: in company, in chunks, preempted, from the prefix cache."""
+    """Tokens of an accelerator's steps on CPU tensors: in batches, in chunks, preempted, from the prefix cache."""
     device = Device("cpu")
     wanted = await asyncio.to_thread(alone, device, NAME)
     monkeypatch.setattr("engine.run.start.open_accelerator", lambda _device: HostAccelerator())
@@ -165,7 +165,7 @@ async def test_so_do_tokens_of_an_accelerators_steps(settings, monkeypatch):
 
 
 async def test_pictures_are_seen_over_the_wire():
-    """A prompt has as many tokens as transformers' processor writes, and beams keep their places behind it."""
+    """A prompt has as many tokens as transformers' processor writes; beams continue its positions."""
     url = {"url": data_url(picture(noise(60, 90, 1), "PNG"), "image/png")}
     content = [{"type": "image_url", "image_url": url}, {"type": "text", "text": "What is it?"}]
     body = {"messages": [{"role": "user", "content": content}], "max_tokens": 4, "temperature": 0, "ignore_eos": True}
@@ -192,7 +192,7 @@ def test_pictures_are_scaled_to_what_the_tower_takes(tmp_path):
 
 
 def rewritten(folder, change):
-    """The configuration as released: the decoder's keys outside of a section, and what `change` does to it."""
+    """The configuration as released, with the decoder's keys at the top level, after `change` has changed it."""
     source = tiny.checkpoint(NAME)
     config = json.loads((source / "config.json").read_text())
     text = config.pop("text_config")

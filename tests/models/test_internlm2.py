@@ -1,4 +1,4 @@
-"""InternLM2 against its makers' formulas (tests/models/internlm2.py): alone, in a busy engine, and behind InternViT."""
+"""InternLM2 against its makers' formulas (tests/models/internlm2.py): alone, in a busy engine, and with InternViT."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def test_so_do_tokens_of_an_accelerators_steps(folder, answers, monkeypatc
 
 
 def test_a_config_that_says_nothing_of_biases_has_them(folder, tmp_path):
-    """As InternLM2Config."""
+    """InternLM2Config has a default bias."""
     assert not load_model_config(folder).text.qkv_bias
     config = json.loads((folder / "config.json").read_text())
     del config["bias"]
@@ -67,7 +67,7 @@ def test_a_config_that_says_nothing_of_biases_has_them(folder, tmp_path):
 
 @pytest.mark.parametrize("sight", ["text", "large picture", "two pictures"])
 def test_pictures_of_internvl_chat_are_read_by_it(tmp_path, sight):
-    """InternVL2-8B and 2.5-8B: the vision transformer and its projector are those of test_internvl_chat.py."""
+    """InternVL2-8B and 2.5-8B: their vision transformer and projector are those of test_internvl_chat.py."""
     folder = published("internvl", tmp_path)
     config = json.loads((folder / "config.json").read_text())
     inner = {**internlm2.CONFIG, "hidden_size": config["llm_config"]["hidden_size"], "num_attention_heads": 8}
@@ -86,7 +86,7 @@ def test_pictures_of_internvl_chat_are_read_by_it(tmp_path, sight):
 
 @pytest.mark.parametrize(("settings", "writer"), [(AWQ | {"group_size": 64}, awq(64)), (BLOCKS, floats8(per="block"))])
 def test_quantised_products_are_arranged_too(tmp_path, settings, writer):
-    """As InternVL2-8B-AWQ has them: queries, keys and values lie together in codes and scales."""
+    """In InternVL2-8B-AWQ, queries, keys and values are joined in one matrix of quantised weights and scales."""
     sizes = {"hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 8}
     config = {**internlm2.CONFIG, **sizes, "dtype": "float32"}
     folder = internlm2.checkpoint(tmp_path / "coded", **sizes, quantization_config=settings)

@@ -1,4 +1,4 @@
-"""InternVL in its makers' layout: the model of transformers' layout under the names of modeling_internvl_chat.py."""
+"""InternVL in its makers' layout: transformers' model with the tensor names of modeling_internvl_chat.py."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.models.harness import Harness, load
 from tests.models.seeing import PLAIN, encode, prepare
 from tests.server.conftest import config_of, maker, ready
 
-# https://huggingface.co/OpenGVLab/InternVL3-8B/blob/main/modeling_intern_vit.py, and modeling_internvl_chat.py there
+# https://huggingface.co/OpenGVLab/InternVL3-8B/blob/main/modeling_intern_vit.py, and its modeling_internvl_chat.py
 RENAMED = (
     ("model.vision_tower.", "vision_model."), ("model.language_model.", "language_model.model."),
     ("vision_tower.", "vision_model."), ("embeddings.cls_token", "embeddings.class_embedding"),
@@ -33,7 +33,7 @@ RENAMED = (
 
 
 def published(name, folder, **changes):
-    """A checkpoint of transformers' layout as its makers would publish it."""
+    """Writes a checkpoint of transformers' layout in its makers' layout."""
     source = tiny.checkpoint(name)
     for file in source.iterdir():
         if file.suffix in (".json", ".jinja"):
@@ -90,7 +90,7 @@ async def test_pictures_are_seen_over_the_wire(tmp_path):
 
 
 async def test_films_and_pictures_of_a_prompt_stand_at_one_token(tmp_path):
-    """In the order of the parts; the template writes text alone, as the makers'."""
+    """Media follow the order of the parts; the template writes only text, like the makers' template."""
     folder = published("internvl", tmp_path)
     (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m['role'] + m['content'] }}{% endfor %}")
     shown = {"type": "image_url", "image_url": {"url": data_url(picture(noise(60, 60, 1), "PNG"), "image/png")}}

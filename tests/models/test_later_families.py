@@ -1,8 +1,8 @@
-"""Models that see and have no file here: what `check` says of each, from its config.json alone.
+"""Vision models without a file here: what `check` prints for each, from its config.json alone.
 
-DeepSeek-VL2's fields are those of its file (earl-juanico/rca, DeepSeek-VL2/deepseek_vl2/config.json, 7fb4cd9). Of the
-others the names of classes and of files of code are those that vllm-project/vllm names (tests/models/registry.py,
-transformers_utils/configs), or transformers' own; sizes, and the keys of sections, are written for this test.
+DeepSeek-VL2's fields are those of its file (earl-juanico/rca, DeepSeek-VL2/deepseek_vl2/config.json, 7fb4cd9). The
+other models' names of classes and of code files are from vllm-project/vllm (tests/models/registry.py,
+transformers_utils/configs) or from transformers; sizes, and the keys of sections, are written for this test.
 """
 
 import json
@@ -25,7 +25,7 @@ KIMI = TEXT | {
 CODE = "{} is not supported: its classes are code in the checkpoint (auto_map), which is never run; "
 COPY = "a copy for transformers' own classes may be served"
 WITHOUT = "with --language-model-only its decoder is served"
-NO_PROCESSOR = "its processor cannot be made by transformers"  # these folders hold no file of one
+NO_PROCESSOR = "its processor cannot be made by transformers"  # these folders have no processor file
 
 FAMILIES = {
     "Kimi-VL": (

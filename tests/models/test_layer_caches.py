@@ -1,4 +1,4 @@
-"""A decoder layer has several caches, one, or none: the halves of three layers, divided otherwise, compute the same."""
+"""Decoder layers with two caches, one, or none: three layers, divided differently, compute the same."""
 
 import numpy as np
 import pytest
@@ -17,13 +17,13 @@ PROMPT = np.random.default_rng(5).integers(2, tiny.FIRST_SPECIAL, 41, dtype=np.i
 
 
 def attend(layer, x, rope, meta, cache, index):
-    """The first half of a layer."""
+    """The attention half of a layer."""
     attended = layer.attention(x.normed(layer.attention_norm), rope, meta, cache)
     x.add(Product(layer.o, x.keep(index, attended)))
 
 
 class Two(LlamaLayer):
-    """Layers 0 and 1 as one with two caches."""
+    """Layers 0 and 1 as one layer with two caches."""
 
     @property
     def mixers(self):
@@ -37,7 +37,7 @@ class Two(LlamaLayer):
 
 
 class One(LlamaLayer):
-    """The attention of layer 2."""
+    """A layer of layer 2's attention only."""
 
     @property
     def mixers(self):
@@ -51,7 +51,7 @@ class One(LlamaLayer):
 
 
 class No(LlamaLayer):
-    """The MLP of layer 2."""
+    """A layer of layer 2's MLP only."""
 
     @property
     def mixers(self):
@@ -64,7 +64,7 @@ class No(LlamaLayer):
 
 
 def divided(model):
-    """The same weights in layers of these kinds."""
+    """The model with the same weights in layers of the three classes above."""
     for layer, kind in zip(model.layers, (Two, One, No), strict=True):
         layer.__class__, layer.all, layer.computed = kind, model.layers, []
     model.place_caches()
@@ -73,7 +73,7 @@ def divided(model):
 
 @pytest.fixture
 def served_so(monkeypatch):
-    """The engine's models are divided; those that were made."""
+    """Makes the engine divide the models that it builds; returns the list of these models."""
     build, made = engine.run.start.build_model, []
     monkeypatch.setattr(engine.run.start, "build_model", lambda *args: made.append(divided(build(*args))) or made[-1])
     return made

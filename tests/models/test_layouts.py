@@ -1,9 +1,9 @@
-"""Published checkpoints, planned by the loader from configuration to bytes without a weight of theirs.
+"""Published checkpoints, planned by the loader from configuration to bytes, without their weights.
 
-Each file of layouts/ holds what public repositories give: config.json or params.json word for word, the names of
-model.safetensors.index.json (those of layers once, since every layer has the same) and its total size, with the commits
-they are from. Shapes are not published there: they follow from the configuration, and the total size, to the byte, is
-what shows them right, and that no tensor is missing or left over.
+Each file of layouts/ has what public repositories publish, with their commits: config.json or params.json verbatim,
+the names of model.safetensors.index.json (a layer's names once, since every layer has the same) and its total size.
+Shapes are not published there; they follow from the configuration. The total size, equal to the byte, proves that the
+shapes are right and that no tensor is missing or left over.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def names_of(layout):
 
 
 def shapes_of(model, names):
-    """Of every name: what the model wants; a head that is tied has the embedding's."""
+    """The shape that the model wants for each name; a tied head has the embedding's shape."""
     table = model.weight_table()
     places = expand(table, model)
     shapes = {}
@@ -58,7 +58,7 @@ def shapes_of(model, names):
 
 
 def write_header(folder, shapes):
-    """A shard with nothing but its header; the bytes behind it are a hole."""
+    """Writes a shard that has only its header; the tensors' bytes are a hole in a sparse file."""
     header, end = {}, 0
     for name, shape in shapes.items():
         size = 2 * math.prod(shape)

@@ -1,4 +1,4 @@
-"""An architecture finds its file by its name: the rule, its aliases, and what a lookup imports."""
+"""The file of an architecture is found by the architecture's name: the rule, its aliases, and what a lookup imports."""
 
 from __future__ import annotations
 

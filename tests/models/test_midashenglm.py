@@ -22,8 +22,8 @@ from tests.models import midashenglm as makers
 from tests.models.harness import load
 from tests.models.test_sounds import sound
 
-PATCH = 640  # samples; 35 patches are five chunks, and seven rows
-# Less than a row; whole rows; a patch beyond the sound that is the last of a row, alone in a chunk, and of no row.
+PATCH = 640  # samples of a patch; 35 patches are five chunks of seven rows in all
+# Less than a row; whole rows; a patch after the sound that is last of a row, alone in a chunk, or outside all rows.
 SAMPLES = (1500, 5 * PATCH, 40_001, 10 * PATCH - 160, 35 * PATCH - 1, 36 * PATCH - 1, 15 * PATCH - 1)
 PROMPTS = ((40_001,), (6240, 22_399), (1500, 20_000, 30_001))
 TOKENS = 12
@@ -53,7 +53,7 @@ def test_rows_are_those_of_the_makers_formulas(folder, reads, count):
     part = processed(reads, count).parts[0]
     wanted = makers.decibels(np.pad(sound(count), (0, max(0, 3200 - count))))
     found = torch.tensor(part.features["input_features"])
-    assert (found - wanted[:, : found.shape[1]]).abs().max() < 2e-3  # decibels; theirs are sums of float32
+    assert (found - wanted[:, : found.shape[1]]).abs().max() < 2e-3  # decibels; the makers' filter sums are float32
     tower = load(folder).towers["audio"]
     rows, want = tower.encode(features(reads, count)), makers.rows(folder, sound(count))
     assert len(rows) == len(want) == part.num_tokens
@@ -83,7 +83,7 @@ def request(reads, prompt):
 
 @pytest.mark.parametrize("accelerated", [False, True])
 async def test_tokens_of_a_busy_engine_are_those_of_the_formulas(folder, reads, monkeypatch, accelerated):
-    """In company, in chunks, preempted, from the prefix cache; the second time in an accelerator's steps."""
+    """Tokens are equal in batches, in chunks, preempted, from the prefix cache, and in an accelerator's steps."""
     if accelerated:
         monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
     wanted = {}

@@ -28,7 +28,7 @@ def random(*shape, seed=0):
 
 
 def image(h, w, seed=0):
-    """h x w patches."""
+    """A picture of h x w patches: its modality, features and number of rows."""
     features = {"pixel_values": random(h * w, PATCH_NUMBERS, seed=seed), "grid_thw": torch.tensor([[1, h, w]])}
     return "image", features, h * w // 4
 
@@ -64,7 +64,7 @@ def splice(items):
 
 
 def oracle_inputs(tokens, items):
-    """The same prompt in transformers' arguments."""
+    """transformers' arguments for the same prompt."""
     ids = torch.tensor([tokens])
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     by_kind = {kind: [features for name, features, _ in items if name == kind] for kind in MARKS}
@@ -87,7 +87,7 @@ def oracle_inputs(tokens, items):
 
 
 def positions(inputs):
-    """M-RoPE positions and delta as transformers counts them."""
+    """M-RoPE positions [axes, tokens] and delta, computed by transformers."""
     mask = inputs.get("feature_attention_mask")
     axes, delta = oracle().model.get_rope_index(
         inputs["input_ids"],
@@ -118,7 +118,7 @@ PROMPTS = {
 
 @torch.inference_mode()
 def prepare(name, harness):
-    """The row of a prompt in a harness, and the oracle's arguments."""
+    """The harness row of a prompt, and the oracle's arguments."""
     tokens, starts = splice(PROMPTS[name])
     inputs = oracle_inputs(tokens, PROMPTS[name])
     axes, delta = positions(inputs)
@@ -142,7 +142,7 @@ def expected(name):
 def test_vision_tower_equals_transformers(grid):
     pixels, thw = random(grid[0] * grid[1] * grid[2], PATCH_NUMBERS), torch.tensor([grid])
     want = oracle().model.visual(pixels, grid_thw=thw).pooler_output
-    for _ in range(2):  # the second time from the cached tables
+    for _ in range(2):  # the second run reads cached tables
         got = model().towers["video"].encode({"pixel_values": pixels, "grid_thw": thw})
         assert got.shape == want.shape
         assert (got - want).abs().max() <= TOLERANCE
@@ -224,7 +224,7 @@ def test_tables_of_grids_are_bounded():
     assert recent.get(0) is None
     recent.get(3)
     recent.put(5, "5", 4)
-    assert recent.get(3) == "3"  # read last but one, so 4 went
+    assert recent.get(3) == "3"  # key 3 was read after key 4, so 4 was evicted
     assert recent.get(4) is None
     recent.put(6, "6", 11)
     assert recent.get(6) is None

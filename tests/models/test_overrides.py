@@ -1,4 +1,4 @@
-"""--hf-overrides, and towers that are left out: what of the configuration and of the weights is read."""
+"""--hf-overrides, and towers that are left out: which configuration and which weights are read."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_tower_for_nothing_is_not_built(without, towers, modalities):
     assert set(model.config.towers) == towers
     assert model.config.modalities == modalities
     assert {name for name in ("image", "audio", "video") if name in model.config.media_token_ids} == set(modalities[1:])
-    assert read == weight_bytes(model)  # float32 files: what is not built is not read
+    assert read == weight_bytes(model)  # float32 files: tensors of towers that are not built are not read
     assert (read < built("omni")[1]) == (len(towers) < 2)
 
 
@@ -93,7 +93,7 @@ STYLES = {
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("architecture", AROUND)
 def test_the_decoder_of_a_model_with_towers_is_served_alone(tmp_path, architecture, style):
-    """A decoder's own checkpoint, put where models with towers that have no file here keep theirs."""
+    """A decoder's own checkpoint, nested as in vision models that have no file here."""
     source = tiny.checkpoint(AROUND[architecture])
     inner = json.loads((source / "config.json").read_text())
     tied = {"tie_word_embeddings": inner["tie_word_embeddings"]}

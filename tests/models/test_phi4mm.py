@@ -1,4 +1,4 @@
-"""Phi-4-multimodal's pictures against transformers: tiles and counts, rows, tokens of mixed batches in both layouts."""
+"""Phi-4-multimodal's pictures against transformers: tiles, counts, rows; tokens of mixed batches in both layouts."""
 
 from __future__ import annotations
 import __future__
@@ -37,14 +37,14 @@ from tests.tiny_sounds import AUDIO, PHI4_ALPHA, PHI4_RANK
 
 PHI4 = FAMILY["phi4mm"]
 IMAGE, TOKENS = tiny.IDS["<|IMAGE|>"], 16
-TALL, SMALL, TWO = (448, 40), (100, 160), (200, 500)  # heights and widths: one tile in part, one, and two
-# Pictures, then sounds in samples.
+TALL, SMALL, TWO = (448, 40), (100, 160), (200, 500)  # (height, width): part of a tile, one tile, two
+# (sizes of pictures, numbers of samples of sounds) of each prompt.
 PROMPTS = (((), ()), ((SMALL,), ()), ((), (20000,)), ((TALL,), (1500,)), ((TWO, SMALL), ()))
 PLAIN = MediaOptions()
 
 
 def pixels(size: tuple[int, int]) -> np.ndarray:
-    """Smooth, and other at every place."""
+    """A smooth picture with distinct values everywhere."""
     draw = np.random.default_rng(size[0] * 10007 + size[1])
     coarse = torch.tensor(draw.uniform(0, 255, (1, 3, 7, 9)))
     return torch.nn.functional.interpolate(coarse, size=size, mode="bilinear")[0].permute(1, 2, 0).byte().numpy()
@@ -59,7 +59,7 @@ def picture(size: tuple[int, int]) -> Processed:
 
 @functools.cache
 def published(size: tuple[int, int]):
-    """By the methods of transformers' processor; its file needs torchvision, of which it calls two functions."""
+    """transformers' processor, run by its methods; its file imports torchvision and calls two functions of it."""
     root = Path(importlib.util.find_spec("transformers").origin).parent
     path = root / "models/phi4_multimodal/image_processing_phi4_multimodal.py"
     names = {"math": math, "torch": torch, "tvF": Functions, "BatchFeature": lambda data, tensor_type: data}
@@ -85,7 +85,7 @@ def published(size: tuple[int, int]):
 
 
 class Functions:
-    """torchvision's, and what the processor's base does with them."""
+    """Stand-ins for torchvision's functions and for those of the processor's base class."""
 
     @staticmethod
     def resize(image: torch.Tensor, size, resample: int = 2, antialias: bool = True) -> torch.Tensor:
@@ -104,7 +104,7 @@ class Functions:
 
 
 def request(prompt: tuple) -> Request:
-    """Texts between the media."""
+    """A request with text between the media."""
     pictures, sounds = prompt
     media = [(IMAGE, picture(size)) for size in pictures]
     media += [(AUDIO, processed(PHI4, count)) for count in sounds]
@@ -118,7 +118,7 @@ def request(prompt: tuple) -> Request:
 
 @functools.cache
 def seeing_oracle():
-    """With the adapter for vision in its matrices."""
+    """transformers' model with the vision adapter merged into its matrices."""
     stored, model = load_file(PHI4.folder / "model.safetensors"), copy.deepcopy(base_oracle(PHI4))
     for name, parameter in model.named_parameters():
         module = name.removesuffix(".weight")
@@ -129,7 +129,7 @@ def seeing_oracle():
 
 @functools.cache
 def wanted(prompt: tuple) -> list[int]:
-    """Greedy tokens of transformers, from what its own processors make."""
+    """Greedy tokens of transformers, with inputs from its own processors."""
     pictures, sounds = prompt
     model = seeing_oracle() if pictures else PHI4.oracle if sounds else base_oracle(PHI4)
     ids = request(prompt).prompt_token_ids
@@ -235,7 +235,7 @@ async def check(folder, asked=PROMPTS, **settings):
 
 
 async def test_tokens_in_chunks_with_few_blocks_equal_transformers():
-    """So few that not all of these prompts' answers have room at one time."""
+    """The cache is too small for all answers of these prompts at one time."""
     stats = await check(PHI4.folder, PROMPTS[:4], max_prefill_chunk=61, num_gpu_blocks_override=51)
     assert stats.preemptions > 0
     assert stats.prefix_hits > 0
@@ -275,7 +275,7 @@ async def test_transformers_layout_is_the_same(tmp_path):
 
 
 async def test_an_adapter_whose_folder_is_absent_changes_nothing(tmp_path):
-    """As in transformers, until an adapter is loaded; a sound with a picture has its own projection all the same."""
+    """transformers has the same results before it loads an adapter; a sound with a picture has its own projection."""
     tiny.save(base_oracle(PHI4), tmp_path)
     model = load(tmp_path)
     assert model.adapters == ("image", "audio")

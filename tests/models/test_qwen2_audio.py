@@ -1,4 +1,4 @@
-"""Qwen2-Audio against transformers: greedy tokens of an engine for sounds of several lengths, and what is refused."""
+"""Qwen2-Audio against transformers: an engine's greedy tokens for sounds of several lengths, and refused settings."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def request(count: int) -> Request:
 
 @functools.cache
 def wanted(count: int) -> list[int]:
-    """Greedy tokens of transformers, its own features and number of rows included."""
+    """Greedy tokens of transformers, with its own features and numbers of rows."""
     from transformers import Qwen2AudioForConditionalGeneration, WhisperFeatureExtractor
 
     extractor = WhisperFeatureExtractor.from_pretrained(qwen2_audio())

@@ -47,7 +47,7 @@ def picture(height: int, width: int) -> MediaItem:
 
 
 def film(frames: int, num_samples: int = 0) -> MediaItem:
-    """Two frames a second, of 64 x 96 pixels, with a sound of `num_samples` samples."""
+    """A film of 64 x 96 pixels with two frames a second and a sound of `num_samples` samples."""
     shown = np.stack([noise(64, 96, number) for number in range(frames)])
     return MediaItem("video", shown, seconds_per_frame=0.5, sound=sound(num_samples).data if num_samples else None)
 
@@ -64,7 +64,7 @@ PROMPTS = {
 
 @functools.cache
 def prepared(name: str):
-    """The widened prompt, and its items as processed."""
+    """The spliced prompt, and its processed items."""
     tokens, slots, processed = [5, 9], [], []
     for number, item in enumerate(PROMPTS[name]):
         opening, closing = (tiny.IDS[mark] for mark in MARKS[item.modality])
@@ -77,7 +77,7 @@ def prepared(name: str):
 
 
 def oracle_inputs(name: str) -> dict[str, torch.Tensor]:
-    """The same prompt in transformers' arguments."""
+    """transformers' arguments for the same prompt."""
     made, processed = prepared(name)
     parts = [part for item in processed for part in item.parts]
     inputs = {"input_ids": torch.tensor(made.prompt_token_ids[None].astype(np.int64))}

@@ -16,14 +16,14 @@ from tests.models.seeing import load, oracle, prepare, spliced
 
 TOLERANCE = 1e-4
 NAMES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
-PROMPTS = [prompt for prompt in seeing.PROMPTS if prompt != "two pictures"]  # "picture, film, picture" has two
+PROMPTS = [prompt for prompt in seeing.PROMPTS if prompt != "two pictures"]  # "picture, film, picture" has two pictures
 
 
 def oracle_inputs(name, prompt):
-    """The same prompt in transformers' arguments; transformers counts the positions itself."""
+    """transformers' arguments for the same prompt; transformers counts the positions itself."""
     made, processed = spliced(name, prompt)
     ids = torch.tensor(made.prompt_token_ids, dtype=torch.long)[None]
-    picture = 2 if name.startswith("glm") and "film" in prompt else 1  # whose films have the tokens of pictures
+    picture = 2 if name.startswith("glm") and "film" in prompt else 1  # GLM's films have picture tokens
     kinds = torch.where(ids == tiny.IDS["<|IMAGE|>"], picture, torch.where(ids == tiny.IDS["<|VIDEO|>"], 2, 0)).int()
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "mm_token_type_ids": kinds}
     for kind, pixels, grid in (
@@ -82,14 +82,14 @@ def test_greedy_tokens_equal_transformers(name, prompt):
 
 
 def test_the_time_axis_counts_seconds():
-    """Otherwise the film tests above would pass with frames counted."""
+    """If the time axis counted frames instead of seconds, the film tests above would pass too."""
     (fast, _), (slow, _) = spliced("qwen2_5_vl", "film"), spliced("qwen2_5_vl", "slow film")
     assert np.diff(np.unique(fast.positions[0, 4:])).max() != np.diff(np.unique(slow.positions[0, 4:])).max()
 
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl"])
 def test_released_files_are_flat(tmp_path, name):
-    """The released config.json has the decoder's keys at the top, mrope as rope_scaling, and in_chans."""
+    """The released config.json has the decoder's keys at the top level, mrope as rope_scaling, and in_chans."""
     folder = tiny.checkpoint(name)
     nested = json.loads((folder / "config.json").read_text())
     text = nested.pop("text_config")

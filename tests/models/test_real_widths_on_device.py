@@ -1,7 +1,7 @@
 """Published widths on a real accelerator: heads of 72, 80, 88, 96 and 256, towers of 1,152 and 1,280 columns, experts.
 
-Tiny checkpoints never reach the tiles, rests and splits that real ones do. The same weights on the CPU, in float32, are
-what a text's logits and a tower's rows are compared with.
+Tiny checkpoints never reach the tiles, remainders and splits of real widths. A text's logits and a tower's rows are
+compared with those of the same weights on the CPU, in float32.
 """
 
 import numpy as np
@@ -21,7 +21,7 @@ from tests.models.real_widths import HEARING, NAMES, SEEING, draw_on_host, folde
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
 CUDA = Device("cuda")
-ROWS = 400  # of a picture: attention of whole tiles
+ROWS = 400  # of a picture: enough for attention in whole tiles
 
 
 @pytest.fixture(autouse=True)
@@ -43,14 +43,14 @@ async def test_logits_of_a_text_are_those_of_the_cpu(name):
     settings = {"load_format": "dummy", "dtype": "bfloat16", "logprobs_mode": "raw_logits"}
     async with CUDA.running(folder_of(name), **settings) as served:
         found = await logits_error(served, tokens, wanted)
-    # A CPU's bfloat16 is as far off: of gemma3-vision 0.1 on average; of minimax_m2 a quarter chooses other experts.
+    # bfloat16 on a CPU is as far off: gemma3-vision by 0.1 on average; in minimax_m2 a quarter chooses other experts.
     near = found[:, 0] < 0.35
     assert near.mean() > 0.7, np.sort(found[:, 0])[-9:]
     assert found[near, 0].mean() < 0.15
 
 
 def filled(features: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A blank item with noise in the place of its pixels or frames."""
+    """A blank item whose pixels or frames are replaced by noise."""
     draw, found = torch.Generator().manual_seed(2), {}
     for key, values in features.items():
         host = values.cpu()

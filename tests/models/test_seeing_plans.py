@@ -1,4 +1,4 @@
-"""Families that see, before and without their weights: what `check` says, what memory they take, random weights."""
+"""Vision families before loading and with random weights: what `check` prints, and how much memory they take."""
 
 import pytest
 import torch

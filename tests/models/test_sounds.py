@@ -1,4 +1,4 @@
-"""Families that take audio of any length, against transformers: features, rows, greedy tokens of an engine."""
+"""Families that take audio of any length, against transformers: features, rows, an engine's greedy tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.engine_kit import answer, running
 from tests.models.harness import load
 from tests.tiny_sounds import AUDIO, SOUNDS, Sounds
 
-SAMPLES = (1500, 20000, 31999, 32000, 70001)  # a part of a window, one but for a sample, one, and several
+SAMPLES = (1500, 20000, 31999, 32000, 70001)  # less than a window, a sample less than one, one, and several
 PROMPTS = ((20000,), (70001,), (32000, 1500), (31999, 20000, 70001))  # sounds of each prompt
 BEFORE, BEHIND, TOKENS = (5, 9, tiny.IDS["<|audio_bos|>"]), (tiny.IDS["<|audio_eos|>"], 40, 7), 24
 FAMILY = {family.name: family for family in SOUNDS}
@@ -53,7 +53,7 @@ def theirs(family: Sounds, count: int):
 
 
 def request(family: Sounds, prompt: tuple[int, ...]) -> Request:
-    """Every sound between two texts."""
+    """A request with text before and after every sound."""
     ids, slots = [], []
     for _ in prompt:
         ids += BEFORE
@@ -66,7 +66,7 @@ def request(family: Sounds, prompt: tuple[int, ...]) -> Request:
 
 @functools.cache
 def wanted(family: Sounds, prompt: tuple[int, ...]) -> list[int]:
-    """Greedy tokens of transformers, its own features and numbers of rows included."""
+    """Greedy tokens of transformers, with its own features and numbers of rows."""
     given = [theirs(family, count) for count in prompt]
     rows = [number for _, number in given]
     before, behind = (*BEFORE, *family.around[:1]), (*family.around[1:], *BEHIND)
@@ -84,14 +84,14 @@ def wanted(family: Sounds, prompt: tuple[int, ...]) -> list[int]:
 
 
 def embedded(family: Sounds, ids: torch.Tensor, features: list[dict[str, torch.Tensor]]) -> torch.Tensor:
-    """The prompt's embeddings, each sound encoded by itself."""
+    """The prompt's embeddings, with the rows of each sound encoded alone."""
     made = family.oracle.get_input_embeddings()(ids)
     made[ids == AUDIO] = torch.cat([family.rows_of(item) for item in features])
     return made
 
 
 def joined(features: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Arguments of several sounds, padded at the end to the longest."""
+    """transformers' arguments of several sounds, padded at the end to the longest."""
 
     def padded(key: str) -> list[torch.Tensor]:
         sizes = [max(item[key].shape[axis] for item in features) for axis in range(1, features[0][key].dim())]
@@ -111,18 +111,18 @@ def test_features_and_rows_are_the_published_processors(family):
         part = processed(family, count).parts[0]
         assert part.num_tokens == rows, count
         mine, wanted = part.features["input_features"], features["input_features"].numpy()
-        if mine.ndim == 2:  # frames of the sound alone
+        if mine.ndim == 2:  # only the sound's own frames, without padding
             mine, wanted = mine[None], wanted.reshape(1, *wanted.shape[-2:])[..., : mine.shape[1]]
-        if family.name == "gemma4-audio":  # frames, and behind them zeros of a mask
+        if family.name == "gemma4-audio":  # frames, followed by zeros that the mask leaves out
             wanted = wanted[:, features["input_features_mask"][0].numpy()]
-        if family.name == "ultravox":  # windows, the last one filled up
+        if family.name == "ultravox":  # windows, the last one padded
             mine = np.moveaxis(mine, 0, 1).reshape(1, mine.shape[1], -1)[..., : wanted.shape[2]]
         assert mine.shape == wanted.shape, count
         assert np.abs(mine - wanted).max() < 1e-4, count
 
 
 async def check(family: Sounds, **settings):
-    """All prompts at once, twice, so that the second turn finds the first in the cache."""
+    """All prompts at once, twice; the second turn finds the first turn's blocks in the prefix cache."""
     async with running(family.folder, encoder_cache_tokens=512, **settings) as engine:
         for turn in range(2):
             found = await asyncio.gather(*(answer(engine, request(family, prompt)) for prompt in PROMPTS))
@@ -146,14 +146,14 @@ async def test_tokens_of_an_accelerators_steps_equal_transformers(family, monkey
 def test_the_examples_of_the_start_have_at_most_as_many_rows(family):
     model = load(family.folder)
     tower = model.towers["audio"]
-    for rows in (3, 40, 77):  # queries of a window make three at least
+    for rows in (3, 40, 77):  # a window has three queries, so at least three rows
         with torch.inference_mode():
             assert 1 <= len(tower.encode(tower.example("audio", rows))) <= rows
 
 
 @pytest.mark.parametrize(("name", "frames"), [("granite-speech", 1330), ("phi4mm", 8 * 1001 - 3)])
 def test_long_sounds_are_encoded_as_by_transformers(name, frames):
-    """More contexts than attend together, and segments of forty seconds, the last one short."""
+    """The sounds have more contexts than an attention call takes, and segments of forty seconds, the last one short."""
     family = FAMILY[name]
     width = {"granite-speech": 64, "phi4mm": 32}[name]
     features = {"input_features": torch.randn(1, frames, width, generator=torch.Generator().manual_seed(1)) * 2}
@@ -181,7 +181,7 @@ def test_a_phi4mm_that_is_built_otherwise_is_refused(overrides, said):
 
 
 async def test_qwen3_asr_in_qwens_own_layout_is_the_same(tmp_path):
-    """All in a thinker_config, the projector inside the tower, and three axes of positions that are one."""
+    """Qwen's layout has all keys in a thinker_config, the projector in the tower, and three equal axes of positions."""
     family = FAMILY["qwen3-asr"]
     shutil.copytree(family.folder, tmp_path, dirs_exist_ok=True)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -204,7 +204,7 @@ async def test_qwen3_asr_in_qwens_own_layout_is_the_same(tmp_path):
 @pytest.mark.parametrize(("said", "tied"), [(None, True), (True, True), (False, False)])
 def test_glm_asr_ties_its_head_where_the_outer_object_does_not_deny_it(said, tied):
     family = FAMILY["glm-asr"]
-    config = load_model_config(family.folder, {"tie_word_embeddings": said})  # None: the key is taken away
+    config = load_model_config(family.folder, {"tie_word_embeddings": said})  # None removes the key
     assert config.raw["text_config"]["tie_word_embeddings"] is False
     assert config.text.tie_embeddings is tied
 

@@ -1,4 +1,4 @@
-"""Audio models that have no file here, through transformers' tower, decoder and processor in our steps."""
+"""Audio models without a file here: transformers' tower, decoder and processor in our steps."""
 
 import asyncio
 import functools
@@ -26,7 +26,7 @@ from tests.invariance.devices import Device
 from tests.models.harness import Harness, generated
 
 NAME, TOKENS, CHUNK = "moss_transcribe_diarize", 12, 11
-PROMPTS = ((), (9000,), (40000, 16000, 3000))  # samples of each sound; windows have two seconds
+PROMPTS = ((), (9000,), (40000, 16000, 3000))  # samples of each sound; a window has two seconds
 
 
 @functools.cache
@@ -65,7 +65,7 @@ def spliced(prompt):
 
 @functools.cache
 def oracle_inputs(prompt):
-    """All of the prompt through transformers' processor at once; a number stands behind each second of a sound."""
+    """The whole prompt in one call of transformers' processor, which writes a number after each second of sound."""
     theirs, ours = AutoProcessor.from_pretrained(tiny.checkpoint(NAME)), processor()
     text = "".join(ours.marks["audio"] + theirs.tokenizer.decode([20 + number]) for number in range(len(prompt)))
     sounds = {"audio": [sound(count) for count in prompt], "sampling_rate": 16000} if prompt else {}
@@ -93,7 +93,7 @@ def prepare(prompt, harness):
 @pytest.mark.parametrize("prompt", PROMPTS)
 @torch.inference_mode()
 def test_logits_equal_transformers(prompt):
-    """Whole and in chunks."""
+    """Logits are equal in one step and in chunks."""
     harness = Harness(load())
     want = oracle()(**oracle_inputs(prompt)).logits[0]
     assert (harness.prefill(prepare(prompt, harness)) - want).abs().max() <= 2e-4
@@ -112,12 +112,12 @@ def wanted(prompt):
 
 @pytest.mark.parametrize("device", ["cpu", "accelerator"])
 async def test_tokens_of_a_busy_engine_equal_transformers(device, monkeypatch):
-    """In company, in chunks, preempted, from the prefix cache; and in padded steps with recorded graphs."""
+    """Tokens are equal in batches, in chunks, preempted, from the prefix cache, and in an accelerator's steps."""
     if device == "accelerator":
         monkeypatch.setattr("engine.run.start.open_accelerator", lambda _device: HostAccelerator())
     want = {prompt: await asyncio.to_thread(wanted, prompt) for prompt in PROMPTS}
     longest = max(len(spliced(prompt).prompt_token_ids) for prompt in PROMPTS) + TOKENS
-    one = CacheLayout(load().cache_specs(), 16).blocks_for(longest, CHUNK)  # of a row
+    one = CacheLayout(load().cache_specs(), 16).blocks_for(longest, CHUNK)  # blocks of a row
     few = {"max_prefill_chunk": CHUNK, "max_model_len": longest, "num_gpu_blocks_override": one + 1}
     async with Device("cpu").running(tiny.checkpoint(NAME), **few) as engine:
         for _ in range(2):
@@ -189,7 +189,7 @@ def test_a_class_that_does_more_with_a_sound_is_refused(monkeypatch):
 
     louder.__signature__ = showing.inspect.signature(forward)
     monkeypatch.setattr(MossTranscribeDiarizeModel, "forward", louder)
-    monkeypatch.setattr(seeing, "_shape", seeing._shape.__wrapped__)  # without the cached shape of the real class
+    monkeypatch.setattr(seeing, "_shape", seeing._shape.__wrapped__)  # without the cached result of the real class
     said = "^MossTranscribeDiarizeForConditionalGeneration: does .* with a sound"
     with pytest.raises(ConfigError, match=said):
         load_model_config(tiny.checkpoint(NAME))

@@ -1,4 +1,4 @@
-"""Models that see and have no file here, through transformers' tower, projector, decoder and processor in our steps."""
+"""Vision models without a file here: transformers' tower, projector, decoder and processor in our steps."""
 
 import asyncio
 import copy
@@ -39,7 +39,7 @@ from tests.tiny_seeing import SQUARE
 from tests.tiny_through import CHECKPOINTS
 
 HEARS = "moss_transcribe_diarize"
-JOINS = "idefics2"  # pictures side by side, and pictures and texts, by what its processor writes between them
+JOINS = "idefics2"  # its processor joins pictures, and pictures and texts, by text of its own
 NAMES = tuple(name for name in CHECKPOINTS if name not in (HEARS, JOINS))
 WAYS = {"vipllava": "mixed", "lighton_ocr": "mixed"}  # their decoders have files here
 TOKENS, CHUNK = 12, 11
@@ -101,7 +101,7 @@ def prepare(name, prompt, harness):
 
 @functools.cache
 def oracle_inputs(name, prompt):
-    """All of the prompt through transformers' processor at once, the texts between pictures as we wrote them."""
+    """The whole prompt in one call of transformers' processor, with the texts that we wrote between pictures."""
     theirs, ours = AutoProcessor.from_pretrained(tiny.checkpoint(name)), processor(name)
     images = [Image.fromarray(pixels) for pixels in pictures(prompt)]
     texts = [theirs.tokenizer.decode([20 + number]) for number in range(len(images))]
@@ -122,7 +122,7 @@ def oracle_inputs(name, prompt):
 @pytest.mark.parametrize("name", NAMES)
 @torch.inference_mode()
 def test_logits_equal_transformers(name, prompt):
-    """Whole, in chunks, and together with a row of text."""
+    """Logits are equal in one step, in chunks, and together with a row of text."""
     harness = Harness(load(name))
     want = oracle(name)(**oracle_inputs(name, prompt)).logits[0]
     assert (harness.prefill(prepare(name, prompt, harness)) - want).abs().max() <= 2e-4
@@ -143,10 +143,10 @@ def wanted(name, prompt):
 
 
 async def check_busy(name):
-    """In company, in chunks, preempted and computed again, and from the prefix cache."""
+    """Checks tokens in batches, in chunks, preempted and recomputed, and from the prefix cache."""
     want = {prompt: await asyncio.to_thread(wanted, name, prompt) for prompt in PROMPTS}
     longest = max(len(spliced(name, prompt).prompt_token_ids) for prompt in PROMPTS) + TOKENS
-    one = CacheLayout(load(name).cache_specs(), 16).blocks_for(longest, CHUNK)  # of a row
+    one = CacheLayout(load(name).cache_specs(), 16).blocks_for(longest, CHUNK)  # blocks of a row
     few = {"max_prefill_chunk": CHUNK, "max_model_len": longest, "num_gpu_blocks_override": one + 1}
     async with Device("cpu").running(tiny.checkpoint(name), **few) as engine:
         for _ in range(2):
@@ -177,7 +177,7 @@ async def test_a_picture_is_encoded_once():
 
 
 def tower_of(name):
-    """A tower of which nothing has been tried, and the features of all pictures."""
+    """The tower, a copy that has not tried runs of several pictures yet, and the features of all pictures."""
     tower = load(name).towers["image"]
     fresh = copy.copy(tower)
     fresh.keeps_apart = None
@@ -188,7 +188,7 @@ def tower_of(name):
 @pytest.mark.parametrize("name", NAMES)
 @torch.inference_mode()
 def test_pictures_that_look_alike_share_a_run(name, monkeypatch):
-    """Of any size where a class passes sizes next to padded pixels; LightOnOCR's pixels have the picture's shape."""
+    """A class that gets sizes with padded pixels joins pictures of any size; LightOnOCR's pixels are not padded."""
     tower, fresh, items = tower_of(name)
     runs, run = [], fresh._run
     monkeypatch.setattr(fresh, "_run", lambda **given: runs.append(len(given["pixel_values"])) or run(**given))
@@ -200,7 +200,7 @@ def test_pictures_that_look_alike_share_a_run(name, monkeypatch):
             assert (rows - want).abs().max() <= 1e-4
         assert len(runs) == (
             4 if name == "lighton_ocr" else 1 if turn else 6
-        )  # each alone, all together, all in earnest
+        )  # first time: four alone and one together as a trial, then the real run; later one run
     assert fresh.keeps_apart is (None if name == "lighton_ocr" else True)
 
 
@@ -263,7 +263,7 @@ def test_a_tower_that_mixes_pictures_runs_them_alone(monkeypatch):
 
 @pytest.mark.parametrize("name", ["vipllava", "paddleocr_vl"])
 async def test_pictures_of_several_requests_share_a_run_of_the_tower(name):
-    """Prompts that begin in one step: a run, and the answers of each alone."""
+    """Prompts that begin in one step share a run and get the tokens that each gets alone."""
     shown = [prompt for prompt in PROMPTS if PROMPTS[prompt]]
     async with Device("cpu").running(tiny.checkpoint(name), enable_prefix_caching=False) as engine:
         before, let_go = engine.stats.encoder.calls, threading.Event()
@@ -285,7 +285,7 @@ async def test_tokens_of_a_busy_engine_equal_transformers(name):
 
 @pytest.mark.parametrize("name", ["aya_vision", "paddleocr_vl"])
 async def test_so_do_tokens_of_an_accelerators_steps(name, monkeypatch):
-    """Padded steps and recorded graphs, on CPU tensors."""
+    """Tokens are equal in an accelerator's padded steps and recorded graphs, on CPU tensors."""
     monkeypatch.setattr("engine.run.start.open_accelerator", lambda _device: HostAccelerator())
     await check_busy(name)
 
@@ -325,7 +325,7 @@ def test_a_picture_of_which_a_processor_makes_no_token_is_refused():
 
 @torch.inference_mode()
 def test_a_decoder_of_ours_has_codes_where_it_is_asked_to():
-    """The tower is as the files have it."""
+    """Only the decoder is quantised; the tower has the file's weights."""
     config = requested(load_model_config(tiny.checkpoint("vipllava")), "fp8")
     model = build_model(config, torch.float32)
     load_weights(model, config.folder)

@@ -1,4 +1,4 @@
-"""Films of models that have no file here, through transformers' tower, decoder and processor in our steps."""
+"""Films of models without a file here: transformers' tower, decoder and processor in our steps."""
 
 import asyncio
 import functools
@@ -30,10 +30,10 @@ from tests.mm.made import film, noise, ramp
 from tests.models.harness import Harness, generated
 
 NAMES = tuple(tiny_films.CHECKPOINTS)
-WAYS = {"qwen2_5_vl_films": "transformers"}  # has a file here; the others' decoders have
+WAYS = {"qwen2_5_vl_films": "transformers"}  # this model has a file here; of the others, only the decoders have
 TOKENS = 10
 PLAIN, LIMITS = MediaOptions(), MediaLimits()
-PICTURE, FILM = ("image", 60, 90), ("video", 30, 10.0, 60, 80)  # frames, of which so many in a second, and their sides
+PICTURE, FILM = ("image", 60, 90), ("video", 30, 10.0, 60, 80)  # frames, frames per second, height and width
 SLOW, FAST = ("video", 9, 3.0, 50, 40), ("video", 48, 16.0, 90, 60)
 PROMPTS = {
     "text": (),
@@ -64,13 +64,13 @@ def oracle(name):
 
 
 def whole(shape):
-    """All frames of a film."""
+    """All frames of the film, uint8 [frames, height, width, 3]."""
     _, frames, _, height, width = shape
     return np.stack([noise(height, width, frame) for frame in range(frames)])
 
 
 def decoded(name, shape, options=PLAIN):
-    """What our decoder keeps of an item."""
+    """An item as our decoder returns it: of a film, the sampled frames."""
     if shape[0] == "image":
         return MediaItem("image", noise(*shape[1:]))
     plan = processor(name).plan_film(*shape[1:], options, LIMITS)
@@ -91,7 +91,7 @@ def spliced(name, prompt):
 
 @functools.cache
 def oracle_inputs(name, prompt):
-    """All of the prompt through the processor at once, which gets whole films where it knows which frames to keep."""
+    """The whole prompt in one call of transformers' processor; a processor that samples frames gets whole films."""
     theirs, ours, items = AutoProcessor.from_pretrained(tiny.checkpoint(name)), processor(name), PROMPTS[prompt]
     text, films, told = "", [], []
     samples = theirs.video_processor.do_sample_frames
@@ -124,7 +124,7 @@ def wanted(name, prompt):
 @pytest.mark.parametrize("name", NAMES)
 @torch.inference_mode()
 def test_logits_equal_transformers(name, prompt):
-    """Whole, and in chunks."""
+    """Logits are equal in one step and in chunks."""
     model, made, media = load(name), spliced(name, prompt), []
     for item in made.media:
         features = {key: torch.tensor(value) for key, value in item.features.items()}
@@ -152,7 +152,7 @@ def request(name, prompt):
 @pytest.mark.parametrize("device", ["cpu", "accelerator"])
 @pytest.mark.parametrize("name", NAMES)
 async def test_greedy_tokens_equal_transformers(name, device, monkeypatch):
-    """Alone and in a batch; on an accelerator steps are padded and recorded."""
+    """Tokens are equal alone and in a batch, and in an accelerator's padded and recorded steps."""
     if device == "accelerator":
         monkeypatch.setattr("engine.run.start.open_accelerator", lambda _device: HostAccelerator())
     want = {prompt: await asyncio.to_thread(wanted, name, prompt) for prompt in PROMPTS}
@@ -168,10 +168,10 @@ async def test_greedy_tokens_equal_transformers(name, device, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "frames", "fps", "options", "kept"),
     [
-        ("llava_next_video", 40, 10.0, {}, [0, 5, 10, 15, 20, 25, 30, 35]),  # no file says how many: 8
+        ("llava_next_video", 40, 10.0, {}, [0, 5, 10, 15, 20, 25, 30, 35]),  # no file names a number: the default is 8
         ("llava_next_video", 3, 10.0, {}, [0, 1, 2]),
         ("video_llava", 30, 10.0, {}, [0, 5, 10, 15, 20, 25]),  # two a second
-        ("video_llava", 3, 1.0, {}, [0, 1, 2]),  # of fewer frames than that
+        ("video_llava", 3, 1.0, {}, [0, 1, 2]),  # fewer frames than two a second
         ("qwen2_5_vl_films", 40, 10.0, {}, [0, 8, 16, 24, 32]),
         ("video_llava", 30, 10.0, {"num_frames": 3}, [0, 10, 20]),
         ("qwen2_5_vl_films", 30, 10.0, {"fps": 1.0}, [0, 10, 20]),
@@ -179,7 +179,7 @@ async def test_greedy_tokens_equal_transformers(name, device, monkeypatch):
     ],
 )
 def test_which_frames_are_sampled(name, frames, fps, options, kept):
-    """As the checkpoint's files or the request say."""
+    """The checkpoint's files or the request choose the frames."""
     reads, chosen = processor(name), MediaOptions(**options)
     plan = reads.plan_film(frames, fps, 60, 80, chosen, LIMITS)
     assert plan.indices.tolist() == kept
@@ -196,7 +196,7 @@ def test_a_film_has_as_many_frames_and_pixels_as_the_server_keeps():
 
 @torch.inference_mode()
 def test_times_reach_the_processor():
-    """Qwen2.5-VL: positions of frames that are two seconds apart are farther apart than of those of a fifth."""
+    """Qwen2.5-VL: frames two seconds apart have positions farther apart than frames a fifth of a second apart."""
     reads, spans = processor("qwen2_5_vl_films"), []
     for fps in (1.0, 10.0):
         item = reads.process(decoded("qwen2_5_vl_films", ("video", 10, fps, 60, 80)), bytes(16), PLAIN)
@@ -242,7 +242,7 @@ def test_check_says_what_it_takes(capsys):
 @pytest.mark.parametrize("name", ["video_llava", "llava_next_video"])
 @torch.inference_mode()
 def test_what_no_prompt_will_hold_has_no_tower(name, without, left):
-    """Video-LLaVA has a tower for films alone; LLaVA-NeXT-Video has one for both."""
+    """Video-LLaVA has a tower for films only; LLaVA-NeXT-Video has one tower for both."""
     config = load_model_config(tiny.checkpoint(name), without=(without,))
     assert config.modalities == ("text", left)
     assert config.processor == ("watching:Watching" if left == "video" else "through:Through")

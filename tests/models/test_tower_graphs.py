@@ -1,4 +1,4 @@
-"""Pictures through a budget of patches: the rows are those that they have without room to spare."""
+"""Pictures in a graph with a budget of patches: the rows equal those of a run without spare room."""
 
 import pytest
 import torch
@@ -13,13 +13,13 @@ SMALL = (384, 640)
 
 @pytest.fixture(scope="module", params=["omni", "qwen3_vl"])
 def tower(request):
-    """One with windows; one without, with interpolated positions and rows of several parts."""
+    """A tower with windows; and a tower without, with interpolated positions and rows of several parts."""
     return load(tiny.checkpoint(request.param)).vision
 
 
 @pytest.fixture
 def graphed(tower, monkeypatch):
-    """The tower with graphs that are plain calls; notes the budgets that were used."""
+    """The tower with graphs that are plain calls, and a list of the budgets that were used."""
     used = []
 
     def record(body):
@@ -54,7 +54,7 @@ def alone(tower, patches, grid):
         ((1, 20, 20), 640),
         ((1, 22, 28), 640),
         ((3, 10, 14), 640),
-        ((2, 10, 14), 640),  # two frames, and a third for what is left over: more than 384 patches have
+        ((2, 10, 14), 640),  # two frames, and the padding as a third; a budget of 384 patches has only two
         ((1, 2, 192), 384),
         ((1, 26, 26), None),
         ((5, 2, 2), None),
@@ -66,7 +66,7 @@ def test_rows_are_those_without_room_to_spare(tower, graphed, grid, budget):
     with torch.inference_mode():
         wanted = alone(tower, patches, grid)
     tower, used = graphed
-    rows(tower, torch.randn(384, tower.patch_embed.in_features), (1, 16, 24))  # what lay there before
+    rows(tower, torch.randn(384, tower.patch_embed.in_features), (1, 16, 24))  # leaves other values in the buffers
     used.clear()
     for _ in range(2):
         got = rows(tower, patches, grid)
@@ -78,7 +78,7 @@ def test_rows_are_those_without_room_to_spare(tower, graphed, grid, budget):
 @pytest.mark.parametrize(
     ("grids", "budget"),
     [
-        (((1, 8, 8), (1, 8, 8)), 640),  # 384 patches have two frames, and what is left over is a third
+        (((1, 8, 8), (1, 8, 8)), 640),  # padding is a third frame, and a budget of 384 patches has only two
         (((1, 12, 16), (1, 12, 16)), 384),
         (((1, 10, 14), (1, 10, 12), (1, 2, 90)), 640),
         (((1, 20, 20), (1, 20, 22)), None),

@@ -1,4 +1,4 @@
-"""The vision tower's graphs on a real accelerator: the rows of its eager run, for pictures one after the other."""
+"""The vision tower's graphs on a real accelerator: the same rows as its eager run, for one picture after the other."""
 
 import pytest
 import torch
@@ -50,7 +50,7 @@ def test_graphs_give_the_rows_of_the_eager_tower():
             assert tower.tables.get(tuple(GRIDS[:5])).room.graphed
             for rows, want in zip(alone + together, wanted + wanted[:5]):
                 assert rows.shape == want.shape
-                # Another number of rows may take another kernel for a product: some roundings differ.
+                # With another number of rows a product may use another kernel: some roundings differ.
                 assert (rows - want).float().norm() <= 0.01 * want.float().norm()
     finally:
         accelerator.close()

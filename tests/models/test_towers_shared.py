@@ -1,4 +1,4 @@
-"""Items of several requests that share a run of their tower have the rows of each alone, bit for bit."""
+"""Items of several requests that share a run of their tower have, bit for bit, the rows that each has alone."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HEARING = (
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """torch's convolutions (Granite Speech) share sums out by their threads."""
+    """torch's convolutions (Granite Speech) divide sums among threads, so other threads give other bits."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -85,7 +85,7 @@ def test_pictures_have_the_rows_of_each_alone(name: str) -> None:
 
 @pytest.mark.parametrize("name", HEARING)
 def test_sounds_have_the_rows_of_each_alone(name: str) -> None:
-    """Parts of a window, one, and several."""
+    """Sounds of a part of a window, of one window, and of several."""
     family = FAMILY[name]
     tower = load(family.folder).towers["audio"]
     parts = [processed(family, count).parts[0] for count in SAMPLES]

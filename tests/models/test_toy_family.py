@@ -1,4 +1,4 @@
-"""A family is one file: nothing of the step, of the loader, of a table or of the server knows it."""
+"""A family is one file: steps, loader, tables and server do not name it."""
 
 import json
 from dataclasses import replace
@@ -23,7 +23,7 @@ PROMPT = [int(token) for token in np.random.default_rng(7).integers(0, tiny.FIRS
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A checkpoint by transformers, under the architecture's name that the registry does not know; and its oracle."""
+    """transformers' checkpoint under an architecture's name that the registry lacks, and its oracle."""
     model = tiny.gemma2()
     folder = tiny.save(model, tmp_path_factory.mktemp("toy"))
     config = json.loads((folder / "config.json").read_text())
@@ -34,7 +34,7 @@ def saved(tmp_path_factory):
 
 @pytest.fixture
 def registered(monkeypatch):
-    """The folder of toy.py is a part of the room of decoders."""
+    """Adds the folder of toy.py to the package of decoders."""
     monkeypatch.setattr(
         engine.models.text, "__path__", [*engine.models.text.__path__, str(Path(__file__).parent / "toy")]
     )
@@ -66,7 +66,7 @@ async def test_the_engine_serves_it(saved, registered):
 
 @torch.inference_mode()
 def test_a_sink_takes_its_share_of_the_softmax():
-    """With one token in the context the rest of the softmax is its own score alone."""
+    """With one token in the context, the softmax covers the sink and that token's score only."""
     draw = torch.Generator().manual_seed(3)
     text = load(tiny.checkpoint("llama")).config.text
     made = {}

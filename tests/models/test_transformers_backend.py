@@ -1,4 +1,4 @@
-"""Architectures without a file here, through transformers' modules in our steps: its own logits and tokens."""
+"""Architectures without a file here: transformers' modules in our steps give transformers' logits and tokens."""
 
 import functools
 import json
@@ -24,7 +24,7 @@ from tests.models.harness import Harness
 from tests.models.test_decoders import greedy, oracle, prompt
 from tests.models.test_families import LENGTHS, TOKENS, check_busy
 
-BUSY = ("deepseek_v3", "vaultgemma", "gpt_bigcode")  # unlike widths and experts, windows and soft caps, one KV head
+BUSY = ("deepseek_v3", "vaultgemma", "gpt_bigcode")  # unequal widths and experts, windows and soft caps, one KV head
 PROMPTS = [prompt(length, seed=9) for length in LENGTHS]
 
 
@@ -40,7 +40,7 @@ def load(name, implementation="auto"):
 
 @pytest.mark.parametrize("name", tiny.THROUGH_TRANSFORMERS)
 def test_logits_and_tokens_equal_transformers(name):
-    """Whole, in chunks, and mixed with another row."""
+    """Logits are equal in one step, in chunks, and mixed with another row."""
     harness, tokens = Harness(load(name)), prompt(50)
     with torch.inference_mode():
         want = oracle(name)(input_ids=torch.tensor([tokens])).logits[0]
@@ -61,7 +61,7 @@ async def test_tokens_of_a_busy_engine_equal_transformers(name):
 
 
 async def test_so_do_tokens_of_an_accelerators_steps(monkeypatch):
-    """Padded steps and recorded graphs, on CPU tensors."""
+    """Tokens are equal in an accelerator's padded steps and recorded graphs, on CPU tensors."""
     monkeypatch.setattr("engine.run.start.open_accelerator", lambda _device: HostAccelerator())
     want = [Answer(greedy("cwm", tokens, TOKENS)) for tokens in PROMPTS]
     await check_busy(tiny.checkpoint("cwm"), Device("cpu"), want)
@@ -69,7 +69,7 @@ async def test_so_do_tokens_of_an_accelerators_steps(monkeypatch):
 
 @pytest.mark.parametrize("name", ["deepseek_v3", "flex_olmo"])
 def test_experts_of_an_accelerator_are_multiplied_without_a_number_on_the_host(name, monkeypatch):
-    """Our grouped product, here by its reference; transformers' own copies the number of rows to the host."""
+    """Our grouped product (here its reference) runs; transformers' own copies the number of rows to the host."""
 
     def launch(x, weight, bias, pairs, activation, _tile, of_tokens):
         return grouped_reference(x, weight, bias, pairs, activation, None, of_tokens)
@@ -93,7 +93,7 @@ def test_layers_that_hand_on_other_rows_than_tokens_have_no_experts_to_answer_wi
     tokens, others = ExpertsCall(0, Routing(8, 3), True), ExpertsCall(1, Routing(8, 3), False)
     assert Calls(experts=[tokens]).sparse == {0: tokens}
     assert Calls(experts=[tokens, others]).sparse == {}
-    assert Calls(experts=[tokens, tokens]).sparse == {}  # two in a layer
+    assert Calls(experts=[tokens, tokens]).sparse == {}  # two calls in one layer
     routings = load_model_config(tiny.checkpoint("deepseek_v3")).text.routings
     assert [(routing.num_experts, routing.top_k) for routing in routings] == [(8, 3)] * 2
 
@@ -128,7 +128,7 @@ def tensors(folder):
 
 
 def test_frequencies_that_stretch_are_those_of_the_longest_context():
-    """Rows of a step may not change each other's, so the context that is served decides once."""
+    """The longest served context decides for all rows, so rows of a step do not change each other's frequencies."""
     config = load_model_config(tiny.checkpoint("phi3-short"), implementation="transformers")
     model = build_model(config, torch.float32)
     load_weights(model, str(tiny.checkpoint("phi3-short")))
@@ -174,7 +174,7 @@ def test_what_paged_attention_does_not_compute_is_refused_in_a_line(tmp_path, ch
 
 
 def test_a_package_that_fails_when_transformers_imports_it_is_reported_in_a_line(monkeypatch):
-    monkeypatch.setitem(sys.modules, "transformers.integrations.moe", None)  # as a torchvision of another torch does
+    monkeypatch.setitem(sys.modules, "transformers.integrations.moe", None)  # torchvision for another torch
     with pytest.raises(ConfigError, match=r"LlamaForCausalLM: cannot be imported .*must fit torch \d.*: import of"):
         load_model_config(tiny.checkpoint("llama"), implementation="transformers")
 
@@ -227,7 +227,7 @@ def test_deepseek_v2_names_the_rule_by_which_groups_count(tmp_path):
 
 
 def test_a_copied_class_under_another_models_name_and_layers_behind_the_last_one(tmp_path):
-    """As Kimi-K2 writes DeepSeek-V3's class; a layer that predicts further tokens is not read."""
+    """Kimi-K2 copies DeepSeek-V3's class; a layer for further predicted tokens is not read."""
     folder = tiny.checkpoint("deepseek_v3")
     config = json.loads((folder / "config.json").read_text()) | {"model_type": "kimi_k2"}
     further = {"model.layers.3.eh_proj.weight": torch.ones(72, 144), "model.layers.3.enorm.weight": torch.ones(72)}

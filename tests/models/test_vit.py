@@ -15,7 +15,7 @@ from tests.models.harness import Harness
 from tests.models.seeing import items, load, oracle, prepare, spliced
 
 TOLERANCE = 1e-4
-WIDER = 6 * TOLERANCE  # of PaliGemma, where transformers' own float32 is so far from its float64
+WIDER = 6 * TOLERANCE  # for PaliGemma: in transformers its float32 logits differ by so much from its float64 logits
 NAMES = (
     "llava",
     "llava-siglip",
@@ -43,14 +43,14 @@ FILMS = ("internvl", "llava_onevision", "gemma4-vision", "gemma4-small-vision")
 
 
 def pixels_of(features, patch):
-    """Patches back in their places: [tiles, 3, height, width]."""
+    """Puts patches back in their places: [tiles, 3, height, width]."""
     height, width = features["grid"].tolist()
     patches = features["pixel_values"].reshape(-1, height, width, 3, patch, patch)
     return patches.transpose(0, 3, 1, 4, 2, 5).reshape(-1, 3, height * patch, width * patch)
 
 
 def oracle_inputs(name, prompt):
-    """The same prompt in transformers' arguments."""
+    """transformers' arguments for the same prompt."""
     made, processed = spliced(name, prompt)
     ids = torch.tensor(made.prompt_token_ids, dtype=torch.long)[None]
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -87,7 +87,7 @@ def oracle_inputs(name, prompt):
 
 
 def lfm2_inputs(parts):
-    """Tiles and wholes of all pictures, each filled up to as many patches as the largest has."""
+    """Tiles and whole pictures of all pictures, each padded to the largest number of patches."""
     grids = [part.features["grid"] for part in parts for _ in range(frames_of(part))]
     shown = [tile for part in parts for tile in np.split(part.features["pixel_values"], frames_of(part))]
     most = max(map(len, shown))
@@ -99,7 +99,7 @@ def lfm2_inputs(parts):
 
 
 def gemma4_inputs(ids, parts):
-    """Patches with their colours innermost, (column, row) of each, and padding behind them; frame by frame."""
+    """transformers' arguments by frame: patches with colours innermost, their (column, row), and padding at the end."""
     marks = {"image": tiny.IDS["<|IMAGE|>"], "video": tiny.IDS["<|VIDEO|>"]}
     inputs = {"mm_token_type_ids": (ids == marks["image"]).long() + 2 * (ids == marks["video"]).long()}
     for kind in {part.modality for part in parts}:
@@ -176,7 +176,7 @@ def test_without_pictures_the_decoder_answers_alone(name):
 
 
 def test_names_of_older_files_are_read(tmp_path):
-    """transformers 4 wrote vision_tower.vision_model, language_model.model and, released, model.vision_tower."""
+    """transformers 4 wrote vision_tower.vision_model and language_model.model; releases have model.vision_tower."""
     source = tiny.checkpoint("llava")
     tensors = load_file(source / "model.safetensors")
     renamed = {name.replace("vision_tower.", "vision_tower.vision_model."): tensor for name, tensor in tensors.items()}
@@ -189,7 +189,7 @@ def test_names_of_older_files_are_read(tmp_path):
 
 
 def test_what_a_decoder_leaves_unsaid_is_that_of_its_class(tmp_path):
-    """As in llava-1.5-7b-hf, whose text_config names what differs from LlamaConfig."""
+    """The text_config of llava-1.5-7b-hf has only the keys that differ from LlamaConfig's defaults."""
     config = json.loads((tiny.checkpoint("llava") / "config.json").read_text())
     said = {"model_type": "llama", "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "vocab_size": 32064}
     config["text_config"] = said
@@ -229,7 +229,7 @@ def test_features_that_are_no_patches_of_tiles_are_refused():
 @pytest.mark.parametrize("name", NAMES)
 @torch.inference_mode()
 def test_examples_are_as_large_as_they_say(name):
-    """23 rows make 4 lines of 5 blocks, and 3 rows are left over."""
+    """An example is at most as large as requested: 23 rows become 4 lines of 5 blocks, without the last 3 rows."""
     tower = load(tiny.checkpoint(name)).vision
     for rows in (16, 23, 30, 64):
         for modality in tower.modalities:

@@ -1,4 +1,4 @@
-"""Voxtral Realtime against transformers: frames and prompt, rows, and an engine's tokens with audio as it arrives."""
+"""Voxtral Realtime against transformers: frames, prompt, rows, and an engine's tokens while audio arrives."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from tests.engine_kit import answer, running
 from tests.models.harness import load
 from tests.tiny_realtime import BEFORE, DELAY, folder, inputs, oracle
 
-SAMPLES = (900, 16000, 23041, 70001)  # less than a token, and one sample more than some
+SAMPLES = (900, 16000, 23041, 70001)  # samples; a token has 1,280 of them, 23,041 are one more than 18 tokens have
 PROMPT = 1 + BEFORE + DELAY
 
 
 def sound(count: int) -> np.ndarray:
-    """Loud enough that the common loudness cuts, and quiet for a while."""
+    """Noise so loud that the fixed floor of the log-mel clips the quiet part in its middle."""
     made = np.random.default_rng(count).normal(0, 0.2, count).astype(np.float32)
     made[count // 3 : count // 2] *= 1e-4
     return made
@@ -66,7 +66,7 @@ def request(count: int, tokens: int = 1000, n: int = 1, **sampling) -> Request:
 
 @functools.cache
 def wanted(count: int) -> list[int]:
-    """Greedy tokens of transformers, as many as the sound has."""
+    """Greedy tokens of transformers, one for each token position of the sound."""
     with torch.inference_mode():
         made = oracle().generate(**theirs(count), max_new_tokens=1000, do_sample=False, eos_token_id=None)
     return made[0, PROMPT:].tolist()
@@ -97,7 +97,7 @@ def test_rows_are_transformers_alone_and_together_with_others():
 
 
 async def check(**settings):
-    """All sounds at once, twice, so that the second turn finds the first in the cache."""
+    """All sounds at once, twice; the second turn finds the first turn's blocks in the prefix cache."""
     async with running(folder(), **settings) as engine:
         for turn in range(2):
             found = await asyncio.gather(*(answer(engine, request(count)) for count in SAMPLES))
@@ -130,7 +130,7 @@ async def test_choices_and_shorter_answers_have_the_same_audio():
 
 @pytest.mark.parametrize("settings", [{}, {"enable_prefix_caching": False}], ids=["cached", "anew"])
 async def test_a_growing_sound_continues_after_its_own_tokens(settings):
-    """Each request sends the sound so far and the tokens so far; a second sound grows at the same time."""
+    """Each request sends the sound and the tokens so far; a second sound grows at the same time."""
 
     async def grown(engine, count: int, step: int) -> list[int]:
         heard, made = sound(count), splice([processor().placeholder("audio")], [0], [processed(count)], processor())
@@ -156,7 +156,7 @@ async def test_a_growing_sound_continues_after_its_own_tokens(settings):
 
 async def test_another_token_below_the_same_sound_is_not_found_in_the_cache():
     base = request(16000, 1, logprobs=1)
-    for changed in (0, 3):  # where the sound is named, and behind
+    for changed in (0, 3):  # the token that names the sound, and a later one
         ids = base.prompt_token_ids.copy()
         ids[changed] = 7
         other = dataclasses.replace(base, prompt_token_ids=ids)
@@ -184,14 +184,14 @@ def test_media_reach_behind_the_prompt_only_where_the_model_adds_them_and_within
 
 
 def test_text_behind_a_sound_that_goes_on_is_refused():
-    """As a template may write it; a second sound, too."""
+    """A template may write such text; a second sound is refused too."""
     with pytest.raises(MediaError, match="takes audio while it answers: nothing may follow it in the prompt") as caught:
         splice([processor().placeholder("audio"), 50], [0], [processed(16000)], processor())
     assert (caught.value.status, caught.value.reason) == (400, "placeholder_mismatch")
 
 
 def test_beams_are_refused():
-    """Their tokens would take the places of rows, whose names in the prefix cache say nothing of tokens."""
+    """A beam's tokens would share positions with audio rows, whose hashes in the prefix cache do not cover tokens."""
     spliced = splice([processor().placeholder("audio")], [0], [processed(16000)], processor())
     model = SimpleNamespace(encoder_prefix=0, adds_media=True)
     exchange = SimpleNamespace(state=SimpleNamespace(engine=SimpleNamespace(model=model)))

@@ -1,4 +1,4 @@
-"""A form of weight is files of engine/quant and engine/kernels/gemm: no layer, model or step knows of it."""
+"""A new form of weight needs files of engine/quant and engine/kernels/gemm; no layer, model or step names it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FORMAT_NAMES = re.compile(
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """A checkpoint in codes of four bits, and the floats that its codes stand for."""
+    """A checkpoint of 4-bit quantised weights, and a checkpoint of the same weights dequantised."""
     root, variant = tmp_path_factory.mktemp("forms"), VARIANTS["ct w4 mixed"]
     codes = write(root / "codes", variant)
     floats = write(root / "floats", Variant({}, variant.write, variant.sizes))
@@ -69,7 +69,7 @@ async def test_tokens_do_not_depend_on_company_chunks_or_the_cache(folders):
 def test_a_layer_multiplies_by_the_form_that_its_checkpoint_has(folders):
     model = load(folders[0])
     layer = model.layers[0]
-    assert isinstance(layer.attention.qkv.weight, PartsWeight)  # v_proj stays in floats
+    assert isinstance(layer.attention.qkv.weight, PartsWeight)  # v_proj is not quantised
     for linear in (layer.o, layer.mlp.down):
         assert isinstance(linear.weight, GroupPanels)
     assert not isinstance(model.head.weight, GroupPanels)

@@ -1,4 +1,4 @@
-"""Loading: one error reports everything that does not fit; sharding, prefixes, dtypes, dummy weights."""
+"""Loading: one error lists everything that does not fit; sharding, prefixes, dtypes, dummy weights."""
 
 import json
 import shutil
@@ -24,7 +24,7 @@ TOKENS = list(range(40, 70))
 
 @pytest.fixture
 def copy(tmp_path):
-    """A checkpoint that the test may change."""
+    """A function that copies a checkpoint, so that the test may change it."""
 
     def make(name):
         return shutil.copytree(tiny.checkpoint(name), tmp_path / name)
@@ -160,7 +160,7 @@ def test_the_full_omni_folder_serves_its_thinker(copy):
 
 
 def test_base_model_names_without_any_prefix_load(copy):
-    folder = copy("qwen2")  # tied: nothing but the decoder is needed
+    folder = copy("qwen2")  # tied embeddings: only the decoder is needed
     rewrite(folder, lambda tensors: {name.removeprefix("model."): tensor for name, tensor in tensors.items()})
     assert torch.equal(logits(folder), logits(tiny.checkpoint("qwen2")))
 
@@ -327,7 +327,7 @@ def test_large_tensors_are_sampled():
         sums.add("coded", large.to(torch.uint8))
         sums.add("small", large[:8].to(torch.float8_e4m3fn))
         sums.check("folder")
-        assert {type(total) for total in sums._sums.values()} == {float}  # no tensors that lie between freed copies
+        assert {type(total) for total in sums._sums.values()} == {float}  # tensors would hold the heap's freed copies
         sums.add("broken", broken.to(torch.bfloat16))
         with pytest.raises(ConfigError, match="folder: broken: the weights hold NaN or infinity"):
             sums.check("folder")

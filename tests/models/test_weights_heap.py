@@ -1,4 +1,4 @@
-"""Memory that packing has freed goes back to the system while weights are read, and not at the end alone."""
+"""Memory freed by packing returns to the system while weights are read, not only at the end."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from engine.weights.heap import Heap
 from engine.weights.load import load_weights
 from tests import tiny
 
-HOLE, COUNT = 1 << 20, 96  # bytes below the threshold from which glibc maps memory that was once freed
+HOLE, COUNT = 1 << 20, 96  # bytes, below the size from which glibc uses mmap after a first large piece was freed
 
 
 def resident() -> int:
-    """Bytes of anonymous memory."""
+    """Bytes of resident anonymous memory."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
 

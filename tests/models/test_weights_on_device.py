@@ -1,4 +1,4 @@
-"""Weights on an accelerator: the bits of the files, joined in place, and quickly. Needs a device."""
+"""Weights on an accelerator: the files' bits, joined in place, and loaded quickly. Needs a device."""
 
 import json
 import time
@@ -32,7 +32,7 @@ def parts_of(model):
 
 
 def values_of(part):
-    """What a part multiplies with, in the checkpoint's order, as float32 on the host."""
+    """The values that a part multiplies by, in the checkpoint's order, as float32 on the host."""
     packed, found = getattr(part, "weight", None), []
     if isinstance(packed, Weight):
         found = [packed.dense(), packed.dense_bias()]
@@ -57,7 +57,7 @@ def test_the_device_holds_what_the_host_reads(make, saved, tmp_path, monkeypatch
     want = filled(folder, "cpu", torch.bfloat16)
     for ours, theirs in zip(parts_of(got), parts_of(want), strict=True):
         for mine, expected in zip(values_of(ours), values_of(theirs), strict=True):
-            # A bias is stored in the activations' dtype there, in float32 here.
+            # The device stores a bias in the activations' dtype, the host in float32.
             assert torch.equal(mine, expected) or torch.equal(mine, expected.bfloat16().float())
 
 
@@ -66,7 +66,7 @@ def test_random_weights_are_drawn_quickly_and_once(tmp_path):
     shape |= {"num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": False}
     base = json.loads((tiny.checkpoint("llama") / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**base, **shape, "torch_dtype": "bfloat16", "dtype": "bfloat16"}))
-    filled(tiny.checkpoint("llama"), "cuda:0", torch.bfloat16, load_format="dummy")  # the first call of anything
+    filled(tiny.checkpoint("llama"), "cuda:0", torch.bfloat16, load_format="dummy")  # first calls are slow
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -80,7 +80,7 @@ def test_random_weights_are_drawn_quickly_and_once(tmp_path):
 
 
 def test_one_value_that_is_no_number_is_found_anywhere(tmp_path):
-    """A device sums every value, so none escapes it in a tensor of any size."""
+    """A device sums every value, so a NaN is found in a tensor of any size."""
     folder = tiny.save(tiny.llama(intermediate_size=20_000), tmp_path / "model", dtype="bfloat16")
     tensors = load_file(folder / "model.safetensors")
     tensors["model.layers.1.mlp.up_proj.weight"][19_999, 63] = float("nan")

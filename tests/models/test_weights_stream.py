@@ -1,4 +1,4 @@
-"""How an accelerator gets its weights, on a device that copies late: the bits of the memory map, or one line."""
+"""Streaming weights to a device that copies late: the bits equal the memory map's, or loading fails with one line."""
 
 import io
 import logging
@@ -27,7 +27,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 @pytest.fixture
 def late(monkeypatch):
-    """load_weights streams; `late(chunk_bytes, threads)` sets how."""
+    """load_weights streams to a late device; `late(chunk_bytes, threads)` sets the sizes."""
     upload = LateUpload()
     monkeypatch.setattr(loading, "upload_for", lambda device: upload)
 
@@ -50,7 +50,7 @@ def filled(folder, activations=torch.float32, **options):
 
 
 def tensors_of(part):
-    """Every tensor of a part, those of its packed weights included."""
+    """All tensors of a part by name, including those of its packed weights."""
     found = {}
     for owner in (part, getattr(part, "weight", None), getattr(getattr(part, "head", None), "weight", None)):
         for name in getattr(owner, "__slots__", ()):

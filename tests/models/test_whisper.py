@@ -1,4 +1,4 @@
-"""Whisper against transformers: its encoder, and an engine's tokens, batched, chunked, preempted, cached, graphed."""
+"""Whisper against transformers: its encoder, and an engine's tokens: batched, chunked, preempted, cached, in graphs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def features(number: int) -> torch.Tensor:
 
 
 def request(number: int, tokens: list[int], **sampling) -> Request:
-    """A window of sound, and text behind it."""
+    """A window of sound, followed by text tokens."""
     item = processed(number)
     filling, part = processor().fill(item), item.parts[0]
     media = MediaInput("audio", part.hash, filling.runs[0], part.num_tokens, part.features)
@@ -61,7 +61,7 @@ def request(number: int, tokens: list[int], **sampling) -> Request:
 
 @functools.cache
 def wanted(number: int, prompt: int) -> list[int]:
-    """Greedy tokens of transformers."""
+    """Greedy tokens of transformers for a window and a prompt."""
     model, ids = oracle(), torch.tensor([PROMPTS[prompt]])
     with torch.inference_mode():
         rows = model.model.encoder(features(number)[None]).last_hidden_state
@@ -113,7 +113,7 @@ TIMES = TimestampRules(IDS["<|0.00|>"], IDS["<|endoftext|>"], 50)
 
 @functools.cache
 def wanted_with_times(number: int) -> list[int]:
-    """Greedy tokens of transformers under its own rules of times."""
+    """Greedy tokens of transformers under its own timestamp rules."""
     from transformers import SuppressTokensLogitsProcessor, WhisperTimeStampLogitsProcessor
 
     model, start = oracle(), PROMPTS[0][:3]
@@ -180,7 +180,7 @@ async def test_attention_to_sound_is_transformers(accelerated, monkeypatch):
 
 
 async def check(folder=None, **settings):
-    """Several windows at once, twice, so that the second turn finds the first in the cache."""
+    """Several windows at once, twice; the second turn finds the first turn's blocks in the prefix cache."""
     cases = [(number, prompt) for number in range(3) for prompt in range(3)]
     async with running(folder or whisper(), **settings) as engine:
         assert engine.max_model_len == 128 + CONTEXT
@@ -202,13 +202,13 @@ async def test_tokens_of_a_busy_engine_equal_transformers(settings):
 
 
 async def test_so_do_tokens_of_an_accelerators_steps(monkeypatch):
-    """Padded steps and recorded graphs, on CPU tensors."""
+    """Tokens are equal in an accelerator's padded steps and recorded graphs, on CPU tensors."""
     monkeypatch.setattr(engine.run.start, "open_accelerator", lambda device: HostAccelerator())
     await check()
 
 
 async def test_windows_of_several_requests_share_a_run_of_the_encoder():
-    """Three prompts that begin in one step: one run, and transformers' tokens."""
+    """Three prompts that begin in one step share one run and get transformers' tokens."""
     async with running(whisper(), max_num_batched_tokens=512) as engine:
         let_go = threading.Event()
         held = asyncio.ensure_future(engine.on_device(lambda runtime: let_go.wait(60)))

@@ -1,4 +1,4 @@
-"""Tiny GGUF files of random blocks, written by llama.cpp's own library; dims are those of its smallest blocks."""
+"""Tiny GGUF files of random blocks, written by llama.cpp's own library; dims are those of the smallest blocks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PIECES = ["\u2581the", "\u2581th", "\u2581t", "he", "th", "\u2581", "t", "h", "e
 
 
 def blocks(kind: str, rows: int, columns: int, draw: np.random.Generator) -> np.ndarray:
-    """Lines of bytes: all codes and scales at random, d and dmin small; a group of scale 0 where there are offsets."""
+    """uint8 [rows, bytes of blocks]: random codes and scales, small d and dmin; with offsets, a group of scale 0."""
     block, size = TYPES[kind]
     found = draw.integers(0, 256, (rows, columns // block, size), dtype=np.uint8)
     d = (draw.random((rows, columns // block, 1)) * 0.02 + 0.005).astype(np.float16)
@@ -38,7 +38,7 @@ def blocks(kind: str, rows: int, columns: int, draw: np.random.Generator) -> np.
 
 @cache
 def byte_tokens() -> tuple[str, ...]:
-    """A vocabulary of every byte, some words, and tokens that mark turns."""
+    """A vocabulary of every byte, some words, and tokens that begin and end a turn."""
     return (*sorted(ByteLevel.alphabet()), "in", *WORDS, "<|end|>", "<|start|>", "<tool>")
 
 
@@ -50,7 +50,7 @@ def write(
     tokenizer: str = "qwen2",
     factors=None,
 ) -> Path:
-    """A model whose layers are in `kind`, v and down in q6_k, and whose embedding is too."""
+    """A model whose layers are in `kind`, except v and down in q6_k; the embedding is in q6_k too."""
     draw = np.random.default_rng(0)
     file = gguf.GGUFWriter(path, architecture)
     file.add_block_count(LAYERS)

@@ -1,7 +1,7 @@
-"""What a quantised file stands for, from its bytes alone: nothing of engine/quant is imported.
+"""Dequantises a file from its bytes alone; imports nothing of engine/quant.
 
-`dequantised(folder)` reads every tensor and gives the model's floats, float64. Slow and plain on purpose: one loop per
-field of a word, dtypes by their bits.
+`dequantised(folder)` reads every tensor and returns the model's floats, float64. It is slow and simple on purpose:
+one loop for each field of a word, dtypes decoded from their bits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 
 
 def settings_of(folder: Path) -> dict:
-    """What the checkpoint says of its quantisation."""
+    """The checkpoint's settings of quantisation."""
     for name in ("config.json", "hf_quant_config.json", "quantize_config.json", "quant_config.json"):
         if (folder / name).exists():
             found = json.loads((folder / name).read_text())
@@ -29,7 +29,7 @@ def settings_of(folder: Path) -> dict:
 
 
 def dequantised(folder: Path) -> dict[str, np.ndarray]:
-    """Tensor name -> float64; every quantised module has a `weight` alone."""
+    """Tensor name -> float64 array; a quantised module has a single tensor, its `weight`."""
     settings = settings_of(folder)
     modules: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in load_file(folder / "model.safetensors").items():
@@ -43,7 +43,7 @@ def dequantised(folder: Path) -> dict[str, np.ndarray]:
 
 
 def numbers(tensor: torch.Tensor) -> np.ndarray:
-    """Values by their bits where numpy has no such dtype."""
+    """A tensor's values in float64, decoded from their bits where numpy lacks the dtype."""
     if tensor.dtype == torch.bfloat16:
         return (
             (tensor.view(torch.int16).numpy().astype(np.int64) << 16 & 0xFFFFFFFF)
@@ -62,7 +62,7 @@ def numbers(tensor: torch.Tensor) -> np.ndarray:
 
 
 def fields(words: np.ndarray, bits: int) -> np.ndarray:
-    """[lines, C] int32 -> [lines, C * 32 / bits]."""
+    """Unpacks the fields of int32 words: [lines, C] -> int64 [lines, C * 32 / bits]."""
     wide = words.astype(np.int64) & 0xFFFFFFFF
     per = 32 // bits
     out = np.zeros((words.shape[0], words.shape[1] * per), np.int64)
@@ -72,7 +72,7 @@ def fields(words: np.ndarray, bits: int) -> np.ndarray:
 
 
 def matrix(settings: dict, tensors: dict[str, torch.Tensor]) -> np.ndarray | None:
-    """The value of one module's weight."""
+    """The dequantised weight of one module."""
     if "qweight" in tensors:
         named = settings.get("quant_method", "gptq" if "bits" in settings else "awq")
         if named == "awq" or str(settings.get("packing_format", "")).endswith("awq"):
@@ -131,7 +131,7 @@ def floats4(tensors: dict[str, torch.Tensor]) -> np.ndarray:
 
 
 def table_floats(tensors: dict[str, torch.Tensor]) -> np.ndarray:
-    """bitsandbytes' NF4 and FP4: the table is the file's, the higher half of a byte comes first."""
+    """bitsandbytes' NF4 and FP4: the file has the table of values, and a byte's upper half comes first."""
     (kind,) = (kind for kind in tensors if kind.startswith("quant_state."))
     state = json.loads(bytes(tensors[kind].tolist()))
     table, scales = tensors["quant_map"].numpy().astype(np.float64), tensors["absmax"].numpy()
@@ -162,7 +162,7 @@ def packed(tensors: dict[str, torch.Tensor]) -> np.ndarray:
 
 
 def gptq(settings: dict, tensors: dict[str, torch.Tensor]) -> np.ndarray:
-    bits = 32 * len(tensors["qweight"]) // len(tensors["g_idx"])  # `dynamic` gives modules others than the settings
+    bits = 32 * len(tensors["qweight"]) // len(tensors["g_idx"])  # `dynamic` may give a module other bits
     codes = fields(tensors["qweight"].numpy().T, bits)
     scale = numbers(tensors["scales"]).T
     group = tensors["g_idx"].numpy()

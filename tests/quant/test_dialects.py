@@ -1,4 +1,4 @@
-"""Every dialect and variant: the weights that the oracle reads in the same file, and the logits of a float model."""
+"""Every dialect and variant: weights equal to the oracle's for the same file, and logits equal to a float model's."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ INTEGER_INPUTS = ("ct int8", "ct int8 static")
 
 @pytest.fixture(scope="module")
 def folder_of(tmp_path_factory):
-    """Folders of variants, each written once."""
+    """A function that returns the folder of a variant and writes it on the first call."""
     root = tmp_path_factory.mktemp("quantised")
     return functools.cache(lambda name: write(root / name.replace(" ", "-"), VARIANTS[name]))
 
@@ -70,7 +70,7 @@ FORMS = ("fp8 blocks", "ct int8", "ct w4 asymmetric", "gptq act unlike", "ct nvf
 
 @pytest.mark.parametrize("name", FORMS)
 async def test_tokens_of_a_form_do_not_depend_on_circumstances(folder_of, name):
-    """Alone; together with others, in chunks, from the prefix cache, preempted and computed again."""
+    """Tokens are equal alone, in a batch, in chunks, from the prefix cache, and after preemption."""
     settings = {"device": "cpu", "dtype": "float32"}
     async with running(folder_of(name), **settings) as served:
         alone = [(await answer(served, request(prompt)))[0] for prompt in PROMPTS[:8]]
@@ -85,7 +85,7 @@ async def test_tokens_of_a_form_do_not_depend_on_circumstances(folder_of, name):
 
 @pytest.mark.parametrize("name", INTEGER_INPUTS)
 def test_integers_meet_integers(folder_of, name):
-    """Every sum is the integer that numpy finds, so the scales decide the last bits."""
+    """Every integer sum is exact, as in numpy, so only the scales round."""
     model = load(folder_of(name), "float32")
     weight = model.layers[0].mlp.down.weight
     x = torch.randn(5, 320, generator=torch.Generator().manual_seed(1))
@@ -113,7 +113,7 @@ def test_codes_that_the_configuration_leaves_out_are_read_as_codes_and_logged_on
 
 
 def test_hundreds_of_names_cost_a_module_little():
-    """Qwen3-235B-A22B in FP8 names 283 modules and has 36,000; each name against each took half a minute."""
+    """Qwen3-235B-A22B in FP8 names 283 modules and has 36,000; comparing each with each took half a minute."""
     names = [f"model.layers.{number}.{name}" for number in range(94) for name in ("input_layernorm", "mlp.gate", "x*")]
     dialect = DIALECTS["fp8"](Section({"modules_to_not_convert": ["lm_head", *names]}, "config.json"))
     modules = [f"layers.{number}.mlp.experts.{expert}.up_proj" for number in range(8) for expert in range(512)]
@@ -132,7 +132,7 @@ def test_blocks_across_rows_become_floats_and_are_counted_as_floats(folder_of):
 
 
 def test_a_group_that_names_a_module_goes_before_one_for_all_linear_layers():
-    """As compressed-tensors matches: names, expressions, then classes."""
+    """compressed-tensors matches names first, then expressions, then classes."""
     settings = json.loads(json.dumps(VARIANTS["ct mixed"].settings))
     settings["config_groups"]["group_0"]["targets"] = ["Linear"]
     dialect = DIALECTS["compressed-tensors"](Section(settings, "config.json"))
@@ -167,7 +167,7 @@ def test_older_files_of_auto_round_name_a_backend(more, form):
 
 @pytest.mark.parametrize("path", [("text_config",), ("llm_config",), ("thinker_config", "text_config")])
 def test_the_decoder_may_say_how_it_is_quantised(tmp_path, path):
-    """As InternVL2-8B-AWQ does: the root of config.json says nothing."""
+    """The root of InternVL2-8B-AWQ's config.json has no settings of quantisation; the decoder's section has them."""
     below = {"quantization_config": VARIANTS["awq 64"].settings}
     for key in reversed(path):
         below = {key: below}
@@ -184,7 +184,7 @@ def test_files_of_awq_say_how_many_columns_share_a_scale(folder_of, tmp_path):
 
 
 def test_dynamic_says_which_modules_have_zero_points(folder_of, tmp_path):
-    """GPTQ's `sym` of the other modules does not hold for them."""
+    """GPTQ's `sym` holds only for modules that `dynamic` does not name."""
     folder = write(tmp_path, VARIANTS["gptq asymmetric"])
     want = load(folder_of("gptq asymmetric"), "float32").layers[1].mlp
     config = json.loads((folder / "config.json").read_text())
@@ -201,7 +201,7 @@ RANDOM = ("gptq 32", "awq 32", "ct w4 32", "ct nvfp4", "modelopt fp8", "bnb nf4"
 
 
 def forms(model):
-    """Of each linear layer, by modules: the names of its matrices' forms."""
+    """Modules of each linear layer -> the names of its matrices' forms."""
     return {
         tuple(names): [stored and stored.form for stored in part.scheme.pieces]
         for _, names, part in parts_of(model.weight_table(), model)
@@ -220,7 +220,7 @@ def test_random_weights_are_of_the_dialect(folder_of, name):
 
 @pytest.mark.parametrize("name", ["gemma4", "gemma4-large"])
 def test_projections_that_fewer_matrices_make_take_their_codes(name, tmp_path):
-    """Layers of queries alone, and layers whose values are made of their keys' matrix."""
+    """Layers with queries only, and layers whose keys and values share a matrix."""
     source, draw, tensors = tiny.checkpoint(name), torch.Generator().manual_seed(3), {}
     for key, tensor in load_file(source / "model.safetensors").items():
         module, _, kind = key.rpartition(".")
@@ -230,7 +230,7 @@ def test_projections_that_fewer_matrices_make_take_their_codes(name, tmp_path):
     folder = Path(shutil.copytree(source, tmp_path / "whole"))
     config = json.loads((source / "config.json").read_text())
     config["quantization_config"] = VARIANTS["ct float channel"].settings
-    for path in (folder, tmp_path):  # the oracle reads modules with a weight: attention's
+    for path in (folder, tmp_path):  # the oracle expects a weight in every module, so it reads attention's modules only
         (path / "config.json").write_text(json.dumps(config))
     save_file(tensors, folder / "model.safetensors")
     of_attention = {key: tensor for key, tensor in tensors.items() if ".self_attn." in key and "_proj." in key}

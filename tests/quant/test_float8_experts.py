@@ -1,4 +1,4 @@
-"""Experts whose inputs are FP8 too, as a device with such units holds them: codes meet codes, whatever the company."""
+"""Experts with FP8 inputs, as on a device with FP8 units: products of codes with codes, equal in any batch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "norm_topk_prob": True}
 
 @pytest.fixture(scope="module", params=[256, 320])
 def sparse(request, tmp_path_factory):
-    """A float checkpoint of Qwen3-MoE: blocks of codes are whole within an expert of 256 rows, not of 320."""
+    """A float checkpoint of Qwen3-MoE; an expert of 256 rows has whole blocks of 128, an expert of 320 rows has not."""
     sizes = {"hidden_size": 192, "num_hidden_layers": 2, "intermediate_size": 320}
     sizes |= {"mlp_only_layers": [0], "moe_intermediate_size": request.param}
     made = tiny.causal("Qwen3MoeForCausalLM", "Qwen3MoeConfig", head_dim=32, **sizes, **EXPERTS)()
@@ -46,7 +46,7 @@ def sparse(request, tmp_path_factory):
 
 
 def coded(source, folder, name):
-    """The same checkpoint with its experts in the codes of a variant."""
+    """The same checkpoint with its experts quantised as in a variant."""
     draw, tensors = torch.Generator().manual_seed(2), {}
     for key, tensor in load_file(source / "model.safetensors").items():
         module, _, kind = key.rpartition(".")
@@ -56,7 +56,7 @@ def coded(source, folder, name):
 
 
 def wanted(folder, x, chosen, how):
-    """What the chosen experts make of rows x, float64 [T, k, hidden]: numpy's arithmetic, the oracle's codes."""
+    """Outputs of the chosen experts for rows x, float64 [T, k, hidden], from numpy and the oracle's weights."""
     whole = oracle.dequantised(folder)
     of = {key.split(".experts.")[1]: value for key, value in whole.items() if ".experts." in key}
     inputs, found = met(x, how), np.zeros((*chosen.shape, x.shape[1]))
@@ -81,7 +81,7 @@ def test_codes_meet_inputs_as_the_checkpoint_quantises_them(sparse, name, tmp_pa
     pairs = gate_up.pairs(chosen)
     got = gate_up.of_mlp(down, x, None, pairs, Activation.SILU, None)
     want = wanted(folder, x, chosen, MEETING[name])
-    assert float((got - want).norm() / want.norm()) < 3e-3  # a code of the inner rows may be its neighbour
+    assert float((got - want).norm() / want.norm()) < 3e-3  # rounding may move an inner code by one
     apart = down.of_pairs(gate_up.of_tokens(x, pairs, Activation.SILU), pairs)
     torch.testing.assert_close(got, apart)
     alone = gate_up.of_mlp(down, x[5:6], None, gate_up.pairs(chosen[5:6]), Activation.SILU, None)
@@ -94,7 +94,7 @@ def test_codes_meet_inputs_as_the_checkpoint_quantises_them(sparse, name, tmp_pa
 
 
 def test_codes_and_their_scales_take_no_more_than_the_files_but_for_a_few(sparse, tmp_path):
-    """Scales of whole blocks are held by blocks, not by rows."""
+    """A whole block has one scale in memory, not one for each row."""
     folder = coded(sparse, tmp_path / "codes", "fp8 blocks")
     width = json.loads((folder / "config.json").read_text())["moe_intermediate_size"]
     weight = loaded(folder).layers[1].experts.gate_up.weight

@@ -1,4 +1,4 @@
-"""Inputs in FP8 on a device whose units take it: codes meet codes, by our kernel or by the library."""
+"""FP8 inputs on a device with FP8 units: products of codes with codes, by our kernel or by the library."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.quant import oracle
 from tests.quant.written import VARIANTS, write
 
 TOKENS = [5, 9, 200, 17, 33, 250, 61, 4, 90, 91, 92]
-# Variant -> how its inputs are quantised: by a number, per token, per 128 columns, or that by powers of two.
+# Variant -> how its inputs are scaled: by a number, per token, per 128 columns, or per 128 columns by powers of two.
 MEETING = {
     "fp8 tensor": "token", "fp8 tensor static": 0.5, "fp8 qscale_weight": 0.5, "fp8 blocks": 128,
     "fp8 blocks bf16": 128, "fp8 blocks u8": "powers", "ct float tensor": "token", "ct float channel": "token",
@@ -41,12 +41,12 @@ MEETING = {
 KEEPING = ["ct mxfp8", "modelopt fp8 blocks", "ct w4 32", "ct nvfp4", "gptq 8"]
 UNITS = {"float8_units": True}
 DOWN = "model.layers.0.mlp.down_proj.weight"
-# Of a norm: sums of another order turn a code of an input, by a sixteenth. Scales shared by rows give ten times that.
+# Relative norm: sums in another order move a code by one, a sixteenth. Scales shared by rows give ten times that.
 TURNED = 3e-3
 
 
 def loaded(folder, dtype=torch.float32, config=None, **settings):
-    """The model as an accelerator with FP8 units holds it, on the CPU; kernels fall back to their references."""
+    """The model as an accelerator with FP8 units stores it, on the CPU; kernels fall back to their references."""
     config = config or load_model_config(folder)
     model = build_model(config, dtype, shards=open_checkpoint(folder))
     load_weights(model, str(folder), "auto", Placement(dtype, "cpu:0", **UNITS | settings))
@@ -54,7 +54,7 @@ def loaded(folder, dtype=torch.float32, config=None, **settings):
 
 
 def met(x: torch.Tensor, how: object) -> np.ndarray:
-    """What x is after it was quantised, float64, with numpy's arithmetic and the oracle's reading of codes."""
+    """x quantised and dequantised, float64, with numpy's arithmetic and the oracle's decoding."""
     wide = x.float().numpy()
     size = 128 if how in (128, "powers") else wide.shape[1]
     found = np.zeros(wide.shape)
@@ -76,7 +76,7 @@ def test_codes_meet_inputs_as_the_checkpoint_quantises_them(tmp_path, name):
     layer = model.layers[0].mlp.down
     assert isinstance(layer.weight, Float8Weight)
     x = 3 * torch.randn(5, layer.in_features, generator=torch.Generator().manual_seed(0))
-    x[2], x[3, 128:], x[4] = 0, 0, 300 * x[4]  # beyond what one scale of 0.5 reaches
+    x[2], x[3, 128:], x[4] = 0, 0, 300 * x[4]  # a static scale of 0.5 clips these values
     want = torch.from_numpy(met(x, MEETING[name]) @ oracle.dequantised(folder)[DOWN].T)
     torch.testing.assert_close(layer(x).double(), want, rtol=2e-5, atol=2e-5 * float(want.abs().max()))
     torch.testing.assert_close(layer(x[1:2]), layer(x)[1:2])
@@ -113,7 +113,7 @@ def test_logits_do_not_depend_on_chunks_and_hardly_on_the_library(tmp_path, monk
     assert float((by_library - whole).norm() / whole.norm()) < TURNED
     calls.clear()
     Harness(loaded(folder, config=config, invariant=True)).prefill(Harness(model).add(TOKENS))
-    assert not calls  # --deterministic: the library orders its sums by the number of rows
+    assert not calls  # --deterministic excludes the library, which orders its sums by the number of rows
 
 
 @pytest.mark.parametrize("name", ["fp8 tensor static", "fp8 blocks"])
@@ -149,7 +149,7 @@ def test_an_activation_in_front_changes_nothing(tmp_path, monkeypatch, name):
     mlp, norm = model.layers[0].mlp, model.layers[0].mlp_norm
     x = torch.randn(7, mlp.gate_up.in_features, generator=torch.Generator().manual_seed(0))
     want = mlp.down(mlp.gate_up.of_normed(Normed(norm, x)))
-    monkeypatch.setattr("engine.kernels.gemm.float8_weight.glu", None)  # a launch of its own
+    monkeypatch.setattr("engine.kernels.gemm.float8_weight.glu", None)  # the unfused launch would fail
     found = mlp(Normed(norm, x))
     assert float((found.value() - want).norm() / want.norm()) < TURNED
     residual = x.clone()
@@ -169,7 +169,7 @@ def test_joined_matrices_take_the_largest_scale_of_their_inputs(caplog):
 
 
 class TestTimedProducts:
-    """The choice at the start, with made-up clocks."""
+    """The choice of products at the start, with a faked clock."""
 
     ROWS = (8, 32, 64)
 
@@ -188,7 +188,7 @@ class TestTimedProducts:
         monkeypatch.setattr(scaled, "_recorded", lambda launch: lambda _: launch())
         monkeypatch.setattr(scaled, "seconds", clock)
         products.autotune(self.ROWS, torch.float32)
-        products.record(weight)  # is forgotten
+        products.record(weight)  # forgotten after autotune
         return [products.is_librarys(rows, 64, 192) for rows in (1, 20, 32, 33, 64, 5000)]
 
     def test_the_faster_is_taken_from_the_next_size_that_was_timed(self, monkeypatch, weight):

@@ -1,4 +1,4 @@
-"""GGUF files: weights, configuration and tokenizer out of the file, against transformers' and llama.cpp's readers."""
+"""GGUF files: weights, configuration and tokenizer, against transformers' and llama.cpp's readers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ FILES = {
 
 @pytest.fixture(scope="module")
 def file_of(tmp_path_factory):
-    """Files by name, each written once."""
+    """A function that returns a file by name and writes it on the first call."""
     root = tmp_path_factory.mktemp("ggufs")
     return functools.cache(lambda name: ggufs.write(root / f"{name.replace(' ', '-')}.gguf", *FILES[name]))
 
@@ -58,7 +58,7 @@ def test_blocks_stand_for_what_llama_cpp_reads(kind):
     assert form.num_bytes == Blocks(kind).wants(6, 512)[kind].num_bytes(torch.bfloat16)
     torch.testing.assert_close(codes.dense(), want, rtol=1e-6, atol=1e-6 * float(want.abs().max()))
     x = torch.randn(3, 512, generator=torch.Generator().manual_seed(0))
-    for device in ("cpu", "cpu:0"):  # panels, and the form of accelerators by its reference
+    for device in ("cpu", "cpu:0"):  # the CPU's panels, and the accelerator's form by its reference kernel
         product = pack([codes], None, Placement(torch.float32, device), gated=False).linear(x)
         torch.testing.assert_close(
             product.double(), x.double() @ want.T, rtol=1e-4, atol=1e-4 * float(want.abs().max())
@@ -66,9 +66,9 @@ def test_blocks_stand_for_what_llama_cpp_reads(kind):
 
 
 def by_transformers(path: Path) -> torch.nn.Module:
-    """The model as transformers reads configuration, names, rows and blocks in the file."""
+    """The model as transformers reads it from the file."""
     config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
-    config.head_dim = ggufs.WIDTH // ggufs.HEADS  # which transformers does not read in Qwen3's files
+    config.head_dim = ggufs.WIDTH // ggufs.HEADS  # transformers does not read this key in Qwen3's files
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     tensors = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=model)["tensors"]
     absent, beyond = model.load_state_dict(tensors, strict=False)
@@ -106,7 +106,7 @@ def test_a_file_has_the_tokenizer_of_transformers(file_of, name):
     theirs = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     for text in ("the thing", "in the  inn, 12345 \u00e9\n\n don't", "x\ty"):
         wanted = theirs.encode(text, add_special_tokens=False)
-        if name == "llama" and " the" in text:  # transformers makes Llama's merges anew, and misses one of the file's
+        if name == "llama" and " the" in text:  # transformers rebuilds Llama's merges and misses one of the file's
             assert "\u0120the" in map(ours.token_of, ours.encode(text))
             continue
         assert ours.encode(text) == wanted, text
@@ -160,14 +160,14 @@ def odd_name(data: bytes) -> bytes:
 
 
 def other_kind_of_fact(data: bytes) -> bytes:
-    """A list of numbers in the place of a number."""
+    """Replaces a number by a list of numbers."""
     name = b"tokenizer.ggml.eos_token_id"
     at = data.index(name) + len(name)
     return data[:at] + struct.pack("<IIQ", 9, 4, 1) + data[at + 4 :]
 
 
 def other_type(data: bytes) -> bytes:
-    """The type of the first tensor: behind its name, its dimensions' number and its two dimensions."""
+    """Changes the type of the first tensor; it follows the name, the number of dimensions and two dimensions."""
     at = data.index(b"token_embd.weight") + len("token_embd.weight") + 4 + 16
     return data[:at] + struct.pack("<I", 11) + data[at + 4 :]
 

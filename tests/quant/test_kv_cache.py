@@ -1,4 +1,4 @@
-"""--kv-cache-dtype: which numbers layers keep, with whose scales, and tokens that no circumstance changes."""
+"""--kv-cache-dtype: which dtype layers store, whose scales they use; tokens are equal in any batch and schedule."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def model_of(folder, dtype=torch.float32, device="cpu"):
 
 
 def with_scales(tmp_path, scales, **settings):
-    """A tiny Llama whose file also holds these tensors; `settings`: its quantization_config."""
+    """A tiny Llama whose file also has these tensors; `settings` become its quantization_config."""
     source, folder = tiny.checkpoint("llama"), tmp_path / "scaled"
     folder.mkdir()
     for path in source.iterdir():
@@ -50,7 +50,7 @@ def with_scales(tmp_path, scales, **settings):
 
 
 def scales_of(form, layers=3):
-    """Scales of all layers by the names of a dialect: 0.25, 0.5, .. of keys, and a half of these of values."""
+    """Scales of all layers by a dialect's names: 0.25, 0.5, ... for keys, and half of each for values."""
     names = {
         "compressed": ("self_attn.k_scale", "self_attn.v_scale"),
         "modelopt": ("self_attn.k_proj.k_scale", "self_attn.v_proj.v_scale"),
@@ -131,7 +131,7 @@ def test_auto_is_what_the_checkpoint_was_made_for(settings, kept):
 
 @pytest.mark.parametrize("beside", [True, False])
 def test_a_checkpoint_may_quantise_its_cache_alone(tmp_path, beside):
-    """ModelOpt's settings without an algorithm for weights, in either file."""
+    """ModelOpt's settings without an algorithm for weights, in config.json or in hf_quant_config.json."""
     folder = with_scales(tmp_path, scales_of("modelopt"))
     settings = {"quant_algo": None, "kv_cache_quant_algo": "FP8"}
     if beside:
@@ -207,7 +207,7 @@ def test_check_names_the_dtypes_of_the_cache():
 
 
 class Rounding(PagedSelfAttention):
-    """Attention over floats that are rounded as codes with a scale per token and head are, written down once more."""
+    """Attention over floats, rounded as FP8 codes with a scale per token and head would be; an independent version."""
 
     __slots__ = ()
 
@@ -234,11 +234,11 @@ def test_logits_are_those_of_floats_that_are_rounded_so(name):
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
     assert codes.generate(codes.add(prompt), 20) == floats.generate(floats.add(prompt), 20)
     plain = Harness(load(tiny.checkpoint(name)))
-    assert (plain.step((plain.add(prompt), len(prompt))) - want).abs().max() > 1e-3  # rounding is not nothing
+    assert (plain.step((plain.add(prompt), len(prompt))) - want).abs().max() > 1e-3  # rounding changes the logits
 
 
 async def test_whispers_tokens_do_not_depend_on_company_or_chunks():
-    """Its cross-attention reads codes too."""
+    """Whisper's cross-attention reads FP8 codes too."""
     sent = [(number, list(test_whisper.PROMPTS[0])) for number in range(3)]
 
     async def tokens(apart, **settings):
@@ -265,7 +265,7 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def alone():
-    """Each prompt's tokens, computed alone, by model and value of kv_cache_dtype."""
+    """A function of model and kv_cache_dtype: the tokens of each prompt, computed alone."""
     known = {}
 
     async def of(name, word):

@@ -1,4 +1,4 @@
-"""Many rows by a weight of codes: widened whole where that took less time at the start, with made-up clocks."""
+"""Many rows times a quantised weight: dequantised as a whole where the start measured that as faster (faked clock)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def small(monkeypatch):
 
 @pytest.fixture
 def widened(monkeypatch):
-    """The dtypes of the weights that were widened."""
+    """The dtypes of all weights that were dequantised as a whole."""
     found, widen = [], long_products.widen_weight
 
     def noted(weight, dtype):
@@ -49,7 +49,7 @@ def weight_of(bias=True, inputs=None, order=False, **placed):
 
 
 def timed(monkeypatch, long, gains):
-    """As after a start at which so many rows took less time with the weight widened."""
+    """Autotunes with a clock by which dequantising the whole weight is faster from `gains` rows on."""
 
     def clock(rivals, codes, times, host):
         rows = len(rivals[0].args[0])
@@ -69,7 +69,7 @@ def test_many_rows_are_multiplied_by_the_widened_weight(monkeypatch, widened, bi
     weight, long = weight_of(bias, order=order)
     x, out = rows(16), torch.ones(16, WIDTH)
     wanted = weight.linear(x), weight.linear(x, out.clone(), out), weight.gated(x, Activation.SILU)
-    assert not widened  # before the start's timing
+    assert not widened  # the start has not timed products yet
     timed(monkeypatch, long, gains=8)
     for count in (2, 7, 8, 16):
         widened.clear()
@@ -101,7 +101,7 @@ def test_other_products_are_by_tiles(monkeypatch, widened, how, caplog):
 
 @pytest.mark.parametrize("activation", [None, Activation.SILU])
 def test_the_start_launches_every_way_to_multiply_by_the_widened_weight(monkeypatch, activation):
-    """Here the card would have three, by the number of rows; none is met for the first time in a step."""
+    """The faked library has three kernels, by the number of rows; the start launches all of them."""
     seen, choice = set(), "linear_choice" if activation is None else "gated_choice"
     monkeypatch.setattr(long_products, choice, lambda rows, *_: rows % 3)
     weight, long = weight_of()
@@ -122,7 +122,7 @@ def no_room(weight, dtype):
 
 
 def test_shapes_are_timed_once_and_other_kinds_apart(monkeypatch, widened):
-    """A weight of another shape that comes later is by tiles: nothing is timed after the start."""
+    """A weight of another shape that is loaded later uses tiles: nothing is timed after the start."""
     weight, long = weight_of()
     weight.linear(rows(16))
     timed(monkeypatch, long, gains=1)

@@ -1,4 +1,4 @@
-"""Mistral's own FP8: consolidated files, a scale per matrix or row, query and key rows that change places."""
+"""Mistral's own FP8: consolidated files, a scale per matrix or row, and permuted rows of queries and keys."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEAD_DIM = 32
 
 
 def interleaved(rows: torch.Tensor) -> torch.Tensor:
-    """Each head's halves, row by row in turn."""
+    """The rows with each head's two halves interleaved."""
     codes = rows.view(torch.uint8) if rows.itemsize == 1 else rows
     heads = codes.unflatten(0, (-1, 2, HEAD_DIM // 2))
     return heads.transpose(1, 2).flatten(0, 2).contiguous().view(rows.dtype)
@@ -42,7 +42,7 @@ WRITERS |= {name: VARIANTS[name] for name in COMPRESSED}
 
 
 def written(root, per):
-    """A checkpoint in transformers' names, and the same in Mistral's."""
+    """A checkpoint with transformers' names, and the same with Mistral's names."""
     source, folder = write(root / "source", WRITERS[per]), root / "consolidated"
     folder.mkdir()
     theirs = {ours.removeprefix("model."): name for name, ours in NAMES.items()}

@@ -1,4 +1,4 @@
-"""What AutoRound, GPTQModel, ModelOpt, FBGEMM and SGLang write: weights of the oracle, and random ones."""
+"""Checkpoints of AutoRound, GPTQModel, ModelOpt, FBGEMM and SGLang: weights equal to the oracle's; random weights."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ AUTO = {
 }  # fmt: skip
 COMPRESSED = {**AUTO, "packing_format": "auto_round:llm_compressor", "act_dynamic": True}
 AS_GPTQ = {**gptq_settings(4, 64, False), **AUTO, "group_size": 64, "sym": False}
-TINY = {"hidden": 192, "inner": 192}  # a block of 128, and a half
+TINY = {"hidden": 192, "inner": 192}  # one and a half blocks of 128
 FP4, BY_BLOCKS = VARIANTS["ct mxfp4"].write, VARIANTS["fp8 blocks"].write
 
 
@@ -46,13 +46,13 @@ def modelopt(algorithm):
 
 
 def mxfp4(draw, rows, columns):
-    """As ModelOpt names it."""
+    """MXFP4 with ModelOpt's names."""
     found = FP4(draw, rows, columns)
     return {"weight": found["weight_packed"], "weight_scale": found["weight_scale"]}
 
 
 def w4a8(draw, rows, columns):
-    """NVFP4 whose scales are of 32 columns each."""
+    """NVFP4 with a scale for each 32 columns."""
     group = scales(draw, rows, columns // 32, about=8.0).to(torch.float8_e4m3fn)
     return {"weight": nibbles(draw, rows, columns), "weight_scale": group, "weight_scale_2": torch.tensor(0.003)}
 
@@ -137,7 +137,7 @@ NEWER = {
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """Matrices as small take longer on several."""
+    """Several threads are slower for matrices of this size."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -151,12 +151,12 @@ def test_weights_are_those_of_the_oracle_and_random_ones_of_the_same_forms(tmp_p
     model = load(folder, "float32")
     assert check_weights(model, folder) == (9 if variant.head else 8)
     assert not [line for line in caplog.records if line.levelname == "WARNING"]
-    if not variant.head:  # a random head is of floats
+    if not variant.head:  # random weights leave the head in floats
         assert forms(build_model(load_model_config(folder), torch.float32, "cpu", None)) == forms(model)
 
 
 def test_extra_config_says_which_modules_have_zero_points(tmp_path):
-    """By name, then by expression; the rest follows the settings of all."""
+    """extra_config matches by name, then by expression; other modules follow the common settings."""
     variant = replace(VARIANTS["gptq asymmetric"], settings={**AS_GPTQ, "packing_format": "auto_round:auto_gptq"})
     folder = write(tmp_path, variant)
     config = json.loads((folder / "config.json").read_text())
@@ -191,7 +191,7 @@ def test_quantised_layers_of_modelopt_name_what_is_around_random_modules():
 
 
 def test_settings_in_a_file_of_their_own_go_before_those_of_the_decoder(tmp_path):
-    """As in NVIDIA's Kimi-K2.5, whose text_config is that of the release in INT4."""
+    """The text_config of NVIDIA's Kimi-K2.5 still has the settings of the INT4 release."""
     root = Section({"text_config": {"quantization_config": packed_settings(4, 32)}}, "config.json")
     assert with_quantisation(root, tmp_path).values["quantization_config"]["quant_method"] == "compressed-tensors"
     written = {
@@ -205,7 +205,7 @@ def test_settings_in_a_file_of_their_own_go_before_those_of_the_decoder(tmp_path
 
 
 def test_floats_that_were_made_sparse_are_floats(tmp_path):
-    """As the first sparse releases of Neural Magic say it."""
+    """The first sparse releases of Neural Magic have these settings."""
     plain = Variant({}, lambda draw, rows, columns: {"weight": torch.randn(rows, columns, generator=draw)}, TINY)
     folder = write(tmp_path, plain)
     config = json.loads((folder / "config.json").read_text())
@@ -219,7 +219,7 @@ def test_floats_that_were_made_sparse_are_floats(tmp_path):
                         ("gptq", "modules_to_not_convert"), ("bitsandbytes", "llm_int8_skip_modules")],
 )  # fmt: skip
 def test_parts_of_names_leave_random_modules_out(method, key):
-    """As MiniMax-M2 in FP8, QuantTrio's AWQ and unsloth's NF4 name them."""
+    """MiniMax-M2 in FP8, QuantTrio's AWQ and unsloth's NF4 have such lists."""
     listed = ["gate", "self_attn", "model.layers.0.", "mlp.shared_expert", "merger"]
     dialect = DIALECTS[method](Section({"quant_method": method, "bits": 4, key: listed}, "config.json"))
     quantised = ("layers.1.mlp.gate_proj", "layers.10.mlp.up_proj", "layers.1.mlp.experts.0.up_proj")
@@ -237,7 +237,7 @@ def test_names_begin_as_the_quantisers_do(prefix):
 
 
 def test_awq_gemv_of_gptqmodel_is_not_read_as_gemm(tmp_path):
-    """Square matrices have the shape of gemm's."""
+    """A square matrix of the gemv format has the shapes of the gemm format."""
     settings = {**AWQ, "version": None, "group_size": 64, "checkpoint_format": "gemv"}
     folder = write(tmp_path, replace(VARIANTS["awq 64"], settings=settings))
     with pytest.raises(ConfigError, match="checkpoint_format='gemv'; gemm is read: export the checkpoint again"):

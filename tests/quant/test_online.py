@@ -1,4 +1,4 @@
-"""--quantization: fp8 made of floats while they are read, and names that checkpoints have."""
+"""--quantization: floats become FP8 while they are read; other names must be those of the checkpoint's method."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_rows_become_codes_with_a_scale_each(load_format):
             assert found.weight.kind is Kind.E4M3
             got, want = found.weight.dense(), wanted.weight.dense().float()
             most = want.abs().amax(1, keepdim=True)
-            # Three bits of mantissa, and steps of 2^-9 below the least exponent.
+            # FP8 has three bits of mantissa, and steps of 2^-9 below the smallest exponent.
             assert bool(((got - want).abs() <= torch.maximum(want.abs() / 16, most / 448 * 2.0**-10) * 1.001).all())
             torch.testing.assert_close(got.abs().amax(1, keepdim=True), most)
     assert torch.equal(model.head.weight.dense(), floats.head.weight.dense())
@@ -63,7 +63,7 @@ async def test_a_model_is_served_and_rows_do_not_depend_on_company():
 
 
 def test_layers_by_another_name_become_codes_too():
-    """DBRX calls them blocks."""
+    """DBRX calls its layers blocks."""
     config = load_model_config(tiny.checkpoint("dbrx"))
     model, floats = (build_model(each, torch.float32) for each in (requested(config, "fp8"), config))
     for each in (model, floats):
@@ -73,7 +73,7 @@ def test_layers_by_another_name_become_codes_too():
     assert (got.dense() - want.dense()).abs().max() <= want.dense().abs().max() / 28
 
 
-@pytest.mark.parametrize("device", ["cpu", "cpu:0"])  # the latter packs as for an accelerator
+@pytest.mark.parametrize("device", ["cpu", "cpu:0"])  # cpu:0 packs as for an accelerator
 @pytest.mark.parametrize("name", ["dbrx", "gemma4-moe", "gpt_oss", "granite_moe", "llama4", "qwen3_vl_moe"])
 def test_experts_that_lie_in_one_tensor_become_codes_too(name, device):
     config = load_model_config(tiny.checkpoint(name))
@@ -140,7 +140,7 @@ def test_other_words_are_refused(tmp_path):
 
 
 def test_fewer_bytes_are_planned_on_a_cpu_too(tmp_path):
-    """Where what stays in bfloat16 takes no more than in the file."""
+    """The weights that stay in bfloat16 take no more bytes in memory than in the file."""
     plain = Variant({}, lambda draw, rows, columns: {"weight": torch.zeros(rows, columns, dtype=torch.bfloat16)})
     folder = write(tmp_path, plain, dtype=torch.bfloat16)
     floats, codes = (
@@ -148,7 +148,7 @@ def test_fewer_bytes_are_planned_on_a_cpu_too(tmp_path):
         for word in ("", "fp8")
     )
     matrices = 2 * (192 * 192 * 2 + 2 * 64 * 192 + 3 * 320 * 192)
-    assert floats - codes == matrices  # a byte of each number
+    assert floats - codes == matrices  # FP8 saves one byte of each weight
 
 
 def test_check_names_the_method_and_the_matrices(tmp_path):
@@ -166,7 +166,7 @@ def test_check_names_the_method_and_the_matrices(tmp_path):
 
 @pytest.mark.parametrize("name", ["gptq dynamic", "ct int8", "modelopt mixed", "ct mxfp8"])
 def test_the_forms_of_matrices_are_reported_with_their_counts(tmp_path, name):
-    """From the headers of files, and from the configuration alone where weights are random."""
+    """The counts come from the headers of files, or from the configuration alone if weights are random."""
     wanted = {
         "gptq dynamic": "; 10 INT4 by 64, 2 INT8 by 32; ",
         "ct int8": "these matrices take 0.00 GiB; inputs of 14 become INT8",
@@ -180,7 +180,7 @@ def test_the_forms_of_matrices_are_reported_with_their_counts(tmp_path, name):
 
 
 def test_codes_take_what_a_matrix_of_them_takes(monkeypatch):
-    """Codes of four bits with a scale for 16 of them, compared with two bytes a number."""
+    """4-bit codes with a 4-byte scale for 16 columns, compared with two bytes per weight."""
     monkeypatch.setattr(forms, "gib", str)
     model = build_model(load_model_config(tiny.checkpoint("llama")), torch.float32)
     model.config.raw["quantization_config"] = packed_settings(4, 16)

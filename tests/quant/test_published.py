@@ -1,13 +1,13 @@
-"""Published quantised checkpoints, planned by the loader from start to end without a weight of theirs.
+"""Published quantised checkpoints, planned by the loader from start to end, without their weights.
 
-Each file of layouts/ holds what public pages give, and where: config.json word for word, hf_quant_config.json where the
-checkpoint has one, and the sizes of files of weights. `rest`: where the stored page of config.json breaks off, and the
-keys that follow are those of another page about the same base model. Bits and group sizes of the further files of a
-repository are those of the files' names. Nothing publishes the names, dtypes and shapes in a single file of weights;
-they are those that the quantiser writes, and the file's size shows them right. A size in bytes leaves room for an entry
-of at most METADATA characters about the program that wrote the file, and no tensor is that small with its line of the
-header; a size such as "3.89 GB" is the rounded one of a page. Where the pages give configurations alone, the layout is
-planned with random weights.
+Each file of layouts/ has what public pages give, with their addresses: config.json verbatim, hf_quant_config.json if
+the checkpoint has one, and the sizes of weight files. `rest` marks the place where the stored page of config.json is
+cut off; the keys after this place are from another page about the same base model. Bits and group sizes of a
+repository's further files are in the files' names. No page has the names, dtypes and shapes of the tensors in a single
+file of weights; the tests use those that the quantiser writes, and the file's size proves them. A size in bytes leaves
+room for at most METADATA characters about the program that wrote the file; no tensor with its line of the header is
+that small. A size such as "3.89 GB" is rounded, as on its page. Layouts that have only a configuration are planned with
+random weights.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ TIB = 1 << 40
 
 
 def settings_of(layout: dict) -> dict:
-    """What the checkpoint says of its quantisation; `quant_method` is there."""
+    """The checkpoint's settings of quantisation, with `quant_method`."""
     beside = {"quant_method": "modelopt", **layout[BESIDE]["quantization"]} if BESIDE in layout else None
     return beside or layout[CONFIG]["quantization_config"]
 
 
 def fields_of(layout: dict, said: dict) -> tuple[int, int]:
-    """Bits and group size of a file."""
+    """Bits and group size of a file of weights."""
     settings = settings_of(layout)
     if "config_groups" in settings:
         weights = settings["config_groups"]["group_0"]["weights"]
@@ -56,7 +56,7 @@ def fields_of(layout: dict, said: dict) -> tuple[int, int]:
 
 
 def tensors_of(layout: dict, bits: int, group: int) -> dict[str, tuple[str, list[int]]]:
-    """Name -> dtype and shape."""
+    """Name -> dtype and shape of every tensor of the file."""
     config = layout[CONFIG]
     hidden, inner, vocabulary = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
     floats = {"float16": "F16", "bfloat16": "BF16"}[config["torch_dtype"]]
@@ -90,7 +90,7 @@ def tensors_of(layout: dict, bits: int, group: int) -> dict[str, tuple[str, list
 
 
 def header_of(tensors: dict[str, tuple[str, list[int]]]) -> tuple[bytes, int]:
-    """The header as safetensors writes it, and how many bytes follow it: the widest dtypes first, then by name."""
+    """The header as safetensors writes it (widest dtypes first, then by name), and how many bytes follow it."""
     header, end = {}, 0
     for name in sorted(tensors, key=lambda name: (ORDER.index(tensors[name][0]), name)):
         dtype, shape = tensors[name]
@@ -101,7 +101,7 @@ def header_of(tensors: dict[str, tuple[str, list[int]]]) -> tuple[bytes, int]:
 
 
 def agrees(size: int | str, num_bytes: int) -> bool:
-    """Whether a published size is that of a file whose header and tensors take `num_bytes`."""
+    """Whether a published size fits a file whose header and tensors take `num_bytes`."""
     if isinstance(size, int):
         return 0 <= size - num_bytes <= METADATA
     number, unit = size.split()
@@ -110,7 +110,7 @@ def agrees(size: int | str, num_bytes: int) -> bool:
 
 
 def write_configuration(folder: Path, layout: dict, settings: dict | None) -> None:
-    """config.json, with other settings of the quantisation where there are some, and hf_quant_config.json."""
+    """Writes config.json with the given settings of quantisation if any; without them also hf_quant_config.json."""
     config = layout[CONFIG] if settings is None else {**layout[CONFIG], "quantization_config": settings}
     (folder / CONFIG).write_text(json.dumps(config))
     if BESIDE in layout and settings is None:
@@ -119,7 +119,7 @@ def write_configuration(folder: Path, layout: dict, settings: dict | None) -> No
 
 @pytest.fixture
 def on_a_device(monkeypatch):
-    """A device of a TiB."""
+    """Simulates a device with 1 TiB of memory."""
     monkeypatch.setattr(estimate_module, "choose_device", lambda asked: "cuda:0")
     monkeypatch.setattr(estimate_module, "device_memory", lambda device: DeviceMemory(TIB, TIB))
 
@@ -138,7 +138,7 @@ def test_a_published_file_is_planned(tmp_path, name, number):
     write_configuration(tmp_path, layout, settings)
     with (tmp_path / SINGLE).open("wb") as file:
         file.write(struct.pack("<Q", len(header)) + header)
-        file.truncate(8 + len(header) + num_bytes)  # the bytes behind the header are a hole
+        file.truncate(8 + len(header) + num_bytes)  # the tensors' bytes are a hole
     found = estimate(EngineConfig(str(tmp_path)), open_checkpoint(tmp_path))
     sizes = {name: SIZES[dtype] * math.prod(shape) for name, (dtype, shape) in tensors.items()}
     unread = [each for each in tensors if each.endswith("inv_freq")]
@@ -158,12 +158,12 @@ def test_a_published_configuration_is_planned(tmp_path, name):
     config = layout[CONFIG]
     write_configuration(tmp_path, layout, None)
     coded = estimate(EngineConfig(str(tmp_path)), None)
-    stacked = "num_local_experts" in config  # gpt-oss, whose attention is of floats
+    stacked = "num_local_experts" in config  # gpt-oss, whose attention is not quantised
     experts = config.get("num_local_experts", config.get("num_experts", 1))
     matrices = (3 * experts + 4 * (not stacked)) * config["num_hidden_layers"]  # gate, up and down; q, k, v and o
     assert f"({settings_of(layout)['quant_method']}): {matrices} matrices are codes in memory" in coded.quantised
     if stacked:
-        return  # without its settings the experts are stored otherwise
+        return  # without its settings the experts would have another layout
     plain = estimate(EngineConfig(str(without_codes(tmp_path, config))), None)
     assert plain.quantised is None
     eight = settings_of(layout)["quant_method"] in ("fp8", "compressed-tensors")  # bits
@@ -174,7 +174,7 @@ def test_a_published_configuration_is_planned(tmp_path, name):
 
 
 def without_codes(folder: Path, config: dict) -> Path:
-    """The same configuration, unquantised."""
+    """A folder with the same configuration, unquantised."""
     (plain := folder / "plain").mkdir()
     (plain / CONFIG).write_text(json.dumps({**config, "quantization_config": None}))
     return plain

@@ -1,4 +1,4 @@
-"""Quantised experts have the logits of a float model: in dialects of a module per matrix, and in MXFP4."""
+"""Quantised experts give a float model's logits: in dialects with a module for each matrix, and in MXFP4."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
 
 def rewritten(source, folder, tensors, **changes):
-    """The checkpoint `source` with other tensors and another configuration."""
+    """Writes the checkpoint `source` with other tensors and a changed configuration."""
     folder.mkdir()
     for path in source.iterdir():
         if path.suffix != ".safetensors":
@@ -55,14 +55,14 @@ def rewritten(source, folder, tensors, **changes):
 
 @pytest.fixture(scope="module")
 def sparse(tmp_path_factory):
-    """A float checkpoint of Qwen3-MoE, one layer dense and one of experts."""
+    """A float checkpoint of Qwen3-MoE with one dense layer and one layer of experts."""
     made = tiny.causal("Qwen3MoeForCausalLM", "Qwen3MoeConfig", head_dim=32, **SIZES, **EXPERTS)()
     return tiny.save(made, tmp_path_factory.mktemp("sparse") / "floats")
 
 
 @pytest.fixture(scope="module")
 def gpt_oss(tmp_path_factory):
-    """gpt-oss in MXFP4, and the floats that its codes stand for, transposed as transformers has them."""
+    """gpt-oss in MXFP4, and its dequantised floats, transposed as in transformers' layout."""
     root = tmp_path_factory.mktemp("gpt-oss")
     sizes = {"hidden_size": 96, "intermediate_size": 64, "num_local_experts": 5, "num_experts_per_tok": 2}
     made = tiny.causal("GptOssForCausalLM", "GptOssConfig", head_dim=16, num_hidden_layers=2, **sizes)()
@@ -116,7 +116,7 @@ def test_experts_of_a_dialect_have_the_logits_of_a_float_model(sparse, name, tmp
 
 @pytest.mark.parametrize("name", ["ct int8", "gptq act"])
 def test_an_accelerator_reads_experts_for_integers_and_refuses_columns_in_another_order(sparse, name, tmp_path):
-    """It keeps inputs in floats that a CPU makes integers of."""
+    """The accelerator keeps inputs in floats where a CPU converts them to integers."""
     draw, tensors = torch.Generator().manual_seed(2), {}
     for key, tensor in load_file(sparse / "model.safetensors").items():
         module, _, kind = key.rpartition(".")
@@ -146,7 +146,7 @@ def test_an_accelerator_reads_experts_for_integers_and_refuses_columns_in_anothe
     ],
 )
 def test_experts_in_unlike_forms_are_refused(sparse, name, change, said, tmp_path):
-    """One matrix of one expert is stored as another dialect would store it, or in floats."""
+    """One matrix of one expert has another dialect's format, or is not quantised."""
     draw, tensors = torch.Generator().manual_seed(2), {}
     for key, tensor in load_file(sparse / "model.safetensors").items():
         module, _, kind = key.rpartition(".")
@@ -196,7 +196,7 @@ def test_experts_become_fp8_while_they_are_read(sparse):
     assert torch.equal(floats.router.weight.dense(), coded.router.weight.dense())
 
 
-# Where releases of a family hold the experts of a layer in one tensor -> where quantisers put each of them.
+# Name of a tensor with all experts of a layer in a release -> names under which quantisers store each expert.
 IN_ONE = {"block_sparse_moe.input_linear.weight": ("block_sparse_moe.experts", ("gate_proj", "up_proj")),
           "block_sparse_moe.output_linear.weight": ("block_sparse_moe.experts", ("down_proj",)),
           "experts.gate_up_proj": ("experts", ("gate_proj", "up_proj")),
@@ -208,9 +208,9 @@ IN_ONE = {"block_sparse_moe.input_linear.weight": ("block_sparse_moe.experts", (
     [("llama4", ""), ("qwen3_vl_moe", ""), ("gemma4-moe", ""), ("gemma4-moe", "moe."), ("granite_moe", "")],
 )
 def test_quantisers_take_a_layers_experts_apart(name, below, tmp_path):
-    """Releases of these families hold them in one tensor; of some it is transposed."""
+    """Releases of these families store the experts in one tensor, which is transposed in some families."""
     source, draw, tensors = tiny.checkpoint(name), torch.Generator().manual_seed(2), {}
-    stacked = {}  # name of a tensor of all experts -> the module, its pieces, and how many experts there are
+    stacked = {}  # name of a tensor of all experts -> the module, its pieces, and the number of experts
     for key, tensor in load_file(source / "model.safetensors").items():
         ending = next((ending for ending in IN_ONE if key.endswith(ending)), None)
         if ending is None:
@@ -251,7 +251,7 @@ def test_mxfp4_experts_have_the_logits_of_a_float_model(gpt_oss):
 
 
 def test_attention_alone_may_be_quantised_with_experts_in_floats(gpt_oss, tmp_path):
-    """Only mxfp4 specifies that the experts are codes."""
+    """Only mxfp4 implies that the experts are quantised."""
     draw, tensors = torch.Generator().manual_seed(2), {}
     for key, tensor in load_file(gpt_oss[1] / "model.safetensors").items():
         module, _, kind = key.rpartition(".")
@@ -294,7 +294,7 @@ def test_a_broken_scale_is_refused(gpt_oss):
 
 @pytest.mark.parametrize("name", ["fp8 blocks", "ct int8 weights", "gptq 32", "bnb nf4 nested"])
 def test_a_router_of_codes_is_read_as_the_floats_that_they_stand_for(sparse, name, tmp_path):
-    """bitsandbytes and others take it for one more linear layer; with random weights it stays in floats."""
+    """bitsandbytes and others quantise the router as any linear layer; with random weights it stays in floats."""
     draw, tensors = torch.Generator().manual_seed(2), dict(load_file(sparse / "model.safetensors"))
     rows, columns = tensors.pop("model.layers.1.mlp.gate.weight").shape
     made = VARIANTS[name].write(draw, 8, columns)
@@ -327,7 +327,7 @@ def test_a_router_of_codes_is_read_as_the_floats_that_they_stand_for(sparse, nam
     ],
 )
 def test_codes_of_all_experts_may_lie_as_the_floats_do(name, form, tmp_path, request):
-    """As ModelOpt writes Llama 4 and gpt-oss, with scales that experts share; compressed-tensors Gemma 4; Qwen FP8."""
+    """One tensor has all experts in ModelOpt's Llama 4 and gpt-oss (shared scales), in Gemma 4 and Qwen."""
     if name == "gpt_oss":
         source = request.getfixturevalue("gpt_oss")[1]
     else:

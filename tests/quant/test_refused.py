@@ -1,4 +1,4 @@
-"""Bad quantised checkpoints: one line each with what was found, what is allowed and how to convert."""
+"""Bad quantised checkpoints are refused: one line with what was found, what is allowed and how to convert."""
 
 # ruff: noqa: E501 (a case is a line)
 from __future__ import annotations
@@ -172,7 +172,7 @@ def test_columns_that_groups_do_not_divide_are_refused(tmp_path):
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"]["group_size"] = 128
     (folder / "config.json").write_text(json.dumps(config))
-    load(folder)  # the files decide
+    load(folder)  # the shapes of the file's tensors override group_size
     tensors = load_file(folder / "model.safetensors")
     tensors[f"{DOWN}.scales"] = tensors[f"{DOWN}.scales"][:3].contiguous()
     save_file(tensors, folder / "model.safetensors")
@@ -180,7 +180,7 @@ def test_columns_that_groups_do_not_divide_are_refused(tmp_path):
         load(folder)
 
 
-# Tensors that serving ignores: identity orders, zero biases, scales of inputs that stay floats or are scaled per token.
+# Tensors that serving ignores: identity orders, zero biases, and scales of inputs that stay floats or get token scales.
 SPARE = {
     "g_idx": ("gptq 32", "gptq asymmetric"),
     "bias": ("gptq 32",),
@@ -195,7 +195,7 @@ KINDS_OF = ("fp8 tensor static", "fp8 blocks", "fp8 qscale_weight", "ct float st
 
 @pytest.mark.parametrize("name", KINDS_OF)
 def test_half_a_modules_tensors_are_refused(tmp_path, name):
-    """Each tensor of a module, left out alone."""
+    """Leaves out each tensor of a module in turn."""
     folder = write(tmp_path, VARIANTS[name])
     tensors = load_file(folder / "model.safetensors")
     kinds = [key.removeprefix(f"{DOWN}.") for key in tensors if key.startswith(f"{DOWN}.")]
@@ -234,7 +234,7 @@ def test_check_refuses_from_headers_alone(tmp_path, name, change, words):
 
 
 def test_check_says_of_mlx_what_the_start_says(tmp_path):
-    """Its files hold words without a sign, which the configuration refuses before a header does."""
+    """MLX files have unsigned words; the configuration is refused before the header is read."""
     folder = write(tmp_path, VARIANTS["ct w4 32"])
     config = json.loads((folder / "config.json").read_text())
     config |= {"quantization": {"bits": 4, "group_size": 64}, "quantization_config": {"bits": 4, "group_size": 64}}
@@ -253,7 +253,7 @@ ODD_SHAPES = ((), (0,), (1,), (3,), (1, 1), (5, 7), (1, 2, 3), (192, 320), (320,
 
 @pytest.mark.parametrize("name", KINDS_OF)
 def test_any_header_of_a_module_is_read_or_refused(tmp_path, name):
-    """No other error leaves the plan, nor the reading of what was planned; here every number is zero."""
+    """Planning and reading raise no other error; here all values are zero."""
     folder = write(tmp_path, VARIANTS[name])
     config, (shard,) = load_model_config(folder), open_checkpoint(folder)
     kinds = {key.removeprefix(f"{DOWN}."): info for key, info in shard.tensors.items() if key.startswith(f"{DOWN}.")}
@@ -276,7 +276,7 @@ def test_any_header_of_a_module_is_read_or_refused(tmp_path, name):
 
 
 def zeros(found):
-    """Tensors as headers describe them."""
+    """Tensors of zeros with the headers' dtypes and shapes."""
     made = {}
     for kind, info in found.items():
         tensor = torch.empty(info.shape, dtype=DTYPES[info.dtype])

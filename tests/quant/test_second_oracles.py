@@ -1,8 +1,8 @@
-"""What compressed-tensors and transformers make of the same files, on the CPU: equal to the oracle to 1e-6.
+"""compressed-tensors and transformers dequantise the same files on the CPU: equal to the oracle to 1e-6.
 
-No library here dequantises GPTQ and AutoRound on a CPU (transformers asks gptqmodel for it), columns in the order of
-`g_idx` (compressed-tensors 0.20 refuses it), nor FP8 with a flat or four-dimensional scale: for these the oracle stands
-alone, as for bitsandbytes, whose package is too large to be installed for one test (0.50.2 agrees to 1e-8).
+No library here dequantises these formats on a CPU: GPTQ and AutoRound (transformers needs gptqmodel), columns in the
+order of `g_idx` (compressed-tensors 0.20 refuses it), FP8 with a flat or four-dimensional scale. For these the oracle
+is the only reference, as it is for bitsandbytes, a package too large to install for one test (0.50.2 agrees to 1e-8).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FP8 = ["fp8 tensor", "fp8 tensor static", "fp8 blocks", "fp8 blocks bf16", "fp8 
 
 
 def module_of(folder: Path) -> tuple[dict, dict[str, torch.Tensor]]:
-    """The settings of the file, and the tensors of one module."""
+    """The file's settings, and the tensors of one module by kind."""
     tensors = load_file(folder / "model.safetensors")
     kinds = {name.removeprefix(f"{MODULE}."): each for name, each in tensors.items() if name.startswith(f"{MODULE}.")}
     return json.loads((folder / "config.json").read_text())["quantization_config"], kinds
@@ -37,7 +37,7 @@ def check(folder: Path, found: torch.Tensor) -> None:
 
 
 def decompressed(settings: dict, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-    """By compressed-tensors, with scales of float32 where the format lets them be numbers."""
+    """The weight as compressed-tensors decompresses it, with float32 scales where the format's scales are floats."""
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationConfig
 
@@ -55,7 +55,7 @@ def test_compressed_tensors_agrees(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["ct nvfp4", "modelopt nvfp4"])
 def test_compressed_tensors_agrees_about_a_scale_of_the_matrix(tmp_path, name):
-    """Its decompressor rounds to bfloat16, so its parts are asked; its converter turns ModelOpt's names into its."""
+    """The decompressor rounds to bfloat16, so its parts are called; the converter maps ModelOpt's names."""
     from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
     from compressed_tensors.entrypoints.convert.converters.modelopt_nvfp4 import ModelOptNvfp4Converter
     from compressed_tensors.quantization.lifecycle.forward import dequantize
@@ -83,7 +83,7 @@ def test_its_converter_of_awq_agrees(tmp_path):
 
 @pytest.mark.parametrize("name", FP8)
 def test_transformers_agrees_about_fp8(tmp_path, name):
-    """Its loader refuses partial blocks; its backward pass does not."""
+    """transformers' loader refuses partial blocks; the function of its backward pass does not."""
     from transformers.integrations.finegrained_fp8 import _dequantize_fp8_weight
 
     folder = write(tmp_path, VARIANTS[name])

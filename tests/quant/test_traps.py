@@ -1,4 +1,4 @@
-"""The mistakes that readers of quantised files make: with each of them in the reader, the oracle's comparison fails.
+"""Typical mistakes of readers of quantised files: with each mistake in our reader, the oracle's comparison fails.
 
 A trap is a variant of tests/quant/written.py and a function that puts one mistake into engine/quant or kernels/gemm.
 Without the mistake the same variant passes in test_dialects.py.
@@ -24,7 +24,7 @@ TRAPS: dict[str, tuple[str, Callable[[Patch], None]]] = {}
 
 
 def trap(*variants: str):
-    """Puts a mistake into the table, once for each variant that it must break."""
+    """Registers a mistake in TRAPS, once for each variant that it must break."""
 
     def remaining(mistake: Callable[[Patch], None]) -> Callable[[Patch], None]:
         for variant in variants:
@@ -35,7 +35,7 @@ def trap(*variants: str):
 
 
 def reads(patch: Patch, stored_as: type, changed: Callable) -> None:
-    """The reader `stored_as` gets what `changed` makes of itself and of its tensors."""
+    """Patches the reader `stored_as` so that it reads with the form and tensors that `changed` returns."""
     original = stored_as.read
 
     def read(self, tensors):
@@ -192,7 +192,7 @@ def zero_points_are_unpacked_along_columns(patch):
 
 @pytest.fixture(scope="module")
 def folder_of(tmp_path_factory):
-    """Folders of variants, each written once."""
+    """A function that returns the folder of a variant and writes it on the first call."""
     root, made = tmp_path_factory.mktemp("traps"), {}
 
     def folder(name: str):
@@ -219,7 +219,7 @@ def test_a_head_of_codes_is_not_read_as_floats_where_the_configuration_leaves_it
     original = compressed.Compressed.stored
 
     def stored_as(self, module, columns, headers):
-        left_out = module == "lm_head"  # which `ignore` names, though the file has codes of it
+        left_out = module == "lm_head"  # `ignore` names the head, though the file has its codes
         return None if left_out else original(self, module, columns, headers)
 
     monkeypatch.setattr(compressed.Compressed, "stored", stored_as)
@@ -233,5 +233,5 @@ def test_a_row_of_zeros_has_codes_of_zero(monkeypatch):
     found = online.Floats().read({"weight": rows})
     torch.testing.assert_close(found.dense().float(), rows, rtol=1 / 15, atol=2e-3)
     assert not found.dense()[0].any()
-    monkeypatch.setattr(online.torch, "where", lambda so, this, other: this)  # no scale of its own for zeros
+    monkeypatch.setattr(online.torch, "where", lambda so, this, other: this)  # no special scale for zeros
     assert online.Floats().read({"weight": rows}).dense()[0].isnan().all()

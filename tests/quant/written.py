@@ -1,8 +1,8 @@
-"""Tiny quantised checkpoints, one per variant of a dialect: random codes, scales unlike between pieces, zero groups.
+"""Tiny quantised checkpoints, one for each variant of a dialect: random codes, scales that differ, groups of scale 0.
 
-`VARIANTS` maps a name to what its config.json says and to a function that writes one matrix [rows, columns]: its
-tensors by kind. Nothing here is quantised from floats, so no value is lucky. Only tests/quant/oracle.py computes the
-values that the tensors stand for.
+`VARIANTS` maps a name to the settings of config.json and a function that writes one matrix [rows, columns] as tensors
+by kind. Codes are drawn, not quantised from floats, so no value is right by chance. Only tests/quant/oracle.py computes
+the values of the tensors.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests import tiny
 
 Tensors = dict[str, Tensor]
 Writer = Callable[[torch.Generator, int, int], Tensors]
-FP4 = (0, 1 / 192, 2 / 3, 1, 1 / 3, 1 / 2, 1 / 6, 1 / 4)  # bitsandbytes'; the upper eight codes are their negatives
+FP4 = (0, 1 / 192, 2 / 3, 1, 1 / 3, 1 / 2, 1 / 6, 1 / 4)  # bitsandbytes' values; the upper eight are negative
 TABLES = {"nf4": NORMAL, "fp4": (*FP4, *(-value for value in FP4))}
 SMALL = {"hidden": 192, "inner": 320}  # one and a half blocks of 128, and two and a half
 EVEN = {"hidden": 256, "inner": 384}
@@ -33,7 +33,7 @@ PROJECTIONS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to store a model."""
+    """One way to store a quantised model."""
 
     settings: dict[str, Any]
     write: Writer
@@ -45,7 +45,7 @@ class Variant:
 
 
 def write(folder: Path, variant: Variant, seed: int = 0, dtype: torch.dtype = torch.float32) -> Path:
-    """The checkpoint; floats in `dtype`."""
+    """Writes the checkpoint; tensors that are not quantised have `dtype`."""
     folder.mkdir(parents=True, exist_ok=True)
     hidden, inner = variant.sizes["hidden"], variant.sizes["inner"]
     heads, kv_heads, dim = hidden // 32, 2, 32
@@ -89,12 +89,12 @@ def write(folder: Path, variant: Variant, seed: int = 0, dtype: torch.dtype = to
 
 
 def words(draw: torch.Generator, *shape: int) -> Tensor:
-    """int32 of all bits."""
+    """Random int32 words; every bit may be set."""
     return torch.randint(-(2**31), 2**31 - 1, shape, generator=draw, dtype=torch.int64).to(torch.int32)
 
 
 def scales(draw: torch.Generator, *shape: int, about: float, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Unlike from matrix to matrix, and now and then zero."""
+    """Random scales that differ from matrix to matrix; a larger matrix of scales has a zero."""
     found = torch.rand(shape, generator=draw) + 0.5
     found = found * about * (0.5 + float(torch.rand((), generator=draw)))
     if len(found.shape) == 2 and found.numel() > 8:
@@ -103,7 +103,7 @@ def scales(draw: torch.Generator, *shape: int, about: float, dtype: torch.dtype 
 
 
 def e4m3(draw: torch.Generator, rows: int, columns: int) -> Tensor:
-    """Codes up to 2, with both zeros and numbers below the smallest exponent."""
+    """Codes up to 2, with both zeros and with subnormal numbers."""
     bits = torch.randint(0, 0x41, (rows, columns), generator=draw, dtype=torch.uint8)
     bits |= torch.randint(0, 2, (rows, columns), generator=draw, dtype=torch.uint8) << 7
     bits[0, :4] = torch.tensor([0x80, 0x01, 0x87, 0x00], dtype=torch.uint8)
@@ -157,7 +157,7 @@ def packed(bits: int, group: int, zeros: str = "", dtype: torch.dtype = torch.fl
 
 
 def shuffled(draw: torch.Generator | None, columns: int, group: int) -> Tensor:
-    """Without `draw` the same for all matrices of a width, as q, k and v have it."""
+    """Group of each column in random order; without `draw` equal for all matrices of a width, as for q, k and v."""
     order = torch.randperm(columns, generator=draw or torch.Generator().manual_seed(columns))
     return (torch.arange(columns) // group)[order].to(torch.int32)
 
@@ -217,7 +217,7 @@ def floats4(dialect: str) -> Writer:
 
 
 def table_floats(nested: bool, table: str = "nf4") -> Writer:
-    """As bitsandbytes saves them; its table of nested scales is one of its own, any other serves."""
+    """bitsandbytes' format. The quantised scales use a table of values in the file, so any table will do."""
 
     def made(draw: torch.Generator, rows: int, columns: int) -> Tensors:
         blocks = -(-rows * columns // 64)
@@ -241,7 +241,7 @@ def llm_int8(draw: torch.Generator, rows: int, columns: int) -> Tensors:
 
 
 def groups(form: str, inputs: dict | None = None, **weights: Any) -> dict[str, Any]:
-    """Settings of compressed-tensors."""
+    """Settings of compressed-tensors with one group for all linear layers."""
     group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
     return {"quant_method": "compressed-tensors", "format": form, "config_groups": {"group_0": group},
             "ignore": ["lm_head"]}  # fmt: skip
@@ -264,7 +264,7 @@ AWQ = {"quant_method": "awq", "bits": 4, "zero_point": True, "version": "gemm"}
 NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 INT8 = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": True}
 E4M3 = {"num_bits": 8, "type": "float"}
-TOKENS8, STATIC8 = {**E4M3, "dynamic": True}, {**E4M3, "dynamic": False}  # inputs
+TOKENS8, STATIC8 = {**E4M3, "dynamic": True}, {**E4M3, "dynamic": False}  # settings of quantised inputs
 FLOAT = "float-quantized"
 VARIANTS: dict[str, Variant] = {
     "fp8 tensor": Variant(FP8, floats8()),

@@ -1,4 +1,4 @@
-"""An in-memory client: calls the ASGI app as a server would; can leave early, read slowly, send bodies in pieces."""
+"""An in-memory client: calls the ASGI app as a server does; can disconnect early, read slowly, split bodies."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import orjson
 
 from tests.server.described_answers import check
 
-LENGTH = {"max_tokens": 4, "ignore_eos": True}  # answers of known length, whatever the weights
+LENGTH = {"max_tokens": 4, "ignore_eos": True}  # answers of a known length with any weights
 
 
 @dataclass
 class Call:
-    """One request. `writes` are the body messages, one per ASGI write."""
+    """One request. `writes` has the body of each ASGI write."""
 
     app: Any
     method: str
@@ -109,7 +109,7 @@ class Call:
         return self
 
     def leave(self) -> None:
-        """The client closes its connection."""
+        """Closes the client's connection."""
         self.gone.set()
         for call in list(self._leaving):
             call()
@@ -126,7 +126,7 @@ class Call:
         return self.json()["error"]
 
     def events(self) -> list[Any]:
-        """The JSON of each event; "[DONE]" stays text."""
+        """The JSON of each event; "[DONE]" remains a string."""
         found = []
         for block in self.content.decode().split("\n\n")[:-1]:
             assert block.startswith("data: "), block
@@ -136,7 +136,7 @@ class Call:
 
 
 class Client:
-    """Calls one app."""
+    """Makes calls of one app."""
 
     def __init__(self, app: Any, headers: dict[str, str] | None = None) -> None:
         self.app = app

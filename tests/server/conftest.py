@@ -1,7 +1,7 @@
 """One engine for all server tests: the embedded model, loaded once, behind apps of any configuration.
 
-Everything runs on the session's event loop in asyncio's debug mode, where a slow callback or a coroutine that is
-never awaited becomes a warning, and warnings are errors.
+Everything runs on the session's event loop in asyncio's debug mode. There a slow callback, or a coroutine that is never
+awaited, causes a warning, and warnings are errors.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ SMALL = {
     "model": {"num_threads": 1},
     "cache": {"num_gpu_blocks_override": 1024},
     "chat": {"pool_threads": 2},
-    "limits": {"max_queue_wait": 0.0},  # what a slow machine sends away would differ from run to run
+    "limits": {"max_queue_wait": 0.0},  # no refusals that depend on the machine's speed
 }
 
 
 def config_of(**groups: dict[str, Any]) -> Config:
-    """A Config with some fields of some groups set."""
+    """A Config with the given fields of some groups."""
     config = Config()
     for group in {*SMALL, *groups}:
         fields = {**SMALL.get(group, {}), **groups.get(group, {})}
@@ -52,7 +52,7 @@ async def state() -> AsyncIterator[AppState]:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def tiny_state() -> AsyncIterator[AppState]:
-    """The same with a tiny text model and room for a thousand prompts, for tests of many requests."""
+    """The state of a server with a tiny text model and room for a thousand prompts, for tests of many requests."""
     model = {"model": str(tiny.checkpoint("qwen3")), "num_threads": 1}
     async with ready(config_of(model=model, scheduler={"max_num_seqs": 64, "max_num_queued_reqs": 1024})) as state:
         yield state
@@ -60,7 +60,7 @@ async def tiny_state() -> AsyncIterator[AppState]:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def pooling() -> AsyncIterator[Callable[[Path], Awaitable[Client]]]:
-    """Clients of servers of checkpoints that pool, each started once: await pooling(folder)."""
+    """A function that returns a client of a server with a pooling checkpoint, started once: await pooling(folder)."""
     served: dict[str, Client] = {}
     async with AsyncExitStack() as stack:
 
@@ -83,7 +83,7 @@ async def pooling() -> AsyncIterator[Callable[[Path], Awaitable[Client]]]:
 
 @asynccontextmanager
 async def ready(config: Config) -> AsyncIterator[AppState]:
-    """A state whose engine runs."""
+    """A state with a running engine."""
     asyncio.get_running_loop().set_debug(True)
     state = AppState(config)
     await folders.fetch(state)
@@ -110,7 +110,7 @@ def tiny_client(tiny_state: AppState) -> Client:
 
 
 def maker(state: AppState) -> Callable[..., Client]:
-    """See `serve`."""
+    """A function that makes clients; see `serve`."""
 
     def make(phase: str = "ready", **groups: Any) -> Client:
         other = AppState(config_of(**groups))
@@ -144,7 +144,7 @@ def client(serve: Callable[..., Client]) -> Client:
 
 
 async def until(happens: Callable[[], object]) -> None:
-    """Waits for what comes soon, on however slow a machine."""
+    """Waits until the condition holds, at most 20 s."""
     async with asyncio.timeout(20):
         while not happens():  # noqa: ASYNC110 (no event to await)
             await asyncio.sleep(0.005)

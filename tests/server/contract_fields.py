@@ -1,8 +1,9 @@
-"""Which test would fail if a field of a request were ignored: by schema type, then by test, the fields it guards.
+"""For each schema type: tests, and the fields of requests that each test guards (it fails if they are ignored).
 
-test_contract_fields.py holds this against the types of server/schema: a field without a test, a test that is gone or no
-longer speaks of the field, fail there; its long form ignores each field in turn and runs its test, which must fail.
-Fields that inherit their handling (CompletionBody from SamplingFields) are named again where the route itself acts.
+test_contract_fields.py compares this table with the types of server/schema. It fails for a field without a test, for a
+test that no longer exists, and for a test that no longer mentions the field. Its long form ignores each field in turn
+and runs the field's test, which must fail. Fields that inherit their handling (CompletionBody from SamplingFields) are
+named again where the route itself handles them.
 """
 
 from __future__ import annotations
@@ -223,11 +224,11 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
     Place: {HASHES: "offset length"},
 }
 
-# Taken and without effect, as the contract says or until a later part of it: nothing can fail without them.
+# Accepted fields without effect, by the contract or until a later version: no test can fail when they are ignored.
 NO_EFFECT: dict[type[msgspec.Struct], str] = {
-    SamplingFields: "spaces_between_special_tokens",  # byte-level and piece tokenizers put none
+    SamplingFields: "spaces_between_special_tokens",  # byte-level and piece tokenizers add no spaces
     MessagesBody: "metadata",
     GenerateBody: "kv_transfer_params",
-    TranslationForm: "language",  # a chat model that takes audio detects it by itself
+    TranslationForm: "language",  # a chat model that takes audio detects the language
     InputFields: "user padding",  # nothing is padded here
 }

@@ -1,6 +1,6 @@
-"""Every answer that a test gets is decoded with the type that /openapi.json names for its route.
+"""Decodes every answer that a test gets with the type that /openapi.json names for its route.
 
-Unknown fields are forbidden in these types, so a field that is not described fails the test that received it.
+These types forbid unknown fields, so an undescribed field fails the test that received it.
 `Call.finish` of tests/server/asgi.py calls `check`.
 """
 
@@ -19,7 +19,7 @@ from server.schema.answers_server import Root
 
 @cache
 def patterns() -> list[tuple[str, re.Pattern[str], str]]:
-    """(method, pattern, path) of the table, those without names in them first."""
+    """(method, pattern, path) of each operation; paths without parameters come first."""
     ordered = sorted(TABLE, key=lambda line: "{" in line[1])
     return [(method, re.compile(re.sub(r"\\{\w+\\}", ".+", re.escape(path))), path) for method, path in ordered]
 
@@ -30,7 +30,7 @@ def decoder(kind: Any) -> msgspec.json.Decoder[Any]:
 
 
 def described(method: str, path: str) -> tuple[str, Operation] | None:
-    """The line of the table that this request is of."""
+    """The path and operation of the table for this request."""
     plain = path.partition("?")[0]
     for known, pattern, line in patterns():
         if known == method and pattern.fullmatch(plain):
@@ -39,7 +39,7 @@ def described(method: str, path: str) -> tuple[str, Operation] | None:
 
 
 def check(method: str, path: str, status: int, media: str, content: bytes) -> None:
-    """Raises msgspec.ValidationError where the answer is not as described."""
+    """Raises msgspec.ValidationError if the answer does not fit its description."""
     found = described(method, path)
     if found is None:
         return

@@ -1,8 +1,8 @@
-"""A hub on loopback: the few routes that huggingface_hub calls, over folders of this machine.
+"""A hub on loopback: the few routes that huggingface_hub calls, serving folders of this machine.
 
-`with FakeHub({"org/name": folder}) as hub`: `hub.url` goes into HF_ENDPOINT. `asked` holds (method, path) of every
-request. Repositories in `private` answer as the hub does to strangers; those in `gated` list their files and give none.
-`cut` is how many bytes of a file are sent before the connection breaks, for the first requests of that file.
+`with FakeHub({"org/name": folder}) as hub`: put `hub.url` into HF_ENDPOINT. `asked` has (method, path) of every
+request. Repositories in `private` answer as the hub answers strangers; those in `gated` list their files but send none.
+`cut` maps a file to the bytes sent before the connection breaks, for the first requests of that file.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ TOKEN = "hf_open_sesame"
 
 
 class FakeHub:
-    """Threads answer until `with` is left."""
+    """A hub whose threads answer until the `with` block ends."""
 
     def __init__(self, repositories: dict[str, Path]) -> None:
         self.repositories = repositories
         self.private: set[str] = set()
         self.gated: set[str] = set()
-        self.broken: dict[str, int] = {}  # as `cut`, for every request
+        self.broken: dict[str, int] = {}  # like `cut`, but for every request
         self.down = False
         self.hold: set[str] = set()  # files whose bytes never come
-        self.held = threading.Event()  # one is asked for
+        self.held = threading.Event()  # set when a file of `hold` is requested
         self.cut: dict[str, int] = {}
         self.asked: list[tuple[str, str]] = []
-        self.sent = 0  # bytes of files
+        self.sent = 0  # bytes of files, in total
         hub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -63,7 +63,7 @@ class FakeHub:
         self._server.server_close()
 
     def commit(self, name: str) -> str:
-        """Changes with the files."""
+        """A commit id that changes with the files."""
         return hashlib.sha1(json.dumps(sorted(self.files(name).items())).encode()).hexdigest()
 
     def files(self, name: str) -> dict[str, int]:
@@ -71,7 +71,7 @@ class FakeHub:
         return {str(path.relative_to(root)): path.stat().st_size for path in root.rglob("*") if path.is_file()}
 
     def fetched(self) -> list[str]:
-        """Files of which bytes were asked for, in order."""
+        """Files whose bytes were requested, in order."""
         return [
             path.split("/resolve/")[1].split("/", 1)[1]
             for kind, path in self.asked
@@ -153,7 +153,7 @@ def refuse(request: BaseHTTPRequestHandler, status: int, code: str, message: str
 
 
 def asked_in_place_of_the_real(hub: FakeHub, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
-    """huggingface_hub asks `hub`, without a token, and keeps what it gets in `cache`."""
+    """Makes huggingface_hub use `hub`, without a token, and `cache` as its cache."""
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "ENDPOINT", hub.url)

@@ -1,7 +1,7 @@
 """A pytest plugin: `-p tests.server.ignoring --ignoring TypeName.field` makes the server ignore that field.
 
-Used by the long form of test_contract_fields.py. Whoever reads the field of a decoded body finds None, which is what an
-absent field looks like.
+The long form of test_contract_fields.py uses it. Code that reads the field of a decoded body gets None, the value of an
+absent field.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A server that speaks just enough of the OpenAI API for a client to be measured: it notes when it wrote what."""
+"""A server with just enough of the OpenAI API for a bench client; it notes when it wrote each token."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FIRST_S, GAP_S = 0.02, 0.01
 
 @dataclass(slots=True)
 class Known:
-    """`bodies` in the order of arrival; `written`: by X-Request-Id, when the request came and its tokens left."""
+    """`bodies` are in order of arrival; `written` maps X-Request-Id to the times of the request and of each token."""
 
     url: str = ""
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -24,8 +24,8 @@ class Known:
     most_open: int = 0
     fails: set[int] = field(default_factory=set)  # numbers of requests that are refused
     drafts: int = 0
-    key: str = ""  # that requests must bring
-    ended: int = 0  # answers
+    key: str = ""  # key that requests must have
+    ended: int = 0  # number of finished answers
     one_ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -55,7 +55,7 @@ class Known:
         writer.write(f"HTTP/1.1 {status} Said\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
 
     async def complete(self, writer: asyncio.StreamWriter, body: dict[str, Any], label: str) -> None:
-        """A role, then max_tokens words in events of their own, and a usage that counts three tokens per word."""
+        """Writes a role, then max_tokens words in an event each, then a usage that counts three tokens per word."""
         self.bodies.append(body)
         self.written[label] = [time.perf_counter()]
         if len(self.bodies) in self.fails:

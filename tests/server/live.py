@@ -1,4 +1,4 @@
-"""What tests of other protocols share: an app on a real socket, a template that shows everything, ears for prompts."""
+"""Shared by tests of other protocols: an app on a real socket, a template that prints every field, pictures, events."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ LEADING_ONLY = """\
 
 @asynccontextmanager
 async def listening(client: Any) -> AsyncIterator[str]:
-    """The client's app on a socket of its own; gives the URL."""
+    """Serves the client's app on a socket of its own; yields the URL."""
     config = dataclasses.replace(client.state.config)
     config = dataclasses.replace(config, server=dataclasses.replace(config.server, host="127.0.0.1", port=0))
     socket = bind(config)
@@ -57,14 +57,14 @@ async def listening(client: Any) -> AsyncIterator[str]:
 
 
 def use_template(client: Any, template: str = TEMPLATE, **fields: Any) -> None:
-    """Another chat template for this client's app only."""
+    """Sets another chat template for this client's app only."""
     state = client.state
     config = dataclasses.replace(state.renderer.config, chat_template=template, **fields)
     state.renderer = Renderer(state.tokenizer, config, state.pool)
 
 
 def without_end(client: Any) -> None:
-    """The model never ends by itself: answers are as long as allowed, whatever the weights say."""
+    """Removes the end tokens, so that answers have the allowed length with any weights."""
     client.state.vocabulary = dataclasses.replace(client.state.vocabulary, eos=())
 
 
@@ -76,7 +76,7 @@ def picture(colour: str = "red") -> str:
 
 
 def named_events(content: bytes) -> list[tuple[str, Any]]:
-    """(event, data) of each event; comments are left out."""
+    """(event, data) of each event, without comments."""
     found = []
     for block in content.decode().split("\n\n")[:-1]:
         if block.startswith(":"):

@@ -1,7 +1,7 @@
-"""A scripted engine: the real server around answers that are written beforehand, token by token.
+"""A scripted engine: the real server with answers that the test writes, emitted token by token.
 
-`play(client, texts, ...)` gives the client's app a tokenizer with marker tokens, parsers, and an engine whose n-th
-request is answered with the n-th text. Prompts go through the real renderer; what was asked lies in `requests`.
+`play(client, texts, ...)` gives the client's app a tokenizer with marker tokens, parsers, and an engine that answers
+the n-th request with the n-th text. Prompts go through the real renderer; `requests` has the engine's requests.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ TEMPLATE = r"""
 
 
 class Script:
-    """Stands in for the engine: routes, limits and counts are the real one's."""
+    """A double of the engine that answers with texts; all other attributes are the real engine's."""
 
     def __init__(self, engine: Any, tokenizer: HfTokenizer, texts: list[str], piece: int) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
         self._texts = list(texts)
-        self._piece = piece  # tokens of a Delta
+        self._piece = piece  # number of tokens in a Delta
         self.requests: list[Request] = []
         self.dropped: list[int] = []
         self.open = 0
@@ -97,7 +97,7 @@ _tokenizers: list[HfTokenizer] = []
 
 
 def tokenizer() -> HfTokenizer:
-    """The embedded model's, with marker tokens; made once."""
+    """The embedded model's tokenizer with marker tokens, made once."""
     if not _tokenizers:
         core = load_tokenizer(EMBEDDED).core
         core.add_tokens([AddedToken(text, normalized=False) for text in MARKERS])

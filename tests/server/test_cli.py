@@ -199,7 +199,7 @@ def test_files_hold_the_same_names_and_the_command_line_wins(tmp_path):
 
 
 def read(tmp_path, text):
-    """Config of a file."""
+    """The Config of a configuration file."""
     path = tmp_path / "server.yaml"
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     return config_of("--config", str(path))
@@ -245,7 +245,7 @@ def test_s02_an_empty_key_is_refused(words):
     "name", ["admin-api-key", "ssl-keyfile", "host", "uds", "allowed-hosts", "allowed-media-domains"]
 )
 def test_s02_nothing_that_keeps_others_out_may_be_empty(name):
-    """As a variable that is not set would leave it."""
+    """An unset shell variable would leave the flag empty."""
     with pytest.raises(UsageError, match=f"--{name}: is empty; give a value, or leave the flag out"):
         config_of(f"--{name}=")
 
@@ -266,7 +266,7 @@ def test_trusted_proxies_are_addresses_and_networks():
 
 
 def printed(*words: str) -> str:
-    """What a command line prints that ends well before it begins."""
+    """The output of a command line that prints and exits before the server starts."""
     text = io.StringIO()
     with contextlib.redirect_stdout(text), pytest.raises(SystemExit) as ended:
         parse(words)
@@ -280,7 +280,7 @@ def test_help_of_one_screen_shows_commands_common_flags_and_examples():
     assert len(lines) <= 60
     assert max(map(len, lines)) <= 100
     assert all(f"  {name} " in text for name in COMMANDS)
-    assert len(re.findall(r"^  --[a-z]", text, re.MULTILINE)) == 15 + 1  # and --config
+    assert len(re.findall(r"^  --[a-z]", text, re.MULTILINE)) == 15 + 1  # the 16th flag is --config
     assert len(re.findall(r"^  omniloop", text.partition("examples:")[2].partition("more:")[0], re.MULTILINE)) == 3
     for words, _ in EXAMPLES:
         assert parse(words.split()[1:])[0] in COMMANDS
@@ -349,7 +349,7 @@ def test_no_flag_is_dead():
     )
     config = (Path(cli.__file__).parent / "flags" / "config.py").read_text().partition("class Config:")[2]
     for flag in cli.all_flags().values():
-        if flag.group != "media":  # mm reads its own
+        if flag.group != "media":  # mm reads the flags of media
             assert f".{flag.field}" in sources + config, f"nothing reads --{flag.name}"
 
 
@@ -455,7 +455,7 @@ def test_the_page_for_people_who_come_from_vllm_names_flags_that_exist():
 
 @pytest.mark.parametrize("asked", [None, "3"])
 def test_products_of_numpy_have_one_thread_unless_the_operator_says_more(asked):
-    """The server's threads make several at once; OpenBLAS reads the variable when numpy is imported."""
+    """Several threads of the server multiply at once; OpenBLAS reads the variable when numpy is imported."""
     run = "import atexit, os, sys, server.__main__ as m"
     run += "; atexit.register(lambda: print(os.environ['OPENBLAS_NUM_THREADS']))"
     run += "; assert 'numpy' not in sys.modules; sys.argv[1:] = ['--version']; m.start()"

@@ -1,4 +1,4 @@
-"""Every field of a request has a test that would fail if it were ignored (contract_fields.py)."""
+"""Every field of a request has a test that fails when the field is ignored (contract_fields.py)."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ CASES = [
 
 
 def own_fields(kind: type[msgspec.Struct]) -> set[str]:
-    """Those that the type itself brings."""
+    """Fields that the type itself declares, without inherited ones."""
     return {name for name in kind.__struct_fields__ if name in vars(kind)}
 
 
 @cache
 def sources(file: str) -> dict[str, str]:
-    """Text of each test of a file, with its parameters, and the tables, fixtures and functions of the file it names."""
+    """Each test's source, with its parameters and the tables, fixtures and functions of the file that it names."""
     text = (HERE / file).read_text("utf-8")
     lines = text.splitlines()
     parts: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""/docs/ and /docs/NAME: the pages for users, as HTML and as text; no address reaches another file."""
+"""/docs/ and /docs/NAME: the users' pages as HTML and as text; no URL reads other files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Refusals: every status of API.md 3.2 that exists, limits at their edges, and texts that give nothing away."""
+"""Refusals: every status of API.md 3.2 that exists, limits at their edges, and texts without internal details."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LEAKS = re.compile(
 
 
 def check_shape(reply):
-    """One body for every refusal, with nothing of the inside in it."""
+    """Every refusal has the same form and no internal details."""
     assert set(reply.json()) == {"error"}
     assert set(reply.error) == {"message", "type", "param", "code", "reason"}
     assert reply.error["code"] == reply.status
@@ -382,7 +382,7 @@ async def test_s12_deadlines_answer_504(serve, state):
     assert reply.status == 504
     assert reply.error["reason"] == "deadline"
     check_shape(reply)
-    client = serve(limits={"request_timeout": 0.8})  # the first token comes in time, also on a slow machine
+    client = serve(limits={"request_timeout": 0.8})  # also a slow machine has its first token by then
     streamed = await client.chat(max_tokens=4000, ignore_eos=True, stream=True)
     assert streamed.status == 200
     assert streamed.events()[-2]["error"]["reason"] == "deadline"

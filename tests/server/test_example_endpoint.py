@@ -1,4 +1,4 @@
-"""The endpoint that CONTRIBUTING.md shows is one file and one word of the table."""
+"""CONTRIBUTING.md's example of an endpoint: one file, and one entry of the table."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Requests made from /openapi.json: whatever they hold, the answer has a documented status and is no fault of ours.
+"""Requests generated from /openapi.json: each answer has a documented status and is not a server error.
 
-The generator walks the schema: each field is left out, right, at an edge, of another type, or strange. 500 requests in
-every run, 2,000 with schemathesis behind the mark `full`. 501 is an answer: a feature named, not a fault.
+The generator walks the schema: each field is absent, valid, at a limit, of another type, or strange. 500 requests in
+every run, 2,000 with schemathesis in the mark `full`. 501 is allowed: it names an unsupported feature.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STRANGE = [None, True, 0, -1, 1, 2**31, 2**63 - 1, -(2**63), 0.5, 1e308, "", "x"
 NUMBERS = {"integer": [0, 1, 2, 5, -1, 20, 21, 128, 2**31, 2**63 - 1], "number": [0, 1, 0.5, -2, 2, 2.1, 1e-9, 1e308]}
 WORDS = ["", "a", "auto", "none", "required", "left", "user", "{{ x }}", "é漢😀", "tool", "x" * 300, "\x00", "7"]
 WORDS += ["<|im_end|>", "data:image/png;base64,AAAA", "http://127.0.0.1/x.png", "file:///etc/passwd"]
-# What the schema leaves open, in forms that get past its door.
+# Valid values for fields whose schema is open.
 KNOWN: dict[str, list[Any]] = {
     "messages": [
         [{"role": "user", "content": "hi"}],
@@ -48,7 +48,7 @@ KNOWN: dict[str, list[Any]] = {
 
 
 class Maker:
-    """Values for schemas of one document."""
+    """Random values for the schemas of one document."""
 
     def __init__(self, document: dict[str, Any], seed: int) -> None:
         self.draw = random.Random(seed)
@@ -82,7 +82,7 @@ class Maker:
         return self.draw.choice(STRANGE)
 
     def body(self, schema: dict[str, Any], depth: int = 0) -> dict[str, Any]:
-        """Most fields left out, most of the others right."""
+        """A body in which most fields are absent and most others valid."""
         draw, found = self.draw, {}
         for name, kind in schema["properties"].items():
             alone = name == "prompt" and not {"messages", "input"} & schema["properties"].keys()
@@ -100,7 +100,7 @@ class Maker:
 
 
 def operations(document: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
-    """(method, path, operation) of what may be called at random: not the page, not what waits for others."""
+    """(method, path, operation) of all operations of the document."""
     return [
         (method.upper(), path, operation)
         for path, entry in document["paths"].items()
@@ -109,7 +109,7 @@ def operations(document: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]
 
 
 def bounded(path: str, body: dict[str, Any]) -> dict[str, Any]:
-    """Answers stay short: what is tested is the door."""
+    """Limits the answer's length, because only the checks of requests are tested."""
     field = {"/v1/responses": "max_output_tokens", "/v1/chat/completions": "max_completion_tokens"}.get(
         path, "max_tokens"
     )
@@ -127,7 +127,7 @@ async def test_500_requests_from_the_schema(tiny_client, tiny_state, seed):
     maker = Maker(document, seed)
     with_body = [entry for entry in operations(document) if "requestBody" in entry[2]]
     forms = [entry for entry in with_body if "application/json" not in entry[2]["requestBody"]["content"]]
-    assert {path for _, path, _ in forms} == {"/v1/audio/transcriptions", "/v1/audio/translations"}  # test_audio's
+    assert {path for _, path, _ in forms} == {"/v1/audio/transcriptions", "/v1/audio/translations"}  # in test_audio.py
     with_body = [entry for entry in with_body if entry not in forms]
     bare = [entry for entry in operations(document) if "requestBody" not in entry[2]]
     statuses = set()
@@ -164,7 +164,7 @@ async def test_2000_requests_from_schemathesis(tiny_client, tiny_state):
 
 
 def made_by(schemathesis: Any, document: dict[str, Any]) -> list[list[Any]]:
-    """Cases for every operation, more for those with a body."""
+    """Cases for every operation; operations with a body get more."""
     from hypothesis import HealthCheck, Phase, given, settings
 
     found = []

@@ -1,4 +1,4 @@
-"""The app on a server that is not ours: plain uvicorn, bare ASGI messages; start, streams, leaving, mounts, drain."""
+"""The app on foreign servers: plain uvicorn, bare ASGI messages; start, streams, disconnects, mounts, drain."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def small(**groups: Any) -> Hosted:
 
 @asynccontextmanager
 async def living(app: Hosted) -> AsyncIterator[dict[str, Any]]:
-    """The app between the two lifespan messages; gives the answer to the first."""
+    """Runs the app between the two lifespan messages; yields the answer to the first."""
     told: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
     said: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
     told.put_nowait({"type": "lifespan.startup"})
@@ -60,7 +60,7 @@ async def living(app: Hosted) -> AsyncIterator[dict[str, Any]]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def served() -> AsyncIterator[tuple[Hosted, int]]:
-    """(app, port) under uvicorn as it comes, with lifespan."""
+    """Yields (app, port) of the app under an unmodified uvicorn, with lifespan."""
     app = small()
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(app, lifespan="on", log_config=None, access_log=False, http="httptools"))
@@ -74,7 +74,7 @@ async def served() -> AsyncIterator[tuple[Hosted, int]]:
 
 
 async def post(port: int, body: dict[str, Any], path: str = "/v1/completions") -> tuple[asyncio.StreamReader, Any]:
-    """A request on a socket of its own: (reader, writer)."""
+    """Sends a request on a socket of its own; returns (reader, writer)."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     data = orjson.dumps(body)
     head = f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\nX-Request-Id: same\r\n"
@@ -83,7 +83,7 @@ async def post(port: int, body: dict[str, Any], path: str = "/v1/completions") -
 
 
 async def pieces(port: int, body: dict[str, Any]) -> list[bytes]:
-    """The chunks of a chunked answer, without times."""
+    """The chunks of a chunked answer, without timestamps."""
     reader, writer = await post(port, body)
     assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
     found = []
@@ -96,7 +96,7 @@ async def pieces(port: int, body: dict[str, Any]) -> list[bytes]:
 
 @pytest.mark.parametrize("fields", [{}, {"logprobs": 2}], ids=["plain", "logprobs"])
 async def test_a_foreign_server_sends_the_same_pieces(served, tiny_client, fields):
-    """Frame for frame, and as many writes as there are steps."""
+    """The frames are equal, with as many writes as steps."""
     app, port = served
     body = {"prompt": "once upon a time", "max_tokens": 12, "ignore_eos": True, "stream": True, "temperature": 0}
     theirs = await pieces(port, body | fields)
@@ -170,7 +170,7 @@ async def test_a_model_that_cannot_be_served_fails_the_start(caplog):
 
 @pytest.mark.parametrize("asked", [True, False], ids=["a stop", "a timeout"])
 async def test_loading_that_is_cut_short_is_not_waited_for(monkeypatch, asked):
-    """A device thread that loads a model takes no commands for seconds."""
+    """While a device thread loads a model, it takes no commands for seconds."""
 
     async def endless(state):
         await asyncio.Event().wait()

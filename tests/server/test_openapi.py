@@ -1,4 +1,4 @@
-"""/openapi.json: a valid document whose operations have names, tags, typed answers, and a sentence for every field."""
+"""/openapi.json: a valid document whose operations have names, tags and typed answers; every field has a text."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ async def test_examples_are_answered(client):
 
 
 async def test_an_answer_that_is_not_described_fails_the_test_that_got_it(client):
-    """What tests/server/asgi.py does with each answer."""
+    """tests/server/asgi.py runs this check on each answer."""
     reply = await client.chat("hello")
     good = reply.json()
     answers.check("POST", "/v1/chat/completions", 200, "application/json", orjson.dumps(good))
@@ -155,7 +155,7 @@ async def test_a_client_made_from_the_document_gets_typed_objects(client, poolin
 
 
 def generated(folder: Path) -> str:
-    """A package of this name in the folder; the generator must find nothing to complain of."""
+    """Generates a client package in the folder and returns its name; the generator must report no problem."""
     document = folder / "openapi.json"
     document.write_bytes(orjson.dumps(DOCUMENT))
     name = "made_client"

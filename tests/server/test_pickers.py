@@ -1,7 +1,7 @@
-"""What stands in front of many servers finds what it expects: endpoint pickers, sidecars, cache-aware routers.
+"""The interfaces for programs in front of many servers: endpoint pickers, sidecars, cache-aware routers.
 
 Pickers of the Gateway API's inference extension and of llm-d read five metrics; SGLang's and vLLM's routers read names
-and health. A hostile or confused proxy gets a documented answer and harms no other client.
+and health. A hostile or broken proxy gets a documented answer and does not harm other clients.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ OF_PICKERS = {
 
 @pytest.fixture
 def measured(tiny_state) -> Client:
-    """A client of the app whose metrics the tiny model's engine feeds."""
+    """A client of an app whose metrics come from the tiny model's engine."""
     return Client(make_app(tiny_state))
 
 
 async def scraped(client) -> dict[str, list[tuple[str, dict[str, str], float]]]:
-    """By family: (kind, labels, value) of each sample."""
+    """Family of metrics -> (kind, labels, value) of each sample."""
     text = (await client.get("/metrics")).content.decode()
     found: dict[str, list[tuple[str, dict[str, str], float]]] = {}
     for family in text_string_to_metric_families(text):
@@ -88,7 +88,7 @@ async def test_the_cache_s_geometry_stands_in_labels(measured):
 
 
 async def test_the_gauges_move_with_the_load(measured, tiny_state):
-    """Running requests and the cache in use, while a request runs and after it."""
+    """Running requests and cache usage, while a request runs and after its end."""
     call = measured.call(
         "POST", "/v1/completions", {"prompt": "hello", "stream": True, "max_tokens": 400, "ignore_eos": True}
     )
@@ -103,7 +103,7 @@ async def test_the_gauges_move_with_the_load(measured, tiny_state):
 
 
 async def test_headers_of_pickers_and_sidecars_change_nothing(client):
-    """No address in a header is ever dialled, and a fixed request has the same answer with and without them."""
+    """No address in a header is ever dialled; a fixed request gets the same answer with and without the headers."""
     plain = (await client.chat("What is 12 + 30?", temperature=0)).json()
     marked = await client.post(
         "/v1/chat/completions",
@@ -164,7 +164,7 @@ async def test_routers_learn_the_name_and_no_path(client):
 
 
 async def test_requests_that_share_an_id_have_answers_of_their_own(tiny_client):
-    """A proxy that repeats ids: each stream is whole, and leaving one does not end the other."""
+    """A proxy repeats ids: each stream is complete, and a disconnect from one does not end the others."""
     body = {"prompt": "hello", "stream": True, "max_tokens": 60, "ignore_eos": True, "temperature": 0}
     calls = [
         tiny_client.call("POST", "/v1/completions", body, headers={"x-request-id": "same"}).start() for _ in range(3)

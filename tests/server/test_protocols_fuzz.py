@@ -1,4 +1,4 @@
-"""Damaged bodies of /v1/messages and /v1/responses: refused in words or answered, never a fault of the server."""
+"""Damaged bodies of /v1/messages and /v1/responses: refused in words or answered, never a server error."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ ODD += [{"type": "text"}, {"type": "message"}, [{"type": "tool_result"}], "item_
 
 
 def places(value, path=()):
-    """Paths of every value inside."""
+    """Paths of all values inside, at any depth."""
     yield path
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in inner:
@@ -109,7 +109,7 @@ def places(value, path=()):
 
 
 def damaged(body, random):
-    """One to three values replaced, removed or doubled."""
+    """The body with one to three values replaced, removed or duplicated."""
     body = copy.deepcopy(body)
     for _ in range(random.randint(1, 3)):
         *path, last = random.choice([path for path in places(body) if path])
@@ -138,7 +138,7 @@ async def test_no_damage_is_a_fault_of_the_server(client, path, whole):
     for _ in range(250):
         body = damaged(whole, dice)
         if not isinstance(body.get("max_tokens", 0), int) or body.get("max_tokens", 0) > 2:
-            body["max_tokens"] = 2  # a long answer would only take time
+            body["max_tokens"] = 2  # shorter, because long answers take time
         if path == "/v1/responses":
             body["max_output_tokens"] = 1
         reply = await client.post(path, body)

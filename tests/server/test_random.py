@@ -1,4 +1,4 @@
-"""Random requests: the pieces of a stream make the whole answer, and no body, however changed, makes a 500."""
+"""Random requests: a stream's chunks join to the whole answer, and no changed body causes a 500."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ TEXTS = ["hello", "é😀漢字 \u2028", " ", "a\nb\tc", "the the the", "x" * 30
 
 
 def chosen(random_: random.Random, state: Any) -> dict[str, Any]:
-    """Sampling fields of one request."""
+    """Random sampling fields of one request."""
     fields: dict[str, Any] = {"max_tokens": random_.randrange(1, 14), "seed": random_.randrange(1000)}
     fields["temperature"] = random_.choice([0, 0.7, 1.5])
-    if random_.random() < 0.5:  # bytes that are parts of characters, so that text is held back
+    if random_.random() < 0.5:  # bytes of longer characters, so that text is buffered
         fields["allowed_token_ids"] = [random_.randrange(state.vocabulary.width) for _ in range(12)] + list(
             range(128, 220)
         )
@@ -140,7 +140,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Every place in a body."""
+    """Paths of all values in a body."""
     found = [path] if path else []
     entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in entries:
@@ -149,7 +149,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def changed(random_: random.Random, body: dict[str, Any]) -> dict[str, Any]:
-    """One to three places of the body replaced or removed."""
+    """The body with one to three values replaced or removed."""
     body = copy.deepcopy(body)
     for _ in range(random_.randrange(1, 4)):
         *way, last = random_.choice(places(body) or [("x",)])

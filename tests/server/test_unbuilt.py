@@ -1,4 +1,4 @@
-"""A checkout that is not built, or would be built wrongly, says so in one line."""
+"""A checkout that is not built, or would be built wrongly, is reported in one line."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_checkout_without_extensions_says_how_to_build_them(tmp_path):
 
 @pytest.fixture
 def sources(tmp_path: Path) -> Path:
-    """setup.py, with a Cython that compiles nothing: it ends with status 77."""
+    """setup.py with a fake Cython that compiles nothing and exits with status 77."""
     shutil.copy(ROOT / "setup.py", tmp_path)
     (tmp_path / "_fast").mkdir()
     shutil.copy(ROOT / "_fast" / "layout.py", tmp_path / "_fast")
@@ -76,7 +76,7 @@ def test_setup_says_in_one_line_what_a_build_lacks(sources, monkeypatch, words, 
 
 
 def made(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """make in a folder that has its file and no environment."""
+    """Runs make in a folder with a Makefile and no environment."""
     for name in ("Makefile", "pyproject.toml"):
         shutil.copy(ROOT / name, folder)
     outer = {name: value for name, value in os.environ.items() if "MAKE" not in name and name != "MFLAGS"}

@@ -1,4 +1,4 @@
-"""Random JSON Schemas by seed: every keyword that is enforced, in every combination that a draw finds."""
+"""Random JSON Schemas by seed: every enforced keyword, in the combinations that the draws make."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NESTED = (*LEAVES, "object", "array", "tuple", "map", "anyOf", "oneOf", "allOf",
 
 
 def schema(seed: int) -> dict[str, Any]:
-    """The schema of a seed; every third has definitions that refer to each other."""
+    """The schema of a seed; about a third of them have definitions that refer to each other."""
     draw = Draw(seed)
     if draw.random() >= 0.3:
         made = draw.schema(0, ())

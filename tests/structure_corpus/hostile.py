@@ -1,4 +1,4 @@
-"""Schemas, patterns and grammars that were made to hurt, by what hurts."""
+"""Hostile schemas, patterns and grammars, grouped by the resource that they exhaust."""
 
 import json
 
@@ -8,7 +8,7 @@ def nested(levels, inner="{}"):
 
 
 def chained(definitions, levels, link):
-    """Definitions that refer to the next, each `levels` deep; the library calls itself along all of them."""
+    """Definitions that each refer to the next through `levels` levels; the library recurses along all of them."""
     found = {f"d{definitions}": {"type": "string"}}
     for number in range(definitions):
         inner = {"$ref": f"#/$defs/d{number + 1}"}
@@ -19,7 +19,7 @@ def chained(definitions, levels, link):
 
 
 def rules(count, form):
-    """Rules of which each is made of the next."""
+    """`count` rules that each expand to the next."""
     first = form[0] + "0"
     return "\n".join([f"start: {first}", *(form.format(n, n + 1) for n in range(count)), f'{form[0]}{count}: "a"'])
 

@@ -1,4 +1,4 @@
-"""Schemas as people and programs write them: answers, tools of agents, recursion, unions, old drafts."""
+"""Schemas in the style of people and programs: answers, tools of agents, recursion, unions, old drafts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Generated tables of README and of the pages: each stands between two marks and is made from the code.
+"""Generated tables of README and of the pages: each lies between two marks and is generated from the code.
 
-`python -m tests.tables` writes all of them; tests/tables/test_tables.py fails where a file holds another text.
+`python -m tests.tables` writes all of them; tests/tables/test_tables.py fails where a file's table differs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def mark(name: str) -> str:
 
 
 def written(name: str) -> str:
-    """The table that the file holds now."""
+    """The table as it is in the file now."""
     text = TABLES[name][0].read_text(encoding="utf-8")
     assert mark(name) in text, f"{TABLES[name][0].name} has no mark of the table {name}"
     return text.partition(mark(name))[2].partition(END)[0]

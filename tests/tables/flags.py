@@ -6,7 +6,7 @@ from server.flags.command_line import GROUPS, all_flags, default_text, value_nam
 
 
 def flag_table() -> str:
-    """A table for each group."""
+    """Markdown: one table for each group of flags."""
     lines: list[str] = []
     group = ""
     for flag in all_flags().values():

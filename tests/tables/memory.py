@@ -1,7 +1,7 @@
 """The memory table of README: what `omniloop check` prints for published configurations, without their weights.
 
 Thread: main. In: the sizes of published checkpoints (tests/bench/shapes and below) and a size of card. Out: the rows.
-The check runs as on an accelerator of the given memory, which is described and not there.
+The check runs as on an accelerator of the given memory, without such a device.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from tests.bench.shapes_hearing import HEARING
 from tests.bench.shapes_seeing import QWEN25_7B, QWEN25_TOWER, QWEN25_VL_7B
 
 CARDS = (4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 141, 192)  # GiB, as cards are sold
-TOTAL = 0.98  # of them, as the driver reports it
-CONTEXT_BYTES = GIB // 2  # of the driver's context, taken before anything is loaded
-TOKENS = 8192  # of the context that the card must hold
+TOTAL = 0.98  # the part of a card's memory that the driver reports
+CONTEXT_BYTES = GIB // 2  # taken by the driver's context before anything is loaded
+TOKENS = 8192  # tokens of context that the card must hold
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
 LLAMA_70B = {
     **LLAMA31_8B, "hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64, "intermediate_size": 28672,
@@ -60,7 +60,7 @@ ROWS: dict[str, dict[str, Any]] = {
 
 
 def printed(config: dict[str, Any], card: int) -> list[str]:
-    """What `check` prints for a configuration on a card of so many GiB; the refusal is its last line."""
+    """The lines that `check` prints for a configuration on a card of `card` GiB; a refusal is the last line."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "config.json").write_text(json.dumps({key: config[key] for key in config if key not in OURS}))
@@ -85,18 +85,18 @@ def printed(config: dict[str, Any], card: int) -> list[str]:
 
 
 def fits(config: dict[str, Any], card: int) -> bool:
-    """Whether the context of the table fits, by the last line that `check` prints."""
+    """Whether TOKENS tokens of context fit, according to the last line that `check` prints."""
     return re.match(r"context: --max-model-len [\d,]+ fits", printed(config, card)[-1]) is not None
 
 
 def smaller_card_refuses(config: dict[str, Any], card: int) -> bool:
-    """Whether `card` is the smallest that fits."""
+    """Whether no card smaller than `card` fits; `card` is one of CARDS."""
     at = CARDS.index(card)
     return at == 0 or not fits(config, CARDS[at - 1])
 
 
 def row_of(name: str, card: int) -> str:
-    """The line of a model, as `check` prints it on this card, on which the context fits."""
+    """The table's row of a model, from the lines that `check` prints for a card on which the context fits."""
     lines_of = printed(ROWS[name], card)
     assert re.match(r"context: --max-model-len [\d,]+ fits", lines_of[-1]), lines_of[-1]
     text = "\n".join(lines_of)
@@ -106,7 +106,7 @@ def row_of(name: str, card: int) -> str:
 
 
 def memory_table() -> str:
-    """The block between the marks."""
+    """The memory table between its marks in README."""
     rows = [row_of(name, CARDS[bisect_left(CARDS, True, key=partial(fits, ROWS[name]))]) for name in ROWS]
     head = f"| model | weights | cache per 1,000 tokens | smallest card for {TOKENS:,} tokens |"
     return "\n".join([head, "|---|---|---|---|", *rows]) + "\n"

@@ -7,7 +7,7 @@ from server.ops.metrics import Metrics
 
 
 def metric_table() -> str:
-    """A line for each metric: name, kind, labels and meaning."""
+    """Markdown: a row for each metric with its name, kind, labels and meaning."""
     metrics = Metrics()
     metrics.helpers = lambda: HelperCounts(0, 0, 0, 0)
     rows = [

@@ -25,7 +25,7 @@ REFUSED_CODES = "2 and 3 bits, 2:4 sparsity, inputs with zero points, quantised 
 
 
 def architectures() -> str:
-    """A line for each family: its architectures and what its prompts may hold."""
+    """Markdown: a row for each family with its architectures and the media that its prompts may hold."""
     named: dict[str, list[str]] = {}
     for architecture, family in families().items():
         named.setdefault(family.name, []).append(f"`{architecture}`")
@@ -38,14 +38,14 @@ def architectures() -> str:
 
 
 def processor_class(family: Family) -> type[Processor]:
-    """The class that makes the media of a family's checkpoints."""
+    """The processor class of a family's checkpoints."""
     named = family.processor if isinstance(family.processor, str) else family.processor(Section({}, "config.json"), ())
     module, _, kind = named.partition(":")
     return getattr(importlib.import_module(f"mm.processors.{module}"), kind)
 
 
 def formats() -> str:
-    """What kinds of files are served."""
+    """Markdown: the kinds of files that are served or refused."""
     dtypes = ", ".join(str(dtype).removeprefix("torch.") for dtype in FLOATS)
     quantised = ", ".join(name for name in DIALECTS if " " not in name)
     kinds = [
@@ -58,7 +58,7 @@ def formats() -> str:
 
 
 def routes() -> str:
-    """A line for each route that is served without further flags."""
+    """Markdown: a row for each route that is served without further flags."""
     served = {line.path.replace(":path", ""): line.methods for line in routes_of(Config())}
     rows = [
         f"| `{method} {path}` | {operation.summary} |"

@@ -1,7 +1,7 @@
-"""A family in one file, as a newcomer would write it: Gemma 2's decoder, with silu in the place of its GELU.
+"""A family in one file, as a newcomer would write it: Gemma 2's decoder, with silu instead of its GELU.
 
-It differs from Llama in nearly everything that a family may declare: a norm after each part too, norm weights stored
-as weight - 1, scaled embeddings, scores and logits capped, a scale of its own, windows on every other layer.
+It differs from Llama in nearly everything that a family may declare: also a norm after each part, norm weights stored
+as weight - 1, scaled embeddings, capped scores and logits, a scale of its own, windows on every other layer.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ NORMS = (
 
 
 class Toy(Llama):
-    """Llama's layers with a norm behind each part."""
+    """Llama's layers with another norm after each part."""
 
     WEIGHTS = Table((*(row for row in DECODER_ROWS if not row.target.endswith("mlp_norm")), *NORMS))
 
 
 def read_toy(body: Section, outer: Section) -> TextConfig:
-    """Llama's keys, and Gemma's."""
+    """Reads Llama's keys and Gemma's."""
     text = read_text(body, outer, sliding="layers", head_dim=256)
     scale = body.number("query_pre_attn_scalar") ** -0.5
     softcap = body.number("attn_logit_softcapping")

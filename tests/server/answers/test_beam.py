@@ -1,4 +1,4 @@
-"""Beam search equals the definition written out with one completion per beam and round; ends, aborts, batches."""
+"""Beam search equals its definition, computed with one completion per beam and round; ends, aborts, batches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 async def by_hand(client, prompt, width, rounds, eos=(), penalty=1.0):
-    """The definition: no early end, every beam's 2 * width likeliest by a completion of its own."""
+    """The definition: without early end, one completion for each beam gives its 2 * width likeliest tokens."""
     beams, ended = [((), 0.0)], []
     for _ in range(rounds):
         grown = []
@@ -56,7 +56,7 @@ async def test_beam_search_equals_its_definition(client, state, width, rounds, p
 
 
 async def test_beams_end_early_only_when_nothing_can_win(client, state):
-    """A likely stop token at once, and no weight on length: the search is over long before max_tokens."""
+    """With a likely stop token at once and no weight on length, the search ends long before max_tokens."""
     prompt = state.tokenizer.encode("the quick brown")
     (first,) = await by_hand(client, prompt, 1, 1)
     fields = {"use_beam_search": True, "n": 1, "max_tokens": 2000, "length_penalty": 0, "ignore_eos": True}
@@ -70,7 +70,7 @@ async def test_length_weighs_as_asked():
     short = Beam((1, 2), -3.0, (), FinishReason.STOP)
     long = Beam((1, 2, 3, 4), -4.0, (), FinishReason.LENGTH)
     assert short.score(0, 0.0) > long.score(0, 0.0)
-    assert long.score(0, 1.0) > short.score(0, 1.0) == -3.0  # an end-of-sequence token has no length
+    assert long.score(0, 1.0) > short.score(0, 1.0) == -3.0  # an end-of-sequence token adds no length
     assert short.score(0, -1.0) > long.score(0, -1.0)
 
 
@@ -115,7 +115,7 @@ async def test_a_search_can_be_left_and_aborted(client, state):
 
 
 async def begun(client, count: int) -> None:
-    """Until this many searches have made their first tokens."""
+    """Waits until `count` searches have made their first tokens."""
     for _ in range(1000):
         if sum(client.state.metrics.histograms["time_to_first_token_seconds"].counts) >= count:
             return
@@ -159,7 +159,7 @@ CHOICES = ["yes", "yes, indeed", "no", "nobody knows", "maybe"]
 
 
 async def held_by_hand(client, state, prompt, structure, width, rounds):
-    """The definition: every allowed token of every beam, by its log-probability in the model's own distribution."""
+    """The definition: each allowed token of each beam, by its log-probability in the model's own distribution."""
     grammar = await state.grammars.get(structure.key, structure.make)
     beams, ended = [((), 0.0)], []
     eos = state.vocabulary.eos
@@ -193,7 +193,7 @@ async def held_by_hand(client, state, prompt, structure, width, rounds):
     return [tokens for tokens, _ in sorted([*ended, *beams], key=score, reverse=True)[:width]]
 
 
-@pytest.mark.parametrize("few", [1024, 2])  # tokens that are asked for by name; else all of a vocabulary's
+@pytest.mark.parametrize("few", [1024, 2])  # up to `few` tokens are requested by id
 async def test_beams_under_a_grammar_equal_their_definition(client, state, monkeypatch, few):
     monkeypatch.setattr(beam_lines, "MOST_LISTED", few)
     prompt, asked = state.tokenizer.encode("the quick brown"), {"choice": CHOICES}

@@ -1,4 +1,4 @@
-"""Tokens that a grammar forces, in every dialect: streamed and whole answers are equal, each token is counted once."""
+"""Tokens that a grammar forces, on every route: streamed and whole answers are equal and count each token once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COUNTS = {
 
 @pytest.fixture
 def runs(monkeypatch):
-    """The runs of forced tokens that rows took."""
+    """A list of the runs of forced tokens that rows have appended."""
     found, jump = [], GrammarRow.jump
 
     def remaining(row, most):
@@ -39,7 +39,7 @@ def runs(monkeypatch):
 
 
 def received(path, content):
-    """The calls of a streamed answer, and its usage."""
+    """The tool calls of a streamed answer, and its usage."""
     calls, usage = {}, {}
     if path == "/v1/chat/completions":
         for line in content.decode().split("\n\n"):

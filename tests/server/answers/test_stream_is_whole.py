@@ -1,7 +1,7 @@
-"""500 random requests on every generation route: what a stream says, put together, is the answer that is not streamed.
+"""500 random requests on every generation route: the joined chunks of a stream equal the answer without streaming.
 
-Seeds, stops, characters of 1 to 4 bytes, several prompts and choices, log-probabilities, token ids, echo; on a tiny
-model whose byte tokens make half characters all the time.
+Seeds, stops, characters of 1 to 4 bytes, several prompts and choices, log-probabilities, token ids, echo. The model is
+tiny, and its byte tokens often end in the middle of a character.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ GROUPS, PER_GROUP = 10, 50  # 500
 
 
 def fields_of(draw: random.Random, vocab: int) -> dict[str, Any]:
-    """The sampling of one request."""
+    """Sampling fields of one random request."""
     fields: dict[str, Any] = {
         "max_tokens": draw.randrange(1, 12),
         "seed": draw.randrange(1 << 40),
@@ -83,7 +83,7 @@ def text_of(choice: dict[str, Any]) -> str:
 
 
 def joined(logprobs: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Log-probabilities of all chunks, as the whole answer has them."""
+    """Log-probabilities of all chunks, in the form of the whole answer."""
     if not logprobs:
         return None
     return {name: [entry for piece in logprobs for entry in piece[name]] for name in logprobs[0]}

@@ -1,4 +1,4 @@
-"""bench throughput, latency, startup and sweep run on a tiny model, count what they did and resume."""
+"""bench throughput, latency, startup and sweep run on a tiny model, count their work and resume."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_startup_reads_phases_from_the_log(monkeypatch):
 
 
 class Starting:
-    """A server's process; Ctrl-C is pressed while it starts."""
+    """A double of a server's process; reading its output raises KeyboardInterrupt, as Ctrl-C at the start does."""
 
     killed = 0
 
@@ -130,7 +130,7 @@ def test_media_of_a_model_that_reads_text_only_is_refused(capsys):
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    """A test needs a few calls, not a steady median."""
+    """Times a few calls only: tests need no steady median."""
     monkeypatch.setattr("server.bench.timing.ENOUGH_S", 0.0)
     monkeypatch.setattr("server.bench.timing.COPIED", {"cpu": 1 << 20})
 
@@ -156,7 +156,7 @@ def test_sample_has_times_of_ours_and_of_torch_for_each_kind(tmp_path):
     logits = sample.logits_of(3, 320, "cpu", torch.float32)
     for kind in sample.KINDS.values():
         assert sample.reference(kind, logits).flatten().tolist()
-        sample.chooser(kind, logits)()  # a CPU's reference of the kernels
+        sample.chooser(kind, logits)()  # the reference on a CPU runs
     assert (sample.reference(sample.Kind(1.0, top_k=1), logits).flatten() == logits.argmax(dim=-1)).all()
 
 
@@ -198,7 +198,7 @@ def test_moe_times_a_layers_parts_and_its_reference_computes_the_same(tmp_path):
 
 @pytest.mark.parametrize("form", get_args(get_type_hints(moe.MoeOptions)["form"])[1:])
 def test_moe_times_experts_in_every_form(form, tmp_path):
-    """The bytes of the floor are those of codes and scales, as the form holds them."""
+    """The floor counts the bytes of codes and scales as the form stores them."""
     file = tmp_path / "out.json"
     sizes = ["--hidden", "128", "--width", "256", "--experts", "3", "--top-k", "2", "--rows", "2", "--form", form]
     assert run("moe", *sizes, "--device", "cpu", "--json", str(file)) == 0

@@ -1,4 +1,4 @@
-"""bench serve: what it measures of a server whose times are known, what it sends, and what it says of failures."""
+"""bench serve: its times against a server that notes its own times, its requests, its reports of failures."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def test_times_are_those_at_which_a_known_server_wrote():
         came, *written = known.written[f"bench-{answer.number}-0"]
         off += [answer.first - written[0], came - answer.sent]
         off += [abs(gap - ours) for gap, ours in zip(np.diff(written), answer.gaps, strict=True)]
-    # 0.1 ms on a quiet machine; 2 ms are what the bench promises.
+    # 0.1 ms on an idle machine; the bench promises 2 ms.
     assert statistics.median(off) < 0.002 * slowness()
     assert found["ttft_ms_p50"] >= 20
     assert found["itl_ms_p50"] >= 9

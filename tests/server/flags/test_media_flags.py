@@ -1,4 +1,4 @@
-"""Limits of media as flags: what they refuse is a 400 with what was got and what is allowed (S18, S20, S21)."""
+"""Limits of media as flags: media beyond a limit get a 400 that says what was got and allowed (S18, S20, S21)."""
 
 from __future__ import annotations
 
@@ -87,6 +87,6 @@ def test_help_writes_a_span_as_it_is_read() -> None:
 
 
 def test_each_limit_on_media_has_its_flag() -> None:
-    """But for none: SECURITY S13 to S24 name them all."""
+    """Every limit has a flag: SECURITY S13 to S24 name all limits."""
     flags = {flag.field for flag in all_flags().values() if flag.group == "media"}
     assert flags == set(Config().media.__dataclass_fields__)

@@ -1,4 +1,4 @@
-"""The edge: keys, hosts, origins, request ids, phases, probes, models, tokenizer routes, metrics, log lines."""
+"""The HTTP edge: keys, hosts, origins, request ids, phases, probes, models, tokenizer routes, metrics, log lines."""
 
 from __future__ import annotations
 
@@ -326,7 +326,7 @@ async def test_s06_the_server_s_own_page_may_ask(serve, origin, host, status):
     assert reply.status == status
 
 
-# What the browser builds of the openai and anthropic clients add to a request.
+# Headers that the browser builds of the openai and anthropic clients add to a request.
 SENT_FROM_PAGES = [
     "authorization", "content-type", "user-agent", "openai-organization", "openai-project",
     "x-stainless-arch", "x-stainless-helper-method", "x-stainless-lang", "x-stainless-os",
@@ -354,7 +354,7 @@ async def test_s06_clients_in_a_page_may_send_their_headers(serve):
 
 
 async def test_s06_a_star_allows_all_headers_by_name(serve):
-    """Browsers read a star as all but `authorization`."""
+    """For browsers a star stands for all headers except `authorization`."""
     client = serve(server={"allowed_origins": ("*",), "allowed_headers": ("*",)})
     asked = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,x-mine"}
     reply = await client.call("OPTIONS", "/v1/messages", headers={"origin": "https://x", **asked}).finish()

@@ -1,4 +1,4 @@
-"""Requests that offer to go on in another protocol, as Java's client does, are requests as any other."""
+"""Requests that offer an upgrade to another protocol, as Java's client sends, are answered as plain requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings:
 
 
 async def answers(url: str, *pieces: bytes) -> list[bytes]:
-    """Status line and body of two answers, to pieces that are sent one after another."""
+    """Status lines and bodies of two answers, after sending the pieces one after another."""
     reader, writer = await asyncio.open_connection(*url.removeprefix("http://").split(":"))
     for piece in pieces:
         writer.write(piece)
@@ -55,7 +55,7 @@ async def test_an_offer_of_another_protocol_is_passed_over(client, state, more):
 
 async def test_s01_a_body_behind_an_offer_is_no_request(client):
     async with listening(client) as url:
-        found = await answers(url, post(NEXT, OFFER), NEXT, NEXT)  # its body, and then a request
+        found = await answers(url, post(NEXT, OFFER), NEXT, NEXT)  # NEXT is the offer's body, then a request of its own
     assert found[0] == b"http/1.1 400 bad request"
     assert b"not valid JSON" in found[1]
     assert b'"version"' in found[3]

@@ -1,4 +1,4 @@
-"""A crowd enters a few at a time, in its order, and a lone request at once."""
+"""Many requests enter in order, a few per turn of the loop; a single request enters at once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from server.http.turnstile import PER_TURN, Turnstile
 
 
 async def crowd(turnstile: Turnstile, size: int, turns: int) -> list[tuple[int, int]]:
-    """Where each of a crowd came through: (turn of the loop, number)."""
+    """(turn of the loop, number) of each of `size` requests, in the order of entering."""
     turn = 0
     entered: list[tuple[int, int]] = []
 

@@ -1,4 +1,4 @@
-"""image_embeds: rows in the place of a picture do what its tower's do; what does not fit is refused by name (S32)."""
+"""image_embeds: rows of a picture give the picture's answer; rows that do not fit are refused by name (S32)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOOK = {"type": "image_url", "image_url": {"url": URL}}
 
 @pytest.fixture
 def rows_client(serve):
-    """A client of a server that takes rows, on the shared engine."""
+    """A client of a server that accepts rows, on the shared engine."""
     client = serve(rows={"enable_mm_embeds": True})
     client.state.renderer = make_renderer(client.state)
     return client
@@ -28,7 +28,7 @@ def rows_client(serve):
 
 @pytest.fixture
 def made(state):
-    """(rows, grid) of the picture, by the served model's tower."""
+    """A function that returns (rows, grid) of the picture, computed by the served model's tower."""
 
     async def of_tower() -> tuple[np.ndarray, np.ndarray]:
         (processed,) = await state.media.load([MediaRef("image", URL)])

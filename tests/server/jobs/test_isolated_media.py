@@ -1,4 +1,4 @@
-"""--media-isolation on the wire: the same answers, one request's error, no process left (SECURITY S23, S43)."""
+"""--media-isolation over HTTP: equal answers, an error of one request only, no process left (SECURITY S23, S43)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of pictures and films: by the operator, by a request that is trusted, and never above the ceilings."""
+"""Options of pictures and films: set by the operator or a trusted request, and never above the ceilings."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def test_a_trusted_request_may_ask_for_less(serve, path):
     assert few < await tokens(client, WATCH, path)
     assert few == await tokens(client, WATCH, path, mm_processor_kwargs={"num_frames": 2})
     many = await tokens(client, WATCH, path, media_io_kwargs={"video": {"num_frames": 10_000}})
-    assert many == await tokens(client, WATCH, path, mm_processor_kwargs={"num_frames": 20})  # all that the film has
+    assert many == await tokens(client, WATCH, path, mm_processor_kwargs={"num_frames": 20})  # all frames of the film
 
 
 @on_session_loop

@@ -1,4 +1,4 @@
-"""Embedded media begin to load before the text is rendered; nothing is fetched early, and nothing is left running."""
+"""Embedded media begin to load before the text is rendered; nothing is fetched early, and no task is left running."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +22,7 @@ KNOWN = MediaRef("image", None, uuid="a")
 
 
 class Loader:
-    """Stands for MediaLoader: notes what it is asked, and answers when it may."""
+    """A double of MediaLoader: notes its calls, and returns when the event `go` is set."""
 
     def __init__(self):
         self.asked, self.ended, self.error = [], 0, None
@@ -168,7 +168,7 @@ def visible_to_responses(data):
     ],
 )
 async def test_a_picture_is_in_the_pool_before_the_template(client, monkeypatch, path, body, colour):
-    """With one thread in the pool, what was handed over first runs first."""
+    """The pool has one thread, so the work that is submitted first runs first."""
     order = []
 
     def noted(owner, name):

@@ -1,4 +1,4 @@
-"""Odd files over the wire: an answer or the documented refusal, never a 500; media times are logged and counted."""
+"""Odd files over HTTP: an answer or the documented refusal, never a 500; media times are logged and counted."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tests.mm import corpus, made
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-SAMPLE = 6  # every sixth odd file: all kinds and reasons are among them
-LENGTHS = ("longer than is heard", "longer than is seen")  # by the limits of tests/mm/test_corpus.py, not of a server
+SAMPLE = 6  # every sixth odd file; these cover all kinds and reasons
+LENGTHS = ("longer than is heard", "longer than is seen")  # beyond limits of tests/mm/test_corpus.py
 FIELDS = {"image": "image_url", "audio": "audio_url", "video": "video_url"}
 
 
@@ -25,7 +25,7 @@ async def asked(client, *parts: dict, **fields):
 
 
 def counts(client) -> list[int]:
-    """Observations of fetching, decoding, preparing and encoding."""
+    """Numbers of observations of fetching, decoding, preparing and encoding."""
     told = client.state.metrics.histograms
     return [told[f"mm_{part}_seconds"].buckets()[-1][1] for part in ("fetch", "decode", "prepare", "encode")]
 
@@ -35,7 +35,7 @@ async def test_a_sample_is_answered_or_refused_by_its_reason(client):
     for odd in [odd for odd in corpus.odd_files() if odd.name not in LENGTHS][::SAMPLE]:
         reply = await asked(client, part(odd.modality, odd.data))
         if odd.refused and reply.status == 400:
-            fine = reply.error["reason"] in (*odd.refused, "data_url_invalid")  # which an empty data: URL is
+            fine = reply.error["reason"] in (*odd.refused, "data_url_invalid")  # the reason for an empty data: URL
         else:
             fine = reply.status == 200 and not odd.refused
         if not fine:
@@ -65,7 +65,7 @@ async def test_the_background_of_a_request_changes_what_is_seen(serve, monkeypat
         "process",
         lambda _, item, *rest: (seen.append(item.data[0, 0].tolist()), real(item, *rest))[1],
     )
-    for colour in ([0, 0, 250], [0, 250, 0], [0, 0, 250]):  # the last from the cache
+    for colour in ([0, 0, 250], [0, 250, 0], [0, 0, 250]):  # the last colour comes from the cache
         reading = {"image": {"rgba_background_color": colour}}
         assert (await asked(client, clear, media_io_kwargs=reading)).status == 200
     assert seen == [[0, 0, 250], [0, 250, 0]]

@@ -1,4 +1,4 @@
-"""prompt_embeds: rows in the place of text do what their tokens do; what is no such tensor is refused by name (S32)."""
+"""prompt_embeds: rows of tokens give the tokens' answer; all but fitting tensors are refused by name (S32)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def rows_client(rows_state):
 
 @pytest.fixture(scope="module")
 def table() -> torch.Tensor:
-    """The embedded model's embeddings, [vocab, hidden]."""
+    """The embedded model's table of embeddings, [vocab, hidden]."""
     with safe_open(EMBEDDED / "model.safetensors", "pt") as file:
         name = next(name for name in file.keys() if name.endswith("embed_tokens.weight"))  # noqa: SIM118
         return file.get_tensor(name)
@@ -66,14 +66,14 @@ async def tokens(client, **fields) -> list[list[int]]:
 
 
 async def test_rows_do_what_their_tokens_do(rows_client, table):
-    ids = np.random.default_rng(0).integers(0, 200, 300).tolist()  # longer than a step has tokens
+    ids = np.random.default_rng(0).integers(0, 200, 300).tolist()  # more tokens than a step takes
     wanted = await tokens(rows_client, prompt=ids)
     rows = table[ids].float()
     forms = {"file": tensor(rows), "own type": tensor(table[ids]), "bare": encoded(rows.numpy().tobytes())}
     for form, text in forms.items():
         assert await tokens(rows_client, prompt=None, prompt_embeds=text) == wanted, form
     others = [tensor(table[[5, 6, 7]]), forms["file"]]
-    both = await tokens(rows_client, prompt=ids[:4], prompt_embeds=others)  # rows first
+    both = await tokens(rows_client, prompt=ids[:4], prompt_embeds=others)  # answers to rows come first
     assert both[1] == wanted[0]
     assert both[0] == (await tokens(rows_client, prompt=[5, 6, 7]))[0]
     assert both[2] == (await tokens(rows_client, prompt=ids[:4]))[0]
@@ -114,7 +114,7 @@ async def test_s32_rows_are_counted_before_they_are_decoded(monkeypatch):
         read_rows(tensor(rows), 8, 300, "x")
 
 
-WIDE = 3  # rows of the wrong ones
+WIDE = 3  # number of rows of the malformed tensors
 
 
 def wrong() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Every sampling field of the contract reaches the engine or the answer: each test fails if its field is ignored."""
+"""Every sampling field of the contract changes the engine's request or the answer; each test fails if it is ignored."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ VOCABULARY = Vocabulary(100, (99,), lambda text: [40 + len(text)], lambda param:
 
 @pytest.fixture
 def ids(state):
-    """Token ids of a text."""
+    """A function: text -> token ids."""
     return lambda text: state.tokenizer.encode(text)
 
 
 def asked(defaults=None, config: Config | None = None, **fields):
-    """What a body with these fields asks for."""
+    """The sampling parameters that a body with these fields gets."""
     body = SamplingFields(**fields)
     return resolve(body, None, fields.get("max_tokens"), defaults or {}, config or config_of(), VOCABULARY)
 
@@ -63,7 +63,7 @@ def asked(defaults=None, config: Config | None = None, **fields):
         ({"min_tokens": 2, "max_tokens": 3}, "min_tokens", 2),
         ({"logit_bias": {"3": 100}}, "logit_bias", ((3, 100.0),)),
         ({"allowed_token_ids": [1]}, "allowed_token_ids", (1,)),
-        ({"bad_words": ["ab"]}, "bad_words", ((42,), (43,))),  # without and with a leading space
+        ({"bad_words": ["ab"]}, "bad_words", ((42,), (43,))),  # tokens of the word without and with a leading space
         ({"prompt_logprobs": 2}, "prompt_logprobs", 2),
         ({"logprob_token_ids": [8]}, "logprob_token_ids", (8,)),
         ({"logprob_token_ids": [8]}, "logprobs", 0),
@@ -108,7 +108,7 @@ async def test_defaults_come_from_checkpoint_operator_and_request_in_this_order(
 async def test_a_penalty_of_the_checkpoint_holds_for_a_request_that_names_none(
     tiny_client, tmp_path, monkeypatch, where
 ):
-    """Checkpoints of the Qwen2.5 family ask for a repetition penalty; a request may take it back."""
+    """Checkpoints of the Qwen2.5 family set a repetition penalty; a request may override it."""
     folder = shutil.copytree(tiny.checkpoint("qwen3"), tmp_path / "penalised")
     generation = json.loads((folder / "generation_config.json").read_text())
     (folder / "generation_config.json").write_text(json.dumps({**generation, "repetition_penalty": 1.9}))
@@ -132,7 +132,7 @@ async def test_a_penalty_of_the_checkpoint_holds_for_a_request_that_names_none(
 async def test_generation_config_vllm_ignores_the_checkpoint(serve, state):
     from server.start.load import complete
 
-    assert state.defaults["temperature"] == 0.0  # the embedded model's generation_config.json
+    assert state.defaults["temperature"] == 0.0  # from the embedded model's generation_config.json
     client = serve(model={"generation_config": "vllm", "override_generation_config": {"top_k": 3}})
     try:
         complete(client.state)
@@ -192,7 +192,7 @@ async def test_requested_ids_are_reported_with_the_likeliest(client, ids, state)
 async def test_the_whole_vocabulary_is_reported_only_where_the_operator_allows_it(client, serve, state):
     refused = await client.chat(logprobs=True, top_logprobs=-1)
     assert refused.error["param"] == "top_logprobs"
-    # The engine's own limit stands behind the edge's: nothing past it reaches the device.
+    # The engine's own limit follows the edge's: a request beyond it never reaches the device.
     open_edge = serve(limits={"max_logprobs": -1})
     assert (await open_edge.chat(logprobs=True, top_logprobs=-1)).status == 400
 
@@ -322,8 +322,8 @@ async def test_processed_logprobs_of_the_whole_vocabulary_where_the_operator_cho
             assert math.exp(values[0]) + math.exp(values[1]) == pytest.approx(1.0, abs=1e-5)
             assert set(values[2:]) == {-9999.0}
         told = (await client.complete("ab", echo=True, logprobs=-1, max_tokens=0)).json()["choices"][0]["logprobs"]
-        assert len(told["top_logprobs"][1]) >= state.tokenizer.vocab_size  # ids beyond it have no text
-        assert (await client.chat(use_beam_search=True)).status == 501  # beams add up raw log-probabilities
+        assert len(told["top_logprobs"][1]) >= state.tokenizer.vocab_size  # ids beyond the vocabulary have no text
+        assert (await client.chat(use_beam_search=True)).status == 501  # beams add raw log-probabilities
 
 
 async def test_max_completion_tokens_wins(client):

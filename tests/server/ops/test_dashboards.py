@@ -1,4 +1,4 @@
-"""/metrics has what dashboards made for vLLM ask for: every selector of their queries finds a series."""
+"""/metrics serves dashboards made for vLLM: every selector of their queries finds a series."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 OF_MODEL = '{model_name="omniloop"}'
-# Queries of the dashboards that come with vLLM (overview, performance, queries), without their ranges and functions.
+# Metrics in queries of vLLM's dashboards (overview, performance, queries), without ranges and functions.
 NAMES = """
 e2e_request_latency_seconds_sum e2e_request_latency_seconds_count e2e_request_latency_seconds_bucket
 prompt_tokens_total generation_tokens_total request_success_total
@@ -95,7 +95,7 @@ async def test_counts_and_sums_match_the_requests(serve):
     assert value("request_params_max_tokens_bucket", le="2.0") == 0
     assert value("request_params_max_tokens_bucket", le="5.0") == 4
     assert value("request_params_n_bucket", le="1.0") == 2
-    assert value("time_to_first_token_seconds_count") == 2  # one per HTTP request
+    assert value("time_to_first_token_seconds_count") == 2  # once per HTTP request
     assert value("e2e_request_latency_seconds_count") == 4
     assert value("inter_token_latency_seconds_count") == 2 * 4 + 2 * 2
     assert value("request_queue_time_seconds_count") == 4

@@ -1,4 +1,4 @@
-"""Connections leave descriptors for files; the limit of the process is raised where it may be."""
+"""Connections leave descriptors for files; the process's limit is raised where the system allows."""
 
 from __future__ import annotations
 

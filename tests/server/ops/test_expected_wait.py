@@ -1,4 +1,4 @@
-"""Who waits how long, and who is sent away with which Retry-After: Places on a clock of the test's (SECURITY S42)."""
+"""Expected waits, refusals and their Retry-After: Places with a clock that the test sets (SECURITY S42)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from server.ops.limits import ApiKeys, digest_name
 from server.ops.places import Places
 from server.state import AppState
 
-ROWS, TOOK = 8, 2.0  # so 4 choices end in a second
+ROWS, TOOK = 8, 2.0  # so 4 choices end each second
 
 
 class Service:
-    """ROWS choices run at a time for TOOK seconds each; callers that wait are served in turn."""
+    """Runs ROWS choices at a time for TOOK seconds each, and takes waiting callers in turn."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, max_wait: float = 10.0, **settings: object) -> None:
         self.now = 1000.0
@@ -45,7 +45,7 @@ class Service:
         while len(self.running) < ROWS and any(self.lines.values()):
             caller = next(caller for caller, line in self.lines.items() if line)
             place, since = self.lines[caller].popleft()
-            self.lines[caller] = self.lines.pop(caller)  # the others' turn
+            self.lines[caller] = self.lines.pop(caller)  # the next callers come first now
             place.begin()  # type: ignore[attr-defined]
             self.waits.append((caller, self.now - since))
             self.running.append((self.now + TOOK, place))
@@ -62,12 +62,12 @@ class Service:
 
 def test_s42_overload_waits_as_long_as_it_may_and_no_longer(monkeypatch):
     service = Service(monkeypatch, max_wait=5.0)
-    for _ in range(720):  # 12 in a second, three times of what ends
+    for _ in range(720):  # 12 requests in a second, three times what the service ends
         service.ask("one")
         service.pass_time(1 / 12)
     waits = [wait for _, wait in service.waits]
     assert 3.5 < max(waits[len(waits) // 3 :]) < 6.0
-    assert max(waits) < 9.0  # also before anything was known
+    assert max(waits) < 9.0  # also before the first measured times
     assert len(service.waits) > 0.95 * 60 * 4
     assert len(service.refused) > 400
 
@@ -83,7 +83,7 @@ def test_s42_retry_after_grows_with_those_who_were_sent_away(monkeypatch):
     assert told[-1] > told[len(told) // 2] > told[0]
     service.pass_time(120.0)
     service.ask("one")
-    assert service.refused[-1][1] == told[-1]  # the newest request was not refused
+    assert service.refused[-1][1] == told[-1]  # the newest request is not in the list, because it was not refused
 
 
 def test_s42_a_quiet_caller_is_never_sent_away_by_anothers_crowd(monkeypatch):
@@ -117,7 +117,7 @@ def test_s42_the_first_one_after_a_long_silence_does_not_wait(monkeypatch):
     assert not service.refused
     for _ in range(3 * ROWS):
         service.ask("one")
-    assert service.refused  # eight run, and less than as many end in a second
+    assert service.refused  # eight run, and fewer than eight end in a second
     service.pass_time(60.0)
     service.refused.clear()
     for _ in range(ROWS):
@@ -148,7 +148,7 @@ def test_s42_what_was_held_is_given_back_whoever_leaves(monkeypatch):
         assert (places.taken, places.requests, places.lines["answers"].running) == (3, 1, 1)
         with places.hold_more(2, "one", "speech"), places.hold(1, "two", "texts"):
             assert places.lines["speech"].running == 2
-    place.begin()  # a late step of what has left
+    place.begin()  # a late step of a request that has left
     assert (places.taken, places.requests, places.tokens) == (0, 0, 0)
     for line in places.lines.values():
         assert (line.running, line.total_waiting, line.waiting, line.weights) == (0, 0, {}, {})
@@ -215,7 +215,7 @@ def test_s42_a_weight_stands_behind_the_key_in_its_file(tmp_path):
     assert keys.match(b"sk-1") == "alice"
     assert keys.weight("alice") == 3
     assert keys.weight(keys.match(b"sk-2")) == 20
-    assert keys.match(b"sk 3 weights=4") == "bob"  # not that word: part of the key
+    assert keys.match(b"sk 3 weights=4") == "bob"  # the word is not `weight`, so it is part of the key
     assert keys.weight("bob") == keys.weight("nobody") == 1
     for word in ("0", "-1", "2.5", "many", "1001"):
         path.write_text(f"alice:sk-1 weight={word}\n")

@@ -1,4 +1,4 @@
-"""What the log says: a line per request in both forms, and clients' words only where the operator asks for them."""
+"""Log lines: one for each request in both forms; clients' texts are logged only on the operator's request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Short of memory: no media and no large bodies, then a drain; budgets that follow the limit (SECURITY S44)."""
+"""Short of memory: first no media and no large bodies, then a drain; budgets follow the limit (SECURITY S44)."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ SMALL = {"prompt": "hi", "max_tokens": 1}
 
 @pytest.fixture
 def watched(serve):
-    """(client, its watch, what it finds held, how often it was exhausted)."""
+    """(client, its watch, the used bytes that the watch reads, a list with an entry for each exhaustion)."""
     client = serve()
     held, ends = [GIB], []
     watch = MemoryWatch(client.state, lambda: ends.append(1), lambda: held[0], 10 * GIB)
     yield client, watch, held, ends
     watch.close()
-    client.state.media.shedding = False  # all servers of the session have this loader
+    client.state.media.shedding = False  # the session's servers share this loader
 
 
 @pytest.mark.asyncio(loop_scope="session")
@@ -51,7 +51,7 @@ async def test_s44_above_the_soft_limit_no_media_and_no_large_bodies_are_taken(w
     assert (large.status, large.error["reason"]) == (429, "queue_full")
     assert "short of memory" in large.error["message"]
     assert (await client.post("/v1/completions", SMALL)).status == 200
-    held[0] = 8 * GIB  # not yet enough below
+    held[0] = 8 * GIB  # still too close to the limit
     watch.look()
     assert watch.level == "soft"
     held[0] = 7 * GIB
@@ -116,7 +116,7 @@ def test_s44_freed_memory_goes_back_once_it_is_much_or_nothing_runs():
     trimming.look(held + 2 * MUCH, idle=True)
     assert len(trims) == 1, "one at a time"
     trims[0].set_result(True)
-    trimming.look(held + MUCH, idle=True)  # what is held now is in use
+    trimming.look(held + MUCH, idle=True)  # the bytes in use now are the new base
     trimming.look(held + MUCH + IDLE, idle=True)
     assert len(trims) == 1
     trimming.look(held, idle=False)

@@ -1,4 +1,4 @@
-"""examples/monitoring and the page `metrics`: every metric that they name is one that /metrics shows."""
+"""Every metric that examples/monitoring and the page `metrics` name is a series of /metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The status line: one for each ten seconds with work, in words that add up; and the lines of the start."""
+"""The status line: one for every ten seconds with work, with consistent numbers; and the lines at the start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Timelines and spans: what a trace shows of steps, threads and requests, and what a collector gets of a request."""
+"""Timelines and spans: a trace's events of steps, threads and requests, and the spans that a collector receives."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from tests.end_to_end.process import SMALL, ServerProcess
 from tests.server.asgi import Client
 
 LOCAL = {"host": "localhost"}
-LONG = "word " * 600  # tokenized in the pool
+LONG = "word " * 600  # long enough to be tokenized in the pool
 
 
 def checked(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """The events of a document that keeps to Chrome's trace format: complete spans nest, async ones are closed."""
+    """The events of a document, checked against Chrome's trace format: complete spans nest, async ones are closed."""
     events = document["traceEvents"]
     names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
     for event in events:
@@ -133,7 +133,7 @@ async def test_kernels_need_an_accelerator_and_have_a_track_for_each_stream(oper
 
 def test_parts_of_the_device_thread_do_not_overlap_and_a_full_trace_counts_what_it_leaves_out(monkeypatch):
     trace = Trace()
-    for number in range(4):  # reported durations longer than the time between two ends
+    for number in range(4):  # durations longer than the time between the ends of two steps
         at = trace.begun + 0.01 * (number + 1)
         stats = StepStats(
             step_id=number, num_rows=1, num_tokens=1, schedule_s=0.004, launch_s=0.005, wait_s=0.003, commit_s=0.002,
@@ -148,7 +148,7 @@ def test_parts_of_the_device_thread_do_not_overlap_and_a_full_trace_counts_what_
 
 @contextmanager
 def collector() -> Iterator[tuple[str, list[Any]]]:
-    """An OTLP collector: its URL, and the spans that have come."""
+    """Runs an OTLP collector; yields its URL and the list of received spans."""
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
     found: list[Any] = []

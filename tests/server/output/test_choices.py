@@ -1,4 +1,4 @@
-"""Choices: reasons, stop strings against the engine's own ends, log-probabilities and usage as clients read them."""
+"""Choices: finish reasons, stop strings against the engine's own ends, log-probabilities, and usage in answers."""
 
 import math
 from pathlib import Path
@@ -19,7 +19,7 @@ NONE, STOP, STOP_TOKEN, LENGTH = FinishReason.NONE, FinishReason.STOP, FinishRea
 
 
 class GatheredChoice:
-    """The pieces of one choice, put together for an answer in one body."""
+    """Joins the pieces of one choice to an answer in one body."""
 
     __slots__ = ("finish_reason", "logprobs", "stop_reason", "texts", "token_ids")
 
@@ -54,7 +54,7 @@ def end(tokenizer):
 
 
 class Gathered:
-    """The pieces of one choice, put together."""
+    """Joins the pieces of one choice."""
 
     def __init__(self):
         self.text, self.token_ids, self.logprobs = "", [], []

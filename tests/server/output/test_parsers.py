@@ -1,4 +1,4 @@
-"""Parsers of answers: golden transcripts whole and cut anywhere, marker tokens, fuzz, and what they cost."""
+"""Parsers of answers: golden transcripts, whole and cut anywhere, marker tokens, fuzz, and CPU time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def marked():
-    """A vocabulary in which markers are tokens, some of them special."""
+    """A tokenizer in which markers are tokens, some of them special."""
     core = load_tokenizer(EMBEDDED).core
     core.add_tokens(
         [AddedToken(text, normalized=False) for text in ("<tool_call>", "</tool_call>", "<think>", "</think>")]
@@ -128,7 +128,7 @@ def fragments(form) -> list[str]:
     return [*loose, *[text for text in texts_of(form) if text] * 3]
 
 
-# Words of a harmony header that has its message, and attributes of a tag, are part of the marker.
+# Words of a harmony header up to its message, and attributes of a tag, are part of the marker.
 WORD = re.compile(r"w\d+z")
 MARKUP = re.compile(r'(<\|start\|>|<\|channel\|>|to=).*?<\|message\|>|(tool|key)=".*?(<\|sep\|>|\Z)', re.DOTALL)
 
@@ -181,7 +181,7 @@ def test_a_marker_is_a_token_and_its_letters_are_text(marked):
 def test_special_markers_in_a_text_are_hidden_unless_asked_for(marked):
     parsers = made(marked, "gemma4", "none")
     ids = marked.encode('a<|"|>b<|x|>c')
-    for shows, text in ((False, "abc"), (True, 'a<|"|>bc')):  # <|x|> marks nothing: the detokenizer leaves it out
+    for shows, text in ((False, "abc"), (True, 'a<|"|>bc')):  # <|x|> is no marker: the detokenizer leaves it out
         parser = Parsing(parsers, golden.TOOLS, shows_special=shows).parser(prompt("may open"))
         assert said(parser, text_of(marked, parsers, ids)) == ("", text, [])
 
@@ -236,7 +236,7 @@ def test_a_call_inside_reasoning_is_reasoning_unless_the_format_ends_there(token
 @pytest.mark.parametrize("tools", ["hermes", "ernie45", "qwen3_coder", "glm45", "pythonic", "mistral", "minimax_m3"])
 @pytest.mark.parametrize("call", [False, True])
 def test_markers_around_an_answer_are_no_content_with_tools_either(tokenizer, tools, call):
-    """What a template shows may name one family's reasoning and another one's calls."""
+    """A template may imply one family's reasoning and another family's calls."""
     written = CALLS[tools][1] % "f" if call and tools in ("hermes", "qwen3_coder", "glm45") else ""
     text = f"hm\n</think>\n\n<response>\nHi\n</response>\n{written}"
     for pieces in ([text], text):
@@ -357,11 +357,11 @@ def test_plain_text_costs_a_few_microseconds_per_token(tokenizer, tools, reasoni
             parser.take()
         return (time.process_time() - begun) / len(words)
 
-    assert any(min(once() for _ in range(5)) < 4e-6 * slowness() for _ in range(3))  # 1.7e-6 to 2.2e-6 alone on a core
+    assert any(min(once() for _ in range(5)) < 4e-6 * slowness() for _ in range(3))  # 1.7e-6 to 2.2e-6 on an idle core
 
 
 def test_a_long_hostile_answer_takes_linear_time(tokenizer):
-    """Each character is looked at a bounded number of times, whatever stays open."""
+    """The parser reads each character a bounded number of times, even if many markers are open."""
     for tools, begin, piece in (
         ("hermes", "", "<"),
         ("hermes", '<tool_call>{"arguments": "', "a"),
@@ -381,7 +381,7 @@ def test_a_long_hostile_answer_takes_linear_time(tokenizer):
 
 
 def test_types_of_a_parameter_are_found_once_where_alternatives_share_a_reference():
-    """The reader of a call asks for them on the loop, and a client may write 64 alternatives on each level."""
+    """The parser of a call reads the types on the loop, and a client may write 64 alternatives on each level."""
     defs = {f"a{n}": {"anyOf": [{"$ref": f"#/$defs/a{n + 1}"}] * 64} for n in range(20)}
     defs |= {"a20": {"type": "null"}, "r": {"anyOf": [{"$ref": "#/$defs/r"}, {"type": "integer"}]}}
     named = {"a": {"$ref": "#/$defs/a0"}, "r": {"$ref": "#/$defs/r"}}
@@ -414,7 +414,7 @@ def test_arguments_are_json_whenever_the_model_wrote_json(tokenizer):
         assert orjson.loads(call[1]) == arguments
 
 
-CALLS = {  # of f and g: what stands before, each call, what stands behind
+CALLS = {  # formats of calls of f and g: text before, each call, text after
     "hermes": ("", '<tool_call>{"name": "%s", "arguments": {"a": 1}}</tool_call>', ""),
     "llama3_json": ("", '{"name": "%s", "parameters": {"a": 1}}; ', ""),
     "pythonic": ("[", "%s(a=1), ", "]"),

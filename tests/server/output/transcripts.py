@@ -1,4 +1,4 @@
-"""Golden transcripts: what models write, by parser, and the message that it means.
+"""Golden transcripts: a model's text by parser, and the message that the parser must return.
 
 TOOL_CASES: (tool parser, text, content, calls). REASONING_CASES: (reasoning parser, state of the prompt, text,
 reasoning, content). HARMONY_CASES: (text, reasoning, content, calls).
@@ -278,7 +278,7 @@ REASONING_CASES = [
     ("granite", MAY, "Here is my thought process:\n\nx\n\nHere is my response:\n\nHi", "x", "Hi"),
     ("hunyuan_a13b", MAY, "<think>\nx\n</think>\n<answer>\nHi\n</answer>", "x", "Hi"),
     ("hy_v3", MAY, "<think:fast>x</think:fast>Hi", "x", "Hi"),
-    ("hy_v3", MAY, "<think:fast>x</think y\n</think:fast>Hi", "x</think y", "Hi"),  # what no `>` closes is text
+    ("hy_v3", MAY, "<think:fast>x</think y\n</think:fast>Hi", "x</think y", "Hi"),  # a tag without `>` is text
     ("hy_v3", MAY, "<think of it> Hi", "", "<think of it> Hi"),
     ("hy_v3", MAY, "<think:fas", "", "<think:fas"),
     ("hy_v3", OPEN, "x</think:" + "y" * 33 + ">", "x</think:" + "y" * 33 + ">", ""),

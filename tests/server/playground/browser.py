@@ -1,4 +1,4 @@
-"""Debian's chromium, driven by Playwright: a page for each test, and what its console says."""
+"""Debian's chromium, driven by Playwright: a page for each test, and the messages of its console."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 MEDIA = Path(__file__).parents[3] / "examples" / "media"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome") or ""
 NO_CHROMIUM = "there is no chromium: apt-get install chromium"
-# A container's root may not make sandboxes, and the only page is ours. Microphone and camera are chromium's own.
+# Root in a container may not make sandboxes, and the only page is ours. Microphone and camera are chromium's fakes.
 FLAGS = ["--no-sandbox", "--disable-dev-shm-usage", "--use-fake-device-for-media-stream"]
 FLAGS += ["--use-fake-ui-for-media-stream"]
 
-# The policy forbids a page to make code of text, so tests wait for elements and never for expressions.
+# The page's policy forbids evaluating strings as code, so tests wait for elements, not for expressions.
 DROP = """([name, type, data]) => {
     const bytes = Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0));
     const dataTransfer = new DataTransfer();
@@ -41,7 +41,7 @@ def chromium() -> Iterator[Any]:
 
 @contextmanager
 def opened(browser: Any, url: str, **context: Any) -> Iterator[Any]:
-    """The page, ready for questions; `page.complaints` is what the browser's console says of it."""
+    """A page that is ready for questions; `page.complaints` has the console's errors and warnings."""
     settings: dict[str, Any] = {
         "viewport": {"width": 1200, "height": 800},
         "permissions": ["clipboard-read"],
@@ -66,7 +66,7 @@ def ask(page: Any, text: str) -> None:
 
 
 def answer(page: Any, number: int = -1) -> Any:
-    """The answer with this number, when it has come to its end."""
+    """Waits until answer `number` has ended; returns its element."""
     articles = page.get_by_role("article", name="Answer")
     found = articles.last if number < 0 else articles.nth(number)
     found.get_by_role("button", name="Answer again").wait_for()
@@ -74,6 +74,6 @@ def answer(page: Any, number: int = -1) -> Any:
 
 
 def words(found: Any) -> str:
-    """What an answer says, its thinking left out."""
+    """The text of an answer without its reasoning."""
     said: str = found.locator("> .words").inner_text()
     return said

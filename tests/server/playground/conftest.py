@@ -1,6 +1,6 @@
-"""One browser for a file of tests, and pages of a real server, or of one whose answers a test writes.
+"""One browser for each file of tests; pages of a real server, or of a server whose answers a test writes.
 
-A browser ends with its file: while it runs, Playwright holds the thread's event loop, which tests of other files need.
+The browser ends with its file: while it runs, Playwright holds the thread's event loop, which other files' tests need.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """Of a server with the embedded model."""
+    """The URL of a server with the embedded model."""
     with serving(*SMALL) as process:
         yield f"http://127.0.0.1:{process.port}/"
 
@@ -43,13 +43,13 @@ def script_server() -> Iterator[Scripted]:
 
 @pytest.fixture
 def script(script_server: Scripted) -> Scripted:
-    """The server whose answers the test writes."""
+    """The server whose answers the test writes, reset."""
     script_server.reset()
     return script_server
 
 
 @pytest.fixture
 def still(browser: Any, script: Scripted) -> Iterator[Any]:
-    """A page of it."""
+    """A page of the server whose answers the test writes."""
     with opened(browser, script.url) as page:
         yield page

@@ -1,7 +1,7 @@
 r"""Texts for the page's tests: forty formulas, sixty texts that a hostile or broken model might write, and longer ones.
 
-A hostile text tries to become an element, an address or a style, or to keep the page busy: marks that never end, depth,
-expansions. LONG has the same attacks at sizes of a whole answer.
+A hostile text tries to become an element, an address or a style, or to keep the page busy: marks that never end, deep
+nesting, expansions. LONG has the same attacks in the size of a whole answer.
 """
 
 # ruff: noqa: E501 - a text stays on one line
@@ -20,7 +20,7 @@ TEXTS = [
     r"\dfrac{1}{1 + \dfrac{1}{x}}", r"\lVert x \rVert_2 \le \lvert y \rvert", r"\oint \vec F \cdot d\vec r", r"\mathrm{H_2O}",
     r"a \equiv b \pmod{n}", r"\def\foo{x^2} \foo + \foo", r"\tag{1} E = mc^2",
 ]  # fmt: skip
-# A tag belongs to a formula on a line of its own.
+# A tag is valid only in a display formula.
 FORMULAS = [
     [opening, text, closing]
     for at, text in enumerate(TEXTS)
@@ -30,7 +30,7 @@ FRAMED = (r"\fcolorbox{red}{blue}{x}", r"\pmb{x}")
 
 
 def attacks(many: int) -> dict[str, str]:
-    """Sixty texts; those of one piece repeat it so often."""
+    """Sixty texts; texts that repeat one piece repeat it `many` times."""
     deep = 10 * many
     elements = {
         "script": "<script>window.hacked = 1</script>",

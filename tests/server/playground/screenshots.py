@@ -1,7 +1,7 @@
-"""Pictures of the pages: dark.png, phone.png, formulas.png and api.png in this folder, that of README in server/docs.
+"""Screenshots of the pages: dark.png, phone.png, formulas.png and api.png in this folder; README's is in server/docs.
 
-`python -m tests.server.playground.screenshots` draws them again, with the embedded model, and with a written answer for
-the formulas; no test reads them.
+`python -m tests.server.playground.screenshots` takes them again, with the embedded model; the formulas come from a
+scripted answer. No test reads them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ WIDE = {"viewport": {"width": 1080, "height": 680}}
 
 
 def save(page: Any, path: Path) -> None:
-    """With 64 colours, a few tens of kilobytes."""
+    """Saves a screenshot with 64 colours, a few tens of kilobytes."""
     import io
 
     from PIL import Image

@@ -1,7 +1,7 @@
-"""A server of the page whose answers are written in the test: the files and headers of the real one, no model.
+"""A server of the page whose answers the test writes: files and headers of the real server, but no model.
 
-Each POST to the completions takes the next `Reply`; a reply with a gate stops after its first chunk until the test
-opens it. What was sent is in `bodies`. A browser that leaves sets the reply's `left`.
+Each POST to the completions takes the next `Reply`; a reply with a gate pauses after its first chunk until the test
+opens the gate. `bodies` has the requests. When a browser disconnects, the reply's `left` is set.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def delta(**fields: Any) -> dict[str, Any]:
 
 
 def finish(reason: str, prompt: int = 0, completion: int = 0) -> list[dict[str, Any]]:
-    """The last chunks: why it ended, and the counts if there are any."""
+    """The last chunks: the finish reason, and the usage if there is any."""
     usage = {"prompt_tokens": prompt, "completion_tokens": completion}
     ended = {"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]}
     return [ended, *([{"choices": [], "usage": usage}] if prompt else [])]
@@ -66,7 +66,7 @@ def refused(status: int, message: str, reason: str = "") -> Reply:
 
 
 class Scripted(ThreadingHTTPServer):
-    """Its state belongs to the test: change it between requests."""
+    """The server of one test at a time; the test changes its state between requests."""
 
     daemon_threads = True
 
@@ -79,7 +79,7 @@ class Scripted(ThreadingHTTPServer):
         self.key = ""
         self.replies: deque[Reply] = deque()
         self.bodies: list[dict[str, Any]] = []
-        self.missing: tuple[str, ...] = ()  # files that are not here, as on a server of another version
+        self.missing: tuple[str, ...] = ()  # files that are absent, as on a server of another version
         self.digest = pages().digest
 
     @property
@@ -87,7 +87,7 @@ class Scripted(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that goes away in the middle is no fault."""
+        """Ignores errors: a browser may disconnect in the middle of an answer."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -95,7 +95,7 @@ class Handler(BaseHTTPRequestHandler):
     server: Scripted
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: the test says what went wrong."""
+        """Logs nothing: a failing test has its own message."""
 
     def give(self, status: int, data: bytes, kind: str, cached: bool = False) -> None:
         self.send_response(status)
@@ -153,7 +153,7 @@ class Handler(BaseHTTPRequestHandler):
                 self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
                 if number == 0 and reply.gate is not None:
                     while not reply.gate.wait(0.02):
-                        self.wfile.write(b": waits\n\n")  # fails once the browser has gone
+                        self.wfile.write(b": waits\n\n")  # fails once the browser has disconnected
             self.wfile.write(b"data: [DONE]\n\n")
         except OSError:
             reply.left.set()

@@ -1,6 +1,6 @@
-"""What the page makes of an answer's text, in a real browser: documents, formulas, and texts of a hostile model.
+"""An answer's text as the page renders it, in a real browser: documents, formulas, and texts of a hostile model.
 
-The page's own scripts draw into a page that is open already; `settled()` says when formulas and colours are drawn.
+The page's own scripts render into an open page; `settled()` returns when formulas and colours are rendered.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not CHROMIUM, reason=NO_CHROMIUM)
 DOCUMENTS = sorted((Path(__file__).parent / "documents").glob("*.md"))
 KATEX = "vendor/katex-0.19.1"
 
-# An outline: tags with their texts, formulas as {text}, code with its language.
+# Returns an outline: tags with their texts, formulas as {text}, code with its language.
 DRAW = """async ([folder, texts, piece]) => {
     const { ProseView } = await import(folder + "prose.js");
     const { settled } = await import(folder + "later.js");
@@ -53,7 +53,7 @@ DRAW = """async ([folder, texts, piece]) => {
 
 @pytest.fixture(scope="module")
 def drawing(browser: Any, script_server: Any) -> Any:
-    """A page that stays open, on which tests draw."""
+    """A page that stays open for several tests, into which tests render."""
     with opened(browser, script_server.url) as page:
         yield page
         assert page.complaints == []
@@ -99,7 +99,7 @@ ALONE = """(formulas) => formulas.map(([open, text]) => {
 
 
 def written(markup: str) -> list[tuple[str, dict[str, str]]]:
-    """Tags with their attributes, which have no order, and texts; styles without the blanks that browsers add."""
+    """Tags, attributes (which have no order) and texts; styles without the blanks that browsers add."""
     found = []
     for tag, attributes, text in re.findall(r"<(/?\w+)([^>]*)>([^<]*)", markup):
         named = dict(re.findall(r'([\w-]+)="([^"]*)"', attributes))
@@ -112,7 +112,7 @@ def test_forty_formulas_are_drawn_as_katex_draws_them_alone(drawing, browser):
     assert len(FORMULAS) == 40
     drawn = drawing.evaluate(PLACED, [folder(drawing), FORMULAS])
     with browser.new_context() as context:
-        plain = context.new_page()  # KaTeX and no policy
+        plain = context.new_page()  # KaTeX without a content security policy
         plain.set_content("<!doctype html>")
         plain.add_script_tag(path=FOLDER / KATEX / "katex.min.js")
         alone = plain.evaluate(ALONE, FORMULAS)
@@ -121,7 +121,7 @@ def test_forty_formulas_are_drawn_as_katex_draws_them_alone(drawing, browser):
 
 
 def test_frames_and_shadows_break_no_policy(drawing):
-    """KaTeX writes some styles as attributes, which the policy would report and ignore."""
+    """KaTeX writes some styles as attributes, which the browser would report and ignore under the policy."""
     outlines = drawing.evaluate(DRAW, [folder(drawing), [f"${text}$" for text in FRAMED], 99])
     assert [outline.removeprefix("<p>{").removesuffix("}</>") for outline in outlines] == list(FRAMED)
 
@@ -140,7 +140,7 @@ def test_the_library_for_formulas_comes_with_the_first_formula(still, script):
     assert still.complaints == []
 
 
-# Elements and attributes that an answer may have; styles are KaTeX's own lengths and colours.
+# Elements and attributes that an answer may contain; styles are KaTeX's own lengths and colours.
 INSPECT = """async ([folder, texts]) => {
     const { ProseView } = await import(folder + "prose.js");
     const { settled } = await import(folder + "later.js");
@@ -224,7 +224,7 @@ def test_long_hostile_texts_leave_the_page_responsive(drawing):
 
 
 def test_a_table_that_grows_without_end_leaves_the_page_usable(still, script):
-    """200 kB in events: showing takes longer each time, so it happens less often; keys are read in between."""
+    """200 kB in events: rendering takes longer each time, so it runs less often, and keys are read in between."""
     row = f"| {'cell | ' * 20}\n"
     table = "| a |" + " b |" * 19 + "\n" + "|---" * 20 + "|\n" + row * 1500
     pieces = [table[at : at + 2000] for at in range(0, len(table), 2000)]

@@ -1,4 +1,4 @@
-"""Conversations on the page: answers that go on behind another one, room in the context, refusals, keys, bad luck."""
+"""Conversations on the page: answers in the background, context length, refusals, keys, failures."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def roles(body: dict[str, Any]) -> list[str]:
 
 
 def growing(page: Any, text: str) -> None:
-    """Waits for an answer that holds these words."""
+    """Waits for an answer that contains this text."""
     page.locator(".assistant > .words", has_text=text).wait_for()
 
 
 def note(page: Any, text: str) -> None:
-    """Waits for what the page says for some seconds."""
+    """Waits for a note, which the page displays for some seconds."""
     page.locator("#notes .note", has_text=text).first.wait_for()
 
 
@@ -43,7 +43,7 @@ def question(page: Any) -> Any:
 
 
 def talk(page: Any, script: Scripted, *totals: int) -> None:
-    """A conversation whose answers end at these counts."""
+    """A conversation whose answers end with these total numbers of tokens."""
     for number, total in enumerate(totals):
         script.replies.append(said(f"answer {number}", prompt=total - 10, completion=10))
         ask(page, f"question {number}")
@@ -271,7 +271,7 @@ def test_a_server_that_restarts_is_asked_anew(still, script):
 
 
 def test_a_page_of_the_last_version_goes_on_and_says_so(browser, script):
-    """Files that it has not fetched yet are gone: formulas and code stay text."""
+    """Files that the page has not fetched yet are gone, so formulas and code stay text."""
     script.digest = "another"
     script.missing = ("vendor/katex-0.19.1/katex.min.js", "vendor/highlight.js-11.12.0/highlight.min.js")
     with opened(browser, script.url) as page:

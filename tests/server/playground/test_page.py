@@ -1,4 +1,4 @@
-"""The chat page in a real browser, against a real server with the embedded model: what people do, and what they see."""
+"""The chat page in a real browser, with a real server and the embedded model: what users do and see."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def setting(page: Any, label: str, text: str) -> None:
 
 
 def collected(page: Any, chunks: list[dict[str, Any]], end: str = "data: [DONE]\n\n") -> list[dict[str, Any]]:
-    """Answers the page's requests with these chunks; gives the list of their bodies."""
+    """Answers the page's requests with these chunks; returns the list of the requests' bodies."""
     bodies: list[dict[str, Any]] = []
     lines = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks)
 
@@ -37,7 +37,7 @@ def collected(page: Any, chunks: list[dict[str, Any]], end: str = "data: [DONE]\
 
 
 def serious(run: Any) -> list[tuple[str, list[str]]]:
-    """What axe takes for serious: its name, and the elements."""
+    """The serious violations that axe found: name and elements."""
     found = [item for item in run.response["violations"] if item["impact"] in SERIOUS]
     return [(item["id"], [node["html"] for node in item["nodes"]]) for item in found]
 
@@ -211,7 +211,7 @@ def test_a_transcription_model_gets_the_sound_as_an_upload(page):
 
 def test_nothing_is_asked_before_the_page_knows_who_answers(page):
     held: list[Any] = []
-    page.route("**/about", lambda route: held.append(route))  # Playwright marks the function that it is given
+    page.route("**/about", lambda route: held.append(route))  # Playwright sets attributes on the function
     page.reload()
     while not held:
         page.wait_for_timeout(10)

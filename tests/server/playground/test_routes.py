@@ -1,4 +1,4 @@
-"""/, the page's files and /about: policy, caching, keys, the flag; and that no file of the page reaches elsewhere."""
+"""/, the page's files and /about: policy, caching, keys, the flag; no file of the page names another host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from server.routes.playground import FOLDER, TYPES, facts, pages, task_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 SOURCES = sorted(path for path in FOLDER.iterdir() if path.suffix in (".js", ".css", ".html", ".svg"))
-# A namespace is a name, not an address; examples of forms are texts.
+# A namespace is a name, not an address; the examples of forms are text only.
 VENDOR = FOLDER / "vendor"
 KATEX = "vendor/katex-0.19.1"
 ADDRESS = re.compile(r"https?://(?!www\.w3\.org/2000/svg)\w")

@@ -1,4 +1,4 @@
-"""The page's scripts, run by node with elements that only know their names: what they make, and that they end."""
+"""The page's scripts, run by node with stand-ins for elements: their results, and that they terminate."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ const given = JSON.parse(text);
 
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[[str, Any], Any]:
-    """The value of a script that imports the page's files and reads `given`."""
+    """A function that runs a script which imports the page's files and reads `given`; it returns the script's value."""
     shutil.copytree(PAGE, tmp_path, dirs_exist_ok=True)
     (tmp_path / "package.json").write_text('{"type": "module"}')
 
@@ -91,13 +91,13 @@ def test_marks_within_marks_are_read_and_marks_without_an_end_are_text(run):
 
 
 def test_an_answer_that_repeats_itself_is_rendered(run):
-    """Models that loop write such texts; searching for a mark's end took forever, and depth filled the stack."""
+    """Models in a loop write such texts. Before, searching a mark's end took forever, and nesting filled the stack."""
     repeated = [f"{piece * 2000}the end" for piece in ("**a ", "*a_", "__b ", "> ", ">", "- ", "* ", "1. ", "[a](")]
     assert all("the end" in made for made in run(WHOLE, repeated))
 
 
 def test_settings_that_this_server_does_not_take_are_not_sent(run):
-    """They stay in the browser from another server at the same address, and the page shows no field to clear."""
+    """The browser has such settings from another server at this address, and the page has no field to clear them."""
     about = {"task": "chat", "models": ["m"], "max_logprobs": 20, "structured_outputs": True, "tool_calls": True}
     settings = {"schema": {"type": "object"}, "tools": [{"type": "function"}], "logprobs": True, "model": "other"}
     script = """
@@ -112,7 +112,7 @@ console.log(JSON.stringify(given.map(([settings, about]) => Object.keys(requestO
 
 
 def test_a_question_that_was_edited_shows_its_own_words_again(run):
-    """Its view stays in the page, for going back to this version."""
+    """The question's view stays in the page, so that the user can return to this version."""
     script = """
 globalThis.Event = class {};
 const { MessageView } = await import("./message.js");
@@ -130,7 +130,7 @@ console.log(JSON.stringify([sent, view.element.childNodes.includes(view.words), 
 
 
 def test_the_open_conversation_is_renamed_without_being_opened_again(run):
-    """Opening would end an answer that is being written, and what the answer stores had the old title."""
+    """Opening would end an answer in progress, and the answer would be stored with the old title."""
     script = """
 globalThis.indexedDB = { open() { const asked = {}; queueMicrotask(() => asked.onerror()); return asked; } };
 Object.assign(Made.prototype, { value: "", select() {} });

@@ -1,7 +1,7 @@
-"""How long the page takes: until it is ready, and from a question to a finished answer of 200 kB, as medians.
+"""Times of the page, as medians: until the page is ready, and from a question to a finished answer of 200 kB.
 
 `python -m tests.server.playground.timing [FOLDER ...]` compares the page of this checkout with those of other
-checkouts, interleaved on one browser. The server is real; the answer is put in its place, in events of 100 characters.
+checkouts, interleaved in one browser. The server is real, but the answer is scripted, in events of 100 characters.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from tests.end_to_end.process import ROOT, serving
 from tests.server.playground.browser import chromium, opened
 
-FLAGS = ("--num-threads", "1", "--max-num-seqs", "16", "--disable-access-log")  # that other checkouts have too
+FLAGS = ("--num-threads", "1", "--max-num-seqs", "16", "--disable-access-log")  # flags that other checkouts have too
 SIZE = 200_000
 PIECE = 100
 SECTION = """## Part {at} of the answer
@@ -45,7 +45,7 @@ def step{at}(rows: list[int], limit: int = {at}) -> int:
 
 
 def long_answer() -> str:
-    """200 kB of what models write."""
+    """200 kB of a model's typical text."""
     text = ""
     at = 0
     while len(text) < SIZE:
@@ -95,7 +95,7 @@ def main() -> None:
             for run in range(args.runs + 1):
                 for times, url in zip(taken, urls, strict=True):
                     seconds = measure(browser, url)
-                    if run:  # the first one warms up
+                    if run:  # the first run warms up
                         times.append(seconds)
             for folder, times in zip(folders, taken, strict=True):
                 print(

@@ -1,4 +1,4 @@
-"""Vectors and ranks by clients on a real socket: openai, langchain-openai, cohere, llama-index, and Jina's shape."""
+"""Vectors and ranks by clients on a real socket: openai, langchain-openai, cohere, llama-index, and Jina's protocol."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def test_openai_waiting_and_not_and_with_dimensions(pooling):
     client = await pooling(kit.changed(kit.embedder("qwen3"), "matryoshka", is_matryoshka=True))
     wanted, name = await vectors(client, FEW), client.state.names[0]
     async with listening(client) as url, openai.AsyncOpenAI(api_key="none", base_url=f"{url}/v1") as speaker:
-        coded = await speaker.embeddings.create(model=name, input=FEW)  # asks for base64
+        coded = await speaker.embeddings.create(model=name, input=FEW)  # this call requests base64
         plain = await speaker.embeddings.create(model=name, input=FEW, encoding_format="float")
         short = await speaker.embeddings.create(model=name, input=FEW[0], dimensions=8)
 
@@ -83,7 +83,7 @@ async def test_llama_index_embeds_and_ranks_by_openais_and_by_jinas_clients(pool
         def asked():
             by_openai = like.OpenAILikeEmbedding(model_name=name, api_base=f"{url}/v1", api_key="none")
             by_jina = jina.JinaEmbedding(model=name, api_key="none")
-            by_jina._api.api_url = f"{url}/v1/embeddings"  # the class takes no address
+            by_jina._api.api_url = f"{url}/v1/embeddings"  # the class has no parameter for an address
             made = [one.get_text_embedding_batch(FEW) for one in (by_openai, by_jina)]
             made += [[one.get_query_embedding(text) for text in FEW] for one in (by_openai, by_jina)]
             ranker = rerank.JinaRerank(model=name, base_url=f"{url}/v1", api_key="none", top_n=3)
@@ -117,7 +117,7 @@ async def test_the_shape_of_jina(pooling):
 async def test_a_hundred_batches_of_2048_short_inputs_keep_their_order_and_the_loop_goes_on(pooling):
     client = await pooling(kit.embedder("qwen3"))
     lines = (await vectors(client, [[k] for k in range(256)])).round(5)
-    held, over = [], False  # CPU seconds that the loop's thread was busy from beat to beat, whoever shares its core
+    held, over = [], False  # CPU seconds of the loop's thread between beats, whatever else runs on its core
 
     async def beat():
         while not over:
@@ -147,7 +147,7 @@ def drawn(seed: int) -> np.ndarray:
 
 
 def send_batches(url: str) -> None:
-    """All batches side by side, each again while the server is full; the first numbers of each vector on stdout."""
+    """Sends all batches concurrently and repeats refused ones; writes all vectors to stdout, in base64."""
 
     async def all_of_them() -> list[np.ndarray]:
         async with httpx.AsyncClient(base_url=url, timeout=None) as http:

@@ -1,4 +1,4 @@
-"""/v1/embeddings, /pooling and /classify over decoders: numbers of transformers, every way to write them, refusals."""
+"""/v1/embeddings, /pooling and /classify with decoders: transformers' numbers, every form of input, refusals."""
 
 from __future__ import annotations
 
@@ -366,7 +366,7 @@ async def test_special_tokens_are_added_unless_refused(pooling):
     cut = await vectors(client, "a b c d " * 60, truncate_prompt_tokens=3)
     kept = client.state.tokenizer.encode("a b c d")[:2]
     np.testing.assert_array_equal(cut, await vectors(client, [[*kept, tiny.IDS["<|endoftext|>"]]]))
-    assert (await vectors(client, [""])).shape == (1, 64)  # the special tokens alone
+    assert (await vectors(client, [""])).shape == (1, 64)  # special tokens only
 
 
 async def test_half_of_a_surrogate_pair_is_refused(pooling):
@@ -393,7 +393,7 @@ async def test_routes_of_the_other_runner_are_501(pooling, client):
         assert (refused.status, "no text" in refused.content.decode()) == (501, True)
     for path in ("/v1/embeddings", "/pooling", "/classify", "/v1/score", "/v2/rerank"):
         assert (await client.post(path, {"input": "x"})).status == 501
-    assert (await pools.post("/classify", {"input": "x"})).status == 501  # it has no classes
+    assert (await pools.post("/classify", {"input": "x"})).status == 501  # the model has no classes
     assert (await pools.post("/tokenize", {"prompt": "x"})).status == 200
 
 
@@ -404,7 +404,7 @@ async def test_the_official_client(pooling):
     async with httpx.AsyncClient(transport=transport, base_url="http://test/v1") as http:
         speaker = openai.AsyncOpenAI(api_key="none", base_url="http://test/v1", http_client=http)
         name = client.state.names[0]
-        made = await speaker.embeddings.create(model=name, input=FEW)  # asks for base64
+        made = await speaker.embeddings.create(model=name, input=FEW)  # this call requests base64
         floats = await speaker.embeddings.create(model=name, input=FEW, encoding_format="float")
     wanted = await vectors(client, FEW)
     np.testing.assert_array_equal(np.array([one.embedding for one in made.data], np.float32), wanted)

@@ -1,4 +1,4 @@
-"""Encoders over the routes: transformers' numbers, pairs, alone as in a crowd, both paths."""
+"""Encoders over HTTP: transformers' numbers, pairs, equal results alone and in batches, on both paths."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def test_vectors_are_those_of_the_first_token(pooling, kind):
     client, hidden = await pooling(folder), kit.body_of(folder)
     wanted = [kit.unit(hidden(ids)[0]) for ids in await ids_of(client, FEW)]
     close(await vectors(client, FEW), wanted)
-    assert (await vectors(client, "")).shape == (1, 64)  # of the tokens around no text
+    assert (await vectors(client, "")).shape == (1, 64)  # the vector of the special tokens around an empty text
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -113,7 +113,7 @@ async def test_the_operator_says_how_a_classifier_pools():
 
 @pytest.mark.parametrize("architecture", ["RobertaForMaskedLM", "CamembertForMaskedLM"])
 async def test_a_body_saved_with_the_head_of_its_training_makes_vectors(pooling, architecture):
-    """all-distilroberta-v1 and many others name the class that filled gaps; its head is not read."""
+    """all-distilroberta-v1 and others name the class of their masked training; its head is not read."""
     folder = kit.encoder("xlm_roberta")
     saved = kit.changed(folder, architecture, architectures=(architecture,))
     tensors = kit.load_file(folder / "model.safetensors")
@@ -154,7 +154,7 @@ async def test_distances_of_deberta_are_those_of_transformers():
 
 @pytest.mark.parametrize(("size", "activation"), [(3, "gelu"), (5, "tanh")])
 async def test_a_convolution_parallel_to_the_first_layer_of_deberta(pooling, size, activation):
-    """As the xlarge ones have it: its neighbours are those of the same input, of which some are shorter than it."""
+    """The xlarge models have it. A convolution stays within its input; some inputs are shorter than its kernel."""
     folder = convolved(size, activation)
     client, hidden = await pooling(folder), kit.body_of(folder)
     ids = [*await ids_of(client, FEW), [7], [8, 9], [3]]
@@ -163,7 +163,7 @@ async def test_a_convolution_parallel_to_the_first_layer_of_deberta(pooling, siz
         close(entry["data"], kit.unit(hidden(one)))
     close(await vectors(client, ids), [kit.unit(hidden(one)[0]) for one in ids])
     lone = kit.encoder("deberta", conv_kernel_size=3, conv_act="relu", num_hidden_layers=1)
-    client, hidden = await pooling(lone), kit.body_of(lone)  # the first layer is the last one too
+    client, hidden = await pooling(lone), kit.body_of(lone)  # with one layer, the first layer is also the last
     close(await vectors(client, ids), [kit.unit(hidden(one)[0]) for one in ids])
 
 
@@ -192,7 +192,7 @@ async def test_electra_with_wide_embeddings_has_no_product_behind_them(pooling):
 
 
 async def test_released_files_of_nomic_and_gte():
-    """The numbers of nomic-embed-text-v1 and of gte-multilingual-base, as their own files have them."""
+    """nomic-embed-text-v1 and gte-multilingual-base have these values in their configuration files."""
     from engine.layers.rope import frequencies
 
     nomic = {

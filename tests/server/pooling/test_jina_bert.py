@@ -1,4 +1,4 @@
-"""JinaBERT over the routes: the numbers of its makers' code, written again here in torch."""
+"""JinaBERT over HTTP, against its makers' formulas, written here in torch."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tests.engine_kit import running
 
 session = pytest.mark.asyncio(loop_scope="session")
 LONG = "in an other land there are the birds " * 12
-SLOPES = torch.tensor([2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8])  # of four heads
+SLOPES = torch.tensor([2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8])  # slopes of four heads
 
 
 @functools.cache
 def checkpoint(labels: int = 0, more_norms: bool = False) -> Path:
-    """BERT's random weights under JinaBERT's names, with gates that BERT does not have."""
+    """BERT's random weights with JinaBERT's names, and gates, which BERT lacks."""
     folder = kit.home() / f"jina-bert-{labels}-{more_norms}"
     shutil.copytree(kit.encoder("bert", labels), folder)
     named = {
@@ -151,7 +151,7 @@ async def test_the_device_path_makes_the_same_arrays(monkeypatch, more_norms):
 
 
 def test_slopes_of_heads_that_are_no_power_of_two():
-    """Twelve heads have eight's, then every second of sixteen's."""
+    """Twelve heads have the slopes of eight heads, then every second slope of sixteen heads."""
     assert slopes_of(4) == SLOPES.tolist()
     assert slopes_of(12) == [2.0**-k for k in range(1, 9)] + [2.0**-0.5, 2.0**-1.5, 2.0**-2.5, 2.0**-3.5]
 

@@ -1,7 +1,8 @@
-"""jina-embeddings-v3 over the routes, both layouts: transformers' numbers, with the adapter of each request's task.
+"""jina-embeddings-v3 over HTTP in both layouts: transformers' numbers, with the adapter of each request's task.
 
-The oracle's matrices have an adapter merged into them: W + alpha / rank * B A, and of a table W + alpha / rank * A B,
-as https://huggingface.co/jinaai/xlm-roberta-flash-implementation/blob/main/modeling_lora.py has it.
+The oracle's matrices have an adapter merged: W + alpha / rank * B A, and in a table of embeddings
+W + alpha / rank * A B, as in
+https://huggingface.co/jinaai/xlm-roberta-flash-implementation/blob/main/modeling_lora.py.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ SAID = {
 }  # fmt: skip
 LAYERS, HIDDEN, INNER, RANK, ALPHA = 3, 64, 96, 4, 1
 LAYOUTS = ("released", "transformers")
-NAMES = {  # released -> transformers'
+NAMES = {  # released names -> transformers' names
     "emb_ln": "embeddings.LayerNorm", "encoder.layers": "layers", "mixer.out_proj": "self_attn.o_proj",
     "norm1": "post_attention_layernorm", "norm2": "post_mlp_layernorm", "mixer.Wqkv": "self_attn.{}_proj",
 }  # fmt: skip
@@ -52,7 +53,7 @@ def renamed(name: str) -> str:
 
 
 def theirs(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Released matrices under transformers' names."""
+    """Released matrices by transformers' names."""
     made: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         if "{}" in (new := renamed(name)):
@@ -64,7 +65,7 @@ def theirs(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 @functools.cache
 def drawn() -> tuple[dict[str, torch.Tensor], Halves]:
-    """Matrices by their released names, and by module the halves of all tasks."""
+    """Matrices by their released names, and the adapters' halves of all tasks by module."""
     generator = torch.Generator().manual_seed(8)
 
     def draw(*shape: int) -> torch.Tensor:
@@ -86,7 +87,7 @@ def drawn() -> tuple[dict[str, torch.Tensor], Halves]:
 
 
 def merged(task: str | None) -> dict[str, torch.Tensor]:
-    """Transformers' matrices with a task's adapter in them."""
+    """transformers' matrices with a task's adapter merged into them."""
     tensors, halves = drawn()
     tensors = dict(tensors)
     for module, (a, b) in halves.items() if task else ():
@@ -98,7 +99,7 @@ def merged(task: str | None) -> dict[str, torch.Tensor]:
 
 @functools.cache
 def oracle(task: str | None) -> Callable[[list[int]], np.ndarray]:
-    """ids -> hidden states."""
+    """A function: token ids -> hidden states."""
     import transformers
 
     if not hasattr(transformers, "JinaEmbeddingsV3Model"):
@@ -150,7 +151,7 @@ def checkpoint(layout: str) -> Path:
         ]
         kit.write(folder / "modules.json", listed)
     else:
-        (folder / "modules.json").unlink()  # pooled by the mean without it
+        (folder / "modules.json").unlink()  # without this file the server pools by the mean
         about |= {
             "architectures": ["JinaEmbeddingsV3Model"], "model_type": "jina_embeddings_v3",
             "rope_parameters": {"rope_type": "default", "rope_theta": 20000.0},
@@ -166,7 +167,7 @@ def checkpoint(layout: str) -> Path:
 
 
 def write_adapter(folder: Path, k: int, halves: Halves) -> None:
-    """The adapter of one task as PEFT saves it; queries, keys and values share a first half."""
+    """Writes one task's adapter as PEFT saves it; queries, keys and values share their A half."""
     found: dict[str, torch.Tensor] = {}
     for module, (a, b) in halves.items():
         name = f"base_model.model.{renamed(module)}"
@@ -218,7 +219,7 @@ async def test_dimensions_tokens_and_what_is_refused(pooling, layout):
     data = (await client.post("/pooling", body)).json()["data"]
     for entry, ids in zip(data, await ids_of(client, SHORT)):
         kit.close(entry["data"], kit.unit(oracle("classification")(ids)))
-    for word in ("translation", "clustering"):  # which other models take for one of Cohere's words
+    for word in ("translation", "clustering"):  # other models accept these as one of Cohere's words
         answer = await client.post("/v1/embeddings", {"input": "x", "task": word})
         assert answer.status == 400
         assert all(task in answer.json()["error"]["message"] for task in TASKS)
@@ -237,7 +238,7 @@ async def test_scores_are_of_queries_and_of_passages(pooling, layout):
 @session
 @pytest.mark.parametrize("layout", LAYOUTS)
 async def test_tasks_in_one_step_alone_as_in_a_crowd_and_as_on_the_device_path(layout, monkeypatch):
-    """Inputs of five tasks and of none; by the mean, and by the first token, which alone passes the last layer."""
+    """Inputs of five tasks or none; pooled by the mean, or by the first token, which alone passes the last layer."""
     draw = np.random.default_rng(0)
     inputs = [draw.integers(2, 260, draw.integers(1, 129)).astype(np.int32) for _ in range(60)]
     numbers = draw.integers(0, 6, 60).astype(np.int32)
@@ -298,7 +299,7 @@ async def test_transformers_files_without_adapters_make_vectors(pooling):
 
 @session
 async def test_rerankers_have_a_table_of_positions(pooling):
-    """jina-reranker-v2: the same names, positions as XLM-R has them, no adapters."""
+    """jina-reranker-v2 has the same names, XLM-R's table of positions, and no adapters."""
     folder = kit.encoder("xlm_roberta", 1)
     made: dict[str, torch.Tensor] = {}
     tensors = kit.load_file(folder / "model.safetensors")

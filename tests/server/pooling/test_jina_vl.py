@@ -1,6 +1,6 @@
-"""jina-reranker-m0: tokens and scores of pairs of texts and pictures are those of the code that its makers publish.
+"""jina-reranker-m0: tokens and scores of pairs of texts and pictures equal those of its makers' published code.
 
-The reference is our own writing of compute_score and forward in https://huggingface.co/jinaai/jina-reranker-m0
+The reference is our own version of compute_score and forward in https://huggingface.co/jinaai/jina-reranker-m0
 (modeling.py).
 """
 
@@ -31,7 +31,7 @@ QUERY = TEXTS[2]
 
 @functools.cache
 def checkpoint() -> Path:
-    """Qwen2-VL with two layers in the place of its head; its file scales pictures down to a few patches."""
+    """Qwen2-VL with two layers instead of its head; its processor file scales pictures down to a few patches."""
     folder = kit.changed(tiny.checkpoint("qwen2_vl"), "jina-m0", architectures=("JinaVLForRanking",))
     tensors = {name: one for name, one in kit.load_file(folder / "model.safetensors").items() if "lm_head" not in name}
     random = torch.Generator().manual_seed(3)
@@ -48,7 +48,7 @@ def checkpoint() -> Path:
 
 @functools.cache
 def parts_of_processor():
-    """transformers' scaling of pictures, in the sizes that the code asks for, and the tokenizer."""
+    """transformers' picture scaling with the sizes of the makers' code, and the tokenizer."""
     name = "Qwen2VLImageProcessor"
     made = getattr(transformers, name + "Pil", None) or getattr(transformers, name)
     with tiny.quiet():
@@ -57,7 +57,7 @@ def parts_of_processor():
 
 
 def of_pair(query: str | Image.Image, document: str | Image.Image) -> tuple[list[int], float]:
-    """The tokens of a pair, and its score."""
+    """A pair's tokens and score."""
     texts = [SHOWN if isinstance(one, Image.Image) else one for one in (document, query)]
     pictures = [one.convert("RGB") for one in (document, query) if isinstance(one, Image.Image)]
     scale, tokenizer = parts_of_processor()
@@ -127,7 +127,7 @@ async def test_what_its_pairs_do_not_hold_is_refused(pooling):
 
 
 def large() -> Image.Image:
-    """Larger than the checkpoint's file lets pictures be, and smaller than its code does."""
+    """A picture above the limit of the checkpoint's file and below the limit of the makers' code."""
     return picture(0).resize((300, 250))
 
 

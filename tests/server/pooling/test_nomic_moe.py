@@ -1,4 +1,4 @@
-"""nomic-embed-text-v2-moe over the routes: the written-down reference's numbers, prompts, both paths, refusals."""
+"""nomic-embed-text-v2-moe over HTTP: the reference's numbers (tests/nomic_kit.py), prompts, both paths, refusals."""
 
 from __future__ import annotations
 

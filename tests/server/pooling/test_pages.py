@@ -1,4 +1,4 @@
-"""ColPali and ColQwen2: tokens and vectors of queries and pages are those of transformers, and so are their scores."""
+"""ColPali and ColQwen2: tokens, vectors and scores of queries and pages equal transformers'."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 KINDS = list(tiny_pages.KINDS)
 TWO = ["colqwen2", "colpali"]
 QUERY = TEXTS[2]
-OFF = 1e-4  # of a number of a page: float32 of transformers is 2e-5 off its float64 there
+OFF = 1e-4  # tolerance of a page's numbers: transformers' float32 differs from its float64 by 2e-5
 
 
 @pytest.fixture
 def asked(monkeypatch):
-    """The engine's requests of the clients that are watched by `asked(client)`."""
+    """`asked(client)` returns a list of the requests that the client's engine gets from then on."""
 
     def watch(client):
         engine, requests = client.state.engine, []
@@ -59,7 +59,7 @@ async def scores(client, **body):
 
 
 def maxsim(kind: str, query: np.ndarray, documents: list[np.ndarray]) -> list[float]:
-    """The processor's scores, of each document alone: in a batch it pads shorter documents with vectors of zeros."""
+    """The processor's scores, with each document alone: in a batch it pads shorter documents with zero vectors."""
     score, queries = tiny_pages.processor(kind).score_retrieval, [torch.tensor(query)]
     return [score(queries, [torch.tensor(one)]).item() for one in documents]
 
@@ -96,7 +96,7 @@ async def test_pages_are_those_of_transformers_alone_and_in_a_batch(pooling, ask
         close(vectors, expected, OFF)
     assert inputs_of(requests[0]) == [ids for ids, _ in (wanted[0], text, *wanted[1:])]
     for number in range(len(SIZES)):
-        for _ in range(2):  # the second time from the encoder's cache
+        for _ in range(2):  # the second run uses the encoder cache
             (found,) = await pooled(client, messages=message(part(number)))
             close(found, wanted[number][1], OFF)
             assert inputs_of(requests[-1]) == [wanted[number][0]]
@@ -126,7 +126,7 @@ async def test_scores_are_those_of_the_processor(pooling, kind):
 
 @pytest.mark.parametrize("kind", TWO)
 async def test_more_pages_than_one_step_holds_are_ranked(pooling, kind):
-    """Together they have more tokens than a prompt may, and than a step has room for."""
+    """Together the pages have more tokens than a prompt may have and than a step takes."""
     client = await pooling(tiny_pages.checkpoint(kind))
     pages = [tiny_pages.of_page(kind, picture(number))[1] for number in range(len(SIZES))]
     wanted = maxsim(kind, tiny_pages.of_query(kind, QUERY)[1], pages)
@@ -175,7 +175,7 @@ async def test_a_page_that_is_longer_than_the_context_is_refused(pooling):
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_the_device_path_sees_the_same(pooling, asked, monkeypatch, kind):
-    """The request that the server made, once more on an engine whose steps are an accelerator's."""
+    """The server's request, sent to an engine with an accelerator's steps."""
     client = await pooling(tiny_pages.checkpoint(kind))
     requests = asked(client)
     await scores(client, queries=QUERY, documents=[[part(0)], TEXTS[0], [part(1)]])
@@ -189,8 +189,8 @@ async def test_the_device_path_sees_the_same(pooling, asked, monkeypatch, kind):
 
 @pytest.mark.parametrize("kind", TWO)
 async def test_published_files_are_read(pooling, tmp_path, kind):
-    """The tensors' names as transformers' converters wrote vidore/colpali-v1.2-hf and vidore/colqwen2-v1.0-hf
-    (models/colpali and models/colqwen2, convert_*_weights_to_hf.py), with the head that both files still hold."""
+    """The tensors' names are those of transformers' converters in vidore/colpali-v1.2-hf and vidore/colqwen2-v1.0-hf
+    (models/colpali and models/colqwen2, convert_*_weights_to_hf.py), with the head that both files still contain."""
     folder = kit.shutil.copytree(tiny_pages.checkpoint(kind), tmp_path / "hf")
     tensors = kit.load_file(folder / "model.safetensors")
     if kind == "colqwen2":
@@ -264,4 +264,4 @@ async def test_an_accelerator_makes_the_same_vectors(kind, eager, dtype, least):
         found = await pooled(client, input=[QUERY, *({"image": url} for url in urls)])
         wanted = [tiny_pages.of_query(kind, QUERY), *(tiny_pages.of_page(kind, picture(at)) for at in range(3))]
         for vectors, (_, expected) in zip(found, wanted, strict=True):
-            assert (vectors * expected).sum(-1).mean() >= least  # of one token transformers' own bfloat16 has 0.9
+            assert (vectors * expected).sum(-1).mean() >= least  # one token has 0.9 in transformers' bfloat16

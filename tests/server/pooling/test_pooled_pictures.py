@@ -1,4 +1,4 @@
-"""Decoders that take pictures or audio, as embedders: a conversation's vector is that of transformers' last token."""
+"""Embedding decoders of pictures or audio: a conversation's vector is the last token's hidden state of transformers."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ async def vector(client, path: str = "/v1/embeddings", **body) -> np.ndarray:
 
 
 def reranker() -> Path:
-    """Qwen3-VL with two letters for yes and no."""
+    """Qwen3-VL as a reranker; the tiny tokenizer's letters y and n stand for yes and no."""
     values = {"architectures": ("Qwen3VLForSequenceClassification",), "classifier_from_token": kit.Words(["n", "y"])}
     return kit.changed(tiny.checkpoint("qwen3_vl"), "vl-reranker", is_original_qwen3_reranker=True, **values)
 
 
 async def oracle_inputs(state, messages: list[dict]) -> dict:
-    """Our processor's pixels; transformers counts the positions."""
+    """transformers' arguments with our processor's pixels; transformers computes the positions."""
     prompt = await state.renderer.chat(messages, add_generation_prompt=True)
     processed = await state.media.load(prompt.media)
     made = splice(prompt.token_ids, prompt.slots, processed, state.media.processor)
@@ -55,7 +55,7 @@ async def oracle_inputs(state, messages: list[dict]) -> dict:
 
 
 async def of_transformers(state, folder, *parts: dict) -> np.ndarray:
-    """The last token's hidden state."""
+    """The last token's hidden state, computed by transformers and normalised."""
     inputs = await oracle_inputs(state, said(*parts)["messages"])
     model = tiny.reference(folder).model
     model.rope_deltas = None
@@ -69,7 +69,7 @@ async def test_conversations_with_pictures_and_films_are_those_of_transformers(p
     client = await pooling(folder, **POOLS)
     for parts in ((PICTURE, WORDS), (WORDS,), (WORDS, OTHER, FILM, PICTURE)):
         wanted = [await of_transformers(client.state, folder, *parts)]
-        for _ in range(2):  # the second time its blocks are cached
+        for _ in range(2):  # the second run finds its blocks in the prefix cache
             kit.close(await vector(client, **said(*parts)), wanted)
     by_token = await vector(client, "/pooling", task="token_embed", **said(PICTURE, WORDS))
     kit.close(by_token[0][-1:], await vector(client, **said(PICTURE, WORDS)))
@@ -121,14 +121,14 @@ async def test_scores_of_an_embedder_are_cosines_of_its_vectors(pooling):
 
 
 async def test_a_reranker_that_sees_has_its_models_own_conversation(pooling):
-    """As Qwen3-VL-Reranker's card renders it; the logits are transformers', of yes without no."""
+    """The prompt is from Qwen3-VL-Reranker's card; the score is the sigmoid of transformers' logits of yes minus no."""
     folder = tiny.checkpoint("qwen3_vl")
     client = await pooling(reranker())
     model, encode = tiny.reference(folder), client.state.tokenizer.encode
     yes, no = encode("y")[0], encode("n")[0]
 
     async def wanted(task, query, document):
-        """`query` and `document`: parts."""
+        """transformers' score; `query` and `document` are lists of content parts."""
         parts = [{"type": "text", "text": f"<Instruct>: {task}"}, {"type": "text", "text": "<Query>:"}, *query]
         parts += [{"type": "text", "text": "\n<Document>:"}, *document]
         messages = [{"role": "system", "content": JUDGE}, {"role": "user", "content": parts}]
@@ -150,7 +150,7 @@ async def test_a_reranker_that_sees_has_its_models_own_conversation(pooling):
 
 
 async def test_an_embedder_of_messages_makes_one_of_each_text(pooling):
-    """As sentence-transformers does where the checkpoint's files say so: a prompt is the system's."""
+    """sentence-transformers does the same if the checkpoint's files ask for it; a prompt becomes the system message."""
     folder, texts = kit.of_messages(), kit.TEXTS
     client = await pooling(folder)
     model = kit.oracle(folder)
@@ -174,7 +174,7 @@ async def test_an_embedder_of_messages_makes_one_of_each_text(pooling):
 
 
 async def test_the_device_path_sees_the_same(pooling, monkeypatch):
-    """The request that the server made, once more on an engine whose steps are an accelerator's."""
+    """The server's request, sent to an engine with an accelerator's steps."""
     folder, asked = tiny.checkpoint("qwen3_vl"), []
     client = await pooling(folder, **POOLS)
     submit = client.state.engine.submit

@@ -1,4 +1,4 @@
-"""Requests of people who have not read our pages: what is far too long, cut to nothing, or named as others name it."""
+"""Requests by users who have not read our pages: too long, truncated to nothing, or with other servers' names."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tests.asked_vectors import DOCUMENTS, QUERY, scores, vectors
 from tests.server.pooling.test_rerank import PATHS, two_tokens
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-LIMIT = 128  # tokens that these models hold; a text of more than 16 bytes for each is not tokenized as it is
+LIMIT = 128  # tokens of the models' context; a text with more than 16 bytes for each token is not tokenized as a whole
 LONG = "".join(f"{number:x} the bird " for number in range(4000))
-BLANK = "\u3000" * 4000 + LONG  # its beginning has fewer tokens than are needed in some tokenizers
+BLANK = "\u3000" * 4000 + LONG  # some tokenizers make too few tokens of its beginning
 
 
 def rerankers():

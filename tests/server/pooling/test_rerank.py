@@ -1,4 +1,4 @@
-"""/score and /rerank: classifiers of pairs, rerankers of two tokens, and models that make vectors."""
+"""/score and /rerank: classifiers of pairs, rerankers of two tokens, and embedding models."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
 
 
 def two_tokens(**more):
-    """Qwen3-Reranker as vLLM's hf_overrides describe it; the tiny tokenizer has no words, so letters stand for them."""
+    """Qwen3-Reranker as in vLLM's hf_overrides; the tiny tokenizer has no words, so letters replace them."""
     values = {"architectures": ("Qwen3ForSequenceClassification",), "classifier_from_token": kit.Words(["n", "y"])}
     return kit.changed(tiny.checkpoint("qwen3"), f"two-tokens-{len(more)}", **values, **more)
 
@@ -50,7 +50,7 @@ async def test_a_reranker_of_two_tokens_has_its_models_own_template(pooling):
     asked = await scores(client, queries=QUERY, documents=DOCUMENTS, instruction="find birds")
     np.testing.assert_allclose(asked, list(wanted("find birds")), atol=1e-4)
     ranked = await client.post("/rerank", {"query": QUERY, "documents": DOCUMENTS, "instruction": "find birds"})
-    # Of two equal documents one may end in a cached prefix, and then differs in the last bit from request to request.
+    # Of two equal documents, one may share a cached prefix; its score then differs in the last bit between requests.
     results = [(-entry["relevance_score"], entry["index"]) for entry in ranked.json()["results"]]
     assert results == sorted(results)
     np.testing.assert_allclose([-score for score, _ in results], [asked[at] for _, at in results], atol=1e-6)
@@ -65,7 +65,7 @@ async def test_pairs_of_a_decoder_are_its_tokenizers_pairs(pooling):
     with tiny.quiet(), torch.no_grad():
         model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
         pairs = [client.state.tokenizer.encode_pair(QUERY, document)[0] for document in DOCUMENTS]
-        # Not model(ids).logits, which takes the token at the end of these texts for padding.
+        # Not model(ids).logits, which treats the last token of these texts as padding.
         logits = [float(model.score(model.model(torch.tensor([ids])).last_hidden_state[0, -1])) for ids in pairs]
     found = await scores(client, text_1=QUERY, text_2=DOCUMENTS)
     raw = await scores(client, text_1=QUERY, text_2=DOCUMENTS, use_activation=False)
@@ -219,7 +219,7 @@ async def test_a_template_without_the_roles_of_a_pair_is_501(pooling):
 
 @functools.cache
 def classifier_of_messages():
-    """A classifier that sentence-transformers 6 saved with a chat template."""
+    """A classifier with a chat template, as sentence-transformers 6 saves it."""
     folder = kit.home() / "classifier-of-messages"
     kit.shutil.copytree(kit.classifier("qwen3", "Qwen3ForSequenceClassification", 1), folder)
     kit.write(folder / "config.json", {**kit.read(folder / "config.json"), "pad_token_id": tiny.IDS["<|endoftext|>"]})

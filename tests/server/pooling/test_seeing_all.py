@@ -1,4 +1,4 @@
-"""Bodies whose tokens see later ones: ModernBERT, EmbeddingGemma, decoders trained on; transformers' numbers."""
+"""Bodies with bidirectional attention (ModernBERT, EmbeddingGemma, retrained decoders): transformers' numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SPLADE over the routes: sentence-transformers' SparseEncoder gives the same weights and products; both paths."""
+"""SPLADE over HTTP: the weights and products of sentence-transformers' SparseEncoder; both paths."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ NAMES = {
     "bert": "Bert", "distilbert": "DistilBert", "roberta": "Roberta", "xlm_roberta": "XLMRoberta", "mpnet": "MPNet",
     "camembert": "Camembert", "electra": "Electra", "albert": "Albert", "modernbert": "ModernBert",
 }  # fmt: skip
-BEHIND_PADDING = ("roberta", "xlm_roberta", "camembert", "mpnet")  # positions
+BEHIND_PADDING = ("roberta", "xlm_roberta", "camembert", "mpnet")  # positions begin after the padding id
 TWICE = "log1p_relu"
 
 
 @functools.cache
 def checkpoint(kind: str, old: bool = True, similarity: str | None = None, activation: str = "relu") -> Path:
-    """A model that fills gaps, with SparseEncoder's modules; `old`: as sentence-transformers 5 names them."""
+    """A masked language model with SparseEncoder's modules; `old`: with the names of sentence-transformers 5."""
     import transformers
 
     renamed = kit.OF_DISTILBERT if kind == "distilbert" else {}
@@ -74,7 +74,7 @@ def checkpoint(kind: str, old: bool = True, similarity: str | None = None, activ
 
 @functools.cache
 def oracle(folder: Path) -> Any:
-    """The body and head of the folder in sentence-transformers, float32 on the CPU."""
+    """The folder in sentence-transformers, float32 on the CPU."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from sentence_transformers import SparseEncoder
@@ -122,7 +122,7 @@ async def test_tokens_one_by_one_are_not_to_be_had(pooling):
 
 
 class Largest(TorchDispatchMode):
-    """The most numbers that a tensor which is made has, in lines as wide as the vocabulary."""
+    """Records the largest new tensor that has an axis of the vocabulary's size, in rows of that size."""
 
     rows = 0
 
@@ -159,7 +159,7 @@ async def test_alone_as_in_a_crowd_and_as_on_the_device_path(kind, monkeypatch):
     draw = np.random.default_rng(0)
     inputs = [draw.integers(2, 260, draw.integers(1, 129)).astype(np.int32) for _ in range(40)]
     few = {"max_num_seqs": 8, "max_num_queued_reqs": 4, "max_num_batched_tokens": 192, "num_gpu_blocks_override": 0}
-    monkeypatch.setattr(heads, "LOGITS_OF", 80)  # an input's tokens lie in up to three of the parts
+    monkeypatch.setattr(heads, "LOGITS_OF", 80)  # an input's tokens are in up to three parts
     async with running(checkpoint(kind), **few) as served:
         together = await arrays(served, inputs)
         for at in (0, 7, 39):

@@ -1,4 +1,4 @@
-"""Results of single tokens: classes of tokens, rewards of steps, BGE-M3's three outputs."""
+"""Results for each token: classes of tokens, rewards of steps, BGE-M3's three outputs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.asked_vectors import DOCUMENTS, FEW, QUERY, ids_of, scores, vectors
 from tests.pooling_kit import close
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-TAG = tiny.IDS["<|vision_pad|>"]  # stands for <extra_0>, which the tiny tokenizer does not have
+TAG = tiny.IDS["<|vision_pad|>"]  # stands for <extra_0>, which the tiny tokenizer lacks
 
 
 def softmax(x):
@@ -152,7 +152,7 @@ async def test_a_colbert_marks_both_sides_and_leaves_punctuation_out_of_document
     first, *others = await ids_of(client, [QUERY, *texts])
     query = through(first, "<|vision_bos|>", False)
     documents = [through(ids, "<|vision_eos|>", True) for ids in others]
-    assert sum(map(len, documents)) < sum(len(ids) + 1 for ids in others)  # some tokens are left out
+    assert sum(map(len, documents)) < sum(len(ids) + 1 for ids in others)  # punctuation is left out
     wanted = [(query @ document.T).max(1).sum() for document in documents]
     np.testing.assert_allclose(await scores(client, text_1=QUERY, text_2=texts), wanted, rtol=1e-4)
     close((await pooled(client, [QUERY], prompt_name="query"))[0], query)

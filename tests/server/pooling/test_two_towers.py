@@ -1,4 +1,4 @@
-"""CLIP and SigLIP: vectors of texts and of pictures are those of transformers, and scores between them."""
+"""CLIP and SigLIP: vectors of texts and pictures, and scores between them, equal transformers'."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.server.conftest import config_of, ready
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 KINDS = ["clip", "siglip", "siglip2"]
 TEXTS = ["the cat", "x", "a dog and the bird", "Grüße, 東京!"]
-URL = "data:image/png;base64,AAAA"  # of no picture
+URL = "data:image/png;base64,AAAA"  # not a picture
 SIZES = [(56, 56), (90, 61), (64, 130)]
 
 
@@ -164,7 +164,7 @@ async def test_a_server_without_pictures_reads_texts_alone(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_recorded_steps_put_pictures_where_others_do(kind):
-    """A graph reads rows and marks of all tokens, the CPU the rows of each medium: the lines are the same."""
+    """A graph reads rows and marks of all tokens, the CPU the rows of each media item: the vectors are equal."""
     config = load_model_config(tiny_towers.checkpoint(kind))
     model = build_model(config, torch.float32)
     load_weights(model, str(tiny_towers.checkpoint(kind)), "auto", seed=0)

@@ -1,12 +1,12 @@
 # ruff: noqa: E501
-"""Pieces of chat templates, written for these tests, and the templates that are put together from the pieces.
+"""Pieces of chat templates, written for these tests, and templates composed of the pieces.
 
-A template is a head (what stands before the turns), a way to show tools, a body (the loop over the turns), a way to show
-calls, a tail and a spacing. Each piece uses constructs that templates of checkpoints use: namespaces, macros, loop
-controls, filters and tests, dumps of JSON, exceptions, clocks, generation blocks, white space control. TEMPLATES holds
-combinations in which pieces of different sorts meet, and single templates for the rest.
+A template has a head (text before the turns), a piece that renders tools, a body (the loop over the turns), a piece
+that renders calls, a tail and a spacing. Each piece uses constructs of real checkpoints' templates: namespaces, macros,
+loop controls, filters and tests, dumps of JSON, exceptions, clocks, generation blocks, white space control. TEMPLATES
+has combinations that cover every pair of pieces, and single templates for the other constructs.
 
-`turns` is what the body loops over, `turn` the turn at hand; the text of a turn is never looped over except in MEDIA.
+The body loops over `turns`; `turn` is the current turn. Only MEDIA loops over the content of a turn.
 """
 
 from itertools import product
@@ -193,7 +193,7 @@ TAILS = {
 
 
 def loosened(source: str) -> str:
-    """Blocks on lines of their own, as the environment trims them; expressions stay where they are."""
+    """Puts blocks on lines of their own, which the environment trims; expressions stay in place."""
     return source.replace("{%- ", "\n    {% ").replace(" -%}", " %}\n")
 
 
@@ -210,7 +210,7 @@ def compose(*names: str) -> str:
 
 
 def composed() -> dict[str, str]:
-    """Combinations in which every two pieces of different sorts that may meet have met, by name."""
+    """Templates by name that together have every possible pair of pieces of different sorts."""
     rows = []
     for head, body, tail, spacing in product(*(range(len(sort)) for sort in (HEADS, BODIES, TAILS, SPACINGS))):
         places = head, (head + body) % len(TOOLS), body, (2 * head + body) % len(CALLS), tail, spacing

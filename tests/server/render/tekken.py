@@ -1,4 +1,4 @@
-"""Small tekken.json, sentencepiece and tiktoken files in the real formats, made here in a moment."""
+"""Writes small tekken.json, sentencepiece and tiktoken files in the real formats."""
 
 import base64
 import functools
@@ -18,7 +18,7 @@ NUM_SPECIAL = 40
 
 @functools.cache
 def merges():
-    """Bytes of every token, by rank: all single bytes, then what a byte-level training has merged."""
+    """Bytes of every token, by rank: all single bytes, then the merges of a byte-level training."""
     core = vocab.byte_level()
     letters = {letter: byte for byte, letter in _letters().items()}
     pieces = [bytes([byte]) for byte in range(256)]
@@ -34,9 +34,9 @@ def _letters():
 
 
 def write_tekken(folder, version="v13", image=True, audio=False, streaming=None):
-    """tekken.json of a version, with the special tokens that it has.
+    """Writes a tekken.json of a version, with that version's special tokens.
 
-    `streaming`: further fields of `audio`, for a model that transcribes audio while it arrives.
+    `streaming`: more fields of `audio`, for a model that transcribes audio while it arrives.
     """
     special = SPECIAL if version == "v15" else SPECIAL[:-2]
     if streaming is not None:
@@ -72,7 +72,7 @@ def write_tekken(folder, version="v13", image=True, audio=False, streaming=None)
 
 
 def write_tiktoken(folder, name="tiktoken.model", config=None):
-    """A merge file, and tokenizer_config.json where given."""
+    """Writes a merge file, and tokenizer_config.json if `config` is given."""
     folder.mkdir(exist_ok=True)
     lines = [base64.b64encode(piece) + b" " + str(rank).encode() for rank, piece in enumerate(merges())]
     (folder / name).write_bytes(b"\n".join(lines) + b"\n")

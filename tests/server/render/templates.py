@@ -1,4 +1,4 @@
-"""Chat templates of our own pieces (constructs.py), and conversations to render with them."""
+"""Chat templates composed of our own pieces (constructs.py), and conversations to render with them."""
 
 from tests.server.render.constructs import compose
 
@@ -119,7 +119,7 @@ def conversations():
 
 
 def part_conversations():
-    """40 conversations with media, in the form that templates read."""
+    """40 conversations with media, in the form that templates get."""
     kinds = ["image", "audio", "video"]
     found = []
     for k, text in enumerate(TEXTS * 4):

@@ -1,4 +1,4 @@
-"""What a template's expressions may make: texts and lists are counted before they are made."""
+"""Sizes that a template's expressions may create: texts and lists are counted before they are created."""
 
 from __future__ import annotations
 

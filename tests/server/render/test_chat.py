@@ -1,4 +1,4 @@
-"""Rendering: roles, parts, media slots, tools, lengths; and that nothing of it holds the loop."""
+"""Rendering: roles, parts, media slots, tools, lengths; rendering does not block the loop."""
 
 import asyncio
 import gc
@@ -388,7 +388,7 @@ async def test_lone_surrogates_are_refused(renderer):
 
 @pytest.mark.alone
 async def test_a_long_prompt_leaves_the_loop_free(make):
-    gc.collect()  # a collection of all that a worker holds takes the lock for longer than this test takes
+    gc.collect()  # a full garbage collection takes the GIL for longer than this test
     renderer = make(max_model_len=1 << 20)
     text = "The quick brown fox jumps over the lazy dog. 漢字 " * 10_000
     late = []
@@ -405,7 +405,7 @@ async def test_a_long_prompt_leaves_the_loop_free(make):
     beat.cancel()
     assert len(prompt) > 100_000 < len(again)
     assert len(late) > 20
-    assert sorted(late)[len(late) // 2] < 0.02 * slowness()  # alone on a core the latest is 0.01
+    assert sorted(late)[len(late) // 2] < 0.02 * slowness()  # the maximum is 0.01 s on an idle core
 
 
 async def test_texts_of_system_and_tools_are_joined_where_a_string_is_understood(make):

@@ -1,4 +1,4 @@
-"""Fifty templates times forty conversations, byte-equal to the reference; what it refuses is refused here too."""
+"""Fifty templates times forty conversations: byte-equal to the reference, or refused as by the reference."""
 
 import copy
 import json
@@ -30,7 +30,7 @@ def reference():
     from transformers.utils.chat_template_utils import render_jinja_template
 
     def render(source, messages, **values):
-        """None where the reference refuses."""
+        """Returns None where the reference refuses."""
         values = {**SPECIAL, **values}
         try:
             chats = [copy.deepcopy(messages)]
@@ -88,7 +88,7 @@ def test_conversations_with_media_render_as_the_reference_does(name, reference):
 
 
 def as_sent(messages):
-    """As clients send them: arguments are text."""
+    """The messages as clients send them: arguments are strings."""
     sent = copy.deepcopy(messages)
     for message in sent:
         for call in message.get("tool_calls", ()):
@@ -107,13 +107,13 @@ def tokenizer():
     return HfTokenizer(vocab.byte_level(), dict(SPECIAL), {})
 
 
-# Two templates measure the text, and so also the mark that shows where an answer is continued.
+# These two templates measure the text, and so also the mark that denotes where an answer is continued.
 STRINGS = [name for name in TEMPLATES if name not in (*PARTS, "strings", "blocks")]
 
 
 @pytest.mark.parametrize("name", STRINGS)
 async def test_requests_give_the_prompt_of_the_reference(name, reference, tokenizer, pool):
-    """Through the reader of messages, as the routes do it; every third answer is continued."""
+    """Messages are parsed as in the routes; every third conversation continues an answer."""
     source = TEMPLATES[name]
     renderer = Renderer(tokenizer, RenderConfig(1 << 16, chat_template=source), pool)
     for k, (messages, tools) in enumerate(CONVERSATIONS[::3]):

@@ -1,4 +1,4 @@
-"""Messages of any shape: a Prompt or a RenderError with a status clients may see, and nothing else (R5)."""
+"""Messages of any shape give a Prompt or a RenderError with a status for clients, and no other error (R5)."""
 
 import copy
 import random
@@ -49,7 +49,7 @@ ODD = [
 
 
 def spots(value, found):
-    """Every (container, key) inside."""
+    """Every (container, key) inside the value, at any depth."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in items:
         found.append((value, key))

@@ -1,4 +1,4 @@
-"""Calls in histories of other servers and dialects, under templates that take none but their own model's."""
+"""Calls in histories of other servers and dialects, with templates that accept only their own model's calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.server.live import TEMPLATE, use_template
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-# As Mistral's templates do, and Kimi's, in which the id is all that names the tool.
+# Mistral's templates demand ids of nine characters; in Kimi's templates the id alone names the tool.
 NINE = r"""
 {%- for m in messages -%}[{{ m.role }}]{{ m.content or '' }}
 {%- for c in m.tool_calls or [] -%}
@@ -24,7 +24,7 @@ LONG, OTHER = "toolu_" + 32 * "a", "toolu_" + 32 * "b"
 
 
 async def read(client, calls):
-    """What the model reads of a user's word and turns with calls, the same in every dialect."""
+    """The prompt of a user's message and of turns with calls; it is equal in all three dialects."""
     chat, items, blocks = ([{"role": "user", "content": "hi"}] for _ in range(3))
     for name, call_id in calls:
         chat += [
@@ -119,7 +119,7 @@ def answer(name):
 async def test_several_calls_are_rendered_one_by_one_where_a_template_takes_no_more(client):
     hi = {"role": "user", "content": "hi"}
     messages = [hi, called("a", "b", "c"), answer("b"), answer("a"), answer("z"), hi]
-    for template in (ONE, ONE.replace("!= 1", "== 0")):  # which refuses several, and which shows the first
+    for template in (ONE, ONE.replace("!= 1", "== 0")):  # one refuses several calls, the other renders only the first
         use_template(client, template)
         reply = await client.chat(messages=messages, return_prompt_text=True)
         assert reply.status == 200, reply.content
@@ -166,7 +166,7 @@ FIRST = r"""
 
 
 async def test_text_next_to_a_call_is_reasoning_where_a_template_takes_one_text(client):
-    """A template that renders the first call only gets the calls one by one."""
+    """If a template renders only the first call, each call becomes a message of its own."""
     use_template(client, FIRST)
     hi = {"role": "user", "content": "hi"}
     messages = [hi, {**called("a", "b"), "reasoning": "hm"}, answer("a"), answer("b"), hi]

@@ -1,4 +1,4 @@
-"""Tokenizers of mistral-common: ids, bytes and conversations as the library has them; media; errors in our words."""
+"""Tokenizers of mistral-common: the library's ids, bytes and conversations; media; errors in our words."""
 
 import asyncio
 import functools
@@ -134,7 +134,7 @@ async def test_a_run_that_cannot_be_split_is_refused_not_a_fault(make):
 
 
 def conversations():
-    """(messages, tools) in the form clients send, which the library takes as it is."""
+    """(messages, tools) in the form that clients send and the library accepts."""
     for k, text in enumerate(TEXTS):
         other = TEXTS[(k + 3) % len(TEXTS)] or "x"
         yield [{"role": "user", "content": text}], None
@@ -185,7 +185,7 @@ async def test_ids_of_other_servers_calls_become_nine_letters_on_both_sides(make
     assert f"[TOOL_RESULTS]{made}[TOOL_CONTENT]42" in prompt.text
     kept = await make("v11").chat(called("abcDEF123", tool_call_id="abcDEF123"))
     assert "[CALL_ID]abcDEF123[ARGS]" in kept.text
-    answered = await make("v11").chat(called("abcDEF123"))  # without an id it answers the call that waits
+    answered = await make("v11").chat(called("abcDEF123"))  # a result without an id belongs to the open call
     assert np_equal(answered, kept)
 
 
@@ -309,7 +309,7 @@ async def test_escaping_changes_nothing_because_text_is_never_control(make):
 
 @pytest.mark.alone
 async def test_a_long_prompt_leaves_the_loop_free(make):
-    gc.collect()  # a collection of all that a worker holds takes the lock for longer than this test takes
+    gc.collect()  # a full garbage collection takes the GIL for longer than this test
     renderer = make("v3-pieces", max_model_len=400_000)
     await renderer.chat([{"role": "user", "content": "warm"}])
     text = "The quick brown fox jumps over it. " * 12_000
@@ -320,7 +320,7 @@ async def test_a_long_prompt_leaves_the_loop_free(make):
         turns += 1
     assert len(await task) > 100_000
     assert turns > 5
-    assert time.thread_time() - before < 1  # of this thread: the work was elsewhere
+    assert time.thread_time() - before < 1  # CPU time of this thread: other threads did the work
 
 
 # -- files
@@ -333,7 +333,7 @@ def test_a_folder_is_read_by_what_it_holds(tmp_path):
     with pytest.raises(ConfigError, match=r"no tokenizer\.json"):
         load_tokenizer(folder, "hf")
     vocab.save(vocab.byte_level(), folder)
-    assert load_tokenizer(folder).chat_format is None  # tokenizer.json wins unless the flag says otherwise
+    assert load_tokenizer(folder).chat_format is None  # tokenizer.json wins unless the flag names another format
     assert load_tokenizer(folder, "mistral").is_tekken
     with pytest.raises(ConfigError, match="no such folder"):
         load_tokenizer(tmp_path / "absent")

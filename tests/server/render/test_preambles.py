@@ -1,4 +1,4 @@
-"""The text that a family writes in front of a loaded item is tokenized with the text before it."""
+"""A family's text in front of a media item is tokenized together with the text before it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_led_prompt_has_the_tokens_of_its_whole_text(tokenizer, before, after,
 
 
 def test_what_a_client_spelled_stays_letters(tokenizer):
-    """Where special tokens of a client's text are escaped, the text is tokenized again without them."""
+    """If a client's text spells special tokens, retokenizing it with the preamble does not make them special."""
     ids = tokenizer.encode_segments([("<turn>user ", False), ("<turn>", True), (f"\n\n{MARK}\n\n", False)])
     prompt = Prompt(np.array(ids, np.int32), (), (ids.index(tokenizer.id_of(MARK)),), "as rendered")
     found = with_preambles(prompt, [PREAMBLE], tokenizer).token_ids.tolist()
@@ -69,7 +69,7 @@ def test_rows_of_a_client_move_and_are_no_text(tokenizer):
 
 
 def test_tokens_that_are_no_text_stay(tokenizer):
-    """Half a character, as truncation leaves it: its token stays, and the item's text follows."""
+    """Half a character, as truncation leaves it, keeps its token; the item's text follows."""
     half = tokenizer.encode("é")[:1] if len(tokenizer.encode("é")) > 1 else [tokenizer.id_of("Ã")]
     ids = [*half, *tokenizer.encode(f"\n\n{MARK}")]
     prompt = Prompt(np.array(ids, np.int32), (), (len(ids) - 1,), "é")

@@ -1,4 +1,4 @@
-"""Sentencepiece models without a tokenizer.json: ids and text equal the library's, further tokens come from files."""
+"""Sentencepiece models without a tokenizer.json: ids and text equal the library's; added tokens come from files."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tests.server.render import vocab
 
 PUBLISHED = Path(mistral_common.__file__).parent / "data" / "tokenizer.model.v1"  # Mistral 7B's: 32,000 pieces
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-FREE = "[UNUSED_TOKEN_0]"  # a place that training left free
+FREE = "[UNUSED_TOKEN_0]"  # a piece that training left unused
 
 
 def trained(folder: Path, **changes) -> Path:
-    """A model of about 300 pieces."""
+    """A trained model of about 300 pieces."""
     rules = {"add_dummy_prefix": False, "remove_extra_whitespaces": False, "normalization_rule_name": "identity"}
     rules |= {"model_type": "bpe", "byte_fallback": True, "vocab_size": 300, "user_defined_symbols": [FREE]}
     lines = ["the cat and the hat in the rain", "a thing in the land of things", "under the red band there ran an ant"]
@@ -84,7 +84,7 @@ def test_ids_of_a_small_model_equal_the_librarys(tmp_path, prefix):
 
 
 def test_a_prefix_that_only_a_texts_beginning_has(tmp_path):
-    """`legacy: false` of Llama's configuration: none behind a special token."""
+    """With Llama's `legacy: false` there is no prefix after a special token."""
     trained(tmp_path, add_dummy_prefix=True)
     write(tmp_path, bos_token="<s>", eos_token="</s>", legacy=False)
     tokenizer, theirs = load_tokenizer(tmp_path), library(tmp_path)
@@ -96,7 +96,7 @@ def test_a_prefix_that_only_a_texts_beginning_has(tmp_path):
 
 
 def test_tokens_in_free_places_and_behind_the_pieces(tmp_path):
-    """As InternLM2 and InternVL2 have them: a config gives free pieces names, and adds others."""
+    """In InternLM2 and InternVL2 the configuration names unused pieces and adds tokens after the last piece."""
     trained(tmp_path)
     free = library(tmp_path).piece_to_id(FREE)
     listed = {
@@ -119,13 +119,13 @@ def test_tokens_in_free_places_and_behind_the_pieces(tmp_path):
 
 
 def chatglm(folder: Path) -> Path:
-    """As ChatGLM2 and 3 have it: a prefix in front of each piece of text, added tokens that the makers' code names."""
+    """A tokenizer like ChatGLM2's: a prefix for each piece of text, and added tokens named only in the makers' code."""
     return write(trained(folder, add_dummy_prefix=True), tokenizer_class="ChatGLMTokenizer")
 
 
 @pytest.mark.parametrize("listed", [(), (301, 303, 306, 307)])
 def test_chatglms_added_tokens_are_those_of_its_makers_code(tmp_path, listed):
-    """Files list none of them (ChatGLM2), or some (ChatGLM3)."""
+    """Files list none of the tokens (ChatGLM2), or some (ChatGLM3)."""
     folder, names = chatglm(tmp_path), dict(enumerate(sentencepiece_model.CHATGLM, 300))
     entries = {str(number): {"content": names[number], "special": False, "normalized": False} for number in listed}
     write(folder, tokenizer_class="ChatGLMTokenizer", **({"added_tokens_decoder": entries} if listed else {}))
@@ -175,7 +175,7 @@ def test_a_damaged_file_is_read_or_refused_in_words(tmp_path):
 
 
 async def test_a_chat_is_served_with_it(tmp_path):
-    """A folder as InternLM2's makers publish it."""
+    """A folder in InternLM2's published layout."""
     folder = internlm2.checkpoint(tmp_path / "internlm2")
     (folder / "tokenizer.json").unlink()
     (folder / "chat_template.jinja").unlink()
@@ -194,7 +194,7 @@ async def test_a_chat_is_served_with_it(tmp_path):
 
 
 async def test_chatglm3_ends_where_another_role_begins(tmp_path):
-    """Its files name the end of texts alone."""
+    """ChatGLM3's files name only the end-of-text token."""
     config = {**glm.TEXT, "padded_vocab_size": 320, "eos_token_id": 2, "pad_token_id": 0}
     folder = glm.checkpoint(tmp_path / "chatglm", config)
     (folder / "tokenizer.json").unlink()

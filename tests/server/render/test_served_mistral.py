@@ -1,4 +1,4 @@
-"""A folder as Mistral releases it (params.json, consolidated.safetensors, tekken.json) behind the HTTP routes."""
+"""A folder as Mistral releases it (params.json, consolidated.safetensors, tekken.json), served over HTTP."""
 
 import json
 
@@ -10,12 +10,12 @@ from tests.models.test_consolidated import params_of, seeing_folder, tensors_of,
 from tests.server.conftest import config_of, maker, ready
 from tests.server.render import tekken
 
-VOCAB = 1024  # rows of the embedding; more than the tokenizer has
+VOCAB = 1024  # rows of the embedding; more than the tokenizer's tokens
 
 
 @pytest.fixture(scope="module")
 def seeing(tmp_path_factory):
-    """Such a folder with a picture tower; ids of the tokenizer in params.json."""
+    """A folder in Mistral's layout with a picture tower; params.json has the tokenizer's ids."""
     root = seeing_folder("mistral3", tmp_path_factory.mktemp("pixtral"))
     params = json.loads((root / "params.json").read_text())
     params["vision_encoder"]["image_token_id"] = tekken.SPECIAL.index("[IMG]")

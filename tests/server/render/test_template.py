@@ -1,4 +1,4 @@
-"""Templates: byte-equal to the reference, what a template wants of its messages, and the bounds of a rendering."""
+"""Templates: byte-equal to the reference, their demands on messages, and the bounds of rendering."""
 
 import copy
 import json
@@ -25,7 +25,7 @@ def reference():
 
 
 def with_reasoning_names(messages):
-    """The reader gives reasoning under all of its names; the reference adds them itself."""
+    """Adds the reasoning under its three names, as our parser does; the reference adds the names itself."""
     out = []
     for message in messages:
         reasoning = message.get("reasoning_content")

@@ -1,4 +1,4 @@
-"""Which chat template is used: the operator's, a named one, one for tools, and what happens where there is none."""
+"""The choice of a chat template: the operator's, a named one, one for tools, or none."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -107,7 +107,7 @@ def test_a_template_that_cannot_be_one_is_refused_before_the_model_is_there(give
         check_given(given)
     path.write_text("{{ messages }}")
     check_given(str(path))
-    check_given("rag")  # may be one of the checkpoint's names
+    check_given("rag")  # the checkpoint may have a template of this name
     with pytest.raises(ConfigError, match="is not a readable file"):
         check_given(str(tmp_path / "other.jinja"))
 

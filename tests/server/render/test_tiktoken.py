@@ -1,4 +1,4 @@
-"""Merge files of tiktoken: ids and text as the library has them, special tokens of the families, framing, templates."""
+"""Merge files of tiktoken: the library's ids and text, special tokens of the families, framing, templates."""
 
 import random
 
@@ -26,7 +26,7 @@ def with_added(first):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    first = len(tekken.merges()) + 3  # ids between them name nothing
+    first = len(tekken.merges()) + 3  # ids between the merges and this one are unused
     return tekken.write_tiktoken(tmp_path_factory.mktemp("m"), config=with_added(first))
 
 
@@ -122,7 +122,7 @@ GLM = {
 
 
 async def test_prompts_of_glm_4v_are_those_of_its_makers(tmp_path, pool):
-    """[gMASK]<sop> before every text; a message's picture before its text, with nothing between."""
+    """[gMASK]<sop> is before every text; a message's picture is directly before its text."""
     first = len(tekken.merges())
     listed = {str(first + k): {"content": name, "special": True} for k, name in enumerate(GLM_SPECIAL)}
     config = {**GLM, "added_tokens_decoder": listed}

@@ -1,4 +1,4 @@
-"""Tokenizers: ids as the library makes them, bytes of tokens that add up to its own decoding, files of a checkpoint."""
+"""Tokenizers: the library's ids, token bytes that join to the library's decoding, files of a checkpoint."""
 
 import functools
 import gc
@@ -57,7 +57,7 @@ def test_any_ids_stream_to_the_librarys_decoding(kind):
         ids = [token_id for token_id in ids if token_id >= 0]
         expected = tokenizer.core.decode(ids, skip_special_tokens=False)
         if kind in ("llama", "gemma") and "�" in expected:
-            # The library breaks a whole run of bytes when one of them is wrong; we keep its good characters.
+            # The library drops a whole run of bytes if one of them is wrong; our decoder retains the valid characters.
             assert streamed(tokenizer, ids, rng).replace("�", "").startswith(expected.partition("�")[0])
             continue
         compared += 1
@@ -104,7 +104,7 @@ def test_long_texts_take_the_same_way():
 
 @pytest.mark.alone
 def test_encoding_a_long_text_leaves_the_loop_free():
-    gc.collect()  # a collection of all that a worker holds takes the lock for longer than this test takes
+    gc.collect()  # a full garbage collection takes the GIL for longer than this test
     tokenizer = tokenizer_of("embedded")
     text = " ".join(vocab.random_text(random.Random(1), 2000) for _ in range(60))
     thread = threading.Thread(target=tokenizer.encode, args=(text,))

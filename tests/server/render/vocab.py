@@ -1,4 +1,4 @@
-"""Small tokenizers of the kinds that checkpoints use, trained here in a moment, and text to try them on."""
+"""Small tokenizers of the kinds that checkpoints use, trained here, and random text to test them."""
 
 import functools
 import json
@@ -12,7 +12,7 @@ SCRIPTS = [(0x20, 0x7F), (0xA0, 0x180), (0x400, 0x450), (0x600, 0x660), (0x900, 
 
 
 def random_text(rng, length):
-    """Unicode from many scripts; runs of spaces and newlines are frequent."""
+    """Unicode text of many scripts; runs of spaces and newlines are frequent."""
     chars = []
     while len(chars) < length:
         low, high = rng.choice(SCRIPTS)
@@ -29,7 +29,7 @@ def corpus():
 
 
 def byte_level():
-    """GPT-2, Llama 3, Qwen: bytes as letters."""
+    """A byte-level tokenizer, as in GPT-2, Llama 3 and Qwen."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
@@ -53,7 +53,7 @@ def _pieces():
 
 
 def byte_fallback(llama=True):
-    """Llama 2 (a space in front of every text) or Gemma (none): pieces, and bytes where there is no piece."""
+    """Pieces with a fallback to bytes: Llama 2's (a space in front of every text) or Gemma's (no space)."""
     data = _pieces()
     vocab = data["model"]["vocab"]
     for byte in range(256):
@@ -72,7 +72,7 @@ def byte_fallback(llama=True):
 
 
 def metaspace():
-    """T5 and early Mistral: the first piece loses its space."""
+    """A tokenizer as in T5 and early Mistral: the first piece loses its space."""
     data = _pieces()
     core = Tokenizer.from_str(json.dumps(data))
     core.normalizer = None
@@ -82,7 +82,7 @@ def metaspace():
 
 
 def wordpiece():
-    """BERT: a decoder that only the library knows."""
+    """A tokenizer as in BERT: only the library's decoder knows how pieces become text."""
     core = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     core.normalizer = normalizers.BertNormalizer()
     core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -102,7 +102,7 @@ KINDS = {
 
 
 def save(core, folder, config=None, **files):
-    """A folder as checkpoints have it."""
+    """Writes a folder in the layout of checkpoints."""
     folder.mkdir(exist_ok=True)
     core.save(str(folder / "tokenizer.json"))
     if config is not None:

@@ -1,4 +1,4 @@
-"""The embedded model as an agent: twenty turns with three tools through the official clients, in every dialect."""
+"""The embedded model as an agent: twenty turns with three tools through the official clients, on every route."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SMALL = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["
 
 @pytest.mark.parametrize("path", PATHS)
 async def test_the_embedded_model_goes_twenty_turns_with_three_tools(serve, path):
-    """Its own calls under their schemas, every other turn streamed, and an answer at the end."""
+    """The model's calls fit their schemas; every other turn is streamed; the last turn is a text."""
     client = serve()
     tools = [F, G, {"type": "function", "function": {"name": "ping", "parameters": SMALL}}]
     fields: dict[str, Any] = {"model": "omniloop", **forced(path, "required", tools)}
@@ -54,7 +54,7 @@ async def test_the_embedded_model_goes_twenty_turns_with_three_tools(serve, path
 
 
 def answered(path: str, body: dict[str, Any], text: str) -> list[dict[str, Any]]:
-    """A turn of calls, and the result of its call."""
+    """The turn with a call, and the result of the call."""
     if path == PATHS[0]:
         message = body["choices"][0]["message"]
         return [message, {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": text}]

@@ -1,4 +1,4 @@
-"""A choice of the type allowed_tools: which of the tools may be called, in chat completions and in responses."""
+"""A tool choice of type allowed_tools limits which tools may be called, in chat completions and in responses."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def test_under_auto_the_prompt_shows_the_allowed_tools(serve, path):
 
 
 async def test_allowed_tools_that_only_openais_servers_run_are_left_out(calling):
-    """As they are left out of the tools."""
+    """The server leaves these tools out of the list of tools, and so out of the choice."""
     tools = [F["function"] | {"type": "function"}, {"type": "web_search"}, {"type": "mcp", "server_label": "s"}]
     body = {"input": "hi", "max_output_tokens": 60, "tools": tools}
     for named, calls in ((["weather"], 1), ([], 0)):

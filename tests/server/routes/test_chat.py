@@ -1,4 +1,4 @@
-"""/v1/chat/completions through the in-memory client: bodies, fields, streams, leaving."""
+"""/v1/chat/completions through the in-memory client: bodies, fields, streams, disconnects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def text_of(events):
 
 @pytest.fixture
 def ids(state):
-    """Token ids of a text."""
+    """A function: text -> token ids."""
     return lambda text: state.tokenizer.encode(text)
 
 
@@ -83,7 +83,7 @@ async def test_one_write_per_step_for_all_choices(client):
     reply = await client.chat(max_tokens=6, n=4, stream=True, ignore_eos=True)
     events = reply.events()
     assert {e["choices"][0]["index"] for e in events[:-1]} == {0, 1, 2, 3}
-    assert len(reply.writes) <= 6 + 3  # choices beyond the first join one step later
+    assert len(reply.writes) <= 6 + 3  # choices after the first join one step later
 
 
 async def test_choices_share_the_prompt_and_are_counted_together(client):
@@ -136,11 +136,11 @@ async def test_characters_of_several_tokens_are_never_cut(client, state):
     for at, token in enumerate(tokens[:4]):
         reply = await client.chat(allowed_token_ids=[token], temperature=0, max_tokens=3, stream=True)
         assert at >= 0
-        assert "�" in text_of(reply.events())  # alone they are no character, and the end shows it
+        assert "�" in text_of(reply.events())  # the bytes are not a character, and the end of the stream shows this
 
 
 def byte_name(value: int) -> str:
-    """How byte-level vocabularies spell a byte."""
+    """The spelling of a byte in byte-level vocabularies."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     return chr(value) if value in plain else chr(256 + [b for b in range(256) if b not in plain].index(value))
 
@@ -290,7 +290,7 @@ async def test_stalled_reader_is_cut_off(serve, state):
 async def test_reader_that_falls_behind_the_buffer_is_cut_off(serve, state):
     client = serve(limits={"stream_buffer_bytes": 4096})
     letter = (await client.post("/tokenize", {"prompt": "a", "add_special_tokens": False})).json()["tokens"]
-    fields = {**ask("hi"), "max_tokens": 4000, "allowed_token_ids": letter}  # every token has a text
+    fields = {**ask("hi"), "max_tokens": 4000, "allowed_token_ids": letter}  # every token has text
     call = client.call("POST", "/v1/chat/completions", {**fields, "stream": True})
     call.start()
     await call.wrote.wait()

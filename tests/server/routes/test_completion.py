@@ -1,4 +1,4 @@
-"""/v1/completions through the in-memory client: prompts of every shape, echo, logprobs, order."""
+"""/v1/completions through the in-memory client: all forms of prompts, echo, logprobs, order."""
 
 from __future__ import annotations
 
@@ -124,13 +124,13 @@ async def test_a_suffix_is_named_not_ignored(client):
     assert reply.error["param"] == "suffix"
 
 
-SILENT = {"prompt": "hello", "max_tokens": 4, "ignore_eos": True, "stream": True}  # and the one token that has no text
+SILENT = {"prompt": "hello", "max_tokens": 4, "ignore_eos": True, "stream": True}  # with a token that has no text
 
 
 @pytest.mark.parametrize(
-    ("fields", "fewest", "most"),  # events: tokens that the loop receives together come in one event
+    ("fields", "fewest", "most"),  # number of events: tokens that the loop receives together share an event
     [
-        ({}, 2, 2),  # the first token opens the stream, the last ends it
+        ({}, 2, 2),  # the first token opens the stream, the last one ends it
         ({"logprobs": 0}, 2, 4),
         ({"return_token_ids": True}, 2, 4),
         ({"stream_options": {"continuous_usage_stats": True}}, 2, 4),
@@ -139,10 +139,10 @@ SILENT = {"prompt": "hello", "max_tokens": 4, "ignore_eos": True, "stream": True
     ],
 )
 async def test_tokens_without_text_are_streamed_too(client, state, monkeypatch, fields, fewest, most):
-    """The stream is open before the fourth step ends, without which no answer ends."""
+    """The stream opens before the fourth step ends, and no answer ends without that step."""
     await quiet(state)
     model, heard = state.engine.inspect().runtime.model, threading.Event()
-    monkeypatch.setattr(model, "forward", model.forward)  # is put back
+    monkeypatch.setattr(model, "forward", model.forward)  # so that the patch is undone
     block(state.engine, 4, heard)
     silent = {**SILENT, "allowed_token_ids": [state.vocabulary.eos[0]]}
     call = client.call("POST", "/v1/completions", {**silent, **fields}).start()

@@ -1,4 +1,4 @@
-"""Dev endpoints: only behind their flag and, on an open address, the admin key; pause, resume, caches, settings."""
+"""Dev endpoints need their flag and, on a public address, the admin key; pause, resume, caches, settings."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ async def test_a_pause_ends_what_runs_or_waits_for_it(operator, state, mode, rea
     assert running.json()["choices"][0]["finish_reason"] == reason
     left = operator.call("POST", "/v1/chat/completions", ask(max_tokens=2)).start()
     await asyncio.sleep(0.02)
-    left.leave()  # a client that does not wait for the end of the pause
+    left.leave()  # a client that leaves before the pause ends
     await left.finish()
     assert operator.state.places.taken == 0
     assert (await operator.post("/resume")).status == 200
@@ -211,7 +211,7 @@ async def test_what_this_engine_cannot_do_is_501(operator):
 
 
 async def busy(state) -> None:
-    """Until a request runs."""
+    """Waits until a request runs."""
     for _ in range(1000):
         if state.engine.ledger().get("live_rows"):
             return

@@ -1,4 +1,4 @@
-"""A film's sound track is part of the prompt for models that take audio, unless the operator switches it off."""
+"""A film's sound track is part of the prompt of models that take audio, unless the operator turns it off."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def prompt_tokens(client, url: str) -> int:
 
 
 async def test_the_sound_of_a_film_is_part_of_the_prompt(client):
-    sound = 2 + 2 * 25  # two seconds, and the tokens around them
+    sound = 2 + 2 * 25  # two seconds of sound, with a token before and after
     assert await prompt_tokens(client, HEARD) == pytest.approx(await prompt_tokens(client, MUTE) + sound, abs=2)
 
 

@@ -1,4 +1,4 @@
-"""Every route that makes the engine or the pool work counts for the key that asked (SECURITY S42)."""
+"""Every route that makes the engine or the pool work counts towards the limits of the request's key (SECURITY S42)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 ASK = [{"role": "user", "content": "hi"}]
 FORM = form()
-# A body that each route serves; bytes are a form. A new POST route fails the test below until it stands here or there.
+# A valid body for each route; bytes are a form. A new POST route must be in COUNTED or in UNCOUNTED.
 COUNTED = {
     "/v1/chat/completions": {"messages": ASK, "max_tokens": 1},
     "/v1/chat/completions/render": {"messages": ASK, "max_tokens": 1},

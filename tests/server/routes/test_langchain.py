@@ -1,4 +1,4 @@
-"""langchain-openai as a client, on a real socket: answers, streams with usage, batches, log-probabilities, errors."""
+"""langchain-openai as a client on a real socket: answers, streams with usage, batches, log-probabilities, errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GO_ON = {"ignore_eos": True}
 
 @asynccontextmanager
 async def models(client: Client) -> AsyncIterator[Any]:
-    """Makes models of langchain that ask this client's app: model(ChatOpenAI, temperature=0)."""
+    """Yields a function that makes langchain models of this client's app: model(ChatOpenAI, temperature=0)."""
     async with listening(client) as url, httpx.AsyncClient() as http:
 
         def model(kind: Any, **fields: Any) -> Any:

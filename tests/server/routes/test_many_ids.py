@@ -1,4 +1,4 @@
-"""Long lists of token ids are worked on in the pool, in pieces, and hold a place meanwhile."""
+"""Long lists of token ids are processed in the pool, in pieces, and occupy a place during that time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 @pytest.fixture
 def threads(client, monkeypatch):
-    """The threads on which ids were checked or decoded, and how many places were held."""
+    """A list with the thread of each check or decoding of ids, and the number of places taken then."""
     seen = []
     state = client.state
 
@@ -98,7 +98,7 @@ async def test_a_list_is_emptied():
 
 
 async def test_the_decoder_of_a_large_body_makes_no_list_of_a_million_ids(monkeypatch):
-    """A decoder's call holds the GIL: it gets one id of each list, and the others are made 4,096 at a time."""
+    """A decoder's call holds the GIL, so it gets one id of each list; the other ids are parsed in pieces of 4,096."""
     short, pieces = [], []
     decoder = msgspec.json.Decoder(CompletionBody)
 
@@ -125,7 +125,7 @@ async def test_the_decoder_of_a_large_body_makes_no_list_of_a_million_ids(monkey
 
 @pytest.fixture
 def decoded(monkeypatch):
-    """How many values each call of a decoder was asked to make."""
+    """For each call of a decoder, the number of values that it had to make."""
     counts = []
     decode_values, loosely = body.decode_values, msgspec.json.decode
 
@@ -143,7 +143,7 @@ def decoded(monkeypatch):
 
 @pytest.mark.parametrize("value", ['""', "1.5", "{}", "[]", '{"a":1}', "[1,[2]]", "null", '"a",1', "[1,2],3"])
 async def test_a_decoder_is_asked_for_a_bounded_number_of_values(value, decoded):
-    """In its one call it holds the GIL."""
+    """A decoder's single call holds the GIL."""
     data = f'{{"prompt":[{",".join([value] * 90_000)}]}}'.encode()
     with pytest.raises(ApiError, match=f"may hold {body.MOST_VALUES} values besides lists of at least 16 integers"):
         body.decode(data, CompletionBody, LimitsConfig())

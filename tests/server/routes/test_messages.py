@@ -1,4 +1,4 @@
-"""/v1/messages through the in-memory client: bodies, exact events, fields, refusals, leaving."""
+"""/v1/messages through the in-memory client: bodies, exact events, fields, refusals, disconnects."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ async def test_end_of_turn_leaves_one_empty_text_block(endless):
 
 @pytest.fixture
 def submitted(client, monkeypatch):
-    """Requests as the engine gets them."""
+    """A list of the requests that the engine gets."""
     seen = []
     submit = client.state.engine.submit
     monkeypatch.setattr(client.state.engine, "submit", lambda request: (seen.append(request), submit(request))[1])
@@ -160,7 +160,7 @@ async def test_sampling_fields_reach_the_engine(client, submitted):
 
 
 async def test_prefill_is_continued_and_not_repeated(endless):
-    head = "Once, on a Tuesday, 17"  # nothing that any weights would say by themselves
+    head = "Once, on a Tuesday, 17"  # a text that no weights would generate
     prefilled = [*HELLO["messages"], {"role": "assistant", "content": head}]
     reply = (await ask(endless, messages=prefilled, max_tokens=8)).json()
     assert not reply["content"][0]["text"].startswith(head)
@@ -334,7 +334,7 @@ async def test_statuses_have_the_protocols_types(client, serve):
 
 
 async def test_fault_after_the_first_byte_is_an_error_event_and_the_last(serve):
-    client = serve(limits={"request_timeout": 1.0})  # the first token comes in time, also on a slow machine
+    client = serve(limits={"request_timeout": 1.0})  # also a slow machine has its first token by then
     without_end(client)
     reply = await ask(client, max_tokens=4000, stream=True)
     events = named_events(reply.content)

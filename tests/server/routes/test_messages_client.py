@@ -15,7 +15,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 HELLO = {"model": "omniloop", "max_tokens": 6, "messages": [{"role": "user", "content": "hello"}]}
 
 
-COLD = {"extra_body": {"temperature": 0}}  # newer clients have no name for it
+COLD = {"extra_body": {"temperature": 0}}  # newer clients have no parameter for temperature
 
 
 def options(url, **fields):
@@ -77,7 +77,7 @@ async def test_async_client_in_parallel_with_pictures_and_history(client):
 
 
 async def test_the_tool_runner_sends_the_whole_conversation(client, monkeypatch):
-    """It asks for one that the server keeps, which would take the place of what is not sent again."""
+    """A server that stores conversations would get only new turns; this one stores none, so the runner sends all."""
     sent = []
     real = __import__("server.routes.messages", fromlist=["read_blocks"]).read_blocks
 

@@ -1,4 +1,4 @@
-"""What the model reads of an Anthropic request: every block, tools, system texts, thinking; word for word."""
+"""The prompt of an Anthropic request, verbatim: every kind of block, tools, system texts, thinking."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 @pytest.fixture
 def shows(serve, monkeypatch):
-    """Renders a request under a template that shows everything, and gives the text."""
+    """A function that renders a request with a template that prints every field, and returns the text."""
     seen = []
     real = __import__("server.routes.messages", fromlist=["prepare"]).prepare
 
@@ -106,7 +106,7 @@ async def test_thinking_goes_back_to_the_template_and_redacted_thinking_does_not
 
 
 async def test_what_only_the_protocols_own_servers_run_is_left_out(shows):
-    """Histories that began there are sent back whole."""
+    """A history that began on the protocol's own servers is sent with such blocks."""
     kinds = ("web_search", "web_fetch", "code_execution", "bash_code_execution", "tool_search", "mcp", "advisor")
     results = [{"type": f"{kind}_tool_result", "tool_use_id": "s", "content": {"type": "x"}} for kind in kinds]
     uses = [{"type": f"{kind}_tool_use", "id": "s", "name": "web_search", "input": {}} for kind in ("server", "mcp")]
@@ -150,7 +150,7 @@ TAKES_TURNS = """\
 
 
 async def test_what_a_user_adds_to_results_is_a_turn_where_turns_must_be_taken(shows):
-    """Agents add reminders there, and pictures of results come there."""
+    """Agents add reminders to the message with results, and pictures of results are there too."""
     use = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}}
     result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "seen"}
     turns = [HI, {"role": "assistant", "content": [use]}, user(result, text("and?"))]

@@ -1,4 +1,4 @@
-"""What a client sent wrong is named by its own path, whatever its blocks or items became on the way."""
+"""Errors name the path in the client's own request, even if the server has converted its blocks or items."""
 
 from __future__ import annotations
 

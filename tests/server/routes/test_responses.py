@@ -1,4 +1,4 @@
-"""/v1/responses through the in-memory client: objects, exact events, fields, refusals, what is stored."""
+"""/v1/responses through the in-memory client: objects, exact events, fields, refusals, stored responses."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ async def test_sampling_fields_reach_the_engine(client, monkeypatch):
 
 
 async def test_stop_strings_and_fields_of_chat_have_effect(client):
-    """Fields that OpenAI's API leaves out and vLLM takes."""
+    """Fields that OpenAI's API lacks and vLLM accepts."""
 
     async def said(**fields):
         reply = (await ask(client, max_output_tokens=8, ignore_eos=True, **fields)).json()
@@ -287,7 +287,7 @@ async def test_over_long_input_is_refused_or_cut_as_asked(client):
 
 
 async def test_fault_after_the_first_byte_is_a_failed_response(serve):
-    client = serve(limits={"request_timeout": 1.0})  # the first token comes in time, also on a slow machine
+    client = serve(limits={"request_timeout": 1.0})  # also a slow machine has its first token by then
     without_end(client)
     reply = await ask(client, max_output_tokens=4000, stream=True)
     events = named_events(reply.content)
@@ -339,7 +339,7 @@ async def test_slow_reader_gets_merged_deltas(endless):
 
 async def test_silence_before_the_first_token_is_filled_with_comments(serve):
     client = serve(server={"sse_keep_alive_interval": 0.001})
-    reply = await ask(client, input="mute " * 600, stream=True)  # words no other test has cached
+    reply = await ask(client, input="mute " * 600, stream=True)  # words that no other test has cached
     assert reply.content.startswith(b": keep-alive\n\n")
     assert named_events(reply.content)[0][0] == "response.created"
 

@@ -1,4 +1,4 @@
-"""Replayed events of stored and of running responses: the same bytes, from any number on, whichever client leaves."""
+"""Replayed events of stored and of running responses: equal bytes from any number, whichever client disconnects."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ async def test_the_openai_client_follows_and_resumes(endless):
         seen = []
         async for event in stream:
             seen.append(event)
-            if len(seen) == 8:  # cut off
+            if len(seen) == 8:  # the client disconnects
                 break
         await stream.close()
         name = seen[0].response.id
@@ -201,5 +201,5 @@ def test_a_record_is_replayed_from_any_number_on_while_it_grows():
     assert (frames.count(b"data: "), following) == (2, 7)
     assert record.since(7) == (b"", 7)
     record.items.append(OutputItem({"id": "fc_1", "type": "function_call", "name": "f", "arguments": ""}))
-    frames, following = record.since(7)  # the message is done, the call begins
+    frames, following = record.since(7)  # events that end the message and begin the call
     assert (frames.count(b"data: "), following) == (4, 11)

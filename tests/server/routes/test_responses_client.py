@@ -1,4 +1,4 @@
-"""The official openai client's `responses` on a real socket: sync and async, streams, what is stored, background."""
+"""The official openai client's `responses` on a real socket: sync and async, streams, stored responses, background."""
 
 from __future__ import annotations
 

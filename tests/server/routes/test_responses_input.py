@@ -1,4 +1,4 @@
-"""What a response answers: its input items as the official client lists them, and the tokens of an input."""
+"""The input of a response: its input items as the official client lists them, and its number of tokens."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def test_input_items_are_those_of_the_whole_conversation_and_fit_the_clien
         assert kinds == ["message"] * 3 + calls + ["message"] * 3
         assert not page.has_more
         assert page.data[0].content[0].text == "so?"
-        assert page.data[2].id == first.output[0].id != page.data[1].id  # the client repeated what was there
+        assert page.data[2].id == first.output[0].id != page.data[1].id  # the client repeated an item that was stored
         for item in page.data:
             type(item).model_validate_json(item.model_dump_json(exclude_unset=True, by_alias=True), strict=True)
         oldest_first = [item async for item in api.responses.input_items.list(again.id, limit=3, order="asc")]
@@ -55,7 +55,7 @@ async def test_bad_pages_are_named(client, query, param):
 
 
 async def test_input_tokens_are_those_of_the_response(client):
-    """Instructions, tools, earlier turns, pictures and the client's own helper included."""
+    """Counted are instructions, tools, earlier turns and pictures; the client's own helper gets the same number."""
     first = (await client.post("/v1/responses", HELLO)).json()["id"]
     image = {"type": "input_image", "image_url": "data:image/png;base64," + picture()}
     fields = {

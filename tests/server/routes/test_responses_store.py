@@ -1,4 +1,4 @@
-"""What is stored of responses: conversations, background, cancel, delete, and the bounds of the store."""
+"""Stored responses: conversations, background, cancel, delete, and the bounds of the store."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def ask(client, **fields):
 
 
 async def until(client, name, *statuses):
-    """Polls as clients do."""
+    """Polls a response until it has one of the statuses, as clients do."""
     for _ in range(2000):
         body = (await client.get(f"/v1/responses/{name}")).json()
         if body["status"] in statuses:
@@ -32,7 +32,7 @@ async def until(client, name, *statuses):
 
 @pytest.fixture
 def shows(serve, monkeypatch):
-    """Asks under a template that shows everything; gives the text that the model reads, and the reply."""
+    """A function that sends input with a template that prints every field; returns the prompt's text and the reply."""
     seen = []
     real = __import__("server.routes.response_prompt", fromlist=["prepare"]).prepare
 
@@ -53,11 +53,11 @@ def shows(serve, monkeypatch):
     return show
 
 
-# -- what the model reads
+# -- the prompt
 
 
 async def test_text_and_items_are_the_same(shows):
-    """As input."""
+    """A text and the equal list of items give the same prompt."""
     expected = "[user]hi\n[assistant]"
     assert (await shows("hi"))[0] == expected
     assert (await shows([{"role": "user", "content": "hi"}]))[0] == expected
@@ -330,7 +330,7 @@ async def test_responses_go_after_their_time(serve):
     assert (await client.get(f"/v1/responses/{body['id']}")).status == 200
     (entry,) = client.state.responses.entries.values()
     assert 0 < entry.expires - now() <= 60
-    entry.expires = now()  # a minute has passed
+    entry.expires = now()  # as if a minute had passed
     assert (await client.get(f"/v1/responses/{body['id']}")).status == 404
     assert client.state.responses.used == 0
 
@@ -348,7 +348,7 @@ async def test_bytes_are_counted_once_and_given_back():
     assert [item["n"] for item in turn.items()] == list(range(5))
     for entry in entries[:4]:
         store.remove(entry)
-    assert store.used == 5 * each + 2  # the last one still needs the turns of the others
+    assert store.used == 5 * each + 2  # the last response still refers to the other responses' turns
     store.remove(entries[4])
     assert (store.used, len(store)) == (0, 0)
 
@@ -405,7 +405,7 @@ async def test_s07_bytes_are_counted_by_key():
 
 
 async def test_a_response_of_the_same_name_takes_the_place_of_the_first():
-    """Two requests with one label may run side by side; what the first one stored is given back."""
+    """Two requests with one label may run at the same time; the bytes of the first response are released."""
     store = ResponseStore(8, 3600.0, 1 << 20)
     for text in (b"[1]", b"[2]"):
         store.add(Stored("a", "same", Turn(text, None), b"{}", ("item",)))

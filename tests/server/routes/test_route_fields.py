@@ -1,4 +1,4 @@
-"""Fields that each route reads for itself: what is true of them on one route is true on its siblings."""
+"""Fields that each route reads for itself have the same effect on all routes that have them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SMALLEST = {
 
 
 class Recording:
-    """A renderer that notes what it was asked for."""
+    """A renderer that notes the arguments of its calls."""
 
     def __init__(self, renderer: Any) -> None:
         self.renderer = renderer
@@ -55,7 +55,7 @@ def recording(client):
 
 @pytest.fixture
 def submitted(client, monkeypatch):
-    """Requests that reach the engine."""
+    """A list of the requests that the engine gets."""
     seen = []
     submit = client.state.engine.submit
     monkeypatch.setattr(client.state.engine, "submit", lambda request: seen.append(request) or submit(request))
@@ -137,23 +137,23 @@ async def test_a_completion_is_made_as_asked(client, serve, recording, submitted
         assert reply.status == 200, reply.content
         return reply.json()["choices"][0]
 
-    # the prompt
+    # fields of the prompt
     await choice(add_special_tokens=False, truncate_prompt_tokens=2, truncation_side="right")
     assert recording.asked["add_special_tokens"] is False
     assert (recording.asked["truncate_prompt_tokens"], recording.asked["truncation_side"]) == (2, "right")
-    # its end
+    # fields of the answer's end
     assert (await choice(**the, max_tokens=3, return_token_ids=True))["token_ids"] == [token] * 3
     assert (await choice(**the, stop=" the the"))["text"] == ""
     assert (await choice(**the, stop=" the the", include_stop_str_in_output=True))["text"] == " the the"
     rule = {"max_pattern_size": 1, "min_pattern_size": 1, "min_count": 3}
     assert (await choice(**the, max_tokens=9, repetition_detection=rule))["finish_reason"] == "repetition"
-    # its text and tokens
+    # fields of the answer's text and tokens
     shown = await choice(allowed_token_ids=[special], ignore_eos=True, max_tokens=1, skip_special_tokens=False)
     assert shown["text"] == client.state.tokenizer.token_text(special)
     named = await choice(**the, logprobs=0, return_tokens_as_token_ids=True)
     assert named["logprobs"]["tokens"][0] == f"token_id:{token}"
     assert len((await choice(prompt_logprobs=1, return_token_ids=True))["prompt_logprobs"]) > 1
-    # whose and when
+    # fields of caching and priority
     assert (await client.complete("a", request_id="mine")).json()["id"] == "cmpl-mine"
     submitted.clear()
     await choice(cache_salt="a")
@@ -162,7 +162,7 @@ async def test_a_completion_is_made_as_asked(client, serve, recording, submitted
     first = serve(scheduler={"scheduling_policy": "priority"})
     await first.complete("a", priority=-3)
     assert submitted[-1].priority == -3
-    # how it is sent
+    # fields of the stream
     events = (
         await client.complete(
             "a", **the, max_tokens=6, stream=True, stream_interval=3, stream_options={"include_usage": True}
@@ -170,7 +170,7 @@ async def test_a_completion_is_made_as_asked(client, serve, recording, submitted
     ).events()
     assert events[-2]["usage"]["completion_tokens"] == 6
     assert max(event["choices"][0]["text"].count(" the") for event in events[:-2]) >= 3
-    # what only some servers can do
+    # fields that some servers refuse
     assert (await client.complete("a", use_beam_search=True, stream=True)).error["param"] == "use_beam_search"
     for name, value in (("response_format", {"type": "xml"}), ("structured_outputs", {"choice": []})):
         assert (await client.complete("a", **{name: value})).error["param"].startswith(name)

@@ -1,4 +1,4 @@
-"""return_routed_experts on its three routes: arrays of prompt and choices, whole and at the end of streams."""
+"""return_routed_experts on its three routes: arrays of prompt and choices, in answers and at the end of streams."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def array(field: dict) -> np.ndarray:
 
 
 def compare(prompt: list[int], answer: list[int], of_prompt: dict, of_answer: dict) -> None:
-    """A row for each token of either, and those of transformers."""
+    """Each token of prompt and answer has a row, equal to transformers'."""
     first, second = array(of_prompt), array(of_answer)
     assert (len(first), len(second)) == (len(prompt), len(answer))
     check(NAME, np.array(prompt), answer, np.concatenate([first, second]))
@@ -169,7 +169,7 @@ async def test_beams_have_no_experts(sparse):
 
 
 async def test_scrapes_and_the_debug_log_report_the_expert_load(sparse, monkeypatch, caplog):
-    """Each look returns the counts that the previous look launched; looks less than EVERY steps apart are skipped."""
+    """A query returns the counts that the previous one started; a query within EVERY steps of the last is skipped."""
     watch, status = sparse.state.experts, StatusLine(sparse.state)
     monkeypatch.setattr(watch, "_looked_at", sparse.state.engine.stats.steps)
     monkeypatch.setattr(watch, "looking", None)

@@ -1,4 +1,4 @@
-"""Scoring as evaluation harnesses do it: batches of token-id prompts with echo and logprobs, compared with `==`."""
+"""Scoring as in evaluation harnesses: batches of token-id prompts with echo and logprobs, compared with `==`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCORE = {"temperature": 0, "max_tokens": 1, "logprobs": 1, "echo": True, "seed":
 
 
 def read(choice: dict[str, Any], context: int) -> tuple[float, bool]:
-    """(sum of log-probabilities, is the continuation greedy), as the harness computes them."""
+    """(sum of log-probabilities, whether the continuation is greedy), computed as in the harness."""
     logprobs = choice["logprobs"]
     own, top = logprobs["token_logprobs"][context:-1], logprobs["top_logprobs"][context:-1]
     return sum(own), all(value == max(best.values()) for value, best in zip(own, top))

@@ -1,4 +1,4 @@
-"""Families that see, over the wire: a picture in a chat changes the answer, what they cannot read is refused."""
+"""Vision families over HTTP: a picture in a chat changes the answer; unsupported media are refused."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WIDTHS = {
     "glm4v": 2 * 3,
     "llava_onevision": 16,
     "lfm2_vl": 6,
-}  # of PICTURE
+}  # rows of PICTURE
 
 
 def body(*parts):
@@ -58,7 +58,7 @@ async def test_pictures_are_seen(name):
         two = await ask(PICTURE, OTHER)
         none, one, both = (answer["usage"]["prompt_tokens"] for answer in (plain, first, two))
         each = one - none
-        if name == "llava_onevision":  # with another picture it is one tile and a newline, alone it is three tiles
+        if name == "llava_onevision":  # with another picture it is one tile and a newline; alone it is three tiles
             each, one = each - 27, one - 27
         assert both - one == each >= WIDTHS[name] + 2
         assert (await ask(BROKEN, status=400))["error"]["reason"] == "media_invalid"
@@ -69,7 +69,7 @@ async def test_pictures_are_seen(name):
 
 
 async def test_crops_of_gemma_stand_in_the_prompt_with_the_words_of_its_processor():
-    """A long picture among others: rendered, and answered; the text before it is tokenized with the words."""
+    """Two pictures, one long, rendered and answered; the processor's text is tokenized with the text before it."""
     long = {"type": "image_url", "image_url": {"url": data_url(picture(noise(260, 600, 3), "PNG"), "image/png")}}
     served = {"model": str(tiny.checkpoint("gemma3-vision")), "num_threads": 1}
     async with ready(config_of(model=served, chat={"mm_processor_kwargs": {"do_pan_and_scan": True}})) as state:
@@ -85,7 +85,7 @@ async def test_crops_of_gemma_stand_in_the_prompt_with_the_words_of_its_processo
 
 
 async def test_gemma4_reads_pictures_films_and_sounds_of_one_prompt():
-    """Each in its place; a film's frames behind their times; rendered ids generate what the chat answers."""
+    """Every item is in its place; a film's frames follow their times; the rendered ids generate the chat's answer."""
     samples = np.random.default_rng(0).normal(0, 0.1, (1, 8000)).astype(np.float32)
     wav = base64.b64encode(sound(samples, 16000)).decode()
     heard = {"type": "input_audio", "input_audio": {"data": wav, "format": "wav"}}
@@ -95,7 +95,7 @@ async def test_gemma4_reads_pictures_films_and_sounds_of_one_prompt():
         asked = {**body(FILM, heard, PICTURE), "logprobs": True, "return_token_ids": True}
         rendered = (await client.post("/v1/chat/completions/render", json=asked)).json()
         text = state.tokenizer.decode(rendered["token_ids"])
-        begin, end = "<|audio_bos|>", "<|audio_eos|>"  # which the checkpoint has around everything
+        begin, end = "<|audio_bos|>", "<|audio_eos|>"  # the checkpoint's tokens around every item
         frame = begin + 12 * "<|VIDEO|>" + end
         assert f"00:00 {frame} 00:00 {frame} 00:01 {frame}" in text
         assert begin + 13 * "<|AUDIO|>" + end in text
@@ -112,7 +112,7 @@ async def test_gemma4_reads_pictures_films_and_sounds_of_one_prompt():
 
 
 async def test_a_model_that_runs_through_transformers_takes_audio():
-    """Its sound changes the answer; a picture is refused."""
+    """Another sound changes the answer; a picture is refused."""
     async with ready(
         config_of(model={"model": str(tiny.checkpoint("moss_transcribe_diarize")), "num_threads": 1})
     ) as state:
@@ -131,7 +131,7 @@ async def test_a_model_that_runs_through_transformers_takes_audio():
 
 
 async def test_without_a_tokenizer_internvl_starts_and_reads_pictures_alone():
-    """Its tokenizer names the token of films, and writes what stands around pictures."""
+    """Without the tokenizer, the token of films and the text around pictures are unknown."""
     served = {"model": str(tiny.checkpoint("internvl")), "num_threads": 1, "skip_tokenizer_init": True}
     async with ready(config_of(model=served)) as state:
         assert state.media.processor.modalities == {"image"}

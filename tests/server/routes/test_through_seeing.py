@@ -1,4 +1,4 @@
-"""Models that see through transformers, over the wire: what transformers makes of the same messages and pictures."""
+"""Vision models that run through transformers, over HTTP: transformers' prompts and answers for the same messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOKENS = 10
 
 @torch.inference_mode()
 def wanted(name, messages, pictures):
-    """Prompt and answer of transformers alone."""
+    """(prompt, answer) computed by transformers alone."""
     folder = tiny.checkpoint(name)
     processor, model = AutoProcessor.from_pretrained(folder), tiny.reference(folder)
     text = processor.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)

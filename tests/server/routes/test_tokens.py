@@ -1,4 +1,4 @@
-"""Render endpoints and /inference/v1/generate: what is rendered is what is answered; media by hash, never believed."""
+"""Render endpoints and /inference/v1/generate: rendered ids get the chat's answer; media hashes are not trusted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SEEN = {"role": "user", "content": [{"type": "text", "text": "what is it?"}]}
 
 
 def with_pictures(*colours: str) -> list:
-    """A conversation with pictures."""
+    """Messages with pictures of these colours."""
     parts = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture(one)}"}} for one in colours]
     return [{"role": "user", "content": [*parts, {"type": "text", "text": "what is it?"}]}]
 
@@ -136,7 +136,7 @@ async def test_s24_spans_and_hashes_are_recomputed_and_compared(client, state, c
 
 
 def swap(places: list) -> None:
-    """Each item stands where the other is."""
+    """Exchanges the lengths of two items."""
     places[0]["length"], places[1]["length"] = places[1]["length"], places[0]["length"]
 
 

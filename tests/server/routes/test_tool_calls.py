@@ -1,4 +1,4 @@
-"""Tool calls and reasoning in chat completions: streamed and whole say the same, in the forms clients expect."""
+"""Tool calls and reasoning in chat completions: streamed and whole answers are equal and have the clients' form."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def ask(client, **fields):
 
 
 def put_together(events: list[Any], index: int = 0) -> dict[str, Any]:
-    """A message from its chunks, as clients make it."""
+    """The message that a client puts together from its chunks."""
     message: dict[str, Any] = {"content": None, "reasoning": None, "reasoning_content": None, "tool_calls": []}
     finish = []
     for event in events[:-1]:

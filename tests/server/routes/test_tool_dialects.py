@@ -1,4 +1,4 @@
-"""Reasoning and tool calls in answers of /v1/responses and /v1/messages, and through the official clients."""
+"""Reasoning and tool calls in answers of /v1/responses and /v1/messages, also through the official clients."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def parts(body: dict[str, Any]) -> list[tuple[Any, ...]]:
 
 
 def gathered(content: bytes) -> dict[str, Any]:
-    """A message from its events; checks that one block is open at a time."""
+    """The message of a stream's events; checks that one block is open at a time."""
     blocks: list[dict[str, Any]] = []
     opened, found = None, {}
     for kind, data in named_events(content):

@@ -1,4 +1,4 @@
-"""Tools that may not be called: in the prompt unless the operator leaves them out, and never too many."""
+"""Tools with tool_choice none: in the prompt unless the operator excludes them; the number of tools is limited."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 USER = [{"role": "user", "content": "hi"}]
 FUNCTION = {"name": "look_around", "parameters": {"type": "object", "properties": {}}}
-SAME = {  # one request, in three protocols
+SAME = {  # one request in three protocols
     "/v1/chat/completions": {
         "messages": USER, "max_tokens": 1, "tool_choice": "none", "tools": [{"type": "function", "function": FUNCTION}],
     },
@@ -28,7 +28,7 @@ SAME = {  # one request, in three protocols
 
 
 def length(reply) -> int:
-    """Tokens of the prompt, cached or not."""
+    """Tokens of the prompt, including cached ones."""
     usage = reply.json()["usage"]
     found = usage.get("prompt_tokens", usage.get("input_tokens"))
     return found + usage.get("cache_read_input_tokens", 0)
@@ -47,7 +47,7 @@ async def test_tools_that_may_not_be_called_can_stay_out_of_the_prompt(serve, pa
 
 @pytest.mark.parametrize("path", [*SAME, "/v1/chat/completions/render"])
 async def test_the_tools_of_a_request_are_read_once(client, monkeypatch, path):
-    """Its check, its prompt and the parsing of its answer share one ToolTable."""
+    """The check, the prompt and the parsing of the answer share one ToolTable."""
     made, real = [], tools.offered
 
     def offered(*args):

@@ -35,7 +35,7 @@ BOUNDARY = "b7e1"
 
 
 def form(file: bytes | None = DIGITS, **fields: Any) -> bytes:
-    """A multipart body; a list gives a field several times."""
+    """A multipart body; a list repeats its field."""
     parts = []
     for name, value in fields.items():
         for text in value if isinstance(value, list) else [value]:
@@ -55,7 +55,7 @@ async def send(client: Any, file: bytes | None = DIGITS, path: str = PATH, **fie
 
 
 def long_recording(count: int, pause: float = 1.5) -> tuple[bytes, list[str]]:
-    """Utterances with pauses between them, as FLAC, and what each says."""
+    """Utterances with pauses between them, as FLAC, and their texts."""
     chosen = [entry for entry in utterances() if entry[0].isdigit()][:count]
     quiet_part = np.zeros(int(pause * 16000), np.float32)
     pieces = [part for _, wave in chosen for part in (wave, quiet_part)]
@@ -120,7 +120,7 @@ async def test_the_official_client_reads_every_form_and_the_stream(client):
         usage = events[-1].usage
         assert usage.input_tokens == usage.input_token_details.audio_tokens + usage.input_token_details.text_tokens
         assert usage.total_tokens == usage.input_tokens + usage.output_tokens
-        with pytest.deprecated_call():  # by the newest clients
+        with pytest.deprecated_call():  # the newest clients deprecate this call
             assert (await api.audio.translations.create(model="omniloop", file=word)).text
 
 
@@ -185,7 +185,7 @@ async def test_silence_says_nothing(client):
 
 
 class Asked:
-    """The renderer, and the engine's door: what reached them."""
+    """Records the texts that the renderer gets and the requests that the engine gets."""
 
     def __init__(self, client: Any, monkeypatch: Any) -> None:
         self.texts: list[str] = []

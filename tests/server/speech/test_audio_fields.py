@@ -1,4 +1,4 @@
-"""Fields of the official client's transcriptions that this server does not serve are refused by name, never ignored."""
+"""Fields of the official client's transcriptions that this server lacks are refused by name, never ignored."""
 
 from __future__ import annotations
 

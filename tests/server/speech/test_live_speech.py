@@ -1,5 +1,5 @@
-"""/v1/realtime with a model that transcribes a turn while it is spoken: texts come before the turn has ended, and equal
-the texts of the same sound as a file."""
+"""/v1/realtime with a model that transcribes a turn while it is spoken: texts arrive before the turn ends, and equal
+the texts of the same sound sent as a file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LISTENING = {"turn_detection": {"type": "server_vad", "prefix_padding_ms": 0}}
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def server():
-    """A server of a Voxtral Realtime."""
+    """The state and a client of a server with a tiny Voxtral Realtime."""
     folder = str(tiny_realtime.folder())
     speech = {"transcription_pause": 0.0}
     async with ready(config_of(model={"model": folder, "num_threads": 1})) as state:
@@ -40,14 +40,14 @@ async def server():
 
 
 def spoken(*seconds: float, rate: int = 16000) -> np.ndarray:
-    """Samples of quiet and of noise, interleaved; `seconds` are the lengths of the parts."""
+    """Interleaved samples of silence and noise; `seconds` are the lengths of the parts."""
     draw = np.random.default_rng(1)
     parts = [draw.normal(0, 0.1 if at % 2 else 0.0, int(length * rate)) for at, length in enumerate(seconds)]
     return np.concatenate(parts).clip(-1, 1).astype(np.float32)
 
 
 async def events_until(socket: Socket, *ends: str) -> list[dict[str, Any]]:
-    """Up to one whose kind ends so."""
+    """Events up to the first one whose type ends with one of `ends`."""
     events: list[dict[str, Any]] = []
     while not events or not events[-1]["type"].endswith(ends):
         events.append(await asyncio.wait_for(socket.events.get(), 60))
@@ -59,7 +59,7 @@ def deltas(events: list[dict[str, Any]]) -> str:
 
 
 async def fed(socket: Socket, sound: np.ndarray, asked: list[Any], parts: int) -> None:
-    """In parts, each of which is asked about before the next comes."""
+    """Sends the sound in `parts` pieces; waits after each piece until the engine gets a request."""
     for piece in np.array_split(sound, parts):
         before = len(asked)
         socket.append(piece)
@@ -100,7 +100,7 @@ async def test_long_speech_is_transcribed_in_windows_that_end_where_it_is_quiet(
     asked = watched(state, monkeypatch)
     socket = Socket(client)
     await socket.opened(**LISTENING)
-    socket.append(spoken(0.2, 3.0, 0.2, 6.0, 0.5))  # quiet once; then windows of two to four seconds
+    socket.append(spoken(0.2, 3.0, 0.2, 6.0, 0.5))  # one pause, then windows of two to four seconds
     events = await events_until(socket, ".completed")
     assert events[-1]["transcript"] == deltas(events) != ""
     windows: dict[bytes, int] = {}
@@ -180,7 +180,7 @@ async def test_sound_that_comes_last_while_the_rest_is_resampled_is_transcribed(
 
 @pytest.mark.parametrize("by_hand", [False, True])
 async def test_a_turn_that_is_committed_while_it_is_spoken_is_transcribed_to_there(server, monkeypatch, by_hand):
-    """With `by_hand` the client switches turn detection off first: the turn goes on until the client commits it."""
+    """With `by_hand` the client turns detection off first, so that the turn continues until the client commits it."""
     state, client = server
     asked = watched(state, monkeypatch)
     socket = Socket(client)
@@ -213,8 +213,8 @@ async def test_a_prompt_is_refused_where_it_is_set(server):
 
 
 async def test_a_token_whose_text_comes_with_the_next_question_is_emitted_with_it():
-    texts = iter(["a", "", "é"])  # the third token ends what the second begins
-    answers = iter([2, 1])  # tokens of each question
+    texts = iter(["a", "", "é"])  # the third token completes the second token's character
+    answers = iter([2, 1])  # tokens of each request's answer
 
     class Answer:
         async def __aenter__(self):
@@ -258,7 +258,7 @@ async def test_a_turn_whose_sound_stops_coming_fails_and_the_next_is_transcribed
     assert state.places.taken == 0
     if cleared:
         socket.say("input_audio_buffer.clear")
-    socket.append(sound[4000:])  # it goes on where it stopped
+    socket.append(sound[4000:])  # the sound continues
     assert (await events_until(socket, ".completed"))[-1]["transcript"]
     await socket.leave()
     assert state.body_budget.used == 0

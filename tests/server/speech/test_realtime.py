@@ -1,4 +1,4 @@
-"""/v1/realtime: what is spoken is written down turn by turn; wrong events are refused by name and end nothing."""
+"""/v1/realtime: speech is transcribed turn by turn; wrong events are refused by name and do not end the session."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TRANSCRIPTION = "conversation.item.input_audio_transcription."
 
 
 class Socket:
-    """An in-memory client of the ASGI app."""
+    """An in-memory websocket client of the ASGI app."""
 
     def __init__(self, client: Any, query: str = "", headers: tuple = (), protocols: tuple = ()) -> None:
         self.to_app: asyncio.Queue[dict] = asyncio.Queue()
@@ -51,14 +51,14 @@ class Socket:
         self.to_app.put_nowait({"type": "websocket.receive", "text": orjson.dumps({"type": kind, **fields}).decode()})
 
     def append(self, samples: np.ndarray, size: int = 2400) -> None:
-        """float32 samples in pieces."""
+        """Sends float32 samples in pieces."""
         data = (samples * 32767).astype("<i2").tobytes()
         for start in range(0, len(data), 2 * size):
             piece = data[start : start + 2 * size]
             self.say("input_audio_buffer.append", audio=base64.b64encode(piece).decode())
 
     async def next(self, *kinds: str) -> dict:
-        """The next event, of one of `kinds`; deltas are passed over where none is asked for."""
+        """The next event, which must have one of these types; deltas are skipped unless `kinds` has their type."""
         while True:
             event = await asyncio.wait_for(self.events.get(), 60)
             if event["type"] in kinds or not event["type"].endswith(".delta"):
@@ -70,7 +70,7 @@ class Socket:
         await asyncio.wait_for(self.task, 60)
 
     async def opened(self, **audio: Any) -> None:
-        """Accepted and set up."""
+        """Waits until the socket is accepted and sets the session up."""
         await self.next("websocket.accept")
         await self.next("session.created")
         audio = {"format": {"type": "audio/pcm", "rate": 16000}, **audio}
@@ -218,14 +218,14 @@ WRONG_FRAME = b"\x81\x81" + bytes(4) + b"{"  # one byte, masked with zeros
 
 
 def opening(host: str) -> bytes:
-    """The request of a socket."""
+    """The HTTP request that opens a websocket."""
     key = base64.b64encode(bytes(16)).decode()
     head = f"GET /v1/realtime HTTP/1.1\r\nHost: {host}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     return f"{head}Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key}\r\n\r\n".encode()
 
 
 async def test_a_client_that_does_not_read_is_no_longer_read_and_then_cut_off(serve):
-    """The queue of its events is bounded, and its session ends."""
+    """The queue of the client's events is bounded; in the end the server closes the session."""
     client = serve(limits={"stream_stall_timeout": 0.5})
     async with listening(client) as url:
         where = urlsplit(url)
@@ -243,7 +243,7 @@ async def test_a_client_that_does_not_read_is_no_longer_read_and_then_cut_off(se
                         await loop.sock_sendall(stalled, WRONG_FRAME * 1000)
                         await asyncio.sleep(0)
 
-            with pytest.raises(ConnectionError):  # the server has had enough
+            with pytest.raises(ConnectionError):  # the server closes the connection
                 await go_on()
         for _ in range(500):
             if not client.state.open_exchanges:
@@ -279,7 +279,7 @@ async def test_of_thousands_of_messages_in_one_read_a_few_are_parsed_at_a_time()
 
 
 async def test_a_socket_that_has_closed_by_itself_is_as_one_that_its_client_has_left():
-    """Events that come too late (a broken frame behind many, no pong) raise the error of a client that has left."""
+    """Late events (a bad frame after many others, a missing pong) raise the same error as a client's disconnect."""
     closed = Protocol.__new__(Protocol)
     closed.writable, closed.close_sent, closed.initial_response = asyncio.Event(), True, None
     closed.writable.set()
@@ -368,7 +368,7 @@ async def test_half_a_sample_does_not_shift_what_comes_after(client):
 
 @pytest.mark.parametrize("switched", [{"threshold": 0.4}, None])
 async def test_a_turn_that_is_open_when_detection_changes_goes_on(client, switched):
-    """Until the client commits, where it does so from now on."""
+    """The turn continues with the new detection, or without one until the client commits."""
     socket = Socket(client)
     await socket.opened(turn_detection={"type": "server_vad", "silence_duration_ms": 2000})
     sound = made_samples(DIGITS)
@@ -405,7 +405,7 @@ async def test_sound_that_came_before_detection_is_looked_through(client):
 
 
 async def test_speech_that_goes_on_behind_a_commit_is_another_turn(client):
-    """It begins at once: what was quiet before is remembered."""
+    """The new turn begins at once: the loudness of the background is remembered."""
     noise = np.random.default_rng(0).normal(0, 0.1, 24000).astype(np.float32).clip(-1, 1)
     socket = Socket(client)
     await socket.opened()
@@ -474,7 +474,7 @@ async def test_keys_origins_models_and_paths_are_checked_before_the_socket_opens
         (Socket(guarded, "intent=conversation", bearer), 400),
         (Socket(serve(), headers=((b"origin", b"http://elsewhere.example"),)), 403),
         (Socket(serve(phase="draining")), 503),
-        (Socket(tiny_client), 501),  # its model takes no audio
+        (Socket(tiny_client), 501),  # the model takes no audio
     ]
     for socket, status in refused:
         await asyncio.wait_for(socket.task, 60)
@@ -504,7 +504,7 @@ async def test_a_client_that_leaves_ends_everything(client):
 
 async def test_turns_begin_and_end_with_energy_whatever_the_pieces():
     draw = np.random.default_rng(0)
-    sound = draw.normal(0, 0.002, 16000 * 6).astype(np.float32)  # steady noise is no speech
+    sound = draw.normal(0, 0.002, 16000 * 6).astype(np.float32)  # steady noise is not speech
     sound[16000:32000] += draw.normal(0, 0.1, 16000).astype(np.float32)
     sound[64000:72000] += draw.normal(0, 0.1, 8000).astype(np.float32)
     vad = Vad(silence_duration_ms=400)

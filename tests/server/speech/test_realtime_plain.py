@@ -1,4 +1,4 @@
-"""/v1/realtime in vLLM's form: the turns up to a final commit make one text."""
+"""/v1/realtime in vLLM's protocol: the turns up to a final commit become one text."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ async def test_windows_that_a_fault_has_ended_leave_nothing_for_the_next_turn():
 
 
 async def test_a_refused_socket_is_answered_and_logged_as_no_fault(client, caplog):
-    """However many fields its query has."""
+    """A refused socket is no error, with any number of fields in its query."""
     caplog.set_level(logging.ERROR)
     async with listening(client) as url:
         address = url.replace("http", "ws") + "/v1/realtime?" + "&".join(f"field{at}=1" for at in range(40))

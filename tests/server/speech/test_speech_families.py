@@ -1,4 +1,4 @@
-"""Transcription by families with a form of their own: what each is asked about a window, and what becomes its text."""
+"""Transcription by families with their own formats: the prompt for a window, and the text taken from the answer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.server.speech.test_audio import TRANSLATIONS, send
 from tests.server.speech.test_realtime import Socket
 from tests.tiny_sounds import SECONDS, SOUNDS
 
-ROWS = SECONDS * 50 // 4  # of a window
+ROWS = SECONDS * 50 // 4  # rows of a window
 FAMILY = {family.name: family for family in SOUNDS}
 
 
@@ -30,7 +30,7 @@ def recording(seconds: float = 1.5) -> bytes:
 
 
 def watched(state: Any, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Requests that reach the engine."""
+    """A list of the requests that the engine gets."""
     seen: list[Any] = []
     submit = state.engine.submit
     monkeypatch.setattr(state.engine, "submit", lambda request: seen.append(request) or submit(request))
@@ -38,7 +38,7 @@ def watched(state: Any, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def asked_of(request: Any, audio: int) -> list[int]:
-    """The prompt, the sound as one token."""
+    """The prompt, with all audio rows shortened to one token."""
     ids = request.prompt_token_ids.tolist()
     first = ids.index(audio)
     rows = ids.count(audio)
@@ -73,7 +73,7 @@ async def test_voxtral_writes_down_behind_its_own_marker(tmp_path, monkeypatch):
 
 @pytest.fixture
 async def realtime():
-    """A server of a Voxtral Realtime."""
+    """The state and a client of a server with a tiny Voxtral Realtime."""
     folder = str(tiny_realtime.folder())
     async with ready(config_of(model={"model": folder, "num_threads": 1})) as state:
         yield state, maker(state)(model={"model": folder})
@@ -162,7 +162,7 @@ async def test_windows_are_no_longer_than_the_model_takes(monkeypatch, name, lon
 
 @pytest.fixture
 async def qwen3_asr(tmp_path, monkeypatch):
-    """A server whose tokenizer has the model's mark."""
+    """A server whose tokenizer has the model's mark <asr_text>."""
     folder = tmp_path / "qwen3-asr"
     shutil.copytree(FAMILY["qwen3-asr"].folder, folder)
     tokenizer = json.loads((folder / "tokenizer.json").read_text())

@@ -1,4 +1,4 @@
-"""Whisper behind the transcription routes: its prompts and rules, by a tiny random checkpoint."""
+"""Whisper on the transcription routes, with a tiny random checkpoint: its prompts and rules."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.tiny_hearing import CONTEXT, FIRST, IDS, LANGUAGES, SPACE, SUPPRESSED
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 START, END = IDS["<|startoftranscript|>"], IDS["<|endoftext|>"]
-WINDOW = 128  # tokens
+WINDOW = 128  # tokens of a window
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -36,7 +36,7 @@ def client(hearing):
 
 @pytest.fixture
 def asked(client, monkeypatch):
-    """Requests that reach the engine."""
+    """A list of the requests that the engine gets."""
     seen: list[Any] = []
     submit = client.state.engine.submit
     monkeypatch.setattr(client.state.engine, "submit", lambda request: seen.append(request) or submit(request))
@@ -52,7 +52,7 @@ def recording(seconds: float = 1.5) -> bytes:
 
 
 def texts_of(requests: list[Any]) -> list[list[int]]:
-    """The prompts behind the window."""
+    """The tokens after the window in each request's prompt."""
     return [request.prompt_token_ids[WINDOW:].tolist() for request in requests]
 
 
@@ -64,12 +64,12 @@ def features() -> torch.Tensor:
     from transformers import WhisperFeatureExtractor
 
     extractor = WhisperFeatureExtractor.from_pretrained(whisper())
-    # The server reads 16-bit and float files alike; the file here is float.
+    # The server reads 16-bit and float files alike; this file has floats.
     return extractor(noise(), sampling_rate=16000, return_tensors="pt").input_features
 
 
 def logprobs(ids: list[int]) -> torch.Tensor:
-    """transformers' log-probabilities behind each of these tokens, [len(ids), vocab]."""
+    """transformers' log-probabilities of the token after each of these tokens, [len(ids), vocab]."""
     with torch.inference_mode():
         return oracle()(features(), decoder_input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
 
@@ -172,7 +172,7 @@ async def test_prompts_tasks_and_rules_are_whispers(client, asked):
 
 
 async def test_a_text_that_the_model_doubts_is_drawn_again_warmer(client, asked):
-    verbose = {"response_format": "verbose_json", "max_completion_tokens": 4, "seed": 7}  # one that says something
+    verbose = {"response_format": "verbose_json", "max_completion_tokens": 4, "seed": 7}  # this seed gives a text
     reply = await send(client, recording(), language="en", **verbose)
     assert [request.sampling.temperature for request in asked[1:]] == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
     assert reply.json()["segments"][0]["temperature"] == 1.0

@@ -1,4 +1,4 @@
-"""Times of words: the arithmetic against transformers', and Whisper's answers with them."""
+"""Word timestamps: the arithmetic against transformers', and Whisper's answers with timestamps of words."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def test_words_are_split_as_transformers_does(text, language):
 
 
 def known(client: Any, tokens: list[int], language: str, seconds: float) -> list[dict[str, Any]]:
-    """The words of a window, from transformers' attention."""
+    """The words of a window, with times from transformers' attention."""
     ids = [*prompt(language), *tokens]
     with torch.inference_mode():
         made = oracle()(features(), decoder_input_ids=torch.tensor([ids]), output_attentions=True)
@@ -117,7 +117,7 @@ async def test_silence_has_no_words(client):
 
 async def test_tokens_beyond_the_decoders_context_have_no_times(client):
     ids = client.state.tokenizer.encode(" the on the")
-    weights = np.random.default_rng(0).random((2, len(ids), 30))  # one line too few
+    weights = np.random.default_rng(0).random((2, len(ids), 30))  # one row too few
     words = words_of(ids, weights, client.state.tokenizer.decode, "en", 7)
     assert "".join(word.text for word in words) == client.state.tokenizer.decode(ids[:-1]).replace(" ", "")
 

@@ -1,4 +1,4 @@
-"""`python -m server check`: the same yes, no and numbers as a start, from configuration and headers."""
+"""`python -m server check` gives the same yes, no and numbers as a start, from configuration and headers."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ LLAMA_8B = {
 
 
 def test_a_model_too_large_for_the_device_is_described_before_it_is_refused(monkeypatch, tmp_path, capsys):
-    """So that people know which device to look for."""
+    """Users see which device the model needs."""
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
     monkeypatch.setattr(estimate_module, "choose_device", lambda asked: "cuda:0")
     monkeypatch.setattr(estimate_module, "device_memory", lambda device: DeviceMemory(8 * GIB, 8 * GIB))
@@ -124,7 +124,7 @@ def test_a_model_too_large_for_the_device_is_described_before_it_is_refused(monk
 
 
 def test_an_accelerator_s_memory_decides(monkeypatch, tmp_path):
-    """An 8B of random weights, on devices that are not there."""
+    """An 8B with random weights, on simulated devices."""
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
     monkeypatch.setattr(estimate_module, "choose_device", lambda asked: "cuda:0")
 

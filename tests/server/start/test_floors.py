@@ -1,4 +1,4 @@
-"""Versions below a floor do not start; floors are those of pyproject.toml; locks hold hashes and no host."""
+"""Packages below a minimum version stop the start; minimums are pyproject.toml's; locks have hashes and no host."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOCKS = sorted((ROOT / ".ci" / "locks").glob("*.txt"))
 
 
 def pinned(path: Path) -> dict[str, str]:
-    """Name -> version."""
+    """Package name -> pinned version of a lock file."""
     lines = path.read_text().replace("\\\n", " ").splitlines()
     found = [re.match(r"([\w.-]+)==(\S+)", line) for line in lines]
     return {canonicalize_name(each[1]): each[2] for each in found if each}

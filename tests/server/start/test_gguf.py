@@ -1,4 +1,4 @@
-"""A GGUF file behind the routes: its chat template, its tokenizer, its codes."""
+"""A GGUF file served over HTTP: its chat template, its tokenizer, its quantised weights."""
 
 from __future__ import annotations
 

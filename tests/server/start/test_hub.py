@@ -1,4 +1,4 @@
-"""--model ORG/NAME: what is fetched from a hub, what is used again, and every way in which that can fail."""
+"""--model ORG/NAME: what is fetched from a hub, what is reused, and every way in which fetching can fail."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NOT_READ = ("pytorch_model.bin", "README.md", "tf_model.h5", "original/params.js
 
 @pytest.fixture(scope="module")
 def sharded(tmp_path_factory):
-    """A repository as makers publish it: shards, and what other programs read."""
+    """A repository as makers publish it: shards, and files that only other programs read."""
     folder = shutil.copytree(tiny.checkpoint("llama"), tmp_path_factory.mktemp("hub") / "sharded")
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
@@ -49,7 +49,7 @@ def sharded(tmp_path_factory):
 
 @pytest.fixture
 def fake(sharded, monkeypatch, tmp_path):
-    """The hub that huggingface_hub asks; nothing is cached."""
+    """The hub that huggingface_hub uses; its cache is empty."""
     repositories = {"org/sharded": sharded, "org/single": tiny.checkpoint("qwen3")}
     with FakeHub(repositories) as hub:
         asked_in_place_of_the_real(hub, monkeypatch, tmp_path / "cache")
@@ -155,7 +155,7 @@ def test_revisions_private_and_gated_repositories(fake):
 
 
 def test_all_files_come_from_one_commit(fake, sharded, monkeypatch, tmp_path):
-    """A branch that moves between the listing and the first file."""
+    """Between the listing and the first file, the branch moves to another commit."""
     moved = shutil.copytree(sharded, tmp_path / "moved")
     download = hub_module.download
 
@@ -235,7 +235,7 @@ def test_consolidated_weights_are_found(fake, tmp_path):
 
 
 def test_an_adapter_that_the_model_is_made_of_is_fetched(fake, tmp_path):
-    """An adapter that fine-tuning left in a model's folder is not fetched."""
+    """An adapter is fetched if the configuration names it; an adapter that fine-tuning left in the folder is not."""
     for name, made in (("whole", True), ("tuned", False)):
         shutil.copytree(fake.repositories["org/single"], tmp_path / name)
         config = json.loads((tmp_path / name / "config.json").read_text())
@@ -249,7 +249,7 @@ def test_an_adapter_that_the_model_is_made_of_is_fetched(fake, tmp_path):
 
 @pytest.mark.parametrize("type_of", ["phi4_multimodal", "jina_embeddings_v3", "qwen3"])
 def test_named_adapters_come_from_their_folders(fake, tmp_path, type_of, offline):
-    """Of models that are made of them; another model's are left there."""
+    """Adapters in folders are fetched for models that consist of them, and not for other models."""
     of_jina = type_of == "jina_embeddings_v3"
     repository, names = tmp_path / "named", ("separation", "text_matching") if of_jina else ("vision", "speech")
     within = {name: name if of_jina else f"{name}-lora" for name in names}
@@ -305,7 +305,7 @@ def environment_of(fake: FakeHub) -> dict[str, str]:
 
 
 def test_a_server_answers_from_the_hub(fake, tmp_path):
-    """The whole way, in a process of its own: HF_ENDPOINT and HF_TOKEN are huggingface_hub's."""
+    """A process of its own fetches the model and answers; huggingface_hub reads HF_ENDPOINT and HF_TOKEN."""
     fake.private.add("org/single")
     flags = ("--model", "org/single", "--download-dir", str(tmp_path / "here"), *SMALL)
     process = ServerProcess(*flags, env=environment_of(fake)).spawn()

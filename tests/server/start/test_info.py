@@ -1,4 +1,4 @@
-"""`python -m server info`: what it reads of processor, driver, cards and flags, and that secrets stay out."""
+"""`python -m server info`: processor, driver, cards and flags as it reports them, without secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A checkpoint whose decoder and tower lie in other repositories: joined into one folder, served and checked."""
+"""A checkpoint whose decoder and tower are in other repositories: joined into one folder, served and checked."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PARTS = {"audio_tower.": "org/hearing", "multi_modal_projector.": "org/model", "
 
 
 def split(folder: Path, tower_apart: bool) -> dict[str, Path]:
-    """The whole checkpoint in two repositories, or in three."""
+    """Splits the checkpoint into two repositories, or into three with `tower_apart`; returns their folders by name."""
     config = json.loads((ULTRAVOX.folder / "config.json").read_text())
     tensors: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in load_file(ULTRAVOX.folder / "model.safetensors").items():
@@ -33,7 +33,7 @@ def split(folder: Path, tower_apart: bool) -> dict[str, Path]:
         own = prefix == "audio_tower." and not tower_apart
         renamed = name if own or prefix != "audio_tower." else f"model.encoder.{name.removeprefix(prefix)}"
         tensors.setdefault("org/model" if own else PARTS[prefix], {})[renamed] = tensor
-    if tower_apart:  # a whole Whisper
+    if tower_apart:  # a whole Whisper, with its decoder
         tensors["org/hearing"] |= {"model.decoder.layer_norm.weight": torch.ones(8), "proj_out.weight": torch.ones(8)}
     sections = {"org/decoder": config.pop("text_config"), "org/hearing": config["audio_config"], "org/model": config}
     config["text_model_id"] = "org/decoder"

@@ -1,4 +1,4 @@
-"""The process on real sockets: start, stop, signals, limits below the app, official client."""
+"""The server process on real sockets: start, stop, signals, limits below the app, official client."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GO_ON = {"ignore_eos": True}
 
 
 class Server:
-    """One `python -m server`."""
+    """One process of `python -m server`."""
 
     def __init__(self, *flags: str, wait: bool = True) -> None:
         self.process = subprocess.Popen(
@@ -55,7 +55,7 @@ class Server:
         return int(self.where.rpartition(":")[2])
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """The exit status."""
+        """Stops the process; returns its exit status."""
         if self.process.poll() is None:
             self.process.send_signal(number)
         try:
@@ -66,7 +66,7 @@ class Server:
         return self.process.returncode
 
     def raw(self, data: bytes, seconds: float = 5.0) -> bytes:
-        """Sends bytes, returns all that comes back until the server closes."""
+        """Sends bytes; returns all bytes until the server closes the connection."""
         with socket.create_connection(("127.0.0.1", self.port), seconds) as connection:
             connection.sendall(data)
             found = b""
@@ -173,7 +173,7 @@ def test_a_closed_connection_frees_its_row(server):
         assert client.get("/load").json() == {"server_load": 0}
         gone = 'num_requests_running{engine="0",model_name="omniloop"} 0.0'
         while gone not in (metrics := client.get("/metrics").text) and time.monotonic() < end:
-            time.sleep(0.02)  # the engine's next news
+            time.sleep(0.02)  # until the engine's next report
         assert gone in metrics
         assert 'finished_reason="abort",model_name="omniloop"} 10.0' in metrics
 
@@ -303,11 +303,11 @@ def test_s43_a_stream_that_does_not_end_in_time_gets_an_error(how):
 
 def test_a_signal_during_start_up_ends_it():
     for seconds in (0.3, 0.6):
-        for _ in range(4):  # a busy machine may wake the test late, when the server is ready
+        for _ in range(4):  # on a busy machine the test may wake up late, when the server is ready
             server = Server(wait=False)
             time.sleep(seconds)
             status = server.stop(signal.SIGINT)
-            assert status in (0, -signal.SIGINT, 130)  # before our handlers stand, the interpreter's own
+            assert status in (0, -signal.SIGINT, 130)  # the interpreter's own handler runs before ours is set
             if "Listening on" not in server.printed:
                 break
         else:
@@ -327,7 +327,7 @@ def test_unix_sockets(tmp_path):
 
 
 def test_a_unix_socket_with_a_listener_is_not_taken_away(tmp_path):
-    """The socket that a killed server left behind is replaced."""
+    """The socket file of a killed server is replaced."""
     path = str(tmp_path / "s")
     config = parse(["--uds", path])[1]
     with bind(config), pytest.raises(BindError, match=f"cannot listen on {path}: Address already in use"):
@@ -340,7 +340,7 @@ def test_a_taken_port_and_a_missing_model_end_in_one_line(server):
     for flags, text in [
         (["--port", str(server.port)], "cannot listen on"),
         (["--model", "/nowhere"], "no such folder"),
-        (["--model", "/nowhere", "--chat-template", "/no.jinja"], "/no.jinja: is not a readable file"),  # comes first
+        (["--model", "/nowhere", "--chat-template", "/no.jinja"], "/no.jinja: is not a readable file"),  # checked first
     ]:
         done = subprocess.run(
             [sys.executable, "-m", "server", *FLAGS, *flags],

@@ -1,4 +1,4 @@
-"""Servers that leave a part out: --skip-tokenizer-init, --language-model-only, --limit-mm-per-prompt image=0."""
+"""Servers without some parts: --skip-tokenizer-init, --language-model-only, --limit-mm-per-prompt image=0."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ IDS = [40, 41, 42]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def bare():
-    """A client of a server with neither tokenizer nor towers; the same model has both otherwise."""
+    """A client of a server without tokenizer and towers; its model has both."""
     model = {"model": str(tiny.checkpoint("omni")), "num_threads": 1}
     flags = {"skip_tokenizer_init": True, "language_model_only": True, "hf_overrides": {"eos_token_id": 7}}
     async with ready(config_of(model={**model, **flags})) as state:

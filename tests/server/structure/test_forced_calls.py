@@ -1,4 +1,4 @@
-"""Calls that must come and calls of strict tools: held to their schemas by the grammar, read by the same parser."""
+"""Required calls and calls of strict tools: the grammar enforces their schemas, and the same parser reads them."""
 
 # ruff: noqa: E501
 
@@ -49,7 +49,7 @@ G = {
 }
 
 
-# -- every shape is what its parser reads
+# -- every format's grammar allows what its parser reads
 
 
 def vocabulary() -> GrammarVocabulary:
@@ -231,7 +231,7 @@ async def test_in_free_text_a_marker_may_be_text(most):
         assert not takes(f"first {wrong}")
 
 
-# -- over the routes, with a model that says anything
+# -- over HTTP, with a model that emits random tokens
 
 
 def forced(path: str, choice: str, tools: list[Any] = [F, G]) -> dict[str, Any]:  # noqa: B006
@@ -274,7 +274,7 @@ PATHS = ["/v1/chat/completions", "/v1/responses", "/v1/messages"]
 
 @pytest.fixture
 def calling(serve):
-    """The embedded model in its own form, hermes, its markers as text."""
+    """The embedded model with its own format, hermes; the markers are text."""
     client = serve()
     client.state.parsers = choose_parsers(client.state.tokenizer, [], "", tools="hermes", reasoning="none")
     return client
@@ -490,7 +490,7 @@ async def test_the_official_clients_parse_answers_and_calls(calling):
         assert isinstance(response.output_parsed, City)
 
 
-# -- behind reasoning
+# -- after reasoning
 
 
 async def test_a_grammar_begins_behind_the_models_reasoning(serve):
@@ -514,7 +514,7 @@ async def test_a_grammar_begins_behind_the_models_reasoning(serve):
     found = await spec(**may_call)
     assert (found.starts, found.fed, found.opens) == ((end, mark), (mark,), (begin,))
     found = await spec(**may_call, chat_template_kwargs={"enable_thinking": False})
-    assert (found.starts, found.fed, found.opens) == ((mark,), (mark,), ())  # asleep until a call
+    assert (found.starts, found.fed, found.opens) == ((mark,), (mark,), ())  # inactive until a call
     found = await spec(chat_template_kwargs={"enable_thinking": False})
     assert (found.starts, found.opens) == ((), ())
     form = {"type": "json_object"}
@@ -565,7 +565,7 @@ async def test_reasoning_ends_when_its_budget_is_spent(client):
     reply = await client.chat(thinking_token_budget=-2)
     assert (reply.status, reply.error["param"]) == (400, "thinking_token_budget")
     client.state.parsers = made(client.state.tokenizer, "none", None, "spelled", ReasoningFormat(always=True))
-    assert (await client.chat(thinking_token_budget=5)).status == 501  # its end is text
+    assert (await client.chat(thinking_token_budget=5)).status == 501  # the end of reasoning is text here, not a token
     assert (
         await client.post("/v1/messages", {**messages, "thinking": thinking})
-    ).status == 200  # agents send it always
+    ).status == 200  # agents always send the field

@@ -1,4 +1,4 @@
-"""What a random model writes under a form's grammar is read by the form's parser as calls that fit their schemas."""
+"""Random texts of a format's grammar: the format's parser reads them as calls that fit their schemas."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ SCHEMAS = {
     },
     "missing": {"type": "object", "required": ["q"], "additionalProperties": WORD},
 }
-NO_ELEMENTS = ("c",)  # constants that are objects
+NO_ELEMENTS = ("c",)  # formats without constants that are objects
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def refuse(keyword, path):
 
 
 def written(name: str, schema, *, must: bool = True, strict: bool = True) -> GrammarSpec:
-    """The grammar of one call that must come. Markers of this vocabulary are letters, but for four."""
+    """The grammar of one required call. Four markers are tokens of this vocabulary, the others are letters."""
     known = tokenizer()
     ids = {marker: known.added_tokens[marker] for marker in ("<tool_call>", "</tool_call>")}
     text = text_of if strict else lambda schema, path: relaxed(schema, path, LimitsConfig())[0]
@@ -115,7 +115,7 @@ def spelled(lark: str) -> str:
 
 
 def walk(grammar, draw: random.Random, signs: np.ndarray, most: int = 400) -> str | None:
-    """A text of the grammar, drawn token by token, every other one a sign; None where it does not end."""
+    """A text of the grammar, drawn token by token, every other token from `signs`; None if it does not end."""
     matcher, known, tokens = grammar.matcher(), tokenizer(), []
     while len(tokens) < most:
         line = np.frombuffer(matcher.compute_bitmask(), np.uint8)
@@ -141,7 +141,7 @@ def test_calls_under_a_grammar_fit_their_schemas(name, vocabulary):
         grammar = compile_now(written(name, schema), vocabulary)
         for _ in range(5):
             text = walk(grammar, draw, signs)
-            if text is None:  # too long
+            if text is None:  # no end within `most` tokens
                 continue
             parser = parser_of(known, "" if name == "openai" else name, offered=tools, harmony=name == "openai")
             ((called, arguments),) = said(parser, text)[2]
@@ -235,7 +235,7 @@ def test_a_tool_that_a_form_cannot_name_is_refused_or_left_out(form, name):
 )
 def test_what_a_form_cannot_hold_is_refused_of_strict_tools(name, keyword, schema, vocabulary):
     whole = {"type": "object", "properties": {"k": schema}, "required": ["k"]}
-    if keyword == "patternProperties" and name in ("qwen3_coder", "glm45"):  # an object is JSON there
+    if keyword == "patternProperties" and name in ("qwen3_coder", "glm45"):  # objects are JSON in these formats
         compile_now(written(name, whole), vocabulary)
         return
     with pytest.raises(ApiError) as error:
@@ -245,7 +245,7 @@ def test_what_a_form_cannot_hold_is_refused_of_strict_tools(name, keyword, schem
 
 
 D, K3 = "｜DSML｜", ("<|open|>", "<|close|>", "<|sep|>")
-PARTS = {  # the tokens that markers hold, a call
+PARTS = {  # the tokens in the markers, and a call
     "deepseek_v32": (
         (D,),
         f'<{D}function_calls>\n<{D}invoke name="f">\n<{D}parameter name="w" string="true">a </b</{D}parameter>\n'
@@ -274,7 +274,7 @@ def test_markers_may_be_letters_and_tokens(form):
     assert must is not None
     assert takes(GrammarSpec("lark", must), call, names)
     assert not takes(GrammarSpec("lark", must), call.replace("3", "300"), names)
-    if form == "kimi_k3":  # what stands around its content is made of the same tokens
+    if form == "kimi_k3":  # the marks around its content have the same tokens
         assert may is None
         return
     assert may is not None
@@ -289,7 +289,7 @@ def test_markers_may_be_letters_and_tokens(form):
 
 
 def made(form: str, value, **defs) -> str:
-    """The grammar that a request gets for a call with one parameter of such a schema."""
+    """The grammar for a required call with one parameter of the schema `value`."""
     schema = {"type": "object", "properties": {"k": value}, "required": ["k"], "$defs": defs}
     tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
     parsers = choose_parsers(tokenizer(), [], "", tools=form, reasoning="none")
@@ -301,7 +301,7 @@ def made(form: str, value, **defs) -> str:
 @pytest.mark.parametrize("form", ["qwen3_coder", "glm45", "gemma4", "minimax_m3", "hermes"])
 @pytest.mark.parametrize("key", ["anyOf", "allOf"])
 def test_parts_that_double_with_each_level_are_refused_at_once(form, key):
-    """A client could keep a thread of the pool for hours, and take all memory."""
+    """The request is refused at once, because it could occupy a thread of the pool for hours and exhaust memory."""
     defs = {f"a{n}": {key: [{"$ref": f"#/$defs/a{n + 1}"}] * 2} for n in range(40)}
     with (
         nullcontext() if form == "hermes" else pytest.raises(ApiError, match="unfold into more than 4096 parts") as told

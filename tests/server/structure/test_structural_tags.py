@@ -1,4 +1,4 @@
-"""Structural tags: every part of a `format` holds the text that it stands for, and wrong parts are named."""
+"""Structural tags: each part of a `format` allows exactly its texts, and wrong parts are refused by name."""
 
 from __future__ import annotations
 

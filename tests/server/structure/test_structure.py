@@ -1,4 +1,4 @@
-"""Which schemas and formats are taken, rewritten, relaxed or refused; the path of the keyword is named."""
+"""Schemas and formats that are accepted, rewritten, relaxed or refused; refusals name the keyword's path."""
 
 import json
 
@@ -17,7 +17,7 @@ OBJECT = {"type": "object", "additionalProperties": False}
 
 
 def remaining(schema):
-    """What is left of a schema, without our options."""
+    """The schema's final text as JSON, without our options."""
     found = json.loads(schema_text(schema, "s", LIMITS))
     assert found.pop("x-guidance")["whitespace_flexible"] is False
     return found
@@ -96,9 +96,9 @@ TAGGED = [{"properties": {"kind": {"const": name}}, "type": "object", "required"
         ({"$defs": {"a": {"$ref": "#/$defs/a"}}}, "s.$defs.a.$ref", "points to itself"),
         ({"multipleOf": 0.5}, "s.multipleOf", "positive integer"),
         ({"minimum": 10**40}, "s.minimum", "must be a number between"),
-        ({"minimum": 2**53 + 1}, "s.minimum", "that a double holds"),  # the library would allow 2**53
+        ({"minimum": 2**53 + 1}, "s.minimum", "that a double holds"),  # the library would accept 2**53
         ({"const": 2**53 + 1}, "s.const", "that a double holds"),
-        ({"enum": [1, {"a": [-(2**63)]}]}, "s.enum", "larger ones fit in texts"),  # it ended the process
+        ({"enum": [1, {"a": [-(2**63)]}]}, "s.enum", "larger ones fit in texts"),  # this value crashed the process
         ({"const": 1e300}, "s.const", "between -1e18 and 1e18"),
         ({"minLength": -1}, "s.minLength", "from 0 on"),
         ({"required": "a"}, "s.required", "list of property names"),

@@ -1,4 +1,4 @@
-"""Sound or refused: whatever is drawn at random under a schema's masks satisfies the schema (jsonschema judges)."""
+"""Random answers drawn under a schema's masks satisfy the schema (by jsonschema), or the schema is refused."""
 
 import json
 import re
@@ -16,15 +16,15 @@ from tests.structure_corpus.generate import schema
 from tests.structure_corpus.written import ENFORCED, REFUSED
 
 LIMITS = LimitsConfig()
-FORMATS = FormatChecker(formats=[name for name in FormatChecker.checkers if name != "time"])  # its form of an old draft
+FORMATS = FormatChecker(formats=[name for name in FormatChecker.checkers if name != "time"])  # time of an old draft
 IS_MOMENT = FormatChecker.checkers["date-time"][0]
-# Leap seconds, which it does not know; what is no string has no format.
+# jsonschema rejects leap seconds, so they are replaced; formats apply to strings only.
 FORMATS.checks("date-time")(lambda value: not isinstance(value, str) or IS_MOMENT(value.replace(":60", ":59")))
-IN_A_PART = 60  # generated schemas
+IN_A_PART = 60  # number of generated schemas in a part
 
 
 def judge(asked):
-    """Of the draft that the schema was written for."""
+    """A validator for the draft of the schema."""
     old = {"definitions", "additionalItems"} & asked.keys() or isinstance(asked.get("items"), list)
     if isinstance(asked.get("exclusiveMinimum"), bool):
         asked = {**asked, "exclusiveMinimum": asked["minimum"]}
@@ -32,7 +32,7 @@ def judge(asked):
 
 
 def check(asked, draws, rng):
-    """How many of the draws ended; each that did satisfies the schema."""
+    """Checks that each answer satisfies the schema; returns how many of the draws ended."""
     grammar = compiled(schema_text(asked, "s", LIMITS), "schema")
     found = [answer for answer in (drawn(grammar, rng) for _ in range(draws)) if answer is not None]
     for answer in found:
@@ -83,8 +83,8 @@ def test_a_pattern_allows_in_json_what_it_allows_outside(pattern):
         spelled = list(json.dumps(char, ensure_ascii=False).encode())
         matcher = grammar.matcher()
         taken = matcher.try_consume_tokens(spelled) == len(spelled) and matcher.is_accepting()
-        wanted = re.search(pattern, char, re.ASCII) is not None  # as JavaScript reads classes
-        # A class without quotes or backslashes has no control characters here: less than asked for, never more.
+        wanted = re.search(pattern, char, re.ASCII) is not None  # classes as in JavaScript
+        # A class without quotes or backslashes excludes control characters: less than the pattern, never more.
         assert taken == wanted or (wanted and char < " " and pattern in QUOTES), char
 
 

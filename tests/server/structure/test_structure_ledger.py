@@ -1,4 +1,4 @@
-"""No matcher and no parser is alive when a server is idle, however its requests ended."""
+"""When a server is idle, no matcher and no parser is alive, however its requests ended."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def alive() -> dict[str, int]:
 
 
 async def one(client, draw: random.Random) -> None:
-    """One request in one of three dialects, whose client may leave at any moment."""
+    """One request on one of three routes; its client may disconnect at any moment."""
     if draw.random() < 0.5:
         body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": draw.randrange(1, 12)}
         body |= draw.choice(KINDS)

@@ -1,4 +1,4 @@
-"""Answers held to a schema, over every route; what cannot be held is refused before anything is spent."""
+"""Answers under a schema, on every route; a schema that cannot be enforced is refused before the engine works."""
 
 import json
 import re
@@ -24,7 +24,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
-HELD = re.compile(r"([^<]*<n>[12]</n>)+[^<]*(<(n(>([12](<(/n?)?)?)?)?)?)?")  # the last one may be cut
+HELD = re.compile(r"([^<]*<n>[12]</n>)+[^<]*(<(n(>([12](<(/n?)?)?)?)?)?)?")  # the last tag may be cut off
 FREE = {"max_tokens": 60, "ignore_eos": False}
 
 
@@ -85,7 +85,7 @@ async def test_a_schema_that_was_refused_before_is_refused_under_the_name_of_eac
 
 @pytest.fixture
 def patient(client, monkeypatch):
-    """Threads that compile step back behind all others: on a busy machine a large grammar takes long."""
+    """A long timeout of compilation: its threads have low priority, so a busy machine may take long."""
     monkeypatch.setattr(client.state.grammars, "_timeout", 60.0)
 
 

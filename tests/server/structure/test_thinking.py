@@ -1,4 +1,4 @@
-"""A model that thinks first is held to the schema behind its reasoning."""
+"""The schema applies only after the reasoning of a model that reasons first."""
 
 import json
 from dataclasses import replace
@@ -25,9 +25,9 @@ HARMONY = ("<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|constrain|>"
         ("qwen3", "open", (8,), ()),
         ("qwen3", "may open", (8,), (7,)),
         ("qwen3", "closed", (), ()),
-        ("deepseek_r1", "may open", (8,), ()),  # it thinks even if nothing opens the block
+        ("deepseek_r1", "may open", (8,), ()),  # the model reasons even if no token opens the block
         ("mistral", "open", (8,), ()),
-        ("minimax_m2_append_think", "open", (), ()),  # its reasoning is content
+        ("minimax_m2_append_think", "open", (), ()),  # the reasoning is part of the content
     ],
 )
 async def test_markers_that_are_tokens_put_the_grammar_to_sleep(name, state, starts, opens):
@@ -39,7 +39,7 @@ async def test_markers_that_are_tokens_put_the_grammar_to_sleep(name, state, sta
 async def test_a_call_that_ends_reasoning_wakes_the_grammar_of_calls(name, starts):
     ids = {**IDS, "<tool_call>": 9}
     calls = GrammarSpec("lark", 'start: NL section\nsection: <[9]> "x"')
-    asleep = replace(calls, starts=(9,), fed=(9,))  # until a call, where nothing is thought
+    asleep = replace(calls, starts=(9,), fed=(9,))  # without reasoning, inactive until a call
     for spec in (calls, asleep):
         found = behind_thinking(spec, REASONING[name], "open", ids)
         assert (found.starts, found.fed) == (starts, starts[1:])
@@ -59,7 +59,7 @@ async def test_a_grammar_that_says_where_it_begins_stays_as_it_is():
 
 
 def takes(spec, text, special=()):
-    """Whether a grammar takes a text to its end; `special` spellings are tokens."""
+    """Whether the grammar accepts a whole text; each of the `special` spellings is a token."""
     tokens = (*(bytes([byte]) for byte in range(256)), *(name.encode() for name in special))
     vocabulary = GrammarVocabulary(tokens.__getitem__, lambda number: number > 255, len(tokens))
     matcher = compile_now(spec, vocabulary).matcher()
