@@ -30,7 +30,7 @@ TURN_S = 0.001  # seconds of parsing per turn
 MOST_UNPARSED = 64 << 10  # bytes; with more, the socket is not read
 MOST_EMPTY, WINDOW_S = 200, 10.0  # frames without content
 MOST_FRAGMENTS = 4096  # fragments of one message
-POLICY = 1008
+PROTOCOL_ERROR, NOT_TEXT, POLICY = 1002, 1007, 1008  # close codes
 
 
 class Socket(WebSocketsSansIOProtocol):
@@ -144,14 +144,33 @@ class Socket(WebSocketsSansIOProtocol):
         if self._empty > MOST_EMPTY:
             self._fail(f"more than {MOST_EMPTY} frames without content in {WINDOW_S:g} s")
 
-    def _fail(self, reason: str) -> None:
+    def send_receive_event_to_app(self) -> None:
+        """Handle a complete message. uvicorn would log bytes that are not UTF-8 as a fault of the server."""
+        if self.curr_msg_data_type == "text" and not self.close_sent:
+            try:
+                b"".join(self.frames).decode()
+            except UnicodeDecodeError:
+                self._fail("a text is not UTF-8", NOT_TEXT)
+                return
+        super().send_receive_event_to_app()
+
+    def handle_parser_exception(self) -> None:
+        """Handle frames that break the protocol. Before the handshake is answered, no close frame can be sent."""
+        if self.conn.close_sent is not None:
+            super().handle_parser_exception()
+            return
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": PROTOCOL_ERROR, "reason": ""})
+        self.close_sent = True
+        self.transport.close()
+
+    def _fail(self, reason: str, code: int = POLICY) -> None:
         """Close the socket: the client breaks a rule."""
         if self.close_sent or self.transport.is_closing():
             return
         self.stop_keepalive()
         self.frames = []
-        self.conn.fail(POLICY, reason)
-        self.queue.put_nowait({"type": "websocket.disconnect", "code": POLICY, "reason": reason})
+        self.conn.fail(code, reason)
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
         self.transport.write(b"".join(self.conn.data_to_send()))
         self.close_sent = True
         self.transport.close()

@@ -24,6 +24,7 @@ from server.flags.limits_flags import LimitsConfig
 from server.render.errors import RenderError
 from server.structure.patterns import check_pattern, json_pattern, searched
 from tests.fuzz import text_targets as texts
+from tests.fuzz import wire_targets as wires
 from tests.mm import bombs, made, picture_bombs, sound_bombs
 
 MOST_S = 5.0  # seconds per input, on two loaded cores
@@ -142,4 +143,6 @@ TARGETS = {
     "answers": Target(texts.read_answer, functools.cache(texts.answers)),
     "grammars": Target(texts.compile_grammar, functools.cache(texts.grammars)),
     "schemas": Target(texts.compile_schema, lambda: texts.numbers_of(texts.VALUES)),
+    "requests": Target(wires.read_requests, lambda: [*wires.http_seeds(), *wires.offers()]),
+    "frames": Target(wires.read_frames, lambda: [*wires.socket_seeds(), *wires.fragments()]),
 }

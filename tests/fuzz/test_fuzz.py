@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from tests.end_to_end import hostile
 from tests.end_to_end.conftest import MODEL, server_process
-from tests.end_to_end.wire import request_bytes
 from tests.fuzz.targets import MOST_S, REFUSALS, TARGETS
+from tests.fuzz.wire_targets import UPGRADE, http_seeds, socket_seeds
 
 __all__ = ["server_process"]
 ODD = [b"", b"\0", b"\xff" * 4, b"\x7f\xff\xff\xff", b"\x80\0\0\0", b"\0\0\0\1", b"\0\0\0\x08", b"{", b'"', b"\r\n"]
@@ -100,28 +100,6 @@ def exchange(port: int, data: bytes) -> bytes:
             while len(found) < 1 << 20 and (piece := link.recv(1 << 16)):
                 found += piece
     return found
-
-
-def http_seeds() -> list[bytes]:
-    body = {"model": MODEL, "prompt": "a", "max_tokens": 1}
-    whole = request_bytes("POST", "/v1/completions", body)
-    chunked = b"POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
-    chunked += b'Transfer-Encoding: chunked\r\n\r\n10\r\n{"prompt":"abc"}\r\n0\r\nX-A: b\r\n\r\n'
-    form = b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\na\r\n--x--\r\n'
-    upload = request_bytes("POST", "/v1/audio/transcriptions", form, kind="multipart/form-data; boundary=x")
-    return [whole, chunked, upload, request_bytes("GET", "/v1/models") * 3, whole + chunked]
-
-
-def socket_seeds() -> list[bytes]:
-    update = hostile.frame(1, b'{"type":"session.update","model":"x"}')
-    append = hostile.frame(1, b'{"type":"input_audio_buffer.append","audio":"AAAA"}')
-    return [update + append, append[:20] + hostile.frame(9, b"ping") + update, hostile.frame(2, bytes(64)) * 3]
-
-
-UPGRADE = (
-    b"GET /v1/realtime HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
-    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
-)
 
 
 def over_sockets(server: object, seed: int, rounds: int) -> None:
