@@ -3,7 +3,8 @@
 The flags are the server's. The requests are streamed chat completions of random lengths. First, clients that each wait
 for their answer fill all rows: this measures the capacity. Then requests arrive by Poisson: at the rate of the
 capacity; at three times that rate; a quiet key alone with one request per second; and the quiet key while another key
-sends three times the capacity. Prints JSON: times to first token, answers per second, refusals.
+sends three times the capacity. The quiet key's client is a process of its own, since the client of the flood is late.
+It begins SETTLE_S seconds after the flood. Prints JSON: times to first token, answers per second, refusals.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import random
 import sys
 import tempfile
 import time
+from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -119,13 +122,13 @@ async def closed(port: int, clients: int, seconds: float) -> Seen:
     return seen
 
 
-async def opened(port: int, rates: dict[str, float], seconds: float) -> dict[str, Seen]:
-    """Sends each key's requests at its rate, independent of the answers."""
-    seen, begun = {key: Seen() for key in rates}, time.perf_counter()
+async def opened(port: int, rates: dict[str, float], seconds: float, since: float = 0.0) -> dict[str, Seen]:
+    """Sends each key's requests at its rate, independent of the answers. The run has begun `since` seconds ago."""
+    seen, begun = {key: Seen() for key in rates}, time.perf_counter() - since
     tasks: set[asyncio.Task[None]] = set()
 
     async def source(key: str, rate: float) -> None:
-        draw, at = random.Random(key), 0.0
+        draw, at = random.Random(key), since
         while (at := at + draw.expovariate(rate)) < seconds:
             await asyncio.sleep(max(0.0, begun + at - time.perf_counter()))
             task = asyncio.ensure_future(ask(port, key, seen[key], begun, draw))
@@ -138,9 +141,25 @@ async def opened(port: int, rates: dict[str, float], seconds: float) -> dict[str
     return seen
 
 
+def quiet_key(port: int, rate: float, seconds: float) -> Seen:
+    """Sends the quiet key's requests, in a process of its own."""
+    time.sleep(SETTLE_S)
+    return asyncio.run(opened(port, {"quiet": rate}, seconds, SETTLE_S))["quiet"]
+
+
+async def with_quiet(port: int, rates: dict[str, float], seconds: float, pool: Executor) -> dict[str, Seen]:
+    """Sends the requests of all keys; those of the quiet key come from another process."""
+    loop = asyncio.get_running_loop()
+    await loop.run_in_executor(pool, time.perf_counter)  # the process has imported what it needs
+    quiet = loop.run_in_executor(pool, quiet_key, port, rates["quiet"], seconds)
+    seen = await opened(port, {key: rate for key, rate in rates.items() if key != "quiet"}, seconds)
+    return {**seen, "quiet": await quiet}
+
+
 def run(seconds: float, flags: list[str]) -> dict[str, Any]:
     """Runs all experiments on one server, which becomes idle between them."""
-    with tempfile.TemporaryDirectory() as folder:
+    pool = ProcessPoolExecutor(1, get_context("spawn"))
+    with tempfile.TemporaryDirectory() as folder, pool:
         keys = Path(folder) / "keys"
         keys.write_text("one:one\nquiet:quiet\n")
         rows = ("--max-num-seqs", str(ROWS), "--num-threads", "1", "--disable-access-log")
@@ -157,7 +176,8 @@ def run(seconds: float, flags: list[str]) -> dict[str, Any]:
                 "flood_and_quiet": {"one": TIMES * rate, "quiet": 1.0},
             }
             for name, rates in plans.items():
-                seen = asyncio.run(opened(server.port, rates, seconds))
+                given = (server.port, rates, seconds)
+                seen = asyncio.run(with_quiet(*given, pool) if "quiet" in rates else opened(*given))
                 found[name] = {key: each.summary(seconds) for key, each in seen.items()}
                 print(name, json.dumps(found[name]), file=sys.stderr, flush=True)
             server.stop()
