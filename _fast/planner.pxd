@@ -32,6 +32,7 @@ cdef class Planner:
     cdef bint _provide(self, slot_t slot, int32_t count, int32_t width) noexcept nogil
     cdef void _preempt(self, slot_t slot) noexcept nogil
     cdef void _admit(self, StepPlan plan) noexcept nogil
+    cdef slot_t _next(self) noexcept nogil
     cdef bint _start(self, slot_t slot, StepPlan plan) noexcept nogil
     cdef void _enter(self, slot_t slot, int32_t hit, int32_t count, StepPlan plan) noexcept nogil
     cdef void _emit(self, StepPlan plan) noexcept nogil

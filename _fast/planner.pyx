@@ -15,6 +15,9 @@ cimport cython
 from _fast.layout cimport ROW_SAMPLE
 from _fast.types cimport RUNNING
 
+cdef enum:
+    SPARE_PART = 64  # one row in so many is for callers that have none: the others may be taken for long
+
 
 @cython.final
 cdef class Planner:
@@ -124,11 +127,19 @@ cdef class Planner:
         cdef slot_t slot
         self.queue.drop_expired()
         while self.running.size < self.max_rows and self.shares.tokens_left > 0:
-            slot = self.queue.first()
-            # A preempted row waits for its samples in flight, because it must compute these tokens, too.
+            slot = self._next()
+            # A preempted row waits for its samples in flight: they are part of what it must compute.
             if slot < 0 or self.seqs.in_flight[slot] or not (self._start(slot, plan) or self.queue.set_aside(slot)):
                 break
         self.queue.take_back()
+
+    cdef slot_t _next(self) noexcept nogil:
+        """The request that comes next, or -1. While callers share the rows, the last ones are for those without any: a
+        caller's crowd holds its rows for as long as its answers are, and who asks now and then does not wait for that.
+        """
+        if self.running.size < self.max_rows - self.max_rows // SPARE_PART or not self.queue.turns.is_shared():
+            return self.queue.first()
+        return self.queue.newcomer(self.running.slots, self.running.size)
 
     cdef bint _start(self, slot_t slot, StepPlan plan) noexcept nogil:
         """Start a waiting request if there are tokens, blocks and room in the plan; return whether it started."""

@@ -38,6 +38,7 @@ cdef class WaitQueue:
     cdef void enlist(self, slot_t slot, int32_t flow, int32_t weight, int64_t cost, double deadline,
                      int32_t priority, double arrival, int64_t order) noexcept nogil
     cdef slot_t first(self) noexcept nogil
+    cdef slot_t newcomer(self, int32_t[::1] running, int32_t count) noexcept nogil
     cdef void push(self, slot_t slot, int32_t priority, double arrival, int64_t order, bint again) noexcept nogil
     cdef bint remove(self, slot_t slot) noexcept nogil
     cdef void serve(self, slot_t slot) noexcept nogil

@@ -44,7 +44,8 @@ cdef class WaitQueue:
 
     cdef void enlist(self, slot_t slot, int32_t flow, int32_t weight, int64_t cost, double deadline,
                      int32_t priority, double arrival, int64_t order) noexcept nogil:
-        """Add a new slot with its flow, its cost, the deadline of its first step, and its place in the line."""
+        """A new slot enters: whose it is, what it costs, until when its first step may begin, its place in the line."""
+        self.turns.meet(flow)
         self.flow[slot] = flow
         self.turns.weight[flow] = weight
         self.cost[slot] = cost
@@ -59,6 +60,19 @@ cdef class WaitQueue:
             return again
         flow = self.turns.flow()
         return self.head[flow] if flow >= 0 else -1
+
+    cdef slot_t newcomer(self, int32_t[::1] running, int32_t count) noexcept nogil:
+        """The next slot of a flow that has none of these running rows, or -1; preempted slots come first."""
+        cdef slot_t found
+        cdef int32_t k
+        if self.size == 0:
+            return -1
+        for k in range(count):
+            self.turns.passed[self.flow[running[k]]] = 1
+        found = self.first()
+        for k in range(count):
+            self.turns.passed[self.flow[running[k]]] = 0
+        return found
 
     cdef void push(self, slot_t slot, int32_t priority, double arrival, int64_t order, bint again) noexcept nogil:
         """Add a slot that is not in the queue. A preempted slot (again) has already paid and has no deadline."""

@@ -15,6 +15,9 @@ from array import array
 
 cimport cython
 
+cdef enum:
+    SHARED = 4096  # new things of one flow behind which flows count as alone again
+
 
 @cython.final
 cdef class Turns:
@@ -26,23 +29,43 @@ cdef class Turns:
         self.num_flows = num_flows
         self.num_active = 0
         self.clock = self.latest = self.count = 0
+        self.newest = -1
+        self.shared_for = 0
         self.due, self.since = array("q", bytes(8 * num_flows)), array("q", bytes(8 * num_flows))
         self.weight = array("i", [1]) * num_flows
         self.active = array("i", bytes(4 * num_flows))
         self.place = array("i", [-1]) * num_flows
+        self.passed = array("B", bytes(num_flows))
 
     cdef int32_t flow(self) noexcept nogil:
-        """Return the flow with the earliest due time, among equals the one that has waited longest; -1: none waits."""
+        """The flow that is served next: what is due first, of equal ones what has waited longer; -1: none waits.
+
+        Flows that are `passed` over do not count.
+        """
         cdef int32_t best = -1
         cdef int32_t flow
         cdef int32_t k
         for k in range(self.num_active):
             flow = self.active[k]
+            if self.passed[flow]:
+                continue
             if best < 0 or self.due[flow] < self.due[best] or (
                 self.due[flow] == self.due[best] and self.since[flow] < self.since[best]
             ):
                 best = flow
         return best
+
+    cdef void meet(self, int32_t flow) noexcept nogil:
+        """Something new has come of the flow."""
+        if flow != self.newest and self.newest >= 0:
+            self.shared_for = SHARED
+        elif self.shared_for:
+            self.shared_for -= 1
+        self.newest = flow
+
+    cdef bint is_shared(self) noexcept nogil:
+        """Whether several flows have come of late."""
+        return self.shared_for > 0
 
     cdef void offer(self, int32_t flow, bint waits) noexcept nogil:
         """Set whether the flow has waiting requests."""
