@@ -8,6 +8,10 @@ LAYER_NORM: int
 PLAIN: int
 HEAD_MAX: int
 NORM_MAX: int
+KEY_MAX: int
+TAPS_MAX: int
+FEW_STATES: int
+PORTION: int
 
 def set_num_threads(count: int) -> None: ...
 def num_threads() -> int: ...
@@ -71,7 +75,7 @@ def norm(
     bf16: bool,
     weight_bf16: bool,
 ) -> None: ...
-def point(op: int, out: int, x: int, rows: int, width: int, bf16: bool) -> None: ...
+def point(op: int, out: int, x: int, rows: int, width: int, x_stride: int, bf16: bool, up: int = 0) -> None: ...
 def qkv_rope_store(
     q: int,
     k_cache: int,
@@ -147,4 +151,80 @@ def dense_attention(
     bf16: bool,
     bias: int = 0,
     reach: int = 0,
+) -> None: ...
+def delta_rule(
+    out: int,
+    x: int,
+    pages: tuple[int, ...],
+    rows: tuple[int, ...],
+    places: tuple[tuple[int, ...], ...],
+    taps: int,
+    a_log: int,
+    dt_bias: int,
+    norm: int,
+    tokens: int,
+    x_stride: int,
+    key_heads: int,
+    value_heads: int,
+    key_dim: int,
+    value_dim: int,
+    count: int,
+    eps: float,
+    per_channel: bool,
+    sigmoid: bool,
+    bf16: bool,
+    norm_bf16: bool,
+) -> None: ...
+def ssd(
+    out: int,
+    x: int,
+    pages: tuple[int, ...],
+    rows: tuple[int, ...],
+    places: tuple[tuple[int, ...], ...],
+    taps: int,
+    bias: int,
+    a_log: int,
+    dt_bias: int,
+    d: int,
+    norm: int,
+    tokens: int,
+    x_stride: int,
+    heads: int,
+    head_dim: int,
+    groups: int,
+    state_size: int,
+    count: int,
+    eps: float,
+    order: int,
+    bf16: bool,
+    norm_bf16: bool,
+) -> None: ...
+def state_convolution(
+    out: int,
+    x: int,
+    pages: tuple[int, ...],
+    rows: tuple[int, ...],
+    places: tuple[tuple[int, ...], ...],
+    taps: int,
+    bias: int,
+    tokens: int,
+    x_stride: int,
+    width: int,
+    count: int,
+    bf16: bool,
+) -> None: ...
+def selective(
+    out: int,
+    inputs: tuple[int, ...],
+    strides: tuple[int, ...],
+    pages: tuple[int, ...],
+    rows: tuple[int, ...],
+    places: tuple[tuple[int, ...], ...],
+    a_log: int,
+    dt_bias: int,
+    d: int,
+    tokens: int,
+    inner: int,
+    state_size: int,
+    bf16: bool,
 ) -> None: ...

@@ -1,128 +1,20 @@
-"""The CPU's kernels: linear layers, norms, activations, rotation and attention, in C (`c/cpu/`), on a thread pool.
+"""The CPU's kernels: products, norms, activations, rotation, attention, states; in C (`c/cpu/`), on a pool of threads.
 
 Thread: the device thread, or any thread that computes. The only state is the pool, which serves one caller at a time;
 a second caller computes on its own thread. In: addresses of tensors (`data_ptr()`), sizes and strides in elements; the
 launchers in `engine/kernels` check them, this file does not. Out: results, in place. The GIL is released throughout.
 """
 
-from libc.stdint cimport int32_t, uintptr_t
+from libc.stdint cimport int32_t, uint8_t, uintptr_t
 from libc.string cimport memset
 
-cdef extern from "pool.h" nogil:
-    void pool_set_threads(int count)
-    int pool_threads()
-    int pool_cores()
-    void memory_huge(void *start, size_t bytes)
-
-cdef extern from "kernels.h" nogil:
-    int C_INT4 "INT4"
-    int C_E2M1 "E2M1"
-    int C_NF4 "NF4"
-    int C_INT8 "INT8"
-    int C_E4M3 "E4M3"
-
-    struct linear_call "linear":
-        void *out
-        const void *panels
-        const float *bias
-        const void *residual
-        long rows
-        long depth
-        long columns
-        long out_stride
-        long residual_stride
-        int out_bf16
-        int weight_bf16
-        int gated
-        int activation
-        int form
-        const void *scales
-        const float *row_scales
-        const void *zeros
-        long group
-        int scales_bf16
-        int zeros_f32
-        const float *x_scales
-
-    struct norm_call "norm":
-        void *out
-        const void *x
-        const void *weight
-        const void *bias
-        long rows
-        long width
-        long x_stride
-        float eps
-        float offset
-        int op
-        int bf16
-        int weight_bf16
-
-    struct point_call "point":
-        void *out
-        const void *x
-        long rows
-        long width
-        int op
-        int bf16
-
-    struct code_scales "scales":
-        float *k
-        float *v
-        long stride
-
-    struct qkv_call "qkv":
-        void *q
-        void *k_cache
-        void *v_cache
-        code_scales scales
-        const void *qkv
-        const float *cos
-        const float *sin
-        const void *q_norm
-        const void *k_norm
-        const void *slots
-        long tokens, qkv_stride, heads, kv_heads, dim, half, block_size, block_stride
-        float eps
-        int bf16, norm_bf16, cache_type, slots_wide
-
-    struct attention_call "attention":
-        void *out
-        float *states
-        const void *q
-        const void *k
-        const void *v
-        const int32_t *tables
-        const int32_t *starts
-        const int32_t *lengths
-        const float *sinks
-        const float *bias
-        const int32_t *last_keys
-        code_scales scales
-        long rows, heads, kv_heads, dim, max_blocks, block_size, block_stride
-        long q_stride, q_head_stride, k_stride, k_head_stride, v_stride, v_head_stride
-        long window, reach
-        int causal, bf16, kv_type
-        float scale, softcap
-
-    struct kernel_table "kernels":
-        const char *name
-
-    const kernel_table *kernels()
-    int kernels_limit(int level)
-
-    int C_RMS_NORM "RMS_NORM"
-    int C_LAYER_NORM "LAYER_NORM"
-    int C_PLAIN "PLAIN"
-    int C_HEAD_MAX "HEAD_MAX"
-    int C_NORM_MAX "NORM_MAX"
-
-cdef extern from "ops.h" nogil:
-    int op_linear(const linear_call *call, const void *x, long x_stride, int x_bf16)
-    void op_norm(const norm_call *call)
-    void op_point(const point_call *call)
-    void op_qkv(const qkv_call *call)
-    int op_attention(const attention_call *call)
+from _fast.cpu_calls cimport (
+    C_E2M1, C_E4M3, C_HEAD_MAX, C_INT4, C_INT8, C_KEY_MAX, C_LAYER_NORM, C_NF4, C_NORM_MAX, C_PLAIN, C_PORTION,
+    C_RMS_NORM, C_TAPS_MAX, C_FEW_STATES, attention_call, code_scales, convolution_call, delta_call, kernels,
+    kernels_limit, linear_call, memory_huge, norm_call, op_attention, op_convolution, op_delta, op_linear, op_norm,
+    op_point, op_qkv, op_selective, op_ssd, place_call, point_call, pool_cores, pool_set_threads, pool_threads,
+    qkv_call, selective_call, ssd_call, steps_call,
+)
 
 INT4 = C_INT4
 E2M1 = C_E2M1
@@ -134,6 +26,7 @@ LAYER_NORM = C_LAYER_NORM
 PLAIN = C_PLAIN
 HEAD_MAX = C_HEAD_MAX
 NORM_MAX = C_NORM_MAX
+KEY_MAX, TAPS_MAX, FEW_STATES, PORTION = C_KEY_MAX, C_TAPS_MAX, C_FEW_STATES, C_PORTION
 
 
 def set_num_threads(int count):
@@ -254,14 +147,19 @@ def norm(
         op_norm(&call)
 
 
-def point(int op, uintptr_t out, uintptr_t x, long rows, long width, bint bf16):
-    """Apply activation `op` to gate and up [rows, 2 * width]; op = PLAIN + activation: to x [rows, width]."""
+def point(int op, uintptr_t out, uintptr_t x, long rows, long width, long x_stride, bint bf16, uintptr_t up=0):
+    """An activation of gate and up, [rows, 2 * width], op its number; or with PLAIN + its number of [rows, width].
+
+    up: [rows, width], where it does not lie behind gate; `out` may be it.
+    """
     cdef point_call call
     call.op = op
     call.out = <void *> out
     call.x = <const void *> x
+    call.up = <const void *> up
     call.rows = rows
     call.width = width
+    call.x_stride = x_stride
     call.bf16 = bf16
     with nogil:
         op_point(&call)
@@ -391,3 +289,112 @@ def dense_attention(
         failed = op_attention(&call)
     if failed:
         raise MemoryError(f"dense_attention: no memory for the partial sums of {segments} segments")
+
+
+cdef place_call place_of(tuple given):
+    """first, per_page, rows, width, bf16."""
+    return place_call(given[0], given[1], given[2], given[3], given[4])
+
+
+cdef steps_call steps_of(tuple pages, tuple rows):
+    """pages: address, bytes from page to page, ring; rows: addresses as StateMeta has them, stride of runs, rows."""
+    cdef const int32_t *at[10]
+    cdef int i
+    for i in range(10):
+        at[i] = <const int32_t *> <uintptr_t> rows[i]
+    return steps_call(
+        <uint8_t *> <uintptr_t> pages[0], at[0], at[1], at[2], at[3], at[4], at[5], at[6], at[7], at[8], at[9],
+        pages[1], rows[10], rows[11], pages[2],
+    )
+
+
+def delta_rule(
+    uintptr_t out, uintptr_t x, tuple pages, tuple rows, tuple places, uintptr_t taps, uintptr_t a_log,
+    uintptr_t dt_bias, uintptr_t norm, long tokens, long x_stride, long key_heads, long value_heads, long key_dim,
+    long value_dim, long count, float eps, bint per_channel, bint sigmoid, bint bf16, bint norm_bf16,
+):
+    """engine/kernels/state/delta.py; places: state, inputs before it, keys, deltas, gates, inputs."""
+    cdef delta_call call
+    cdef int failed
+    memset(&call, 0, sizeof(call))
+    call.steps = steps_of(pages, rows)
+    call.out, call.x = <void *> out, <const void *> x
+    call.taps, call.a_log = <const float *> taps, <const float *> a_log
+    call.dt_bias, call.norm = <const float *> dt_bias, <const void *> norm
+    call.state, call.before, call.keys = place_of(places[0]), place_of(places[1]), place_of(places[2])
+    call.deltas, call.gates, call.inputs = place_of(places[3]), place_of(places[4]), place_of(places[5])
+    call.tokens, call.x_stride, call.count, call.eps = tokens, x_stride, count, eps
+    call.key_heads, call.value_heads, call.key_dim, call.value_dim = key_heads, value_heads, key_dim, value_dim
+    call.per_channel, call.sigmoid, call.bf16, call.norm_bf16 = per_channel, sigmoid, bf16, norm_bf16
+    with nogil:
+        failed = op_delta(&call)
+    if failed:
+        raise MemoryError(f"delta_rule: no memory for the work buffers of {value_heads} heads")
+
+
+def ssd(
+    uintptr_t out, uintptr_t x, tuple pages, tuple rows, tuple places, uintptr_t taps, uintptr_t bias, uintptr_t a_log,
+    uintptr_t dt_bias, uintptr_t d, uintptr_t norm, long tokens, long x_stride, long heads, long head_dim, long groups,
+    long state_size, long count, float eps, int order, bint bf16, bint norm_bf16,
+):
+    """engine/kernels/state/ssd.py; places: state, inputs before it, x | B, steps, inputs; order: as state.h has it."""
+    cdef ssd_call call
+    cdef int failed
+    memset(&call, 0, sizeof(call))
+    call.steps = steps_of(pages, rows)
+    call.out, call.x = <void *> out, <const void *> x
+    call.taps, call.bias, call.a_log = <const float *> taps, <const float *> bias, <const float *> a_log
+    call.dt_bias, call.d, call.norm = <const float *> dt_bias, <const float *> d, <const void *> norm
+    call.state, call.before, call.again = place_of(places[0]), place_of(places[1]), place_of(places[2])
+    call.times, call.inputs = place_of(places[3]), place_of(places[4])
+    call.tokens, call.x_stride, call.count, call.eps = tokens, x_stride, count, eps
+    call.heads, call.head_dim, call.groups, call.state_size = heads, head_dim, groups, state_size
+    call.order, call.bf16, call.norm_bf16 = order, bf16, norm_bf16
+    with nogil:
+        failed = op_ssd(&call)
+    if failed:
+        raise MemoryError(f"ssd: no memory for the work buffers of {heads} heads")
+
+
+def state_convolution(
+    uintptr_t out, uintptr_t x, tuple pages, tuple rows, tuple places, uintptr_t taps, uintptr_t bias, long tokens,
+    long x_stride, long width, long count, bint bf16,
+):
+    """silu of a short convolution over x [tokens, width]; places: inputs before a base, the ring's."""
+    cdef convolution_call call
+    cdef steps_call steps = steps_of(pages, rows)
+    cdef int failed
+    memset(&call, 0, sizeof(call))
+    call.steps = &steps
+    call.out, call.x = <void *> out, <const void *> x
+    call.taps, call.bias = <const float *> taps, <const float *> bias
+    call.before, call.inputs = place_of(places[0]), place_of(places[1])
+    call.x_stride, call.width, call.count, call.bf16, call.out_bf16 = x_stride, width, count, bf16, bf16
+    with nogil:
+        failed = op_convolution(&call, tokens)
+    if failed:
+        raise MemoryError(f"state_convolution: no memory for {steps.rows} rows")
+
+
+def selective(
+    uintptr_t out, tuple inputs, tuple strides, tuple pages, tuple rows, tuple places, uintptr_t a_log,
+    uintptr_t dt_bias, uintptr_t d, long tokens, long inner, long state_size, bint bf16,
+):
+    """engine/kernels/state/selective.py; inputs and strides: of x, steps, B, C, z; places: state, x, steps, B."""
+    cdef selective_call call
+    cdef int failed
+    memset(&call, 0, sizeof(call))
+    call.steps = steps_of(pages, rows)
+    call.out = <void *> out
+    call.x, call.dt = <const void *> <uintptr_t> inputs[0], <const void *> <uintptr_t> inputs[1]
+    call.b, call.c = <const void *> <uintptr_t> inputs[2], <const void *> <uintptr_t> inputs[3]
+    call.z = <const void *> <uintptr_t> inputs[4]
+    call.x_stride, call.dt_stride, call.b_stride, call.c_stride, call.z_stride = strides
+    call.a_log, call.dt_bias, call.d = <const float *> a_log, <const float *> dt_bias, <const float *> d
+    call.state, call.values = place_of(places[0]), place_of(places[1])
+    call.times, call.keys = place_of(places[2]), place_of(places[3])
+    call.tokens, call.inner, call.state_size, call.bf16 = tokens, inner, state_size, bf16
+    with nogil:
+        failed = op_selective(&call)
+    if failed:
+        raise MemoryError(f"selective: no memory for the work buffers of {tokens} tokens")

@@ -21,7 +21,10 @@ from engine.explain.pretence import Pretence, without_driver
 from engine.kernels.target import HAS_TRITON, triton
 
 # The functions of _fast/cpu that compute; they take addresses.
-COMPUTING = ("linear", "coded_linear", "norm", "point", "qkv_rope_store", "paged_attention", "dense_attention")
+COMPUTING = (
+    "linear", "coded_linear", "norm", "point", "qkv_rope_store", "paged_attention", "dense_attention", "delta_rule",
+    "ssd", "state_convolution", "selective",
+)  # fmt: skip
 HERE, LAYERS = "engine.kernels.", "engine.layers."
 
 

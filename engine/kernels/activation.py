@@ -7,6 +7,7 @@ pointwise: y = f(x)                 f by name:
              RELU            max(x, 0)                                           OPT
              RELU2           max(x, 0)^2                                         Nemotron, Arcee
              QUICK_GELU      x * sigmoid(1.702 x)                                CLIP, Qwen2-VL's tower
+             SIGMOID         sigmoid(x)                                          gates of attention (kernels/gate.py)
 glu:       y = f(gate) * up,  x = [gate | up] along the last axis: SwiGLU (Llama, Qwen) with SILU, GeGLU (Gemma) with
            GELU_TANH; and one more:
              CLAMPED_SWIGLU  g * sigmoid(1.702 g) * (u + 1), g = min(gate, 7), u = up between -7 and 7      gpt-oss
@@ -40,6 +41,7 @@ class Activation(IntEnum):
     RELU = 4
     RELU2 = 5
     QUICK_GELU = 6
+    SIGMOID = 7
 
 
 BY_NAME = {  # in config.json
@@ -73,6 +75,8 @@ def activate_one(x, ACT: tl.constexpr):
         y = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
     elif ACT == 6:
         y = x / (1.0 + tl.exp(-1.702 * x))
+    elif ACT == 7:
+        y = 1.0 / (1.0 + tl.exp(-x))
     else:
         y = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
         if ACT == 5:
@@ -174,6 +178,8 @@ def _activated(x: Tensor, activation: Activation) -> Tensor:
         return x * torch.sigmoid(x)
     if activation is Activation.QUICK_GELU:
         return x * torch.sigmoid(QUICK_GELU_ALPHA * x)
+    if activation is Activation.SIGMOID:
+        return torch.sigmoid(x)
     if activation in (Activation.GELU, Activation.GELU_TANH):
         return torch.nn.functional.gelu(x, approximate="none" if activation is Activation.GELU else "tanh")
     return x.relu() if activation is Activation.RELU else x.relu().square()
@@ -186,7 +192,8 @@ def _runs_here(x: Tensor) -> bool:
 def _launch(op: int, x: Tensor, width: int) -> Tensor:
     x = x.contiguous()
     out = x.new_empty((*x.shape[:-1], width))
-    cpu.point(op, out.data_ptr(), x.data_ptr(), x.numel() // x.shape[-1], width, x.dtype is torch.bfloat16)
+    stride = x.shape[-1]
+    cpu.point(op, out.data_ptr(), x.data_ptr(), x.numel() // stride, width, stride, x.dtype is torch.bfloat16)
     return out
 
 

@@ -47,6 +47,11 @@ class Target:
         return self.kind == "cuda"
 
     @property
+    def bounds_registers(self) -> bool:
+        """Whether a launch may say how many registers a thread has at most."""
+        return self.kind == "cuda"
+
+    @property
     def runs_ptx(self) -> bool:
         """Whether kernels may contain inline PTX."""
         return self.kind == "cuda"

@@ -13,6 +13,7 @@ from engine.kernels.attention.disentangled import disentangled_attention, disent
 from engine.kernels.attention.paged import paged_attention, paged_attention_reference
 from engine.kernels.attention.work import empty_list, fill_list, max_parts
 from engine.kernels.convolution import gated_convolution, gated_convolution_reference
+from engine.kernels.gate import gate_reference, multiply_by_sigmoid
 from engine.kernels.gemm.pack import Placement, pack, pack_gated
 from engine.kernels.norm import layer_norm, layer_norm_reference, rms_norm, rms_norm_reference
 from engine.kernels.projection_norm import normalise_projections, projection_norm_reference
@@ -50,6 +51,13 @@ def test_activations(width):
         assert error(glu(x, activation), glu_reference(x.double(), activation)) < LIMIT
         if activation is not Activation.CLAMPED_SWIGLU:
             assert error(pointwise(x, activation), pointwise_reference(x.double(), activation)) < LIMIT
+
+
+@pytest.mark.parametrize("width", [4096, 6144, 70])
+def test_gates(width):
+    values, projected = draw(33, width), 4 * draw(33, width + 512)
+    want = gate_reference(values.double(), projected.double()[:, :width])
+    assert error(multiply_by_sigmoid(values, projected[:, :width]), want) < LIMIT
 
 
 def test_xielu():

@@ -17,6 +17,7 @@ from engine.kernels.activation import (
     pointwise,
     pointwise_reference,
 )
+from engine.kernels.gate import gate_reference, multiply_by_sigmoid
 from engine.kernels.norm import (
     layer_norm,
     layer_norm_reference,
@@ -108,6 +109,19 @@ def test_a_row_gets_the_same_bits_in_any_company(dtype):
             whole = op(x)
             for first, last in ((0, 1), (300, 337), (500, 700)):
                 assert torch.equal(op(x[first:last].contiguous()), whole[first:last])
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_gates_multiply_in_place_whatever_lies_around_them(width, dtype):
+    projected, values = (torch.randn(700, width + 5) * 4).to(dtype), torch.randn(700, width).to(dtype)
+    gates, whole = projected[:, 2 : width + 2], values.clone()
+    assert multiply_by_sigmoid(whole, gates) is whole
+    close(whole, gate_reference(values.double(), gates.double()), dtype)
+    for first, last in ((0, 1), (300, 337)):
+        assert torch.equal(multiply_by_sigmoid(values[first:last].clone(), gates[first:last]), whole[first:last])
+    with pytest.raises(AssertionError, match="a gate for each value"):
+        multiply_by_sigmoid(values, projected)
 
 
 @pytest.mark.parametrize("sections", [None, (2, 3, 3), (1, 4, 0, 3)])

@@ -31,6 +31,7 @@ INLINE vf v_point(vf x, int activation) {
     if (activation == ACT_GELU_TANH) return v_gelu_tanh(x);
     if (activation == ACT_GELU) return v_gelu_erf(x);
     if (activation == ACT_QUICK_GELU) return x * v_sigmoid(x * v_set(QUICK_GELU_ALPHA));
+    if (activation == ACT_SIGMOID) return v_sigmoid(x);
     x = v_max(v_zero(), x);
     if (activation == ACT_RELU2) x = x * x;
     return x;

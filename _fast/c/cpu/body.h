@@ -16,6 +16,10 @@ static const float COUNTING[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13,
 #include "body_keys.h"
 #include "body_attention.h"
 
+#include "body_state.h"
+#include "body_delta.h"
+#include "body_ssd.h"
+
 #define PASTE_(a, b) a##b
 #define PASTE(a, b) PASTE_(a, b)
 #define TEXT_(a) #a
@@ -31,4 +35,12 @@ const struct kernels PASTE(kernels_, ISA_NAME) = {
     .attend = attend,
     .attend_segment = attend_segment,
     .merge_segments = merge_segments,
+    .convolve = convolve,
+    .state_gates = state_gates,
+    .delta_betas = delta_betas,
+    .delta_head = delta_head,
+    .ssd_head = ssd_head,
+    .ssd_gate = ssd_gate,
+    .selective_keys = selective_keys,
+    .selective_channels = selective_channels,
 };

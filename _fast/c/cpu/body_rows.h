@@ -3,7 +3,7 @@
 /* Sums run in four vectors, then over their lanes: this order depends only on the width. */
 enum { LANES = 4 };
 
-static float mean_square(const float *x, long width, float centre) {
+static float square_sum(const float *x, long width, float centre) {
     vf sum[LANES] = {v_zero(), v_zero(), v_zero(), v_zero()};
     const vf c = v_set(centre);
     long i = 0;
@@ -19,8 +19,10 @@ static float mean_square(const float *x, long width, float centre) {
     }
     float rest = 0.0f;
     for (; i < width; i++) rest += (x[i] - centre) * (x[i] - centre);
-    return (v_sum((sum[0] + sum[1]) + (sum[2] + sum[3])) + rest) / (float)width;
+    return v_sum((sum[0] + sum[1]) + (sum[2] + sum[3])) + rest;
 }
+
+static float mean_square(const float *x, long width, float centre) { return square_sum(x, width, centre) / (float)width; }
 
 static float mean(const float *x, long width) {
     vf sum[LANES] = {v_zero(), v_zero(), v_zero(), v_zero()};
@@ -67,10 +69,12 @@ static void norm_rows(const struct norm *call, long begin, long end) {
 
 INLINE void point_row(const struct point *call, long row, int op, int bf16) {
     const int gated = op < PLAIN;
-    const long width = call->width, start = row * width * (gated ? 2 : 1);
+    const long width = call->width, start = row * call->x_stride;
+    const void *up = call->up == NULL ? call->x : call->up;
+    const long up_start = call->up == NULL ? start + width : row * width;
     for (long i = 0; i < width; i += W) {
         vf x = t_load(call->x, start + i, width - i, bf16);
-        if (gated) x = v_activate(x, t_load(call->x, start + width + i, width - i, bf16), op);
+        if (gated) x = v_activate(x, t_load(up, up_start + i, width - i, bf16), op);
         else x = v_point(x, op - PLAIN);
         t_store(call->out, row * width + i, x, width - i, bf16);
     }
@@ -90,12 +94,14 @@ static void point_rows(const struct point *call, long begin, long end) {
         POINT_CASES(ACT_RELU)
         POINT_CASES(ACT_RELU2)
         POINT_CASES(ACT_QUICK_GELU)
+        POINT_CASES(ACT_SIGMOID)
         POINT_CASES(PLAIN + ACT_SILU)
         POINT_CASES(PLAIN + ACT_GELU_TANH)
         POINT_CASES(PLAIN + ACT_GELU)
         POINT_CASES(PLAIN + ACT_RELU)
         POINT_CASES(PLAIN + ACT_RELU2)
         POINT_CASES(PLAIN + ACT_QUICK_GELU)
+        POINT_CASES(PLAIN + ACT_SIGMOID)
         default: break;
         }
     }

@@ -8,6 +8,8 @@
 
 #include <stdint.h>
 
+#include "state.h"
+
 enum { PANEL = 64 };      /* output columns of a panel of packed weights; keys in a tile of attention */
 enum { ROW_BLOCK = 128 };  /* most rows of one call of linear_block */
 enum { K_BLOCK = 512 };    /* columns of x, and depth of a panel, that are processed at a time; both fit the caches */
@@ -50,8 +52,8 @@ struct spreading {
 };
 
 enum row_op { RMS_NORM, LAYER_NORM };
-/* The same numbers as in engine/kernels/activation. ACT_CLAMPED_SWIGLU takes gate and up; others f(x) or f(gate) up */
-enum activation { ACT_SILU, ACT_GELU_TANH, ACT_CLAMPED_SWIGLU, ACT_GELU, ACT_RELU, ACT_RELU2, ACT_QUICK_GELU };
+/* engine/kernels/activation has the same; ACT_CLAMPED_SWIGLU takes gate and up, the others are f(x), or f(gate) * up */
+enum activation { ACT_SILU, ACT_GELU_TANH, ACT_CLAMPED_SWIGLU, ACT_GELU, ACT_RELU, ACT_RELU2, ACT_QUICK_GELU, ACT_SIGMOID };
 #define SWIGLU_ALPHA 1.702f
 #define SWIGLU_LIMIT 7.0f
 #define QUICK_GELU_ALPHA 1.702f
@@ -68,8 +70,9 @@ struct norm {
 
 struct point {
     void *out;     /* [rows, width] */
-    const void *x; /* [rows, width], or [rows, 2 * width] for a GLU: gate, then up */
-    long rows, width;
+    const void *x; /* [rows, width], or [rows, 2 * width] for a GLU: gate, then up; rows x_stride apart */
+    const void *up; /* of a GLU: [rows, width], or NULL: behind gate */
+    long rows, width, x_stride;
     int op, bf16;
 };
 
@@ -132,6 +135,14 @@ struct kernels {
     void (*attend)(const struct attention *call, const struct unit *unit);
     void (*attend_segment)(const struct attention *call, const struct unit *unit, long segment, float *state);
     void (*merge_segments)(const struct attention *call, const struct unit *unit, long segments, float *states);
+    void (*convolve)(const struct convolution *call, const struct span *span, const struct columns *columns);
+    void (*state_gates)(const struct gates *call, const struct span *span, long begin, long end);
+    void (*delta_betas)(const struct delta *call, const struct span *span);
+    void (*delta_head)(const struct delta *call, const struct span *span, long head);
+    void (*ssd_head)(const struct ssd *call, const struct span *span, long head);
+    void (*ssd_gate)(const struct ssd *call, long begin, long end);
+    void (*selective_keys)(const struct selective *call, const struct span *span);
+    void (*selective_channels)(const struct selective *call, const struct span *span, long first, long end);
 };
 
 const struct kernels *kernels(void);

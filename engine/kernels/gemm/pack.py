@@ -85,17 +85,40 @@ def pack_unchanged(weight: Tensor, bias: Tensor | None, placement: Placement) ->
 
 
 def pack_pieces(pieces: list[Codes | Tensor], bias: Tensor | None, placement: Placement, gated: bool) -> Weight:
-    """A Weight of stacked matrices, quantised or floats [N, K]; `gated`: gate's rows, then as many of up."""
-    codes = [piece for piece in pieces if isinstance(piece, Codes)]
-    if len(codes) < len(pieces) or not alike(codes):
-        parts = [
-            _pack_codes(piece, None, placement, gated=False)
-            if isinstance(piece, Codes)
-            else pack(piece, None, placement)
-            for piece in pieces
-        ]
-        return PartsWeight(tuple(parts), bias)
-    return _pack_codes(joined(codes), bias, placement, gated)
+    """Matrices one below the other, quantised or [N, K] of floats; `gated`: gate's rows, then as many of up.
+
+    Neighbours of one form are one product: of qkv | z | b | a, two where b and a alone are floats.
+    """
+    runs = _runs(pieces)
+    if len(runs) == 1 and isinstance(runs[0], Codes):
+        return _pack_codes(runs[0], bias, placement, gated)
+    parts = (
+        _pack_codes(run, None, placement, gated=False) if isinstance(run, Codes) else pack(run, None, placement)
+        for run in runs
+    )
+    return PartsWeight(tuple(parts), bias)
+
+
+def _runs(pieces: list[Codes | Tensor]) -> list[Codes | Tensor]:
+    """Neighbours of one form as one matrix."""
+    runs = [[pieces[0]]]
+    for piece in pieces[1:]:
+        if _is_alike(runs[-1][0], piece):
+            runs[-1].append(piece)
+        else:
+            runs.append([piece])
+    return [_as_one(run) for run in runs]
+
+
+def _is_alike(first: Codes | Tensor, piece: Codes | Tensor) -> bool:
+    if isinstance(first, Codes) and isinstance(piece, Codes):
+        return alike([first, piece])
+    return isinstance(first, Tensor) and isinstance(piece, Tensor) and first.dtype == piece.dtype
+
+
+def _as_one(run: list[Codes | Tensor]) -> Codes | Tensor:
+    codes = [piece for piece in run if isinstance(piece, Codes)]
+    return joined(codes) if codes else stacked([piece for piece in run if isinstance(piece, Tensor)])
 
 
 def _pack_codes(codes: Codes, bias: Tensor | None, placement: Placement, gated: bool) -> Weight:

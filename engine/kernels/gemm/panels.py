@@ -1,7 +1,7 @@
 """Weights of a CPU: panels of 64 output rows, [ceil(N/64), K, 64].
 
 One microkernel streams a panel sequentially for a single token, and reuses the panel in cache for many tokens. Each
-output is one fused multiply-add chain over k = 0..K-1, for any number of tokens, which makes the engine
+output is one fused multiply-add chain over k = 0..K-1, whatever the number of tokens, which makes the engine
 batch-invariant. bfloat16 weights stay bfloat16 in memory (float32 weights become bfloat16 if every value is exact in
 it) and are widened in registers, which is exact. Users: every layer with float weights, on a CPU.
 """

@@ -14,7 +14,7 @@ from engine.kernels.moe.dispatch import Product, choose
 from engine.kernels.moe.sort import Pairs, sort_pairs
 from engine.kernels.moe.weight import ExpertsWeight
 
-FEW = 32  # up to this number pairs are not sorted, because nearly all their experts differ
+FEW = 32  # up to so many pairs are not sorted, because their experts are nearly all different
 
 
 @dataclass(frozen=True, slots=True, eq=False)

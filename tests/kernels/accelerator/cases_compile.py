@@ -9,6 +9,7 @@ from engine.kernels.attention.dense import dense_kernel
 from engine.kernels.attention.prefill import prefill_kernel
 from engine.kernels.attention.tiles import KEYS
 from engine.kernels.attention.work import MIN_PART, work_kernel
+from engine.kernels.gate import gate_kernel
 from engine.kernels.norm import norm_kernel
 from engine.kernels.projection_norm import projection_norm_kernel
 from engine.kernels.rotate import qkv_kernel
@@ -77,6 +78,10 @@ KERNELS = {
             (Activation.RELU2, False), (Activation.QUICK_GELU, False),
         )
     },
+    "gate": (
+        gate_kernel, {"values": T, "gates": T, "width": "i32", "stride": "i32"}, {"BLOCK": 1024, "OVERLAP": True},
+        {"num_warps": 4},
+    ),
     "projection_norm": (
         projection_norm_kernel,
         {"qkv": T, "q_weight": "*fp32", "k_weight": "*fp32", "stride": "i32", "q_width": "i32", "q_group": "i32",

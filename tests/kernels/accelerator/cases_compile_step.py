@@ -7,6 +7,7 @@ from engine.kernels.pool_home import pool_home_kernel
 from engine.kernels.pool_rows import KINDS, pool_kernel
 from engine.kernels.record import record_kernel
 from engine.kernels.sampling.home import home_kernel
+from engine.kernels.state_inputs import state_inputs_kernel
 from engine.kernels.step_inputs import inputs_kernel
 from tests.kernels.accelerator.targets import cases, compiles
 
@@ -23,6 +24,13 @@ INPUTS = {
     "num_records": "i32", "capacity": "i32", "max_rows": "i32", "max_tokens": "i32", "max_slots": "i32",
     "max_blocks": "i32", "block_size": "i32", "num_embeddings": "i32",
 }  # fmt: skip
+STATES = {
+    "table": I, "rows": I, "checkpoints": I, "places": I, "pinned": I, "turn": I,
+    **dict.fromkeys(
+        ("num_records", "capacity", "max_rows", "computed_at", "states_at", "runs_at", "most_runs", "num_ids",
+         "columns", "run_width", "state_blocks"), "i32",
+    ),
+}  # fmt: skip
 HOME = {"ring": I, "tokens": I, "home": I, "row_slot": I, "words": I, "num_buffers": "i32", "max_rows": "i32"}
 POOL = {"out": "*fp32", "starts": I, "counted": I, "width": "i32"}
 POOL_HOME = {"out": "*fp32", "lines": "*fp32", "home": I, **dict.fromkeys(("num_buffers", "max_rows", "width"), "i32")}
@@ -35,6 +43,7 @@ KERNELS = {
         for kind, number in KINDS.items()
         for dtype, skips in (("bf16", False), ("fp32", False), ("bf16", True))
     },
+    "states": (state_inputs_kernel, STATES, {"ROWS": 256, "WIDTH": 256, "OVERLAP": True}, {"num_warps": 4}),
     "pool home": (pool_home_kernel, POOL_HOME, {"BLOCK": 1024, "OVERLAP": True}, {"num_warps": 4}),
     **{
         f"home {width}": (

@@ -1,4 +1,4 @@
-"""DeBERTa's attention and LFM2's convolution in the interpreter against their references in plain torch."""
+"""DeBERTa's attention, LFM2's convolution and Qwen3.5's gates in the interpreter against references in plain torch."""
 
 import pytest
 import torch
@@ -6,6 +6,7 @@ import triton  # noqa: F401  (must precede the import of any kernel file)
 
 from engine.kernels.attention.disentangled import disentangled_attention_reference, launch_disentangled
 from engine.kernels.convolution import gated_convolution_reference, launch_convolution
+from engine.kernels.gate import gate_reference, launch_gate
 from tests.kernels.convolutions import ROWS, drawn
 
 
@@ -34,3 +35,17 @@ def test_convolution(taps, width, rows, dtype):
     count = sum(new for _, new in rows)
     assert (got - want)[:count].norm() / want[:count].norm() < (1e-5 if dtype == torch.float32 else 8e-3)
     assert torch.equal(pages.nan_to_num(7.0), held.nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("rows", "width"), [(3, 1), (5, 1030), (0, 16)])
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # to inf, of which a sigmoid makes 0
+def test_gates(rows, width, dtype):
+    torch.manual_seed(0)
+    projected = (torch.randn(rows, 2 * width + 3) * 4).to(dtype)
+    projected[:1, 3:5] = 60 * torch.sign(projected[:1, 3:5])
+    values, gates = torch.randn(rows, width).to(dtype), projected[:, 3 : width + 3]
+    want = gate_reference(values.double(), gates.double())
+    got = launch_gate(values, gates)
+    assert got is values
+    assert (got - want).norm() <= (1e-6 if dtype == torch.float32 else 1e-3) * want.norm()

@@ -13,10 +13,12 @@ from engine.kernels.pool_home import launch_pool_home, pool_home_reference
 from engine.kernels.pool_rows import KINDS, launch_pool, pool_rows_reference
 from engine.kernels.record import Records, records_in
 from engine.kernels.sampling.home import launch_home, send_home_reference
+from engine.kernels.state_inputs import launch_state_inputs, state_inputs_reference
 from engine.kernels.step_inputs import launch_inputs, step_inputs_reference
 from engine.kernels.step_tensors import empty_inputs, empty_slots
 from engine.kernels.target import HAS_TRITON
 from tests.kernels.plans import Walk
+from tests.kernels.state_plans import StatePlans, same
 from tests.kernels.test_step_inputs import VOCAB, plant
 
 
@@ -152,3 +154,19 @@ def test_pooled_lines_reach_their_buffer(home):
     launch_pool_home(found, lines, torch.tensor([home], dtype=torch.int32))
     pool_home_reference(wanted, lines, torch.tensor([home], dtype=torch.int32))
     torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_rows_with_states_equal_the_reference(seed):
+    walk, checkpoints = StatePlans(seed), 0
+    mine, theirs = walk.tables(), walk.tables()
+    records = records_in(torch.full((2, len(walk.record)), -7, dtype=torch.int32), "cpu")
+    for number, _ in enumerate(walk.steps(25)):
+        records.turn.fill_(number % 2)
+        records.pinned[number % 2] = torch.from_numpy(walk.record)
+        launch_state_inputs(mine, records, walk.sizes)
+        state_inputs_reference(theirs, torch.from_numpy(walk.record), walk.sizes)
+        assert same(mine, theirs)
+        assert int(records.turn) == number % 2
+        checkpoints += int(theirs.checkpoints[0].count_nonzero())
+    assert checkpoints > 0

@@ -1,0 +1,241 @@
+"""One step of the gated delta rule for rows whose positions behind the base fit in the ring: a Triton kernel.
+
+A program is one value head of one row. It reads the state once, PIECE channels of the key at a time, of which each is
+one stretch of memory, and with the tail's u and what delta_inputs has made of each token it computes the tokens:
+
+    o_t = e^{G_t} S q_t + sum over j <= t of e^{G_t - G_j} (k_j.q_t) u_j        G: sums of gates from the base on
+    u_t = beta (v_t - e^{G_t} S k_t - sum over j < t of e^{G_t - G_j} (k_j.k_t) u_j)
+
+The tail gets u, `out` the normalised and gated o. Where the step leaves a later base, the same pass writes the state
+behind it, unless what the step brings is part of it (a short prompt). Of more tokens, each reads the state again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from engine.attention.state_meta import StateMeta
+from engine.kernels.pdl import grid_wait, launch_options
+from engine.kernels.state.delta import DeltaShape, DeltaWeights, StatePages
+from engine.kernels.state.delta_inputs import decay_behind, launch_delta_inputs
+from engine.kernels.state.runs import CHECKPOINTS, piece_at, row_at, sigmoid
+from engine.kernels.target import target, tl, triton
+
+
+@triton.jit
+def folded(
+    state, decay, gate, settled, behind, head, key_head, c, d, tail, keys, deltas, key_stride, delta_stride,
+    KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    RING: tl.constexpr, KEY_FIRST: tl.constexpr, KEY_EACH: tl.constexpr, DELTA_FIRST: tl.constexpr,
+    DELTA_EACH: tl.constexpr, PLACES: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """Channels c of a state with `settled` positions behind its base; loads of GROUP of them are under way."""
+    j = tl.arange(0, PLACES)
+    state *= decay
+    for begin in tl.range(0, settled, GROUP, disable_licm=True):
+        found_k, found_u = (), ()
+        for number in tl.static_range(GROUP):
+            there = begin + number < settled
+            slot = (behind + begin + number) % RING
+            at = row_at(tail, slot, key_stride, there, KEY_FIRST, KEY_EACH, KEY_HEADS * KEY_DIM) + key_head * KEY_DIM
+            found_k += (tl.load(keys + at + c, mask=c < tl.where(there, KEY_DIM, 0), other=0.0),)  # type: ignore[assignment]
+            at = row_at(tail, slot * VALUE_HEADS + head, delta_stride, there, DELTA_FIRST, DELTA_EACH, VALUE_DIM)
+            found_u += (tl.load(deltas + at + d, mask=d < tl.where(there, VALUE_DIM, 0), other=0.0),)  # type: ignore[assignment]
+        for number in tl.static_range(GROUP):
+            k = found_k[number].to(tl.float32) * decay_behind(gate, j, begin + number, settled)
+            state += k[:, None] * found_u[number].to(tl.float32)[None, :]
+    return state
+
+
+@triton.jit
+def piece_of(
+    blocks, head, piece, d, has, state_stride, FIRST: tl.constexpr, EACH: tl.constexpr, KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr, PIECE: tl.constexpr,
+):  # fmt: skip
+    """Where a piece of the channels of a head's state lie in a run, and which of these numbers exist."""
+    c, line = piece * PIECE + tl.arange(0, PIECE), head * KEY_DIM + piece * PIECE
+    at = piece_at(blocks, line, state_stride, c < KEY_DIM, FIRST, EACH, VALUE_DIM, KEY_DIM, PIECE)
+    return at[:, None] + d[None, :], (c < KEY_DIM)[:, None] & has[None, :]
+
+
+@triton.jit
+def fold_piece(
+    states, keys, deltas, old, new, tail, decay, gate, settled, behind, head, key_head, piece, d, has, in_value,
+    state_stride, key_stride, delta_stride, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, RING: tl.constexpr, STATE_FIRST: tl.constexpr,
+    STATE_EACH: tl.constexpr, KEY_FIRST: tl.constexpr, KEY_EACH: tl.constexpr, DELTA_FIRST: tl.constexpr,
+    DELTA_EACH: tl.constexpr, PLACES: tl.constexpr, GROUP: tl.constexpr, PIECE: tl.constexpr,
+):  # fmt: skip
+    """A piece of run `old` with the settled positions, into run `new`."""
+    place, lanes = piece_of(old, head, piece, d, has, state_stride, STATE_FIRST, STATE_EACH, KEY_DIM, VALUE_DIM, PIECE)
+    state = tl.load(states + place, mask=lanes, other=0.0).to(tl.float32)
+    state = folded(
+        state, decay, gate, settled, behind, head, key_head, piece * PIECE + tl.arange(0, PIECE), d, tail, keys, deltas,
+        key_stride, delta_stride, KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM, RING, KEY_FIRST, KEY_EACH, DELTA_FIRST,
+        DELTA_EACH, PLACES, GROUP,
+    )  # fmt: skip
+    place, lanes = piece_of(
+        new, head, piece, d, in_value, state_stride, STATE_FIRST, STATE_EACH, KEY_DIM, VALUE_DIM, PIECE
+    )
+    tl.store(states + place, state.to(states.dtype.element_ty), mask=lanes)
+
+
+@triton.jit
+def delta_step_kernel(
+    out,  # [T, VALUE_HEADS * VALUE_DIM]
+    heads,  # [T, 2 * KEY_HEADS * KEY_DIM + VALUE_HEADS * VALUE_DIM] float32
+    near,  # [T, VALUE_HEADS, 2, PLACES] float32
+    projected,  # [T, q | k | v | z | b | a]
+    norm,  # [VALUE_DIM]
+    states, keys, deltas, gates,  # the pages in the dtypes of these parts
+    runs, base_run, write_run, tail_run, base, new_base, start, query_start, checkpoint_run,
+    eps,
+    runs_stride, projected_stride, state_stride, key_stride, delta_stride, gate_stride,
+    KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    Z: tl.constexpr, B: tl.constexpr,  # columns of `projected`
+    SIGMOID: tl.constexpr, RING: tl.constexpr,
+    STATE_FIRST: tl.constexpr, STATE_EACH: tl.constexpr, KEY_FIRST: tl.constexpr, KEY_EACH: tl.constexpr,
+    DELTA_FIRST: tl.constexpr, DELTA_EACH: tl.constexpr, GATE_FIRST: tl.constexpr, GATE_EACH: tl.constexpr,
+    PLACES: tl.constexpr,  # power of two >= RING
+    GROUP: tl.constexpr, PIECE: tl.constexpr, STAGES: tl.constexpr, BLOCK_V: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """One value head of one row."""
+    grid_wait(OVERLAP)
+    row, head = tl.program_id(1), tl.program_id(0)
+    key_width: tl.constexpr = KEY_HEADS * KEY_DIM
+    width: tl.constexpr = 2 * key_width + VALUE_HEADS * VALUE_DIM
+    pieces: tl.constexpr = (KEY_DIM + PIECE - 1) // PIECE
+    first = tl.load(query_start + row)
+    count = tl.load(query_start + row + 1) - first
+    behind = tl.load(base + row)
+    settled, held = tl.load(new_base + row) - behind, tl.load(start + row) - behind
+    kept = runs + tl.load(base_run + row).to(tl.int64) * runs_stride
+    tail = runs + tl.load(tail_run + row).to(tl.int64) * runs_stride
+    left = runs + tl.load(write_run + row).to(tl.int64) * runs_stride
+    if (count > 0) & (held + count <= RING) & (tl.load(checkpoint_run + row * CHECKPOINTS) == 0):
+        key_head = head // (VALUE_HEADS // KEY_HEADS)
+        d, j = tl.arange(0, BLOCK_V), tl.arange(0, PLACES)
+        in_value, slot = d < VALUE_DIM, (behind + j) % RING
+        has = d < tl.where(behind > 0, VALUE_DIM, 0)
+        gate_at = row_at(tail, slot, gate_stride, j < held + count, GATE_FIRST, GATE_EACH, VALUE_HEADS)
+        gate = tl.load(gates + gate_at + head, mask=j < held + count, other=0.0)
+        decay = decay_behind(gate, j, -1, settled)
+        for t in tl.range(count, disable_licm=True):
+            token = (first + t).to(tl.int64)
+            made = heads + token * width + key_head * KEY_DIM
+            far_k, far_q = tl.zeros([BLOCK_V], tl.float32), tl.zeros([BLOCK_V], tl.float32)
+            for piece in tl.range(pieces, num_stages=STAGES, disable_licm=True):
+                c = piece * PIECE + tl.arange(0, PIECE)
+                place, lanes = piece_of(
+                    kept, head, piece, d, has, state_stride, STATE_FIRST, STATE_EACH, KEY_DIM, VALUE_DIM, PIECE
+                )
+                state = tl.load(states + place, mask=lanes, other=0.0).to(tl.float32)
+                q, k = (
+                    tl.load(made + c, mask=c < KEY_DIM, other=0.0),
+                    tl.load(made + key_width + c, mask=c < KEY_DIM, other=0.0),
+                )  # fmt: skip
+                far_k += tl.sum(state * k[:, None], 0)
+                far_q += tl.sum(state * q[:, None], 0)
+                if (t == 0) & (settled > 0) & (settled <= held):
+                    state = folded(
+                        state, decay, gate, settled, behind, head, key_head, c, d, tail, keys, deltas, key_stride,
+                        delta_stride, KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM, RING, KEY_FIRST, KEY_EACH,
+                        DELTA_FIRST, DELTA_EACH, PLACES, GROUP,
+                    )  # fmt: skip
+                    place, lanes = piece_of(
+                        left, head, piece, d, in_value, state_stride, STATE_FIRST, STATE_EACH, KEY_DIM, VALUE_DIM, PIECE
+                    )
+                    tl.store(states + place, state.to(states.dtype.element_ty), mask=lanes)
+            seen = j < held + t
+            change_at = row_at(tail, slot * VALUE_HEADS + head, delta_stride, seen, DELTA_FIRST, DELTA_EACH, VALUE_DIM)
+            old = seen[:, None] & in_value[None, :]
+            change = tl.load(deltas + change_at[:, None] + d[None, :], mask=old, other=0.0).to(tl.float32)
+            weights = near + (token * VALUE_HEADS + head) * (2 * PLACES) + j
+            near_k, near_q = tl.load(weights), tl.load(weights + PLACES)
+            own_q = tl.sum(tl.where(j == held + t, near_q, 0.0), 0)
+            far = decay_behind(gate, j, -1, held + t + 1)
+            other = projected + token * projected_stride
+            beta = sigmoid(tl.load(other + B + head).to(tl.float32))
+            v = tl.load(heads + token * width + 2 * key_width + head * VALUE_DIM + d, mask=in_value, other=0.0)
+            u = beta * (v - far_k * far - tl.sum(change * near_k[:, None], 0))
+            kept_u = u.to(deltas.dtype.element_ty)
+            o = far_q * far + tl.sum(change * near_q[:, None], 0) + kept_u.to(tl.float32) * own_q
+            o = o.to(out.dtype.element_ty).to(tl.float32)
+            z = tl.load(other + Z + head * VALUE_DIM + d, mask=in_value, other=0.0).to(tl.float32)
+            gain = tl.load(norm + d, mask=in_value, other=0.0)
+            o *= tl.rsqrt(tl.sum(o * o, 0) / VALUE_DIM + eps) * gain
+            o *= sigmoid(z) * (1.0 if SIGMOID else z)
+            result = out + token * (VALUE_HEADS * VALUE_DIM) + head * VALUE_DIM + d
+            tl.store(result, o.to(out.dtype.element_ty), mask=in_value)
+            new = (behind + held + t) % RING * VALUE_HEADS + head
+            put = row_at(tail, new, delta_stride, count > 0, DELTA_FIRST, DELTA_EACH, VALUE_DIM)
+            tl.store(deltas + put + d, kept_u, mask=in_value)
+            if count > 1:
+                tl.debug_barrier()  # further tokens and a fold read u
+        if settled > held:  # what the row has just brought is part of the state: a short prompt
+            for piece in tl.range(pieces, disable_licm=True):
+                fold_piece(
+                    states, keys, deltas, kept, left, tail, decay, gate, settled, behind, head, key_head, piece, d, has,
+                    in_value, state_stride, key_stride, delta_stride, KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM, RING,
+                    STATE_FIRST, STATE_EACH, KEY_FIRST, KEY_EACH, DELTA_FIRST, DELTA_EACH, PLACES, GROUP, PIECE,
+                )  # fmt: skip
+
+
+def places_of(cache: StatePages, meta: StateMeta) -> tuple[tuple[Tensor, ...], tuple[int, ...], dict[str, int]]:
+    """The pages as states, keys, deltas and gates, their strides, and where in a run these parts lie."""
+    parts = dict(zip(("STATE", "KEY", "DELTA", "GATE"), (cache.state[0], *cache.tail[:3])))
+    views = tuple(cache.pages.view(place.dtype) for place in parts.values())
+    found = {f"{name}_FIRST": place.first for name, place in parts.items()}
+    found |= {f"{name}_EACH": place.per_page for name, place in parts.items()}
+    return views, (meta.runs.stride(0), *(view.stride(0) for view in views)), found
+
+
+def launch_delta_step(
+    projected: Tensor,
+    weights: DeltaWeights,
+    shape: DeltaShape,
+    cache: StatePages,
+    meta: StateMeta,
+    out: Tensor,
+    tuning: dict[str, Any] | None = None,
+) -> None:
+    """Writes the tokens of short rows into `out` [T, value_width]: two launches."""
+    places = max(16, triton.next_power_of_2(shape.ring))
+    heads, near = launch_delta_inputs(projected, weights, shape, cache, meta, places)
+    launch_states(heads, near, projected, weights, shape, cache, meta, out, tuning)
+
+
+def launch_states(
+    heads: Tensor,
+    near: Tensor,
+    projected: Tensor,
+    weights: DeltaWeights,
+    shape: DeltaShape,
+    cache: StatePages,
+    meta: StateMeta,
+    out: Tensor,
+    tuning: dict[str, Any] | None = None,
+) -> None:
+    """The second of these launches."""
+    views, (runs_stride, *strides), found = places_of(cache, meta)
+    _, z, b, _, _ = shape.columns
+    piece = min(32, max(16, triton.next_power_of_2(shape.key_dim)))
+    options = {"PIECE": piece, "GROUP": 4, "STAGES": 1, **(tuning or step_options(piece * shape.value_dim))}
+    delta_step_kernel[shape.value_heads, len(meta.base)](
+        out, heads, near, projected, weights.norm, *views, meta.runs, meta.base_run, meta.write_run, meta.tail_run,
+        meta.base, meta.new_base, meta.start, meta.query_start, meta.checkpoint_run, shape.eps, runs_stride,
+        projected.stride(0), *strides, KEY_HEADS=shape.key_heads, VALUE_HEADS=shape.value_heads,
+        KEY_DIM=shape.key_dim, VALUE_DIM=shape.value_dim, Z=z, B=b, SIGMOID=shape.sigmoid, RING=shape.ring, **found,
+        PLACES=near.shape[-1],
+        BLOCK_V=triton.next_power_of_2(shape.value_dim), **options, **launch_options(),
+    )  # fmt: skip
+
+
+def step_options(numbers: int) -> dict[str, Any]:
+    """Warps of a program that has so many numbers of a state at once, and the most registers of a thread."""
+    options: dict[str, Any] = {"num_warps": max(1, min(4, numbers // 1024))}
+    if target().bounds_registers and numbers >= 1 << 12:
+        options["maxnreg"] = 128  # four programs at once on a multiprocessor
+    return options

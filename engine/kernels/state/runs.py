@@ -1,0 +1,97 @@
+"""What kernels of state layers share: where a row of a run lies, and which rows of a step are short."""
+
+from __future__ import annotations
+
+from engine.attention.state_meta import MAX_CHECKPOINTS
+from engine.kernels.target import tl, triton
+
+CHECKPOINTS = tl.constexpr(MAX_CHECKPOINTS)
+
+
+@triton.jit
+def run_of(runs, ids, row, runs_stride, mask):
+    """The blocks of the run that `ids` names for each row."""
+    return runs + tl.load(ids + row, mask=mask, other=0).to(tl.int64) * runs_stride
+
+
+@triton.jit
+def row_at(blocks, line, page_stride, mask, FIRST: tl.constexpr, EACH: tl.constexpr, WIDTH: tl.constexpr):
+    """Offsets of rows [lanes] of a part: EACH of WIDTH numbers in a page, the first in the run's page FIRST."""
+    page = tl.load(blocks + FIRST + line // EACH, mask=mask, other=0).to(tl.int64)
+    return page * page_stride + line % EACH * WIDTH
+
+
+@triton.jit
+def row_of(token, query_start, num_rows, STEPS: tl.constexpr):
+    """The last row that begins at or before a token, by bisection; 2 ** STEPS >= num_rows."""
+    row = token * 0
+    for turn in tl.static_range(STEPS):
+        next_row = row + (1 << (STEPS - 1 - turn))
+        begin = tl.load(query_start + next_row, mask=next_row < num_rows, other=0x7FFFFFFF)
+        row = tl.where(begin <= token, next_row, row)
+    return row
+
+
+@triton.jit
+def is_short(row, base, start, query_start, checkpoint_run, mask, RING: tl.constexpr):
+    """Whether a step kernel computes the row: its positions fit in the ring, and it has no checkpoint."""
+    behind = tl.load(base + row, mask=mask, other=0)
+    count = tl.load(query_start + row + 1, mask=mask, other=0) - tl.load(query_start + row, mask=mask, other=0)
+    held = tl.load(start + row, mask=mask, other=0) - behind
+    return (held + count <= RING) & (tl.load(checkpoint_run + row * CHECKPOINTS, mask=mask, other=0) == 0)
+
+
+@triton.jit
+def decay_between(later, earlier, wanted):
+    """exp(later - earlier) where wanted, else 0; sums of gates fall, so nothing wanted exceeds 1."""
+    return tl.where(wanted, tl.exp(tl.where(wanted, later - earlier, 0.0)), 0.0)
+
+
+@triton.jit
+def running_sum(values, SIZE: tl.constexpr):
+    """Sums of the first 1, 2 .. SIZE of values [SIZE], each a sum of its own."""
+    i, j = tl.arange(0, SIZE)[:, None], tl.arange(0, SIZE)[None, :]
+    return tl.sum(tl.where(j <= i, values[None, :], 0.0), 1)
+
+
+@triton.jit
+def softplus(x):
+    """log(1 + exp(x)), float32."""
+    return tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
+
+
+@triton.jit
+def sigmoid(x):
+    """Of float32."""
+    return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def piece_at(
+    blocks, line, page_stride, mask, FIRST: tl.constexpr, EACH: tl.constexpr, WIDTH: tl.constexpr, DIM: tl.constexpr,
+    PIECE: tl.constexpr,
+):  # fmt: skip
+    """As row_at for the rows line..line + PIECE of a head, which has DIM: where one page holds them, one is loaded."""
+    lane = tl.arange(0, PIECE)
+    if EACH % PIECE == 0 and DIM % PIECE == 0:
+        page = tl.load(blocks + FIRST + line // EACH).to(tl.int64)
+        return page * page_stride + line % EACH * WIDTH + lane * WIDTH
+    return row_at(blocks, line + lane, page_stride, mask, FIRST, EACH, WIDTH)
+
+
+@triton.jit
+def input_row(
+    position, begin, behind, first, projected, pages, before, tail, projected_stride, page_stride, WIDTH: tl.constexpr,
+    RING: tl.constexpr, TAPS: tl.constexpr, BEFORE_FIRST: tl.constexpr, INPUT_FIRST: tl.constexpr,
+    INPUT_EACH: tl.constexpr,
+):  # fmt: skip
+    """Where the convolution's inputs of one position lie: in the step, in the ring, or before the base.
+
+    `begin`: the position of the row's token `first`; `before`, `tail`: blocks of the base run and of the tail's.
+    """
+    held = position >= behind
+    line = tl.where(held, position % RING, TAPS - 1 + position - behind)
+    blocks = tl.where(held, tail + INPUT_FIRST, before + BEFORE_FIRST)
+    page = tl.load(blocks + line // INPUT_EACH, mask=(position < begin) & (position >= 0), other=0).to(tl.int64)
+    stored = pages + page * page_stride + line % INPUT_EACH * WIDTH
+    return tl.where(position >= begin, projected + (first + position - begin).to(tl.int64) * projected_stride, stored)

@@ -1,0 +1,110 @@
+"""Mamba-1's state space: a state of N numbers for each channel, whose time steps, B and C come from the token.
+
+    rule  h = exp(dt A) h + dt x B;  y = C h + D x;  out = y * silu(z)      A = -exp(a_log), h [N] of a channel
+          dt = softplus(steps + dt_bias), never bounded
+
+Products lie between convolution and rule (engine/layers/mamba.py), so they are two functions here. The tail has x, the
+products behind dt and B, and the convolution's inputs; a step replays the recurrence from the base.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu, softplus
+
+from engine.attention.state_meta import StateMeta
+from engine.kernels.state.conv_reference import convolved
+from engine.kernels.state.delta import StatePages
+from engine.kernels.state.places import Part
+from engine.kernels.state.rows import StepRow, by_token, step_rows, wide
+
+
+@dataclass(frozen=True, slots=True)
+class SelectiveShape:
+    """Numbers of a layer."""
+
+    inner: int  # channels
+    state_size: int
+    taps: int
+    ring: int  # positions of a tail
+
+    def parts(self, dtype: torch.dtype, state: torch.dtype) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
+        """Of the state: h, and the convolution's inputs before the base. Of a position: x, steps, B, its input.
+
+        `dtype`: the model's.
+        """
+        wide_row, few = Part(1, self.inner, dtype), Part(1, self.state_size, dtype)
+        return (Part(self.inner, self.state_size, state), Part(self.taps - 1, self.inner, dtype)), (
+            wide_row, wide_row, few, wide_row
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SelectiveWeights:
+    """All float32 (references: or float64)."""
+
+    taps: Tensor  # [taps, inner], the token's own first
+    bias: Tensor | None  # [inner]
+    a_log: Tensor  # [inner, state_size]
+    dt_bias: Tensor  # [inner]
+    d: Tensor  # [inner]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SelectiveInputs:
+    """What the rule reads of each token."""
+
+    x: Tensor  # [T, inner], behind the convolution
+    steps: Tensor  # [T, inner], before the bias
+    b: Tensor  # [T, state_size]
+    c: Tensor  # [T, state_size]
+    z: Tensor  # [T, inner]
+
+
+def selective_conv_reference(
+    projected: Tensor, weights: SelectiveWeights, shape: SelectiveShape, cache: StatePages, meta: StateMeta
+) -> Tensor:
+    out = projected.new_zeros(len(projected), shape.inner)
+    for row in step_rows(meta):
+        found = projected[row.tokens, : shape.inner]
+        place = cache.state[1], cache.tail[3], shape.ring
+        out[row.tokens] = convolved(found, weights.taps, weights.bias, cache.pages, row, *place).to(out.dtype)
+    return out
+
+
+def selective_scan_reference(
+    given: SelectiveInputs, weights: SelectiveWeights, shape: SelectiveShape, cache: StatePages, meta: StateMeta
+) -> Tensor:
+    out = given.x.new_zeros(given.x.shape)
+    for row in step_rows(meta):
+        out[row.tokens] = _of_row(given, weights, shape, cache, row).to(out.dtype)
+    return out
+
+
+def _of_row(
+    given: SelectiveInputs, weights: SelectiveWeights, shape: SelectiveShape, cache: StatePages, row: StepRow
+) -> Tensor:
+    """[tokens of the row, inner], wide."""
+    kept, pages, kind, found = cache.state[0], cache.pages, wide(given.x.dtype), []
+    for values, place in zip((given.x, given.steps, given.b), cache.tail):
+        own = values[row.tokens].to(place.dtype)
+        found.append(torch.cat([row.read_tail(pages, place, shape.ring).to(kind), own.to(kind)]))
+        row.write_tail(pages, place, shape.ring, own)
+    x, steps, b = found
+    c, z = (each[row.tokens].to(kind) for each in (given.c, given.z))
+    dt = by_token(lambda own: softplus(own + weights.dt_bias.to(kind), threshold=40), steps)
+    rate, scaled = -weights.a_log.to(kind).exp(), dt * x
+    state, outs = x.new_zeros(shape.inner, shape.state_size), []
+    if row.base:
+        state = kept.read(pages, row.base_blocks).to(kind)
+    for position in range(row.base, row.end):
+        at = position - row.base
+        state = (dt[at, :, None] * rate).exp() * state + scaled[at, :, None] * b[at]
+        if position >= row.start:
+            outs.append(state @ c[position - row.start])
+        for blocks in row.targets.get(position + 1, ()):
+            kept.write(pages, blocks, state)
+    return (torch.stack(outs) + weights.d.to(kind) * x[row.held :]) * by_token(silu, z)

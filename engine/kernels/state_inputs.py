@@ -1,0 +1,192 @@
+"""From the record of a step to the runs of its rows: what layers with states read of a plan, next to step_inputs.
+
+In: the next record in pinned memory of the host (layout in `_fast/layout.py`): columns of states, and the blocks of
+runs that are new. Out: StateTables, whose addresses never change; rows beyond the step's have run 0 and no base. One
+launch, which has to come before step_inputs, since that ends the record's turn:
+
+    program 0   the rows, all side by side        the others   new runs, one after the other
+
+Host and device run the same arithmetic: a CPU the reference. Users: engine/step/backend/states; thread: the stream's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from _fast.layout import (
+    CHECKPOINTS,
+    STATE_COLUMNS,
+    Header,
+    RowColumn,
+    StateColumn,
+    column_at,
+    new_runs,
+    runs_at,
+    states_at,
+)
+from engine.kernels.pdl import grid_wait, launch_options
+from engine.kernels.record import Records
+from engine.kernels.target import tl, triton
+
+NUM_ROWS = tl.constexpr(int(Header.NUM_ROWS))
+NUM_RUNS = tl.constexpr(int(Header.NUM_RUNS))
+PASSING = tl.constexpr(CHECKPOINTS)
+BASE_RUN, WRITE_RUN, TAIL_RUN, BASE, NEW_BASE, RUN, AT = (tl.constexpr(int(one)) for one in StateColumn)
+LOADERS = 8  # programs that set the blocks of new runs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StateTables:
+    """Runs by id, and one step's rows; R = max_rows. All int32."""
+
+    table: Tensor  # [run ids, columns]: a run's blocks, in the columns of its kind; run 0: block 0 everywhere
+    rows: Tensor  # [6, R]: base run, write run, tail run, base, new base, start
+    checkpoints: Tensor  # [2, R, CHECKPOINTS]: runs, and behind how many tokens
+    places: Tensor  # [2, run width]: the column of each block of a state, and of each block of a tail
+    state_blocks: int  # of a run that holds a state; a tail has another number
+
+    @property
+    def max_rows(self) -> int:
+        return self.rows.shape[1]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordSizes:
+    """Of the plan whose record it is."""
+
+    max_rows: int
+    max_tokens: int
+    max_updates: int
+
+    @property
+    def states_at(self) -> int:
+        """Where the columns of states begin."""
+        return states_at(self.max_rows, self.max_tokens, self.max_updates)
+
+    @property
+    def runs_at(self) -> int:
+        """Where the new runs begin."""
+        return runs_at(self.max_rows, self.max_tokens, self.max_updates)
+
+
+@triton.jit
+def state_inputs_kernel(
+    table,  # [num_ids, columns]
+    rows,  # [6, max_rows]
+    checkpoints,  # [2, max_rows, PASSING]
+    places,  # [2, run_width]
+    pinned,  # [num_records, capacity], on the host
+    turn,  # [1]
+    num_records,
+    capacity,
+    max_rows,
+    computed_at,  # where the column of computed tokens begins
+    states_at,
+    runs_at,
+    most_runs,
+    num_ids,
+    columns,
+    run_width,
+    state_blocks,
+    ROWS: tl.constexpr,  # power of two >= max_rows
+    WIDTH: tl.constexpr,  # power of two >= run_width
+    OVERLAP: tl.constexpr,
+):
+    """Loads go past the caches: a record is written again three steps later."""
+    grid_wait(OVERLAP)
+    program = tl.program_id(0)
+    mine = tl.minimum(tl.maximum(tl.load(turn), 0), num_records - 1)
+    record = pinned + mine.to(tl.int64) * capacity
+    if program == 0:
+        row = tl.arange(0, ROWS)
+        room, line = row < max_rows, record + states_at + row
+        base_run = tl.load(line + BASE_RUN * max_rows, mask=room, other=0, cache_modifier=".cv")
+        write_run = tl.load(line + WRITE_RUN * max_rows, mask=room, other=0, cache_modifier=".cv")
+        tail_run = tl.load(line + TAIL_RUN * max_rows, mask=room, other=0, cache_modifier=".cv")
+        base = tl.load(line + BASE * max_rows, mask=room, other=0, cache_modifier=".cv")
+        new_base = tl.load(line + NEW_BASE * max_rows, mask=room, other=0, cache_modifier=".cv")
+        start = tl.load(record + computed_at + row, mask=room, other=0, cache_modifier=".cv")
+        here = row < tl.load(record + NUM_ROWS, cache_modifier=".cv")
+        for place in tl.static_range(PASSING):
+            run = tl.load(line + (RUN + place) * max_rows, mask=room, other=0, cache_modifier=".cv")
+            at = tl.load(line + (AT + place) * max_rows, mask=room, other=0, cache_modifier=".cv")
+            run = tl.where(here & (run > 0) & (run < num_ids), run, 0)
+            out = checkpoints + row * PASSING + place
+            tl.store(out, run, mask=room)
+            tl.store(out + max_rows * PASSING, tl.where(run > 0, at, 0), mask=room)
+        base = tl.where(here, base, 0)
+        tl.store(rows + row, tl.where(here & (base_run < num_ids), base_run, 0), mask=room)
+        tl.store(rows + max_rows + row, tl.where(here & (write_run < num_ids), write_run, 0), mask=room)
+        tl.store(rows + 2 * max_rows + row, tl.where(here & (tail_run < num_ids), tail_run, 0), mask=room)
+        tl.store(rows + 3 * max_rows + row, base, mask=room)
+        tl.store(rows + 4 * max_rows + row, tl.maximum(tl.where(here, new_base, 0), base), mask=room)
+        tl.store(rows + 5 * max_rows + row, tl.where(here, start, 0), mask=room)
+    else:
+        number = tl.minimum(tl.load(record + NUM_RUNS, cache_modifier=".cv"), most_runs)
+        i = tl.arange(0, WIDTH)
+        for each in range(program - 1, number, tl.num_programs(0) - 1):
+            line = record + runs_at + each * (run_width + 1)
+            run = tl.load(line + tl.zeros([WIDTH], tl.int32), cache_modifier=".cv")
+            block = tl.load(line + 1 + i, mask=i < run_width, other=0, cache_modifier=".cv")
+            is_tail = tl.sum((block > 0).to(tl.int32), 0) != state_blocks
+            column = tl.load(places + is_tail.to(tl.int32) * run_width + i, mask=i < run_width, other=0)
+            known = (block > 0) & (run > 0) & (run < num_ids)
+            tl.store(table + run.to(tl.int64) * columns + column, block, mask=known)
+
+
+def state_inputs(tables: StateTables, records: Records, sizes: RecordSizes) -> None:
+    """Rewrites the rows of `tables` and adds new runs, from the next record, whose turn stays. Capturable."""
+    if records.staged.is_cuda:
+        launch_state_inputs(tables, records, sizes)
+    else:
+        state_inputs_reference(tables, records.pinned[int(records.turn)], sizes)
+
+
+def launch_state_inputs(tables: StateTables, records: Records, sizes: RecordSizes) -> None:
+    """The Triton kernel; arguments as `state_inputs`."""
+    (num_ids, columns), run_width = tables.table.shape, tables.places.shape[1]
+    count, capacity = records.pinned.shape
+    rows = sizes.max_rows
+    assert tables.max_rows == rows, "the tables are of another size"
+    state_inputs_kernel[(1 + LOADERS,)](
+        tables.table, tables.rows, tables.checkpoints, tables.places, records.pinned, records.turn, count, capacity,
+        rows, column_at(RowColumn.COMPUTED, rows), sizes.states_at, sizes.runs_at, new_runs(rows), num_ids, columns,
+        run_width, tables.state_blocks, ROWS=triton.next_power_of_2(rows), WIDTH=triton.next_power_of_2(run_width),
+        num_warps=4, **launch_options(),
+    )  # fmt: skip
+
+
+def state_inputs_reference(tables: StateTables, record: Tensor, sizes: RecordSizes) -> None:
+    """`record` int32 [capacity], of this step."""
+    most, count = sizes.max_rows, int(record[Header.NUM_ROWS])
+    columns = record[sizes.states_at :][: STATE_COLUMNS * most].view(STATE_COLUMNS, most)[:, :count]
+    start = record[column_at(RowColumn.COMPUTED, most) :][:count]
+    tables.rows.zero_()
+    tables.checkpoints.zero_()
+    tables.rows[:5, :count] = columns[: StateColumn.CHECKPOINT_RUN]
+    tables.rows[4, :count] = torch.maximum(columns[StateColumn.NEW_BASE], columns[StateColumn.BASE])
+    tables.rows[5, :count] = start
+    runs = columns[StateColumn.CHECKPOINT_RUN : StateColumn.CHECKPOINT_AT]
+    tables.checkpoints[0, :count] = runs.T
+    tables.checkpoints[1, :count] = torch.where(runs > 0, columns[StateColumn.CHECKPOINT_AT :], 0).T
+    width = tables.places.shape[1]
+    lines = record[sizes.runs_at :][: int(record[Header.NUM_RUNS]) * (width + 1)].view(-1, width + 1)
+    for line in lines:
+        known = line[1:] > 0
+        is_tail = int(known.sum()) != tables.state_blocks
+        tables.table[int(line[0]), tables.places[int(is_tail)][known].long()] = line[1:][known]
+
+
+def empty_tables(
+    max_rows: int, state_columns: list[int], tail_columns: list[int], num_ids: int, device: torch.device | str
+) -> StateTables:
+    """Of no run; `num_ids`: of runs, the dummy 0 among them. The columns are those of a run's blocks in order."""
+    width = max(len(state_columns), len(tail_columns))
+    both = [columns + [0] * (width - len(columns)) for columns in (state_columns, tail_columns)]
+    sizes = (num_ids, 1 + max(state_columns + tail_columns)), (6, max_rows), (2, max_rows, CHECKPOINTS)
+    table, rows, checkpoints = (torch.zeros(size, dtype=torch.int32, device=device) for size in sizes)
+    places = torch.tensor(both, dtype=torch.int32, device=device)
+    return StateTables(table, rows, checkpoints, places, len(state_columns))
