@@ -63,6 +63,11 @@ class Runs:
         return sum(group.tail_pages for group in self.groups)
 
     @property
+    def width(self) -> int:
+        """Blocks of the longest run."""
+        return max(self.state_blocks, self.tail_blocks)
+
+    @property
     def row_blocks(self) -> int:
         """Blocks of a running row, without its tokens."""
         return STATES_OF_A_ROW * self.state_blocks + self.tail_blocks

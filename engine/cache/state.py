@@ -14,30 +14,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from _fast import kinds
 from engine.cache.spec import CacheKind, LayerCache
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A part of a state or tail: rows of numbers."""
-
-    rows: int  # rows of a state, or of one position of a tail
-    width: int
-    dtype: torch.dtype
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one row."""
-        return self.width * self.dtype.itemsize
-
-    def pages(self, page_bytes: int, times: int = 1) -> int:
-        """Return the number of pages of page_bytes for `times` its rows; 0: a row does not fit into a page."""
-        each = page_bytes // self.row_bytes
-        return -(-self.rows * times // each) if each else 0
+from engine.kernels.state.places import Part
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ EVERY_TOKEN = CacheKind(kinds.FULL)
 
 @dataclass(frozen=True, slots=True)
 class FullSpec(KeyValueSpec):
-    """Keys and values; a token reads the keys and values of all earlier tokens."""
+    """Keys and values; a token reads those of all earlier tokens."""
 
     @property
     def kind(self) -> CacheKind:

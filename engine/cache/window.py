@@ -18,7 +18,7 @@ from engine.cache.spec import CacheKind, KeyValueSpec, LayerCache
 
 @dataclass(frozen=True, slots=True)
 class SlidingSpec(KeyValueSpec):
-    """Keys and values; a token reads the entries of the last `window` tokens, including itself."""
+    """Keys and values; a token reads those of the last `window` tokens, including itself."""
 
     window: int
 

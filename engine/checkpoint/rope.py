@@ -16,6 +16,7 @@ from engine.base.model_config import RopeConfig
 from engine.checkpoint.section import Section
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
+UNBOUNDED = 1 << 20  # tokens of context of a model without positions whose file gives no number
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
@@ -90,7 +91,9 @@ def read_rope(body: Section, layer_type: str, head_dim: int, default: RopeDefaul
 
 
 def max_position(body: Section, rope: RopeConfig) -> int:
-    """The context length in tokens. Files with YaRN may name the length before stretching."""
+    """Tokens of context. YaRN files may still name the length before stretching."""
+    if rope.kind == "none" and body.values.get("max_position_embeddings") is None:
+        return UNBOUNDED
     limit = body.size("max_position_embeddings")
     if rope.kind == "yarn":
         limit = max(limit, int(rope.factor * rope.original_max_position))

@@ -1,9 +1,10 @@
 """PagedSelfAttention: fused q|k|v projection, rotation and cache write, attention over the paged cache.
 
 Thread: device. In: the residual stream [T, hidden] through the norm before the layer, the step's cos/sin and
-AttentionMeta, this layer's caches (written). Out: attended values [T, num_heads * head_dim]; the layer has the output
-projection. Three kernel calls, and one more if the norm is not fused into a projection (engine/layers/norm.py).
-DenseSelfAttention is for bidirectional layers: one step computes a whole input, and nothing is cached.
+AttentionMeta, this layer's caches (written). Out: attended values [T, num_heads * head_dim]; the output product is the
+layer's. Three kernel calls, one for a norm that no product does (engine/layers/norm.py), and one for gates, which the
+query product makes alongside the queries. DenseSelfAttention is for layers whose tokens see later ones: one step
+computes a whole input, and nothing is cached.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from engine.cache.tokens import FullSpec, NothingSpec
 from engine.cache.window import SlidingSpec
 from engine.kernels.attention.dense import dense_attention
 from engine.kernels.attention.paged import paged_attention
+from engine.kernels.gate import multiply_by_sigmoid
 from engine.kernels.gemm.pack import Placement
 from engine.kernels.pages import pages_of
 from engine.kernels.projection_norm import normalise_projections
@@ -25,7 +27,7 @@ from engine.kernels.rotate import apply_rope, qkv_rope_store
 from engine.layers.linear import Linear
 from engine.layers.norm import Normed, RMSNorm
 from engine.layers.rope import Rope
-from engine.weights.rows import half_split, queries_keys_values
+from engine.weights.rows import gates_queries, half_split, queries_keys_values
 from engine.weights.table import Wanted
 
 
@@ -80,6 +82,7 @@ class PagedSelfAttention:
 
     __slots__ = (
         "clip",
+        "gate_width",
         "head_dim",
         "k_norm",
         "num_heads",
@@ -108,6 +111,7 @@ class PagedSelfAttention:
         self.qkv = qkv_product(text, layer)
         self.qk_norm = text.qk_norm
         self.clip = text.qkv_clip
+        self.gate_width = text.num_heads * text.head_dim if text.qkv_layout == "gated" else 0  # before the queries
         if text.qk_norm == "none":
             self.q_norm = self.k_norm = None
         elif text.qk_norm == "head layer norm":
@@ -127,19 +131,30 @@ class PagedSelfAttention:
         return FullSpec(self.num_kv_heads, self.head_dim, dtype)
 
     def __call__(self, x: Normed, rope: Rope, meta: AttentionMeta, cache: LayerCache) -> Tensor:
-        """Stores the tokens' keys and values; returns the attention output of each token, [T, num_heads * head_dim]."""
-        sinks = None if self.sinks is None else self.sinks.weight
-        keys, values, scales = pages_of(cache)
-        # Queries have no variable here, so their memory is freed before anything else is allocated.
-        return paged_attention(
-            self.store(x, rope, meta, cache), keys, values, meta, self.scale, self.span, self.softcap, sinks, scales
-        )
+        """Stores the tokens' keys and values; returns what each token attended, [T, num_heads * head_dim]."""
+        # Queries are not named here: they are given back before anything else is allocated.
+        if not self.gate_width:
+            return self._attended(self.store(x, rope, meta, cache), meta, cache)
+        projected = self._projected(x)
+        attended = self._attended(self._stored(projected[:, self.gate_width :], rope, meta, cache), meta, cache)
+        return multiply_by_sigmoid(attended, projected[:, : self.gate_width])
 
     def store(self, x: Normed, rope: Rope, meta: AttentionMeta, cache: LayerCache) -> Tensor:
         """Writes the tokens' keys and values; returns their queries [T, num_heads, head_dim]."""
+        projected = self._projected(x)
+        return self._stored(projected[:, self.gate_width :] if self.gate_width else projected, rope, meta, cache)
+
+    def _attended(self, queries: Tensor, meta: AttentionMeta, cache: LayerCache) -> Tensor:
+        """[T, num_heads * head_dim]."""
+        sinks = None if self.sinks is None else self.sinks.weight
+        keys, values, scales = pages_of(cache)
+        return paged_attention(queries, keys, values, meta, self.scale, self.span, self.softcap, sinks, scales)
+
+    def _stored(self, qkv: Tensor, rope: Rope, meta: AttentionMeta, cache: LayerCache) -> Tensor:
+        """Writes the keys and values of qkv [T, (num_heads + 2 * num_kv_heads) * head_dim]; returns its queries."""
         keys, values, scales = pages_of(cache)
         queries = qkv_rope_store(
-            self._projected(x),
+            qkv,
             rope.cos,
             rope.sin,
             *self._head_norms(),
@@ -157,7 +172,7 @@ class PagedSelfAttention:
         return queries
 
     def _projected(self, x: Normed) -> Tensor:
-        """Queries, keys and values, [T, (num_heads + 2 * num_kv_heads) * head_dim]."""
+        """Queries, keys and values, [T, (num_heads + 2 * num_kv_heads) * head_dim]; before them the gates, if any."""
         qkv, q_norm, k_norm = self.qkv.of_normed(x), self.q_norm, self.k_norm
         if q_norm is not None and k_norm is not None and self.qk_norm in ("projection", "head layer norm"):
             centre = self.qk_norm == "head layer norm"
@@ -185,14 +200,16 @@ class DenseSelfAttention(PagedSelfAttention):
         return NothingSpec()
 
     def __call__(self, x: Normed, rope: Rope, meta: AttentionMeta, cache: LayerCache) -> Tensor:
-        """The attention output of each token, [T, num_heads * head_dim]; the rows of `meta` cover all tokens."""
-        heads = self._projected(x).unflatten(1, (-1, self.head_dim))
+        """What each token attended, [T, num_heads * head_dim]; the rows of `meta` cover all tokens."""
+        projected = self._projected(x)
+        heads = projected[:, self.gate_width :].unflatten(1, (-1, self.head_dim))
         values = heads[:, self.num_heads + self.num_kv_heads :]
         queries, keys = self._rotated(heads, rope)
         if rope.query_scale is not None:
             queries = queries * rope.query_scale
         bounds = meta.query_start
-        return dense_attention(queries, keys, values, bounds, self.scale, mixed_lengths=True, window=self.window)
+        made = dense_attention(queries, keys, values, bounds, self.scale, mixed_lengths=True, window=self.window)
+        return multiply_by_sigmoid(made, projected[:, : self.gate_width]) if self.gate_width else made
 
     def _rotated(self, heads: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
         """Rotated queries and keys; heads [T, num_heads + 2 * num_kv_heads, head_dim]."""
@@ -221,6 +238,10 @@ def self_attention(text: TextConfig, layer: LayerConfig) -> PagedSelfAttention:
 def qkv_product(text: TextConfig, layer: LayerConfig) -> Linear:
     """The projection of queries, keys and values, with rows in the kernels' order."""
     q_size, kv_size = text.num_heads * text.head_dim, text.num_kv_heads * text.head_dim
+    if text.qkv_layout == "gated":
+        product = Linear(text.hidden_size, 2 * q_size, kv_size, kv_size, bias=text.qkv_bias)
+        product.arrange = lambda number, rows: rows if number else gates_queries(rows, text.head_dim)
+        return product
     sizes = (q_size, kv_size, kv_size) if text.qkv_layout == "apart" else (q_size + 2 * kv_size,)
     product = Linear(text.hidden_size, *sizes, bias=text.qkv_bias)
     if text.qkv_layout == "by head":

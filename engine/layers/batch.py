@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
-from engine.attention.meta import AttentionMeta
 from engine.cache.spec import LayerCache
 from engine.kernels.moe.capture import Capture
 from engine.layers.stream import Stream
@@ -36,9 +35,9 @@ class Batch:
     token_ids: Tensor  # [T] int64; positions taken by media hold the placeholder's id
     positions: Tensor  # [T] int64, or [axes, T] for M-RoPE models
     media: list[tuple[int, int, Tensor]]  # (token_start, length, rows [length, hidden or more])
-    attention: list[AttentionMeta]  # by cache group
-    caches: list[LayerCache]  # in the order of cache_specs
-    group_of: Sequence[int]  # in the same order: the index of each cache's AttentionMeta
+    attention: list[Any]  # by cache group: an AttentionMeta, or the StateMeta of layers with states
+    caches: list[LayerCache]  # by layer that keeps something
+    group_of: Sequence[int]  # by the same: whose AttentionMeta is its
     # [S] int64: the tokens whose hidden states a forward returns, in this order. None: all T.
     sample_index: Tensor | None = None
     # How many of the T tokens, and of sample_index, are not padding: int32 [1], on the device. None: all.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.meta import AttentionMeta
-from engine.base.model_config import ConvolutionConfig
+from engine.base.mixers import ConvolutionConfig
 from engine.cache.spec import CacheSpec, LayerCache
 from engine.cache.window import TapsSpec
 from engine.kernels.convolution import gated_convolution

@@ -17,6 +17,7 @@ from engine.kernels.gemm.pack import Placement
 from engine.kernels.gemm.weight import Weight
 from engine.layers.norm import LayerNorm, Normed, RMSNorm
 from engine.quant.base import UNQUANTISED, Arrange, Scheme
+from engine.quant.gains import Gains, multiplied, times
 from engine.weights.table import Shape, Wanted
 
 
@@ -30,10 +31,11 @@ class Around(Protocol):
 class Linear:
     """y = x W^T + b."""
 
-    __slots__ = ("arrange", "biases", "fold", "in_features", "out_features", "scheme", "site", "weight")
+    __slots__ = ("arrange", "biases", "fold", "gains", "in_features", "out_features", "scheme", "site", "weight")
 
     weight: Weight
     arrange: Arrange | None
+    gains: Gains | None  # multiply what the checkpoint's matrices make
     site: Around | None
 
     def __init__(
@@ -48,7 +50,7 @@ class Linear:
         self.biases = bias if isinstance(bias, tuple) else (bias,) * len(out_features)
         self.fold = fold or (in_features,)
         self.scheme: Scheme = UNQUANTISED
-        self.arrange = self.site = None
+        self.arrange = self.gains = self.site = None
         assert torch.Size(self.fold).numel() == in_features
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -88,21 +90,24 @@ class Linear:
         self._fill(pieces, placement, gated=False)
 
     def _fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement, gated: bool) -> None:
-        bias = None
+        scheme, bias = self.scheme, None
         if any(self.biases):
             parts = [
                 torch.zeros(rows, device=placement.device)
                 if piece is None
-                else self._arranged(number, piece.to(placement.device, torch.float32))
+                else self._bias(number, piece.to(placement.device, torch.float32))
                 for number, (rows, piece) in enumerate(zip(self.out_features, pieces["bias"]))
             ]
             bias = torch.cat(parts)  # a piece without a bias adds zero
             pieces = {kind: given for kind, given in pieces.items() if kind != "bias"}
-        self.weight = self.scheme.weight(pieces, bias, placement, gated and self.site is None, self.arrange)
+        if self.gains is not None:
+            scheme, pieces = multiplied(scheme, pieces, self.gains.of_weights())
+        self.weight = scheme.weight(pieces, bias, placement, gated and self.site is None, self.arrange)
         if self.site is not None:
             self.weight = self.site.around(self.weight)
 
-    def _arranged(self, number: int, rows: Tensor) -> Tensor:
+    def _bias(self, number: int, rows: Tensor) -> Tensor:
+        rows = rows if self.gains is None else times(rows, self.gains.results[number])
         return rows if self.arrange is None else self.arrange(number, rows)
 
 

@@ -78,11 +78,20 @@ class PlainMLP:
     def __call__(self, x: Normed) -> Product:
         return Product(self.down, self.activate(self.up.of_normed(x)))
 
+    def of_rows(self, rows: Tensor) -> Tensor:
+        """rows [T, hidden], normed before -> a new [T, hidden]."""
+        return self.down(self.activate(self.up(rows)))
+
 
 def decoder_mlp(text: TextConfig) -> GatedMLP | PlainMLP:
     """The MLP that a configuration describes."""
+    return mlp_of_width(text, text.intermediate_size)
+
+
+def mlp_of_width(text: TextConfig, width: int) -> GatedMLP | PlainMLP:
+    """The same with an intermediate size of its own."""
     activation = BY_NAME[text.activation]
-    sizes = text.hidden_size, text.intermediate_size, text.mlp_bias
+    sizes = text.hidden_size, width, text.mlp_bias
     if text.gated_mlp:
         return GatedMLP(*sizes, activation, text.joined_mlp)
     return PlainMLP(*sizes, partial(pointwise, activation=activation))

@@ -2,10 +2,13 @@
 
     chosen, weights = route(n)          n: the residual stream [T, hidden] through the norm before the MLP
     x += sum over k of weights[k] * expert[chosen[k]](n) (+ shared(n), or shared(n) * sigmoid(n . gate))
-         or sum over k of expert[chosen[k]](weights[k] * n), if the routing weighs the input
+         or of expert[chosen[k]](weights[k] * n), where the routing weighs the input
+         or latent_out(sum of expert[chosen[k]](latent_in(n))) (+ shared(n)), where experts have a width of their own
+
+An expert without a gate is down(activate(up(n))).
 
 Thread: device. In: n. Out: an Addend, whose sum is computed when the stream adds it (engine/layers/stream.py).
-The router's logits, its correction and the scores are float32 for every checkpoint dtype.
+The router's logits, its correction and the scores are float32 whatever the checkpoint's dtype.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import torch
 from torch import Tensor
 
 from engine.base.model_config import ExpertsConfig, TextConfig
-from engine.kernels.activation import BY_NAME, Activation
+from engine.kernels.activation import BY_NAME, Activation, pointwise
 from engine.kernels.gemm.codes import Codes
 from engine.kernels.gemm.pack import Placement
 from engine.kernels.gemm.weight import Weight
@@ -29,7 +32,7 @@ from engine.kernels.moe.route import route
 from engine.kernels.moe.route_rows import route_of_normed
 from engine.kernels.moe.weight import ExpertsWeight
 from engine.layers.linear import Linear
-from engine.layers.mlp import GatedMLP
+from engine.layers.mlp import mlp_of_width
 from engine.layers.norm import Normed, RMSNorm
 from engine.quant.base import UNQUANTISED, Quantised, Scheme, Stored
 from engine.quant.blocks import GROUP, block_codes
@@ -108,18 +111,19 @@ class PerExpert:
 class Experts:
     """The gate_up matrices or the down matrices of all experts."""
 
-    __slots__ = ("in_features", "layout", "making", "num_experts", "pieces", "scheme", "stacked", "weight")
+    __slots__ = ("in_features", "is_down", "layout", "making", "num_experts", "pieces", "scheme", "stacked", "weight")
 
     scheme: Scheme  # only for the layout "apart"
     stacked: Stacked | None  # set if files hold codes of all experts in one tensor
     making: Stored | None  # set if floats of all experts in one tensor are quantised at load
     weight: ExpertsWeight
 
-    def __init__(self, config: ExpertsConfig, in_features: int, *pieces: int) -> None:
+    def __init__(self, config: ExpertsConfig, in_features: int, *pieces: int, is_down: bool = False) -> None:
         self.num_experts = config.routing.num_experts
         self.layout = config.layout
         self.in_features = in_features
-        self.pieces = pieces  # rows of gate and of up, or of down
+        self.pieces = pieces  # rows of gate and of up, of up, or of down
+        self.is_down = is_down
         self.stacked = self.making = None
         if config.layout == "apart":
             self.scheme = UNQUANTISED
@@ -175,6 +179,11 @@ class Experts:
         self.weight = pack_experts(matrices, biases, self.num_experts, placement, gated=len(self.pieces) > 1)
 
     @property
+    def is_gated(self) -> bool:
+        """Whether the product makes gate and up."""
+        return len(self.pieces) > 1
+
+    @property
     def stacked_codes(self) -> int:
         """The number of matrices that are codes in one tensor of all experts."""
         return self.num_experts * len(self.pieces) if self.layout == "codes by turns" or self.stacked_as else 0
@@ -196,8 +205,10 @@ class Experts:
 
     @property
     def _kind(self) -> str:
-        """The prefix of the tensors of all experts, in layouts with bare tensors."""
-        return "gate_up_proj" if len(self.pieces) > 1 else "down_proj"
+        """How the tensors of all experts begin, in layouts that are no module's."""
+        if self.is_down:
+            return "down_proj"
+        return "gate_up_proj" if len(self.pieces) > 1 else "up_proj"
 
     @property
     def _below(self) -> tuple[str, ...]:
@@ -241,8 +252,8 @@ class SparseMLP:
     """A sparse MLP; replaces GatedMLP."""
 
     __slots__ = (
-        "activation", "correction", "down", "expert_scale", "gate_up", "lasting", "newest", "number", "router",
-        "router_norm", "routing", "shared", "shared_gate",
+        "activation", "correction", "down", "expert_scale", "gate_up", "lasting", "latent_in", "latent_out", "newest",
+        "number", "router", "router_norm", "routing", "shared", "shared_gate",
     )  # fmt: skip
 
     def __init__(self, text: TextConfig, config: ExpertsConfig) -> None:
@@ -262,14 +273,17 @@ class SparseMLP:
             self.correction = PerExpert("e_score_correction_bias", *line, routing.num_experts)
         if routing.expert_scale:
             self.expert_scale = PerExpert("per_expert_scale", routing.num_experts)
-        self.gate_up = Experts(config, hidden, config.width, config.width)
-        self.down = Experts(config, config.width, hidden)
-        self.shared = None
-        if config.shared_width:
-            self.shared = GatedMLP(hidden, config.shared_width, text.mlp_bias, self.activation)
+        inner = config.latent_size or hidden
+        self.gate_up = Experts(config, inner, *((config.width,) * (2 if text.gated_mlp else 1)))  # else up alone
+        self.down = Experts(config, config.width, inner, is_down=True)
+        self.latent_in = self.latent_out = None
+        if config.latent_size:
+            self.latent_in = Linear(hidden, inner, bias=text.mlp_bias)
+            self.latent_out = Linear(inner, hidden, bias=text.mlp_bias)
+        self.shared = mlp_of_width(text, config.shared_width) if config.shared_width else None
         self.shared_gate = Linear(hidden, 1) if config.shared_gate else None
 
-    def __call__(self, x: Normed, count: Tensor | None = None, capture: Capture | None = None) -> Mixture:
+    def __call__(self, x: Normed, count: Tensor | None = None, capture: Capture | None = None) -> Mixture | Latent:
         """count: int32 [1] on the device; rows from here on are padding, choose no expert and read no weight.
 
         capture: the buffer for the rows' experts of all layers.
@@ -278,7 +292,7 @@ class SparseMLP:
         scales = None if self.expert_scale is None else self.expert_scale.weight
         norm, capture = x.norm, capture and capture.layer(self.number)
         rest = self.router.weight, correction, self.routing, count, capture, scales, self.lasting
-        inputs, codes = self.gate_up.weight.inputs, None
+        inputs, codes = None if self.latent_in is not None else self.gate_up.weight.inputs, None
         if self.router_norm is None and isinstance(norm, RMSNorm):  # rows [T, hidden]
             rows, chosen, given, codes = route_of_normed(x.residual, norm.weight, norm.eps, *rest, inputs)
         else:
@@ -288,8 +302,16 @@ class SparseMLP:
             self.newest = chosen
         pairs = self.gate_up.weight.pairs(chosen)
         before, weights = (given, None) if self.routing.weigh_input else (None, given)
-        made = self.gate_up.weight.of_mlp(self.down.weight, rows, codes, pairs, self.activation, before)
+        inner, first, second = rows, self.gate_up.weight, self.down.weight
+        if self.latent_in is not None:
+            inner = self.latent_in(rows)
+        if self.gate_up.is_gated:
+            made = first.of_mlp(second, inner, codes, pairs, self.activation, before)
+        else:
+            made = second.of_pairs(pointwise(first.of_tokens(inner, pairs, None), self.activation), pairs)
         shared = None if self.shared is None else self.shared.of_rows(rows)
+        if self.latent_out is not None:
+            return Latent(self.latent_out, combine(made, weights, None, None, None, count), shared)
         gate = None if self.shared_gate is None else self.shared_gate(rows)
         return Mixture(made, weights, shared, gate, count)
 
@@ -314,3 +336,26 @@ class Mixture:
         summed = self.made, self.weights, self.shared, self.gate
         after = combine_then_norm(*summed, residual, norm.weight, norm.eps, self.count)
         return Normed(norm, residual, after)
+
+
+@dataclass(slots=True, eq=False)
+class Latent:
+    """linear(rows) + shared, an Addend."""
+
+    linear: Linear
+    rows: Tensor  # [T, latent]: what a token's experts made
+    shared: Tensor | None  # [T, hidden]
+
+    def value(self) -> Tensor:
+        made = self.linear(self.rows)
+        return made if self.shared is None else made.add_(self.shared)
+
+    def add_to(self, residual: Tensor) -> None:
+        if self.shared is not None:
+            residual += self.shared
+        self.linear.add_to(residual, self.rows)
+
+    def add_then(self, residual: Tensor, norm: RMSNorm) -> Normed:
+        if self.shared is not None:
+            residual += self.shared
+        return self.linear.add_then(norm, residual, self.rows)

@@ -39,7 +39,7 @@ WORDS = {
 CODES = (torch.float8_e4m3fn, torch.float8_e5m2)
 # Names of scales: compressed-tensors and ModelOpt, ModelOpt's projections (old and new), vLLM's old name, Mistral.
 SCALE = re.compile(
-    r"layers\.(?P<layer>\d+)\.(?:self_attn|attention)\.(?:"
+    r"layers\.(?P<layer>\d+)\.(?:self_attn|attention|mixer)\.(?:"
     r"(?P<own>k|v|kv)_scale|(?P<proj>k|v)_proj\.(?:(?P=proj)_scale|output_scale)|(?P<fake>k|v)_fake_quantizer\.qscale_act)"
 )
 

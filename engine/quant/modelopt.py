@@ -5,7 +5,7 @@
     NVFP4   weight [N, K / 2]    weight_scale [N, K / 16] e4m3                      weight_scale_2 []
     MXFP4   weight [N, K / 2]    weight_scale [N, K / 32] uint8, powers of two
 
-Inputs of 4-bit weights and of FP8_PB_WO stay floats for every algorithm; other inputs are quantised per token
+Inputs of 4-bit weights and of FP8_PB_WO stay floats, whatever the algorithm says; other inputs are quantised per token
 or by input_scale. W4A8_NVFP4_FP8 has a scale per 32 columns, NVFP4 a scale per 16 columns.
 """
 

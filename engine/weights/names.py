@@ -25,7 +25,7 @@ def is_cache_scale(name: str) -> bool:
     module, _, kind = name.rpartition(".")
     if kind == "qscale_act":  # Mistral's names
         return module.endswith("_fake_quantizer")
-    return ".self_attn" in module and kind in CACHE_SCALES
+    return (".self_attn" in module or ".mixer" in module) and kind in CACHE_SCALES
 
 
 def compact(names: Iterable[str]) -> str:

@@ -21,6 +21,12 @@ def half_split(rows: Tensor, head_dim: int, rotary_dim: int) -> Tensor:
     return heads[:, order].flatten(0, 1)
 
 
+def gates_queries(rows: Tensor, head_dim: int) -> Tensor:
+    """From the rows of each head's query and gate to the gates of all heads, then their queries."""
+    heads = rows.unflatten(0, (-1, 2, head_dim))
+    return torch.cat([heads[:, 1].flatten(0, 1), heads[:, 0].flatten(0, 1)])
+
+
 def queries_keys_values(rows: Tensor, queries: int, head_dim: int) -> Tensor:
     """[queries, key, value] per key-value head -> all queries, then all keys, then all values."""
     heads = rows.unflatten(0, (-1, queries + 2, head_dim))

@@ -11,9 +11,10 @@ from _fast import kinds
 from engine.base.errors import ConfigError
 from engine.cache.layout import CacheLayout
 from engine.cache.spec import CacheKind
-from engine.cache.state import Part, StateSpec
+from engine.cache.state import StateSpec
 from engine.cache.tokens import FullSpec
 from engine.explain.explained import captured_of
+from engine.kernels.state.places import Part
 
 F32, BF16 = torch.float32, torch.bfloat16
 

@@ -9,9 +9,10 @@ from engine.base.config import EngineConfig
 from engine.base.errors import ConfigError
 from engine.cache.layout import CacheLayout
 from engine.cache.sizing import device_blocks, fit_context, host_blocks, states_of
-from engine.cache.state import Part, StateSpec
+from engine.cache.state import StateSpec
 from engine.cache.tokens import FullSpec
 from engine.device.memory import GIB, DeviceMemory
+from engine.kernels.state.places import Part
 from engine.models.text.llama import Llama
 from server import cli
 from tests import tiny

@@ -22,7 +22,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from engine.attention.meta import AttentionMeta
 from engine.base.model_config import ModelConfig
 from engine.base.request import Modality
 from engine.cache.spec import CacheSpec, LayerCache
@@ -35,6 +34,7 @@ from engine.layers.embed import Embedding, Head
 from engine.layers.moe import SparseMLP
 from engine.layers.norm import Norm, Normed, stream_norm
 from engine.layers.rope import Rope, RopeTable
+from engine.layers.states import Recurrent
 from engine.layers.stream import Stream
 from engine.models.base.model import Model
 from engine.pooling.heads import Pooler
@@ -42,20 +42,20 @@ from engine.weights.table import Table
 
 
 class Mixer(Protocol):
-    """A layer's attention or convolution, which mixes tokens."""
+    """Attention, a convolution, or a layer with a state: each knows which kind of `meta` is its own."""
 
     def cache_spec(self, dtype: torch.dtype) -> CacheSpec:
         """The cache of a layer of a model in `dtype`."""
 
-    def __call__(self, x: Normed, rope: Rope, meta: AttentionMeta, cache: LayerCache) -> Tensor:
-        """Writes the cache; returns the input of the layer's output projection, [T, its width]."""
+    def __call__(self, x: Normed, rope: Rope, meta: Any, cache: LayerCache) -> Tensor:
+        """Writes the cache; returns what the layer's output product reads, [T, its width]."""
 
-    def store(self, x: Normed, rope: Rope, meta: AttentionMeta, cache: LayerCache) -> Tensor:
-        """Only writes the cache, for steps that do not use the result."""
+    def store(self, x: Normed, rope: Rope, meta: Any, cache: LayerCache) -> Tensor:
+        """Writes the cache; the result is not used."""
 
 
-Metas = Sequence[AttentionMeta]  # for each cache of a layer: where the step's rows lie in the cache
-Caches = Sequence[LayerCache]  # the caches of a layer, in the order of its mixers
+Metas = Sequence[Any]  # by cache of a layer: where the step's rows lie in it (Batch.attention)
+Caches = Sequence[LayerCache]  # of a layer, in the order of its mixers
 
 
 class DecoderLayer(ABC):
@@ -65,13 +65,14 @@ class DecoderLayer(ABC):
     attention: PagedSelfAttention | None = None  # None: `convolution`, or the family's own `mixers`
     attention_norm: Norm | None
     convolution: GatedConvolution | None = None
+    state: Recurrent | None = None
     experts: SparseMLP | None = None
 
     @property
     def mixers(self) -> Sequence[Mixer]:
-        """The layer's attention or convolutions, each with its own cache: one, several, or none."""
-        found = self.convolution or self.attention
-        return () if found is None else (found,)
+        """What brings a token together with those before it, each with a cache of its own: one, several, or none."""
+        found: tuple[Mixer | None, ...] = self.attention, self.convolution, self.state
+        return tuple(mixer for mixer in found if mixer is not None)
 
     @abstractmethod
     def __call__(self, x: Stream, rope: Rope, metas: Metas, caches: Caches, index: Tensor | None) -> None:

@@ -1,0 +1,63 @@
+"""GatedDelta: a gated delta rule in the place of attention (Qwen3.5 and Qwen3-Next).
+
+Thread: device. In: the residual stream [T, hidden] through the norm before the layer, the step's StateMeta, the layer's
+pages (written). Out: [T, value heads * value_dim], normalised and gated; the output product is the layer's. One product
+makes q | k | v | z | b | a. Files of Qwen3-Next have its rows in groups of a key head, which are put in order here.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.attention.state_meta import StateMeta
+from engine.cache.spec import LayerCache
+from engine.kernels.state.delta import DeltaShape, DeltaWeights
+from engine.kernels.state.delta_rule import delta_rule
+from engine.layers.linear import Linear
+from engine.layers.norm import Normed, RMSNorm
+from engine.layers.rope import Rope
+from engine.layers.state import ConvTaps, Numbers, StateForm, StateMixer
+
+
+class GatedDelta(StateMixer):
+    """`product`: in_proj_qkv, in_proj_z, in_proj_b, in_proj_a; grouped: in_proj_qkvz, in_proj_ba."""
+
+    __slots__ = ("conv", "norm", "numbers", "o", "product")
+
+    shape: DeltaShape
+
+    def __init__(self, width: int, shape: DeltaShape, form: StateForm, dtype: torch.dtype, grouped: bool) -> None:
+        assert shape.value_heads % shape.key_heads == 0, "value heads share key heads evenly"
+        super().__init__(shape, form, dtype)
+        heads = shape.value_heads
+        if grouped:
+            self.product = Linear(width, shape.conv_width + shape.value_width, 2 * heads)
+            self.product.arrange = lambda number, rows: in_order(shape, number, rows)
+        else:
+            self.product = Linear(width, shape.conv_width, shape.value_width, heads, shape.gate_width)
+        self.conv = ConvTaps(shape.conv_width, shape.taps, bias=False)
+        self.numbers = Numbers(A_log=(heads,), dt_bias=(shape.gate_width,))
+        self.norm = RMSNorm(shape.value_dim, shape.eps)
+        self.o = Linear(shape.value_width, width)
+
+    @property
+    def weights(self) -> DeltaWeights:
+        """What the kernels read."""
+        return DeltaWeights(self.conv.weight, self.numbers["A_log"], self.numbers["dt_bias"], self.norm.weight)
+
+    def __call__(self, x: Normed, rope: Rope, meta: StateMeta, cache: LayerCache) -> Tensor:
+        """[T, value_width]; the tail and the runs of the step are written."""
+        return delta_rule(self.product.of_normed(x), self.weights, self.shape, self._pages(cache), meta)
+
+    def store(self, x: Normed, rope: Rope, meta: StateMeta, cache: LayerCache) -> Tensor:
+        """The whole rule: next to the product it costs little."""
+        return self(x, rope, meta, cache)
+
+
+def in_order(shape: DeltaShape, number: int, rows: Tensor) -> Tensor:
+    """Rows of q | k | v | z (number 0) or b | a (1) of each key head -> those of all heads, q first."""
+    shares = shape.value_heads // shape.key_heads
+    parts = [shape.key_dim, shape.key_dim, shares * shape.value_dim, shares * shape.value_dim]
+    grouped = rows.unflatten(0, (shape.key_heads, -1)).split([shares, shares] if number else parts, 1)
+    return torch.cat([part.flatten(0, 1) for part in grouped])

@@ -1,0 +1,67 @@
+"""Layers with a state: from a configuration to the layer, and from the operator's settings to how their states lie.
+
+Thread: device, before weights are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from engine.base.config import StateConfig
+from engine.base.errors import ConfigError
+from engine.base.mixers import DeltaConfig, Mamba1Config, Mamba2Config
+from engine.kernels.state.delta import DeltaShape
+from engine.kernels.state.selective import SelectiveShape
+from engine.kernels.state.ssd import SsdShape
+from engine.layers.delta import GatedDelta
+from engine.layers.mamba import Mamba1, Mamba2
+from engine.layers.state import StateMixer, state_form
+
+Recurrent = GatedDelta | Mamba1 | Mamba2
+
+
+def recurrent(
+    width: int, config: DeltaConfig | Mamba1Config | Mamba2Config, dtype: torch.dtype, device: str
+) -> Recurrent:
+    """width: of the stream."""
+    form = state_form(device)
+    if isinstance(config, DeltaConfig):
+        heads = config.key_heads, config.value_heads, config.key_dim, config.value_dim
+        shape = DeltaShape(*heads, config.taps, form.ring, config.eps, sigmoid=config.gate == "sigmoid")
+        return GatedDelta(width, shape, form, dtype, config.by_key_head)
+    if isinstance(config, Mamba1Config):
+        norms, plain = config.norms == "weights", config.eps if config.norms == "bare" else None
+        inner = SelectiveShape(config.width, config.state_size, config.taps, form.ring)
+        given = width, inner, config.rank, form, dtype, config.bias, config.conv_bias
+        return Mamba1(*given, norms=norms, plain=plain, eps=config.eps)
+    sizes = config.heads, config.head_dim, config.groups, config.state_size, config.taps, form.ring
+    return Mamba2(width, SsdShape(*sizes, config.norm, config.eps), form, dtype, config.bias, config.conv_bias)
+
+
+def set_states(model: Any, config: StateConfig, on_host: bool) -> None:
+    """Decides how the states of a model lie in pages. ConfigError: settings of states, for a model without states.
+
+    Type "auto": the checkpoint's word, which is float32 almost always.
+    """
+    layers = getattr(model, "layers", ())
+    found = (mixer for layer in layers for mixer in getattr(layer, "mixers", ()))
+    mixers = [mixer for mixer in found if isinstance(mixer, StateMixer)]
+    if not mixers:
+        for value, usual, flag in ((config.mode, "align", "cache-mode"), (config.dtype, "auto", "ssm-cache-dtype")):
+            if value != usual:
+                raise ConfigError(f"--mamba-{flag} {value}: no layer of this model has a state; leave the flag out")
+        return
+    dtype = config.dtype if config.dtype != "auto" else _stated(model.config.raw)
+    form = state_form("cpu" if on_host else "cuda", dtype=getattr(torch, dtype))
+    for mixer in mixers:
+        mixer.set_form(form)
+
+
+def _stated(raw: Mapping[str, Any]) -> str:
+    """What config.json says, which has been checked; float32 where it says nothing."""
+    bodies = [body for body in (raw.get("text_config"), raw) if isinstance(body, dict)]
+    named = (body.get(key) for body in bodies for key in ("mamba_ssm_cache_dtype", "mamba_ssm_dtype"))
+    return str(next((name for name in named if name), "float32")).removeprefix("torch.")
