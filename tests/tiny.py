@@ -53,8 +53,11 @@ CHAT_TEMPLATE = """\
 {%- if add_generation_prompt -%}<|im_start|>assistant
 {% endif -%}
 """
-PATCH, MERGE, TEMPORAL, CHANNELS, MELS = 14, 2, 2, 3, 32  # sizes of the omni towers
-KEPT_AS_WEIGHT_LESS_1 = ("gemma", "gemma2", "gemma3_text", "nemotron")  # families whose norms store gain - 1
+PATCH, MERGE, TEMPORAL, CHANNELS, MELS = 14, 2, 2, 3, 32  # of the omni towers
+KEPT_AS_WEIGHT_LESS_1 = (  # the gains of norms
+    "gemma", "gemma2", "gemma3_text", "nemotron", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text",
+    "qwen3_next",
+)  # fmt: skip
 _SMALL = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
@@ -437,9 +440,10 @@ def checkpoint(name: str) -> Path:
     from tests.models import chatglm
     from tests.tiny_films import CHECKPOINTS as FILMS
     from tests.tiny_seeing import CHECKPOINTS as SEEING
+    from tests.tiny_states import CHECKPOINTS as STATES
     from tests.tiny_through import CHECKPOINTS as THROUGH
 
-    names = ("tiny.py", "tiny_seeing.py", "tiny_through.py", "tiny_films.py", "models/chatglm.py")
+    names = ("tiny.py", "tiny_seeing.py", "tiny_through.py", "tiny_films.py", "tiny_states.py", "models/chatglm.py")
     sources = b"".join((Path(__file__).parent / name).read_bytes() for name in names)
     digest = hashlib.sha256(sources + importlib.metadata.version("transformers").encode())
     root = Path(tempfile.gettempdir()) / f"omniloop-tiny-{os.getuid()}-{digest.hexdigest()[:12]}"
@@ -450,7 +454,7 @@ def checkpoint(name: str) -> Path:
         if name in chatglm.CHECKPOINTS:  # transformers has no class for these checkpoints
             chatglm.checkpoint(draft, chatglm.CHECKPOINTS[name])
         else:
-            save({**CHECKPOINTS, **THROUGH_TRANSFORMERS, **SEEING, **THROUGH, **FILMS}[name](), draft)
+            save({**CHECKPOINTS, **THROUGH_TRANSFORMERS, **SEEING, **STATES, **THROUGH, **FILMS}[name](), draft)
         try:
             draft.rename(folder)
         except OSError:  # another process was faster
@@ -599,6 +603,11 @@ def _model(kind: Any, config: Any) -> Any:
             if name.endswith(("put_min", "put_max")):  # bounds for the inputs and outputs of matrix products
                 buffer.fill_(0.9 if name.endswith("max") else -0.8)
     return model
+
+
+def seeded(kind: Any, config: Any) -> Any:
+    """A model of a class of transformers, with seeded weights."""
+    return _model(kind, config)
 
 
 def quiet() -> Any:

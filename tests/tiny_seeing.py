@@ -450,7 +450,7 @@ PROCESSORS: dict[str, Callable[[Any], tuple[dict[str, Any], dict[str, Any]]]] = 
     "idefics3": lambda _: _square({"longest_edge": 168}, HALF, HALF, max_image_size={"longest_edge": 84}, resample=1),
     "smolvlm": lambda _: _square({"longest_edge": 168}, HALF, HALF, max_image_size={"longest_edge": 84}, resample=1),
     **dict.fromkeys(
-        ("qwen3_vl", "qwen3_vl_moe"),
+        ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"),
         lambda _: _grid(
             16, HALF, HALF, "Qwen3VLVideoProcessor", {"shortest_edge": 4096, "longest_edge": 6 * 64 * 1024}
         ),

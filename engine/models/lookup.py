@@ -19,6 +19,7 @@ from engine.models.base.family import Family
 ROOMS = ("text", "media", "pooling")
 ALIASES = {  # class, or beginning of class names -> file, where the file has a different name
     "Camembert": "roberta",
+    "FalconMamba": "mamba",
     "Gemma3ForCausalLM": "gemma3_text",
     "Gemma4ForCausalLM": "gemma4_text",
     "GLM4VForCausalLM": "chatglm",
@@ -27,7 +28,10 @@ ALIASES = {  # class, or beginning of class names -> file, where the file has a 
     "HunYuanMoEV1": "hunyuan_v1_moe",
     "Llama4ForCausalLM": "llama4_text",
     "MT5": "t5",
+    "Mamba2": "mamba",
     "New": "gte",
+    "Qwen3_5ForCausalLM": "qwen3_5_text",
+    "Qwen3_5MoeForCausalLM": "qwen3_5_moe_text",
     "SmolVLM": "idefics3",
     "XLMRobertaLoRA": "xlm_roberta",
 }

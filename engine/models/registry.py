@@ -134,16 +134,25 @@ def build_model(
     return model
 
 
-IN_ONE = ("joined", "upright", "turned")  # layouts with one tensor for all experts, which quantisers split
+IN_ONE = ("joined", "upright", "turned")  # layouts of families some of whose files have experts one by one
+
+
+def files_decide(config: ModelConfig) -> bool:
+    """Whether the headers of the weight files say how the model is built."""
+    return config.raw.get("quantization_config") is not None or _has_experts_in_one(config)
+
+
+def _has_experts_in_one(config: ModelConfig) -> bool:
+    return any(layer.experts is not None and layer.experts.layout in IN_ONE for layer in config.text.layers)
 
 
 def _turns_experts(config: ModelConfig, shards: Sequence[Shard] | None) -> bool:
-    """Whether quantised files hold each expert separately, although the family's releases have one tensor for all."""
-    method = (config.raw.get("quantization_config") or {}).get("quant_method")
-    if method is None or not any(layer.experts and layer.experts.layout in IN_ONE for layer in config.text.layers):
+    """Whether files hold the experts one by one that others of the family have in a tensor for all."""
+    if not _has_experts_in_one(config):
         return False
     if shards is None:
-        return bool(method != ONLINE)
+        method = (config.raw.get("quantization_config") or {}).get("quant_method")
+        return method not in (None, ONLINE)
     return any(".experts.0." in name for shard in shards for name in shard.tensors)
 
 

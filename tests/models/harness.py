@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,10 +17,12 @@ from engine.attention.meta import AttentionMeta
 from engine.base.bidirectional import last_keys
 from engine.checkpoint.config import resolve_dtype
 from engine.layers.batch import Batch
+from engine.layers.states import Recurrent
 from engine.models.base.model import Model
 from engine.models.registry import build_model, load_model_config
 from engine.weights.files import open_checkpoint
 from engine.weights.load import load_weights
+from tests.models.state_room import Held, StateRoom
 
 BLOCK = 16
 
@@ -28,10 +31,17 @@ def load(folder, dtype: str = "auto", load_format: str = "auto", seed: int = 0) 
     """A model with its weights, loaded from its folder as the server loads it."""
     config = load_model_config(folder)
     activations = resolve_dtype(config, dtype, "cpu")
-    quantised = config.raw.get("quantization_config") and load_format != "dummy"
-    model = build_model(config, activations, shards=open_checkpoint(folder) if quantised else None)
+    model = build_model(config, activations, shards=None if load_format == "dummy" else open_checkpoint(folder))
     load_weights(model, str(folder), load_format, seed=seed)
     return model
+
+
+def keepers(model: Model) -> list[Any]:
+    """By cache: the spec of attention's, or the layer with a state."""
+    mixers = [mixer for layer in getattr(model, "layers", ()) for mixer in getattr(layer, "mixers", ())]
+    if not any(isinstance(mixer, Recurrent) for mixer in mixers):
+        return model.cache_specs()
+    return [mixer if isinstance(mixer, Recurrent) else mixer.cache_spec(model.dtype) for mixer in mixers]
 
 
 @dataclass
@@ -40,6 +50,7 @@ class Sequence:
 
     tokens: list[int]
     blocks: list[int]
+    states: Held
     positions: Tensor | None = None  # [axes, prompt] for M-RoPE prompts
     delta: int = 0
     media: list[tuple[int, Tensor]] = field(default_factory=list)  # (first position in the prompt, rows)
@@ -63,17 +74,23 @@ class Harness:
         self.blocks_each = -(-max_tokens // BLOCK)
         num_blocks = 1 + num_rows * self.blocks_each
         self.caches = []
-        for spec in model.cache_specs():
+        self.rooms: list[StateRoom | None] = []  # by cache: of a layer with a state; None: of attention
+        self.count = 0  # rows
+        for keeper in keepers(model):
+            room = StateRoom(keeper, model.dtype, num_rows, seed) if isinstance(keeper, Recurrent) else None
+            self.rooms.append(room)
             # Unwritten blocks hold NaN, so that reading beyond the context changes the result.
-            pages = torch.full((num_blocks, spec.block_bytes(BLOCK)), 0xFF, dtype=torch.uint8)
-            self.caches.append(spec.views(pages, BLOCK))
+            if room is None:
+                pages = torch.full((num_blocks, keeper.block_bytes(BLOCK)), 0xFF, dtype=torch.uint8)
+            self.caches.append((room.pages,) if room else keeper.views(pages, BLOCK))
         self.free = list(range(1, num_blocks))
         random.Random(seed).shuffle(self.free)
 
     def add(self, tokens: list[int], **rest) -> Sequence:
         """A new sequence with its blocks."""
         blocks, self.free = self.free[: self.blocks_each], self.free[self.blocks_each :]
-        made, bidirectional = Sequence(list(tokens), blocks, **rest), self.model.config.bidirectional
+        made = Sequence(list(tokens), blocks, Held(self.count), **rest)
+        self.count, bidirectional = self.count + 1, self.model.config.bidirectional
         if bidirectional:
             spans = [(first, first + len(rows)) for first, rows in made.media]
             made.bi_spans = np.array(
@@ -105,8 +122,9 @@ class Harness:
         bi_spans = {number: row.bi_spans for number, (row, _, _) in enumerate(spans) if row.bi_spans is not None}
         starts = np.array([start for _, start, _ in spans])
         seen = last_keys(np.arange(len(spans)), np.array(lengths), starts, bi_spans, self.model.config.bidirectional)
+        query_start = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
         meta = AttentionMeta(
-            query_start=torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32),
+            query_start=query_start,
             context_len=torch.tensor(context, dtype=torch.int32),
             block_tables=torch.tensor([row.blocks for row, _, _ in spans], dtype=torch.int32),
             slot_mapping=torch.tensor(slots),
@@ -115,7 +133,10 @@ class Harness:
         token_ids = torch.tensor([token for row, start, end in spans for token in row.tokens[start:end]])
         positions = positions.contiguous() if axes > 1 else positions[0]
         index = None if asked is None else torch.tensor(asked, dtype=torch.int64)
-        batch = Batch(token_ids, positions, media, [meta], self.caches, [0] * len(self.caches), index)
+        chunk = next((keeper.form.chunk for keeper in keepers(self.model) if isinstance(keeper, Recurrent)), 1)
+        planned = [row.states.planned(start, end, chunk) for row, start, end in spans]
+        metas = [meta if room is None else room.meta(planned, query_start) for room in self.rooms]
+        batch = Batch(token_ids, positions, media, metas or [meta], self.caches, range(len(metas)), index)
         for row, _, end in spans:
             row.computed = end
         return self.model.forward(batch, out)

@@ -147,7 +147,7 @@ def test_weights_are_planned_before_they_are_read():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"architectures": ["MambaForCausalLM"], "model_type": "mamba"}, "without its attention interface"),
+        ({"architectures": ["RwkvForCausalLM"], "model_type": "rwkv"}, "without its attention interface"),
         ({"architectures": ["DogeForCausalLM"], "model_type": "doge"}, "a mask of its own"),
         ({"architectures": ["BertLMHeadModel"], "model_type": "bert"}, "is not causal"),
         ({"architectures": ["MllamaForCausalLM"], "model_type": "mllama"}, "takes no position_ids"),

@@ -1,6 +1,6 @@
 """PaliGemma and PaliGemma 2: SigLIP and a linear layer, before Gemma or Gemma 2.
 
-All tokens of a prompt see each other, even beyond a layer's window; tokens of the answer see earlier tokens only.
+All tokens of a prompt see each other, whatever a layer's window; tokens of the answer see earlier tokens only.
 """
 
 from __future__ import annotations

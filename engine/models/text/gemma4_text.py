@@ -26,6 +26,7 @@ from engine.layers.batch import Batch
 from engine.layers.linear import Linear
 from engine.layers.moe import SparseMLP
 from engine.layers.norm import Norm, RMSNorm, stream_norm
+from engine.layers.per_layer import PerLayerInput, PerLayerTable
 from engine.layers.rope import Rope
 from engine.layers.stream import Addend, Made, Stream
 from engine.models.base.decoder import Caches, DecoderLayer, Metas
@@ -33,7 +34,6 @@ from engine.models.base.family import Family
 from engine.models.text.gemma import KEYS, SANDWICH_ROWS
 from engine.models.text.gemma4_attention import Attention
 from engine.models.text.gemma4_config import text
-from engine.models.text.gemma4_per_layer import PerLayerInput, PerLayerTable
 from engine.models.text.llama import DECODER_IGNORE, Llama, LlamaLayer
 from engine.models.text.sparse import as_stored
 from engine.weights.table import Row, Table

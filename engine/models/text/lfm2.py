@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from engine.base.errors import ConfigError
-from engine.base.model_config import ConvolutionConfig, TextConfig
+from engine.base.mixers import ConvolutionConfig
+from engine.base.model_config import TextConfig
 from engine.checkpoint.rope import FULL, RopeDefaults
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import read_text
@@ -55,7 +56,7 @@ def read_layers(body: Section, outer: Section, width: int) -> TextConfig:
     )
     convolution = ConvolutionConfig(body.size("conv_L_cache", 3), body.boolean("conv_bias", False))
     layers = tuple(
-        layer if kind == FULL else replace(layer, convolution=convolution) for layer, kind in zip(read.layers, kinds)
+        layer if kind == FULL else replace(layer, mixer=convolution) for layer, kind in zip(read.layers, kinds)
     )
     return replace(read, layers=layers)
 

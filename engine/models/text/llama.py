@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from engine.base.mixers import WITH_STATE, ConvolutionConfig
 from engine.base.model_config import LayerConfig, TextConfig
 from engine.checkpoint.text import read_text
 from engine.layers.attention import self_attention
@@ -17,6 +18,7 @@ from engine.layers.mlp import GatedMLP, PlainMLP, decoder_mlp
 from engine.layers.moe import SparseMLP
 from engine.layers.norm import Norm, stream_norm
 from engine.layers.rope import Rope
+from engine.layers.states import Recurrent, recurrent
 from engine.layers.stream import Addend, Product, Stream
 from engine.models.base.decoder import Caches, Decoder, DecoderLayer, Metas
 from engine.models.base.family import Family
@@ -43,25 +45,34 @@ DECODER_IGNORE = ("layers.*.rotary_emb.inv_freq",)
 class LlamaLayer(DecoderLayer):
     """Attention, then MLP or experts, with norms before each (pre_norms), after each (post_norms), or both.
 
-    `mlp`: replaces the MLP that the configuration describes.
+    `mlp`: in the place of the one that the configuration describes. `state`: in the place of attention.
     """
 
     o: Linear | None  # attention's output projection
     mlp: GatedMLP | PlainMLP | None  # None: the layer has experts
     experts: SparseMLP | None
 
-    def __init__(self, text: TextConfig, layer: LayerConfig, mlp: GatedMLP | PlainMLP | None = None) -> None:
+    def __init__(
+        self,
+        text: TextConfig,
+        layer: LayerConfig,
+        mlp: GatedMLP | PlainMLP | None = None,
+        state: Recurrent | None = None,
+    ) -> None:
         def norm(has: bool) -> Norm | None:
             return stream_norm(text) if has else None
 
         text = text.of_layer(layer)
         self.attention_norm = norm(layer.pre_norms)
         self.attention = self.o = None
-        if layer.convolution is None:
+        if state is not None:
+            self.state = state
+            self.output = state.o
+        elif not isinstance(layer.mixer, ConvolutionConfig):
             self.attention = self_attention(text, layer)
             self.o = self.output = Linear(text.num_heads * text.head_dim, text.hidden_size, bias=text.o_bias)
         else:
-            self.convolution = GatedConvolution(text.hidden_size, layer.convolution)
+            self.convolution = GatedConvolution(text.hidden_size, layer.mixer)
             self.output = self.convolution.o
         self.attention_post_norm = norm(layer.post_norms)
         self.mlp_norm = norm(layer.pre_norms)
@@ -111,9 +122,10 @@ class Llama(Decoder):
     WEIGHTS = Table(DECODER_ROWS, ignore=DECODER_IGNORE)
 
     def layer(self, number: int) -> DecoderLayer:
-        text = self.config.text
-        kind = ParallelLayer if text.parallel else LlamaLayer
-        return kind(text, text.layers[number])
+        text, layer = self.config.text, self.config.text.layers[number]
+        if isinstance(layer.mixer, WITH_STATE):
+            return LlamaLayer(text, layer, state=recurrent(text.hidden_size, layer.mixer, self.dtype, self.device))
+        return (ParallelLayer if text.parallel else LlamaLayer)(text, layer)
 
 
 FAMILY = Family(name="Llama", architectures=("LlamaForCausalLM",), inside=True, model=Llama, text=read_text)

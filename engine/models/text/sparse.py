@@ -43,7 +43,8 @@ def as_stored(table: Table, text: TextConfig, experts: str = "") -> Table:
     """
     if not any(layer.experts and layer.experts.layout == "apart" for layer in text.layers):
         return table
-    pieces = {"layers.*.experts.gate_up": ("gate_proj", "up_proj"), "layers.*.experts.down": ("down_proj",)}
+    first = ("gate_proj", "up_proj") if text.gated_mlp else ("up_proj",)
+    pieces = {"layers.*.experts.gate_up": first, "layers.*.experts.down": ("down_proj",)}
     rows = (
         replace(row, names=tuple(f"{experts or row.names[0]}.#.{name}" for name in pieces[row.target]))
         if row.target in pieces

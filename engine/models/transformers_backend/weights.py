@@ -138,7 +138,7 @@ def _further(module: Any) -> list[str]:
 
 
 def _in_float32(module: Any) -> frozenset[str]:
-    """Names of the parameters that stay float32 for every dtype of the model."""
+    """Names of the parameters that stay float32 whatever the model's dtype."""
     patterns = {*(module._keep_in_fp32_modules or ()), *(module._keep_in_fp32_modules_strict or ())}
     words = re.compile("|".join(rf"(^|\.){re.escape(word)}($|\.)" for word in patterns) or "(?!)")
     return frozenset(name for name, _ in module.named_parameters() if words.search(name))
