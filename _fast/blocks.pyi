@@ -1,3 +1,5 @@
+def num_run_ids(num_blocks: int, state_blocks: int, tail_blocks: int, max_tails: int) -> int: ...
+
 class BlockPool:
     total: int
     num_free: int

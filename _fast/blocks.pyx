@@ -18,6 +18,11 @@ from array import array
 cimport cython
 
 
+def num_run_ids(int32_t num_blocks, int32_t state_blocks, int32_t tail_blocks, int32_t max_tails):
+    """Ids of the runs of a pool, the dummy 0 among them: as many states and tails as its blocks hold."""
+    return 1 + (num_blocks - 1) // state_blocks + min((num_blocks - 1) // tail_blocks, max_tails)
+
+
 @cython.final
 cdef class BlockPool:
     """Reference counts and the lists of idle blocks; one pool serves every cache group."""
@@ -51,7 +56,7 @@ cdef class BlockPool:
         self.free_id = 0
         num_ids = 0
         if state_blocks:
-            num_ids = self.total // state_blocks + min(self.total // tail_blocks, max_tails)
+            num_ids = num_run_ids(num_blocks, state_blocks, tail_blocks, max_tails) - 1
             self.free_id = 1
         self.next = array("i", bytes(4 * (num_blocks if state_blocks else 1)))
         self.kinds = array("B", bytes(num_blocks if state_blocks else 1))

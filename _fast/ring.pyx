@@ -191,7 +191,7 @@ cdef class OutputRing:
         The lists are parallel and contain a row once per token; token -1: none, finish 0: none. logprobs: index in the
         lists -> the row's log-probabilities in the form of logprobs_of_words().
         """
-        # Read before the ring: nothing enters the ring while the backlog is not empty, so ring entries are older.
+        # Read before the ring: while the backlog is not empty nothing enters the ring, so its entries are older.
         cdef int64_t aside = load(&self.overflow)
         cdef int64_t at = self.popped
         cdef int32_t i

@@ -136,7 +136,7 @@ cdef class StateRuns:
         """Start the row after `count` entries, at the state just found, or at 0 without one. It holds no run."""
         cdef RowState* row = &self.rows[slot]
         cdef int32_t block_size = self.cache.names.block_size
-        row.base_run = row.old_run = row.write_run = row.tail_run = row.newest = 0
+        row.base_run = row.old_run = row.write_run = row.tail_run = row.newest = row.newest_answered = 0
         row.base = row.sure = count * block_size
         row.extends = count > 0
         row.branch = self.reach * block_size // self.unit * self.unit
@@ -264,14 +264,16 @@ cdef class StateRuns:
         """Name the run as the state after `position` tokens of the row, so that rows with this prefix find it."""
         cdef RowState* row = &self.rows[slot]
         cdef int32_t j = position // self.cache.names.block_size - 1
+        cdef bint answered = position > self.seqs.prompt_len[slot]
         cdef block_t above
         if self.mode == STATES_NONE or self.seqs.unnamed[slot] or j < 0 or j >= self.seqs.num_named[slot]:
             return
         above = blocks[j] if blocks else 0
-        if self.cache.name(slot, j, above, head, 2 if row.extends else 1):
-            if row.newest:
+        # The next turn of a conversation goes on from the prompt; from an answer only if it has all of its tokens.
+        if self.cache.name(slot, j, above, head, 2 if row.extends and not answered else 1):
+            if row.newest and row.newest_answered >= answered:
                 self.cache.supersede(row.newest, row.newest_above)
-            row.newest, row.newest_above = head, above
+            row.newest, row.newest_above, row.newest_answered = head, above, answered
 
     cdef void release(self, slot_t slot, const int32_t* blocks) noexcept nogil:
         """Release the row's runs. Its own state may be named, for the row itself or the chat's next turn."""

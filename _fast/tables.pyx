@@ -190,7 +190,7 @@ cdef class BlockTables:
         return count
 
     cdef int32_t _common(self, slot_t slot, int32_t count) noexcept nogil:
-        """Return how many of `count` entries of the primary group a row can use, given the other groups' entries."""
+        """Return how many of `count` entries of the primary group a row can use: all groups have what it needs."""
         cdef int32_t before = -1
         cdef int32_t g
         cdef int32_t j

@@ -15,7 +15,7 @@ import numpy as np
 from engine.base.request import Request
 
 # Which tokens of a prompt attend to later tokens. "": none. "items": the tokens of one picture or frame attend to each
-# other. "prompt": all tokens of the prompt attend to each other, even beyond a layer's window.
+# other. "prompt": all tokens of the prompt attend to each other, whatever a layer's window.
 Bidirectional = Literal["", "items", "prompt"]
 
 

@@ -56,7 +56,7 @@ class Fault:
 
 
 class Faults:
-    """The armed faults, and the number of faults that have happened."""
+    """The armed faults, and a count of those that have happened."""
 
     def __init__(self) -> None:
         self.armed: list[Fault] = []

@@ -27,7 +27,7 @@ class LateExtras:
         return len(self._held) + len(self._found)
 
     def takes(self, device_id: int, delta: Delta) -> bool:
-        """Whether to hold this Delta: it ends a choice, or follows a held end. An error drops the held Deltas."""
+        """Whether to hold this Delta: it ends a choice, or follows a held end. An error drops what is held."""
         if delta.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
             self.forget(device_id)
             return False

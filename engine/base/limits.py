@@ -41,7 +41,7 @@ class Limits:
     pooled_width: int = 0  # width of a pooled row
     pools: bool = False  # the engine makes an array of each input, and no tokens
     bidirectional: Bidirectional = ""  # which tokens of a prompt see later tokens
-    max_bi_span: int = 0  # tokens of the longest bidirectional span that a step can compute, with any other rows
+    max_bi_span: int = 0  # tokens of the longest bidirectional span that a step can compute, whatever its other rows
     routed_experts: bool = False  # the experts of tokens are captured
     has_experts: bool = False  # some layer has experts
     axes: int = 1  # position axes per token

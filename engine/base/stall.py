@@ -1,4 +1,4 @@
-"""StallWatch: detects a device thread that has stopped iterating, for any reason (SECURITY S41).
+"""StallWatch: notices a device thread that has stopped turning, whatever it waits for (SECURITY S41).
 
 Owner: loop. In: the time of the device thread's last turn, read once a second. Out: one call of Engine.on_stall.
 The device thread itself waits without a timeout, because the driver's calls have none, so the watch costs a turn

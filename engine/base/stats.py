@@ -7,6 +7,7 @@ loop and is changed only there. Times are seconds of time.perf_counter.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import NamedTuple
 
 from _fast.step_numbers import StepNumbers
@@ -19,6 +20,25 @@ class EncoderCounts(NamedTuple):
     seconds: float = 0.0  # total time of the runs that are known to have ended
     queries: int = 0  # media items of requests
     hits: int = 0  # queried items whose rows were already cached or being computed
+
+
+class StateCounts(NamedTuple):
+    """States of recurrent layers: what the prefix cache holds now, and counts since start."""
+
+    named: int = 0  # states that a prefix is found by
+    stored: int = 0  # named since start
+    hit: int = 0  # found by a request, since start
+    dropped: int = 0  # that lost their name, or found no room, since start
+    runs_used: int = 0  # runs of blocks that requests hold, of states and of tails
+    attention_hit_tokens: int = 0  # that keys and values alone would have found, since start
+
+
+class SettledBy(IntEnum):
+    """Who settled a step, and how it ended."""
+
+    LOOP = 0  # the GIL-free loop
+    PYTHON = 1
+    FAILED = 2  # Python: the step raised
 
 
 @dataclass(slots=True)
@@ -49,8 +69,18 @@ class StepStats:
     ended_at: float = 0.0  # time at which the step's tokens could be read
     waited_at: float = 0.0  # time at which the device thread had the tokens
     encoder: EncoderCounts | None = None
-    failed: bool = False  # the step raised; its rows ended or started over
-    by_python: bool = False  # settled in Python because of prompts, rules, media or errors; plain steps need no Python
+    states: StateCounts | None = None  # of models whose layers have states, where Python settled the step
+    settled: SettledBy = SettledBy.LOOP
+
+    @property
+    def by_python(self) -> bool:
+        """It was settled in Python: prompts, rules, media, errors; plain ones need none."""
+        return self.settled != SettledBy.LOOP
+
+    @property
+    def failed(self) -> bool:
+        """It raised; its rows ended or started over."""
+        return self.settled == SettledBy.FAILED
 
     @classmethod
     def of(cls, numbers: StepNumbers, blocks_total: int) -> StepStats:
@@ -77,8 +107,7 @@ class EngineStats:
     failed_steps: int = 0
     python_steps: int = 0  # steps that the GIL-free loop left to Python; included in `steps`
     host_s: float = 0.0  # device thread's own work (everything but waiting)
-    gaps: int = 0  # measured gaps between steps
-    gap_s: float = 0.0  # sum of the measured gaps
+    states: StateCounts = field(default_factory=StateCounts)
 
     @property
     def kv_usage(self) -> float:
@@ -87,10 +116,7 @@ class EngineStats:
 
     def add(self, step: StepStats) -> None:
         """Folds one step in (loop)."""
-        self.steps += step.num_rows > 0  # 0 rows: these numbers belong to no step
-        if step.gap_s:
-            self.gaps += 1
-            self.gap_s += step.gap_s
+        self.steps += step.num_rows > 0  # 0: the numbers are of no step
         self.running, self.waiting = step.running, step.waiting
         self.blocks_used, self.blocks_total = step.blocks_used, step.blocks_total
         self.preemptions, self.prefix_queries, self.prefix_hits = (
@@ -99,6 +125,7 @@ class EngineStats:
             step.prefix_hits,
         )
         self.encoder = step.encoder or self.encoder
+        self.states = step.states or self.states
         self.generation_tokens += step.num_sampled
         self.failed_steps += step.failed
         self.python_steps += step.by_python

@@ -250,6 +250,7 @@ class Admission:
                 flow=flow,
                 weight=request.weight,
                 deadline=request.deadline,
+                boundaries=request.boundaries,
             )
         finally:
             if slot < 0:

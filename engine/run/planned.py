@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.base.config import EngineConfig
+from engine.base.errors import ConfigError
 from engine.cache.layout import CacheLayout
 from engine.layers.batch import LayerHook
+from engine.layers.states import set_states
 from engine.models.base.model import Model
 from engine.quant.kv import stored_specs
 from engine.step.parts.order import Setting, claims_of, parts_of
@@ -47,8 +49,14 @@ def planned(
     config: EngineConfig, model: Model, sizes: Sizes, shards: list[Shard] | None, on_host: bool, read: bool = True
 ) -> Planned:
     """Where keys and values lie, in which numbers, and what parts add; `shards`, `read`: as of stored_specs."""
+    set_states(model, config.states, on_host)
     specs = stored_specs(model, config.kv_cache_dtype, config.kv_cache_skip_layers, shards, read)
     parts = parts_of(Setting(config, model, sizes, specs, on_host))
     claim = claims_of(parts)
     layout = CacheLayout([*specs, *claim.specs], sizes.block_size, claim.token_bytes)
+    if layout.runs is not None and config.deterministic and not on_host:
+        raise ConfigError(
+            "--deterministic: on an accelerator not for models with recurrent layers, which compute prompts in other "
+            "sums than their answers; leave the flag out, or use --device cpu"
+        )
     return Planned(model, sizes, parts, claim, layout)

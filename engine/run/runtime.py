@@ -6,12 +6,15 @@ Owner: device thread. Made by engine/run/start; after that every step goes throu
 from __future__ import annotations
 
 import secrets
+from typing import Any
 
 from _fast.scheduler import Scheduler
+from _fast.states import ALIGN, ALL, NONE
 from engine.base.config import EngineConfig
 from engine.base.inbox import Inbox
 from engine.base.limits import Limits
 from engine.base.trace import Span
+from engine.cache.layout import CacheLayout
 from engine.device.profile import DeviceProfile
 from engine.encoders.tower import each
 from engine.models.base.model import Model
@@ -60,6 +63,7 @@ class Runtime:
             encoder_budget=0 if bidirectional == "prompt" else patches,
             encoder_capacity=sizes.encoder_rows,
             whole_prompts=sizes.whole_prompts,
+            **state_settings(config, rank.layout),
         )
         self.admission = Admission(self.scheduler, executor, caches_prefixes, config.debug_poison)
         self._profile: DeviceProfile | None = None
@@ -113,6 +117,20 @@ class Runtime:
         """What start_profile has noted."""
         profile, self._profile = self._profile, None
         return [] if profile is None else profile.stop()
+
+
+def state_settings(config: EngineConfig, layout: CacheLayout) -> dict[str, Any]:
+    """Arguments of a scheduler about states; none where no layer has one."""
+    runs, states = layout.runs, config.states
+    if runs is None:
+        return {}
+    return {
+        "state_blocks": runs.state_blocks,
+        "tail_blocks": runs.tail_blocks,
+        "state_mode": {"none": NONE, "align": ALIGN, "all": ALL}[states.mode],
+        "state_every": states.every,
+        "state_share": states.share,
+    }
 
 
 def limits_of(config: EngineConfig, model: Model, sizes: Sizes, blocks: int) -> Limits:

@@ -18,7 +18,7 @@ from engine.base.errors import DeviceLostError, for_rows, is_out_of_memory
 from engine.base.failures import FailureCount, TokenBudget
 from engine.base.output import First, StepOutput
 from engine.base.request import FinishReason
-from engine.base.stats import StepStats
+from engine.base.stats import SettledBy, StateCounts, StepStats
 from engine.step.live import LiveRow
 from engine.step.step import Step
 
@@ -36,7 +36,7 @@ class Settler:
         config = runtime.config
         self._runtime, self._pace, self._budget = runtime, pace, budget
         self._timeout = config.step_timeout
-        self._failures = FailureCount(config.max_failed_steps, config.max_oom)
+        self._failures = FailureCount(config.failures.steps, config.failures.oom)
         self.restarts: dict[int, LiveRow] = {}  # by slot: rows that start over once no step in flight names them
 
     def settle(self, step: Step, stats: StepStats) -> StepOutput:
@@ -48,7 +48,7 @@ class Settler:
         while not step.event.wait(self._timeout):
             log.warning("a step of %d tokens has not ended in %g s", step.plan.num_tokens, time.perf_counter() - begun)
         waited = time.perf_counter()
-        stats.wait_s, stats.by_python = waited - begun, True
+        stats.wait_s, stats.settled = waited - begun, SettledBy.PYTHON
         times = step.times
         stats.launched_at, stats.ended_at, stats.waited_at = times.launched_at, step.event.fired_at, waited
         output = StepOutput(stats)
@@ -129,7 +129,7 @@ class Settler:
         if self._failures.note_failed(error, time.monotonic()):
             raise DeviceLostError(f"step {plan.step_id} failed and the device counts as lost: {error}")
         output.error = for_rows(error)
-        output.stats.failed = True
+        output.stats.settled = SettledBy.FAILED
         live = [admission.rows.get(slot) for slot in step.rows.slots.tolist()]
         if is_out_of_memory(error):
             scheduler.fail(plan, admission.may_restart())
@@ -160,4 +160,6 @@ class Settler:
         stats.blocks_used, stats.blocks_total = scheduler.pool.num_used, self._runtime.limits.num_blocks
         stats.preemptions = scheduler.num_preemptions
         stats.prefix_queries, stats.prefix_hits = scheduler.prefix_queries, scheduler.prefix_hits
+        if (states := scheduler.state_counts) is not None:
+            stats.states = StateCounts(**states)
         self._runtime.executor.gauges(stats)

@@ -23,7 +23,7 @@ from engine.device.accelerator import Accelerator
 from engine.device.host import choose_device, usable_cores
 from engine.kernels.target import target
 from engine.models.base.model import check_prompt_rows
-from engine.models.registry import build_model, load_model_config
+from engine.models.registry import build_model, files_decide, load_model_config
 from engine.quant.forms import form_line
 from engine.quant.online import requested
 from engine.run.bounds import sizes_of
@@ -64,8 +64,8 @@ def load_runtime(config: EngineConfig, startup: dict[str, float], wake: Callable
     with phase("device"):
         accelerator = open_accelerator(device)
     with phase("weights"), torch.inference_mode():
-        has_codes = model_config.raw.get("quantization_config") is not None or config.kv_cache_dtype != "auto"
-        shards = open_checkpoint(config.model) if has_codes and config.load_format != "dummy" else None
+        reads_headers = files_decide(model_config) or config.kv_cache_dtype != "auto"
+        shards = open_checkpoint(config.model) if reads_headers and config.load_format != "dummy" else None
         model = build_model(model_config, dtype, device, shards)
         check_prompt_rows(config.enable_prompt_embeds, model)
         if line := form_line(model, None if accelerator is None else target()):

@@ -25,6 +25,7 @@ class Rank:
     layout: CacheLayout
     accelerator: Accelerator | None = None  # context, streams, graphs; None: the host's memory and threads
     caches: list[LayerCache] = field(default_factory=list)  # by layer that keeps something; set when sized
+    num_blocks: int = 1  # of the caches, the dummy one among them
 
     @property
     def device(self) -> torch.device | str:
@@ -38,4 +39,5 @@ class Rank:
 
     def allocate(self, blocks: int, poison: bool) -> None:
         """The KV cache of so many blocks, the dummy block among them."""
+        self.num_blocks = blocks
         self.caches = self.layout.allocate(blocks, poison, self.device)

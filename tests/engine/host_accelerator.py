@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from _fast.layout import GraphKind
+from _fast.layout import STATE_COLUMNS, GraphKind, states_at
 from _fast.plan import StepPlan
 from engine.device.memory import DeviceMemory
 from engine.kernels.gemm.algorithms import Algorithms
@@ -44,7 +44,11 @@ class HostLauncher:
     def _take(self, plan: StepPlan, record: int) -> None:
         assert plan.number == record
         assert np.asarray(plan.record).ctypes.data == self._records[record].data_ptr()
-        self._records[record][plan.used_len :] = -7  # the step must not read beyond the used length
+        sizes = plan.max_rows, plan.max_tokens, plan.max_updates
+        states = self._records[record][states_at(*sizes) :][: STATE_COLUMNS * plan.max_rows]
+        states = states.view(-1, plan.max_rows) if plan.run_width else states[:0].view(STATE_COLUMNS, 0)
+        self._records[record][plan.used_len : states_at(*sizes)] = -7  # the step must not read beyond the used length
+        states[:, plan.num_rows :] = -7
         self._turn.fill_(record)
 
     def wait_until_read(self, record: int) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from engine import Engine, EngineConfig, FinishReason
+from engine.base.config import FailureLimits
 from engine.base.errors import EngineError
 from tests import tiny
 from tests.engine.test_faults import OOM, plant
@@ -22,7 +23,7 @@ LETTERS = grammar(f'start: "{RULED}" /[0-9]/ "{RULED}"')
 @pytest.mark.parametrize("fault", [OOM, RuntimeError("planted")], ids=["memory", "fault"])
 @pytest.mark.parametrize("where", ["host", "device"])
 async def test_a_step_that_fails_amid_forced_tokens_ends_its_rows_and_nothing_else(path, fault, caplog):
-    async with running(FOLDER, jump_forward=True, max_failed_steps=100, max_oom=100) as engine:
+    async with running(FOLDER, jump_forward=True, failures=FailureLimits(100, 100)) as engine:
         wanted = [await emitted(engine, asked(PROMPTS[0], of)) for of in (HELD, FIXED, CLOSED)]
         for at in (1, 2, 3, 5):
             plant(engine, {at: fault})

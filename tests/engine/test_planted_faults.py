@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from engine import Engine, EngineConfig, FinishReason
+from engine.base.config import FailureLimits
 from engine.base.errors import (
     DeviceLostError,
     DeviceOutOfMemoryError,
@@ -49,7 +50,7 @@ def faults() -> Faults:
 @pytest.fixture
 async def engine(faults):
     """A running engine; after each test faults are cleared and the engine must be idle."""
-    async with running(QWEN3, faults=faults, enable_prefix_caching=False, max_oom=100) as engine:
+    async with running(QWEN3, faults=faults, enable_prefix_caching=False, failures=FailureLimits(oom=100)) as engine:
         yield engine
         faults.clear()
 

@@ -14,6 +14,7 @@ import torch
 
 import engine.run.start
 from engine import Delta, Engine, FinishReason, Request
+from engine.base.config import FailureLimits
 from engine.base.errors import DeviceOutOfMemoryError
 from engine.base.failures import SMALLER_STEPS, TokenBudget
 from tests import tiny
@@ -107,7 +108,7 @@ async def test_the_counts_of_a_row_start_over_as_well(freed, number, caplog):
 
 
 async def test_a_row_that_runs_out_of_memory_twice_ends(freed, caplog):
-    async with running(QWEN3, max_oom=9) as engine:
+    async with running(QWEN3, failures=FailureLimits(oom=9)) as engine:
         request = text_request(PROMPTS[0], 5, ignore_eos=True)
         wanted = await answer(engine, request)
         # Call 2 belongs to the step after the first, which was already launched.
@@ -119,7 +120,7 @@ async def test_a_row_that_runs_out_of_memory_twice_ends(freed, caplog):
 
 
 async def test_the_next_step_may_fail_as_well(freed, caplog):
-    async with running(QWEN3, max_oom=9) as engine:
+    async with running(QWEN3, failures=FailureLimits(oom=9)) as engine:
         request = text_request(PROMPTS[0], 5, ignore_eos=True)
         wanted = await answer(engine, request)
         plant(engine, {1: OOM, 2: OOM})

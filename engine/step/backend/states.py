@@ -1,98 +1,84 @@
-"""StateRows: where the states of a step's rows lie, as its StateMetas say it; and which blocks each run has.
+"""StateRows: where the states of a step's rows lie, as the StateMetas of its layers say it.
 
-Owner: device thread at start, then the stream, in step order. In: columns of a plan's rows, and the blocks of runs that
-are new in it. Out: a StateMeta for each group of layers with states, at addresses that never change. On both kinds of
-device the numbers of a step come in one copy; rows beyond the step's have runs 0 and no tokens.
-
-    table    [run ids + 1, columns]: run 0 has block 0 alone, to which padded rows write
-    numbers  base_run | write_run | tail_run | base | new_base | start | query_start | checkpoint_run | checkpoint_at
+Owner: device thread at start, then the stream, in step order. In: the record of a plan. Out: a StateMeta for each group
+of layers with states, at addresses that never change (kernels/state_inputs).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from engine.attention.state_meta import MAX_CHECKPOINTS, StateMeta
+from _fast.blocks import num_run_ids
+from _fast.plan import StepPlan
+from engine.attention.state_meta import MAX_CHECKPOINTS, StateMeta, StateWork
+from engine.cache.layout import CacheLayout
 from engine.cache.runs import Runs
-
-
-@dataclass(frozen=True, slots=True)
-class StateColumns:
-    """A plan's rows; R of them, int32. Runs by id, 0: none."""
-
-    base_run: np.ndarray  # [R]
-    write_run: np.ndarray  # [R]
-    tail_run: np.ndarray  # [R]
-    base: np.ndarray  # [R]
-    new_base: np.ndarray  # [R]
-    checkpoint_run: np.ndarray  # [MAX_CHECKPOINTS, R]
-    checkpoint_at: np.ndarray  # [MAX_CHECKPOINTS, R]
+from engine.kernels.record import Records
+from engine.kernels.state_inputs import RecordSizes, empty_tables, state_inputs, state_inputs_reference
+from engine.step.sizes import Sizes
 
 
 class StateRows:
-    """One step's rows at a time, `max_rows` at most."""
+    """One step's rows at a time."""
 
-    __slots__ = ("_numbers", "_runs", "_table", "_views", "max_rows")
+    __slots__ = ("_max_slots", "_runs", "_sizes", "tables")
 
-    def __init__(self, runs: Runs, max_rows: int, num_ids: int, device: torch.device | str) -> None:
-        """`num_ids`: of runs, from 1 on."""
-        self._runs = runs
-        self.max_rows = max_rows
-        self._table = torch.zeros(num_ids + 1, runs.columns, dtype=torch.int32, device=device)
-        sizes = (*(max_rows,) * 6, max_rows + 1, max_rows * MAX_CHECKPOINTS, max_rows * MAX_CHECKPOINTS)
-        self._numbers = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
-        *views, runs_of, places = self._numbers.split(sizes)
-        self._views = (*views, runs_of.view(max_rows, MAX_CHECKPOINTS), places.view(max_rows, MAX_CHECKPOINTS))
+    def __init__(self, runs: Runs, sizes: Sizes, plan: StepPlan, num_blocks: int, device: torch.device | str) -> None:
+        """`plan`: any of those whose records are read; `num_blocks`: of the KV cache, the dummy one among them."""
+        self._runs, self._max_slots = runs, sizes.max_slots
+        self._sizes = RecordSizes(plan.max_rows, plan.max_tokens, plan.max_updates)
+        states, tails = (runs.columns_of(count) for count in (runs.state_blocks, runs.tail_blocks))
+        self.tables = empty_tables(sizes.max_rows, states, tails, self._num_ids(num_blocks), device)
 
-    def set_runs(self, blocks: Mapping[int, Sequence[int]]) -> None:
-        """The blocks of runs, in their order; what lies behind a run's last block in a line of the plan is 0."""
-        if not blocks:
-            return
-        lines = np.zeros((len(blocks), self._runs.columns), np.int32)
-        for line, listed in zip(lines, blocks.values()):
-            own = [block for block in listed if block]
-            line[self._runs.columns_of(len(own))] = own
-        ids = torch.tensor(list(blocks), dtype=torch.int64, device=self._table.device)
-        assert 0 < min(blocks) <= max(blocks) < len(self._table), "run 0 has the dummy block"
-        self._table.index_copy_(0, ids, torch.from_numpy(lines).to(self._table.device))
+    def _num_ids(self, num_blocks: int) -> int:
+        return num_run_ids(num_blocks, self._runs.state_blocks, self._runs.tail_blocks, self._max_slots)
 
-    def fill(self, rows: StateColumns, start: np.ndarray, query_start: np.ndarray) -> None:
-        """Writes a step's rows. `start` [R]: positions of their first tokens; `query_start` [R + 1]: their places."""
-        count = len(rows.base)
-        assert count <= self.max_rows, "a step has no more rows"
-        padded = np.zeros((6, self.max_rows), np.int32)
-        given = (rows.base_run, rows.write_run, rows.tail_run, rows.base, rows.new_base, start)
-        for line, column in zip(padded, given, strict=True):
-            line[:count] = column
-        offsets = np.full(self.max_rows + 1, query_start[-1], np.int32)
-        offsets[: count + 1] = query_start
-        checkpoints = np.zeros((2, self.max_rows, MAX_CHECKPOINTS), np.int32)
-        checkpoints[:, :count] = np.stack([rows.checkpoint_run.T, rows.checkpoint_at.T])
-        numbers = np.concatenate([padded.reshape(-1), offsets, checkpoints.reshape(-1)])
-        self._numbers.copy_(torch.from_numpy(numbers))  # pageable: it has been read when this returns
+    def set_blocks(self, num_blocks: int) -> None:
+        """Room for the runs of a cache of so many blocks, none of which is known yet."""
+        old = self.tables.table
+        table = torch.zeros(self._num_ids(num_blocks), old.shape[1], dtype=torch.int32, device=old.device)
+        self.tables = replace(self.tables, table=table)
 
-    def metas(self, rows: int, num_rows: Tensor | None = None, decode_only: bool = False) -> list[StateMeta]:
-        """By group of layers with states: views of the first `rows` rows. `num_rows`, `decode_only`: as StateMeta's."""
-        base_run, write_run, tail_run, base, new_base, start, query_start, checkpoint_run, at = self._views
+    def read(self, plan: StepPlan) -> None:
+        """The rows and new runs of a step, on the host."""
+        state_inputs_reference(self.tables, torch.from_numpy(np.asarray(plan.record)), self._sizes)
+
+    def launch(self, records: Records) -> None:
+        """The same of the next record, on the device."""
+        state_inputs(self.tables, records, self._sizes)
+
+    def metas(self, query_start: Tensor, decode_only: bool = False) -> list[StateMeta]:
+        """By group of layers with states. `query_start` int32 [rows + 1]; `decode_only`: as StateMeta has it."""
+        count = len(query_start) - 1
+        base_run, write_run, tail_run, base, new_base, start = self.tables.rows[:, :count].unbind()
+        checkpoint_run, checkpoint_at = self.tables.checkpoints[:, :count].unbind()
+        assert checkpoint_run.shape[1] == MAX_CHECKPOINTS
+        works: dict[int, StateWork] = {}  # of all groups
         return [
             StateMeta(
-                runs=self._table[:, group.first_column : group.first_column + group.columns],
-                base_run=base_run[:rows],
-                write_run=write_run[:rows],
-                tail_run=tail_run[:rows],
-                base=base[:rows],
-                new_base=new_base[:rows],
-                query_start=query_start[: rows + 1],
-                start=start[:rows],
-                checkpoint_run=checkpoint_run[:rows],
-                checkpoint_at=at[:rows],
-                num_rows=num_rows,
+                runs=self.tables.table[:, group.first_column : group.first_column + group.columns],
+                base_run=base_run,
+                write_run=write_run,
+                tail_run=tail_run,
+                base=base,
+                new_base=new_base,
+                query_start=query_start,
+                start=start,
+                checkpoint_run=checkpoint_run,
+                checkpoint_at=checkpoint_at,
+                works=works,
                 decode_only=decode_only,
             )
             for group in self._runs.groups
         ]
+
+
+def state_rows(
+    layout: CacheLayout, sizes: Sizes, plan: StepPlan, num_blocks: int, device: torch.device | str
+) -> StateRows | None:
+    """None: no layer has a state."""
+    return None if layout.runs is None else StateRows(layout.runs, sizes, plan, num_blocks, device)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ from engine.kernels.target import target
 from engine.layers.batch import Batch, LayerHook
 from engine.step.backend.device.home import RECORDS, Home
 from engine.step.backend.device.slots import DeviceSlots
+from engine.step.backend.states import state_rows
 from engine.step.rank import Rank
 from engine.step.sizes import Sizes
 from engine.step.step import Media
@@ -73,16 +74,18 @@ class StepBuffers:
         assert rank.accelerator is not None
         accelerator, model = rank.accelerator, rank.model
         device, rows, tokens = accelerator.device, sizes.max_rows, sizes.max_tokens
-        groups, config = rank.layout.token_groups, model.config
+        groups, config, runs = rank.layout.token_groups, model.config, rank.layout.runs
+        run_width = 0 if runs is None else runs.width
         updates = max(groups * (sizes.max_blocks + 1), MIN_UPDATES)
-        length = record_len(rows, tokens, updates)
+        length = record_len(rows, tokens, updates, run_width)
         self._rank, self._sizes, self._invariant, self.hooks = rank, sizes, invariant, hooks
-        self._cuts = [_cut(group.spec) for group in rank.layout.groups]
+        self._cuts = [_cut(group.spec) for group in rank.layout.groups[:groups]]
         self.records = records_in(accelerator.pinned(RECORDS * length).view(RECORDS, length), device)
         self.plans = [
-            StepPlan(rows, tokens, updates, buffer=record.numpy(), number=number, width=sizes.width)
+            StepPlan(rows, tokens, updates, record.numpy(), number, sizes.width, run_width)
             for number, record in enumerate(self.records.pinned)
         ]
+        self.states = state_rows(rank.layout, sizes, self.plans[0], 1, device)
         self.slots = DeviceSlots(sizes, groups, config.axes, config.bidirectional, accelerator)
         self.home = Home(accelerator, rows, sizes.width)
         self.inputs = empty_inputs(
@@ -98,7 +101,9 @@ class StepBuffers:
         self.work: dict[Cut, WorkList] = self._work(1)
 
     def set_blocks(self, num_blocks: int) -> None:
-        """Makes room for the work lists of any step over a cache of so many blocks."""
+        """Makes room for the work lists, and the runs, of any step over a cache of so many blocks."""
+        if self.states is not None:
+            self.states.set_blocks(num_blocks)
         self.work = self._work(num_blocks)
 
     def _work(self, num_blocks: int) -> dict[Cut, WorkList]:
@@ -126,6 +131,8 @@ class StepBuffers:
     def prep(self) -> None:
         """Launches what turns the next record into the inputs of a forward: slots, tokens, rows, work lists."""
         sizes, text = self._sizes, self._rank.model.config.text
+        if self.states is not None:
+            self.states.launch(self.records)
         step_inputs(
             self.inputs,
             self.slots.tensors,
@@ -148,11 +155,14 @@ class StepBuffers:
         inputs, overlay, layout = self.inputs, None, self._rank.layout
         if self._overlay is not None and not media and not decode_only and tokens <= len(self._overlay[0]):
             overlay = self._overlay[0][:tokens], self._overlay[1][:tokens]
+        attention: list[Any] = [self._meta(group, tokens, rows, decode_only) for group in range(layout.token_groups)]
+        if self.states is not None:
+            attention += self.states.metas(inputs.query_start[: rows + 1], decode_only)
         batch = Batch(
             token_ids=inputs.token_ids[:tokens],
             positions=inputs.positions[..., :tokens],
             media=media,
-            attention=[self._meta(group, tokens, rows, decode_only) for group in range(len(layout.groups))],
+            attention=attention,
             caches=self._rank.caches,
             group_of=layout.group_of,
             num_tokens=inputs.query_start[-1:],  # behind the last row

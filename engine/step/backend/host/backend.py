@@ -23,6 +23,7 @@ from engine.step.backend.host.buffers import build
 from engine.step.backend.host.forward import HostMasks
 from engine.step.backend.host.home import HostEvent
 from engine.step.backend.host.slots import HostSlots
+from engine.step.backend.states import state_rows
 from engine.step.live import LiveRow
 from engine.step.rank import Rank
 from engine.step.rows import RowArrays
@@ -65,8 +66,14 @@ class HostBackend:
         self.slots, self._forward = slots, forward
         self.sampler, self.masks = forward.sampler, HostMasks()
         # A plan is written while the step before it runs, never while its own last step does: two are enough.
-        updates = sizes.max_rows * rank.layout.token_groups * (sizes.max_blocks + 1)
-        self.plans = [StepPlan(sizes.max_rows, sizes.max_tokens, updates, width=sizes.width) for _ in range(2)]
+        updates = max(1, sizes.max_rows * rank.layout.token_groups * (sizes.max_blocks + 1))
+        runs = rank.layout.runs
+        run_width = 0 if runs is None else runs.width
+        self.plans = [
+            StepPlan(sizes.max_rows, sizes.max_tokens, updates, width=sizes.width, run_width=run_width)
+            for _ in range(2)
+        ]
+        self.states = state_rows(rank.layout, sizes, self.plans[0], rank.num_blocks, "cpu")
         self.stream = HostStream()
 
     def run(self, call: Callable[..., None], *args: object) -> None:
@@ -106,7 +113,9 @@ class HostBackend:
 
     def forward(self, step: Step) -> None:
         self.slots.apply(step.plan)
-        self._forward.launch(step, build(step, self.slots, self.rank, self.hooks))
+        if self.states is not None:
+            self.states.read(step.plan)
+        self._forward.launch(step, build(step, self.slots, self.rank, self.states, self.hooks))
 
     def choose(self, step: Step) -> None:
         self._forward.choose(step)

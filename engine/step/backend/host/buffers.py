@@ -8,6 +8,7 @@ kernel's (engine/kernels/step_inputs).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,11 +17,14 @@ from _fast.layout import RowFlag
 from engine.attention.meta import AttentionMeta
 from engine.layers.batch import Batch, LayerHook
 from engine.step.backend.host.slots import HostSlots
+from engine.step.backend.states import StateRows
 from engine.step.rank import Rank
 from engine.step.step import Step
 
 
-def build(step: Step, slots: HostSlots, rank: Rank, hooks: Sequence[LayerHook] = ()) -> Batch:
+def build(
+    step: Step, slots: HostSlots, rank: Rank, states: StateRows | None = None, hooks: Sequence[LayerHook] = ()
+) -> Batch:
     """Makes the step's Batch over the rank's caches, its media in their places.
 
     Token ids that are no row of the embedding become some that are, and their slots are marked (HostSlots.outside).
@@ -41,12 +45,14 @@ def build(step: Step, slots: HostSlots, rank: Rank, hooks: Sequence[LayerHook] =
     query_start, context_len = torch.from_numpy(starts.astype(np.int32)), torch.from_numpy(context.astype(np.int32))
     keys = slots.positions.last_keys(rows)
     last_keys = None if keys is None else torch.from_numpy(keys)
-    attention = []
+    attention: list[Any] = []
     for all_tables in slots.block_tables:
         tables = all_tables[rows.slots, :num_blocks]  # [num_rows, num_blocks], a copy
         slot_mapping = tables[row_of, index // block_size].astype(np.int64) * block_size + index % block_size
         table, mapping = torch.from_numpy(tables), torch.from_numpy(slot_mapping)
         attention.append(AttentionMeta(query_start, context_len, table, mapping, last_keys=last_keys))
+    if states is not None:
+        attention += states.metas(query_start)
     adapters = slots.adapter[rows.slots]  # [num_rows]
     if config.axes > 1:
         positions = slots.positions.axes_of(rows, config.axes)

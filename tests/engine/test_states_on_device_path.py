@@ -1,0 +1,53 @@
+"""Models with states through records, graphs and padded steps, as an accelerator runs them: folds of 16 positions.
+
+Answers are those of the host's backend, whose states take in one position at a time.
+"""
+
+import asyncio
+
+import pytest
+
+import engine.run.start
+from engine.base.config import StateConfig
+from tests import tiny
+from tests.engine.host_accelerator import HostAccelerator
+from tests.engine_kit import answer, quiet, running, text_request
+from tests.invariance.devices import Device
+from tests.invariance.test_states import PROMPTS, answers, request
+
+NAMES = ("qwen3_5_text-states", pytest.param("mamba2", marks=pytest.mark.full))
+ROOM = {"num_gpu_blocks_override": 3000, "max_model_len": 160}
+
+
+@pytest.fixture
+def on_accelerator(monkeypatch):
+    """Engines that start from now on take the device's path."""
+
+    def take() -> None:
+        monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
+
+    return take
+
+
+@pytest.mark.parametrize("settings", [{}, {"max_prefill_chunk": 7, "states": StateConfig("all", 16)}])
+@pytest.mark.parametrize("name", NAMES)
+async def test_answers_are_those_of_the_host(name, settings, on_accelerator):
+    wanted = [each.tokens for each in await asyncio.to_thread(answers, name, Device("cpu"))]
+    on_accelerator()
+    async with running(tiny.checkpoint(name), debug_poison=True, **ROOM, **settings) as served:
+        for _ in range(2):
+            got = await asyncio.gather(*[answer(served, request(prompt)) for prompt in PROMPTS])
+            assert [choices[0] for choices in got] == wanted
+            await quiet(served)
+        assert served.stats.prefix_hits > 0
+
+
+async def test_long_answers_fold_again_and_again(on_accelerator):
+    name = "qwen3_5_text-states"
+    asked = [text_request(prompt[:20], 120, ignore_eos=True) for prompt in PROMPTS[:4]]
+    async with running(tiny.checkpoint(name), **ROOM) as served:
+        wanted = [(await answer(served, each))[0] for each in asked]
+    on_accelerator()
+    async with running(tiny.checkpoint(name), debug_poison=True, **ROOM) as served:
+        got = await asyncio.gather(*[answer(served, each) for each in asked])
+        assert [choices[0] for choices in got] == wanted
