@@ -184,7 +184,7 @@ def pass_over(name: str, text: str, entry: Foreign, where: str = "") -> None:
     refuse it.
     """
     said = f"--{name}{' ' if text else ''}{text}{where}: {entry.advice}"
-    if text not in entry.holds:
+    if text not in entry.holds and not (entry.anything and text):
         raise UsageError(said)
     print(f"omniloop: {said.removesuffix('; leave the flag out')}; the flag changes nothing", file=sys.stderr)
 
@@ -246,6 +246,9 @@ class Arguments:
         name, equals, text = word.partition("=")
         name, dot, path = name.partition(".")
         name = name.replace("_", "-")
+        if (other := self.others.get(name)) is not None and other.same:
+            print(f"omniloop: --{name}: {other.advice}", file=sys.stderr)
+            name = other.same
         flag = self.flags.get(name)
         if dot and not (foreign(name, self.others) if flag is None else isinstance(flag.default, dict)):
             raise unknown(f"{name}.{path}", self.flags, "", self.others)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from engine.base.config import CacheWord, EngineConfig, LogprobsMode
+from engine.base.config import CacheWord, EngineConfig, FailureLimits, LogprobsMode, StateConfig
 from engine.base.faults import Faults
 from engine.base.request import Modality
 from mm.limits import MediaLimits
@@ -163,6 +163,14 @@ class CacheConfig:
     kv_cache_dtype: CacheWord = flag("auto", "type of keys and values; auto: the checkpoint's")  # noqa: RUF009
     kv_cache_dtype_skip_layers: tuple[str, ...] = flag((), "layers without fp8: numbers, sliding_window", several=True)
     enable_prefix_caching: bool = flag(True, "reuse the cache for equal beginnings of prompts")
+    mamba_cache_mode: Literal["none", "align", "all"] = flag(
+        "align", "states of recurrent layers that prefixes are found by; all: one every mamba_block_size tokens"
+    )
+    mamba_block_size: int = flag(1024, "tokens between states with --mamba-cache-mode all", tokens=True, low=1)
+    state_cache_share: float = flag(0.25, "share of the cache for states that no request uses", low=0, high=1)
+    mamba_ssm_cache_dtype: Literal["auto", "float32", "bfloat16"] = flag(
+        "auto", "type of states; auto: the checkpoint's, else float32"
+    )
     encoder_cache_tokens: int = flag(0, "rows of encoded media, and of one item; 0: derived", tokens=True, low=0)
     enable_return_routed_experts: bool = flag(False, "store the experts of each token for requests that ask for them")
 
@@ -267,6 +275,14 @@ class Config:
             return MODALITIES
         return tuple(name for name in MODALITIES if self.media.limit_mm_per_prompt.get(name) == 0)
 
+    @property
+    def states(self) -> StateConfig:
+        """Of recurrent layers."""
+        cache = self.cache
+        return StateConfig(
+            cache.mamba_cache_mode, cache.mamba_block_size, cache.state_cache_share, cache.mamba_ssm_cache_dtype
+        )
+
     def engine(self, folder: str = "") -> EngineConfig:
         """The engine's part of the settings. `folder`: where the model is, if it was downloaded."""
         model, cache, rows = self.model, self.cache, self.scheduler
@@ -292,6 +308,7 @@ class Config:
             kv_cache_dtype=cache.kv_cache_dtype,
             kv_cache_skip_layers=cache.kv_cache_dtype_skip_layers,
             enable_prefix_caching=cache.enable_prefix_caching,
+            states=self.states,
             encoder_cache_tokens=cache.encoder_cache_tokens,
             jump_forward={"on": True, "off": False}.get(model.structured_outputs_jump_forward),
             return_routed_experts=cache.enable_return_routed_experts,
@@ -305,8 +322,7 @@ class Config:
             num_threads=model.num_threads,
             step_timeout=rows.step_timeout,
             stall_exit=rows.stall_exit,
-            max_failed_steps=rows.max_failed_steps,
-            max_oom=rows.max_oom,
+            failures=FailureLimits(rows.max_failed_steps, rows.max_oom),
             enforce_eager=rows.enforce_eager,
             cudagraph_capture_sizes=tuple(sorted(set(rows.cudagraph_capture_sizes))),
             deterministic=rows.deterministic,

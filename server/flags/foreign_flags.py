@@ -19,6 +19,8 @@ class Foreign(NamedTuple):
     advice: str
     holds: tuple[str, ...] = ()
     switch: bool = False  # takes no value
+    anything: bool = False  # every value is passed over
+    same: str = ""  # our flag that the value is given to
 
 
 class Meant(NamedTuple):
@@ -35,8 +37,8 @@ NO_ADAPTERS = (
 OWN_KERNELS = "the server has its own attention kernels; leave the flag out"
 NO_CODE = "code from a request or a checkpoint never runs; leave the flag out"
 NO_DRAFTS = "draft tokens are not supported; leave the flag out"
+SHARED_POOL = "states and tokens share one pool of blocks; --state-cache-share bounds the states of idle prefixes"
 NO_TRANSFER = "the cache is not shared with other processes; leave the flag out"
-NO_STATES = "models with state layers are not supported; leave the flag out"
 NO_BALANCE = "one device holds all experts; leave the flag out"
 NO_OFFLOAD = "keys and values stay on the device; leave the flag out"
 NO_CLIENT_CERTIFICATES = "clients authenticate by keys (--api-key); a proxy in front can check certificates"
@@ -49,6 +51,11 @@ def renamed(name: str) -> Foreign:
 def always(advice: str) -> Foreign:
     """A switch that changes nothing here, because this server always behaves so."""
     return Foreign(advice, ("",), switch=True)
+
+
+def passed_over(advice: str) -> Foreign:
+    """A flag whose values ask for what is decided here already."""
+    return Foreign(advice, anything=True)
 
 
 FOREIGN = {
@@ -123,6 +130,7 @@ FOREIGN = {
     "enable-log-deltas": Foreign("use --enable-log-outputs: answers are logged when they end", switch=True),
     "enable-logging-iteration-details": Foreign("use --trace FILE: a timeline with every step", switch=True),
     "enable-lora": Foreign(NO_ADAPTERS, switch=True),
+    "enable-mamba-fine-grained-prefix-cache": always("prefixes are found at every block that has a state"),
     "enable-mfu-metrics": Foreign("read the step's histograms at /metrics; leave the flag out", switch=True),
     "enable-mm-processor-stats": Foreign("use --trace FILE, or bench media", switch=True),
     "enable-offline-docs": always("/docs contacts no other server"),
@@ -169,10 +177,8 @@ FOREIGN = {
     "lora-dtype": Foreign(NO_ADAPTERS),
     "lora-extra-vocab-size": Foreign(NO_ADAPTERS),
     "lora-modules": Foreign(NO_ADAPTERS),
-    "mamba-block-size": Foreign(NO_STATES),
-    "mamba-cache-dtype": Foreign(NO_STATES, ("auto",)),
-    "mamba-cache-mode": Foreign(NO_STATES),
-    "mamba-ssm-cache-dtype": Foreign(NO_STATES, ("auto",)),
+    **dict.fromkeys(("linear-attn-backend", "mamba-backend"), Foreign(OWN_KERNELS)),
+    "mamba-cache-dtype": passed_over("inputs of convolutions are cached in the model's type"),
     "master-addr": Foreign(ONE_DEVICE),
     "master-port": Foreign(ONE_DEVICE),
     "max-cpu-loras": Foreign(NO_ADAPTERS),
@@ -212,6 +218,7 @@ FOREIGN = {
     "preemption-mode": Foreign("a preempted request is always computed again; leave the flag out", ("recompute",)),
     "prefill-context-parallel-size": Foreign(ONE_DEVICE, ("1",)),
     "prefix-caching-hash-algo": Foreign("prefixes are always found by a keyed hash; leave the flag out"),
+    "prefix-match-unit": passed_over("prefixes match in blocks of --block-size tokens"),
     "profiler-config": Foreign("use --enable-dev-endpoints and POST /start_profile, or --trace FILE"),
     "pt-load-map-location": Foreign("pickles are never read; serve safetensors"),
     "qlora-adapter-name-or-path": Foreign(NO_ADAPTERS),
@@ -219,6 +226,7 @@ FOREIGN = {
     "ray-workers-use-nsight": Foreign(ONE_DEVICE, switch=True),
     "reasoning-config": Foreign("use --reasoning-parser; thinking_token_budget in a request limits the reasoning"),
     "renderer-num-workers": renamed("pool-threads"),
+    "replayssm-buffer-len": passed_over("a state is written once in 16 tokens"),
     "rope-scaling": Foreign("""use --hf-overrides '{"rope_scaling": {...}}'"""),
     "rope-theta": Foreign("""use --hf-overrides '{"rope_theta": ...}'"""),
     "safetensors-load-strategy": Foreign("shards stream to the device; leave the flag out", ("lazy", "auto")),
@@ -238,6 +246,7 @@ FOREIGN = {
     "tokenizer-revision": Foreign("use --revision, or --tokenizer with a folder"),
     "tokens-only": Foreign("use --skip-tokenizer-init", switch=True),
     "tool-server": Foreign("tools always run at the client; leave the flag out"),
+    "use-replayssm": always("a state is written once in 16 tokens"),
     "use-tqdm-on-load": Foreign("use --log-level debug for the progress of the start; leave the flag out", switch=True),
     "use-v2-block-manager": always("there is one block pool"),
     "uvicorn-log-level": renamed("log-level"),
@@ -246,6 +255,10 @@ FOREIGN = {
     "worker-cls": Foreign(NO_CODE, ("auto",)),
     "worker-extension-cls": Foreign(NO_CODE),
     # SGLang
+    "mamba-scheduler-strategy": Foreign("use --mamba-cache-mode", ("auto",)),
+    "mamba-ssm-dtype": Foreign("taken as --mamba-ssm-cache-dtype", same="mamba-ssm-cache-dtype"),
+    "mamba-track-interval": passed_over("an answer leaves a state in the prefix cache every 256 tokens"),
+    **dict.fromkeys(("mamba-full-memory-ratio", "max-mamba-cache-size"), Foreign(SHARED_POOL)),
     "chunked-prefill-size": renamed("max-num-batched-tokens"),
     "context-length": renamed("max-model-len"),
     "cuda-graph-bs": renamed("cudagraph-capture-sizes"),

@@ -24,6 +24,7 @@ from server.errors import ApiError, context_length, not_here
 from server.http.exchange import Exchange
 from server.jobs.media_preload import MediaPreload
 from server.jobs.sampling import Asked
+from server.jobs.turns import turn_starts
 from server.output.parser import Parsing
 from server.render.preambles import with_preambles
 from server.render.prompt import Prompt
@@ -118,6 +119,7 @@ def job_of(
         arrival=exchange.arrival,
         flow=exchange.client,
         weight=state.keys.weight(exchange.key_name),
+        boundaries=turn_starts(ids, state.renderer.tokenizer.is_special),
     )
     return Job(prompt, request, spliced.counts, param)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from _fast.histogram import Histogram
-from engine.base.stats import EncoderCounts
+from engine.base.stats import EncoderCounts, StateCounts
 from server.ops.logs import lines_dropped
 
 if TYPE_CHECKING:
@@ -239,11 +239,36 @@ class Metrics:
             counter = CounterMetricFamily(f"vllm:{name}", text, labels=names)
             counter.add_metric(values, value)
             yield counter
+        yield from self._state_families(stats.states if stats else StateCounts())
         info = GaugeMetricFamily(
             "vllm:cache_config_info", "Settings of the cache, as labels.", labels=[*names, *self.cache_info]
         )
         info.add_metric([*values, *self.cache_info.values()], 1)
         yield info
+
+    def _state_families(self, states: StateCounts) -> Iterator[Metric]:
+        """Zeros where no layer has a state."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        names, values = ["model_name", "engine"], [self.model_name, "0"]
+        gauges = {
+            "state_checkpoints": ("States of recurrent layers that prefixes are found by.", states.named),
+            "state_runs_in_use": ("Runs of blocks that requests hold: states and newest inputs.", states.runs_used),
+        }
+        counters = {
+            "state_checkpoints_stored": ("States stored in the prefix cache.", states.stored),
+            "state_checkpoints_hit": ("States found in the prefix cache.", states.hit),
+            "state_checkpoints_dropped": ("States evicted, or that found no room.", states.dropped),
+            "prefix_cache_attention_hits": (
+                "Tokens that keys and values alone would have found in the prefix cache.",
+                states.attention_hit_tokens,
+            ),
+        }
+        for kind, families in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
+            for name, (text, value) in families.items():
+                family = kind(f"vllm:{name}", text, labels=names)
+                family.add_metric(values, value)
+                yield family
 
     def _expert_families(self) -> Iterator[Metric]:
         from prometheus_client.core import GaugeMetricFamily

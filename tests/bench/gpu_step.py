@@ -24,8 +24,8 @@ from typing import Any
 
 import numpy as np
 
-# Numbers of rows; empty: pictures.
-CASES = {"0.6b": (1, 32, 256), "8b": (32,), "vl-7b": (), "tiny": (1, 4), "tiny-vl": ()}
+CASES = {"0.6b": (1, 32, 256), "8b": (32,), "vl-7b": (), "tiny": (1, 4), "tiny-vl": ()}  # rows; none: pictures
+CASES |= dict.fromkeys(("qwen-35b-a3b-fp8", "qwen-27b-fp8", "nano"), (1, 16, 64))
 SCHEMA = {"type": "array", "minItems": 1000, "items": {"type": "string", "maxLength": 40}}
 PICTURES, PICTURE_ROWS = 32, 1024
 WINDOW, REPEATS = 192, 3  # steps per measurement; measurements per process

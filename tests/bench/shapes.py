@@ -8,6 +8,7 @@ from typing import Any
 
 from tests.bench.shapes_hearing import HEARING
 from tests.bench.shapes_seeing import GEMMA3_SEEING, OURS, SEEING
+from tests.bench.shapes_states import STATES
 
 QWEN3_CPU = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -168,6 +169,7 @@ SHAPES = {
     "gemma-12b-vl": {**GEMMA3_SEEING, "text_config": GEMMA3_12B},
     **SEEING,
     **HEARING,
+    **STATES,
 }
 BGE_BASE = {
     "architectures": ["BertModel"],

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.base.config import FailureLimits
 from server import cli, docs
 from server.bench.options import ServeOptions
 from server.cli import parse
@@ -172,7 +173,7 @@ def test_graph_sizes_are_given_in_any_order(words):
 
 def test_the_engine_gets_what_it_should_do_about_bad_luck():
     engine = config_of("--max-failed-steps", "5", "--max-oom", "7", "--deterministic", "--enforce-eager").engine()
-    assert (engine.max_failed_steps, engine.max_oom) == (5, 7)
+    assert engine.failures == FailureLimits(5, 7)
     assert engine.deterministic
     assert engine.enforce_eager
     assert engine.device_reserve_bytes == 1 << 30

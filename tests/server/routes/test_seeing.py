@@ -22,6 +22,7 @@ GREEDY = {"max_tokens": 6, "temperature": 0}
 WIDTHS = {
     "qwen2_vl": 2 * 3,
     "qwen3_vl": 2 * 3,
+    "qwen3_5": 2 * 3,
     "llava": 16,
     "mistral3": 3 * 4,
     "internvl": 4 * 4,
