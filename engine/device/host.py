@@ -33,7 +33,7 @@ class HostStream:
         self._work.put((call, args))
 
     def close(self, timeout: float = 10.0) -> None:
-        """Runs all launched work, then ends the thread."""
+        """Runs what was launched, then ends the thread."""
         self._work.put(None)
         self._thread.join(timeout)
 

@@ -88,7 +88,7 @@ class GrammarRow:
         self._left = grammar.spec.budget  # tokens left before the grammar must begin; None: no limit
         self.wakes = grammar.spec.starts[:1]  # the token that is forced when no token is left
         self._taken = 0  # tokens of the answer
-        self._verdict: RowEnd | None = None  # ends the row with the step in flight, for any token that the step chooses
+        self._verdict: RowEnd | None = None  # ends the row with the step in flight, whatever token that step chooses
         self.redoes = False  # the next token was chosen without the grammar, and must be sampled again
         self.over = False  # the row has ended; tokens of steps in flight are ignored
 

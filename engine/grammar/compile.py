@@ -69,7 +69,7 @@ def held_bytes(grammar: Grammar) -> int:
 
 
 def is_crowded(grammar: Grammar) -> bool:
-    """Whether the lanes have enough rows to justify the compile of another lane."""
+    """Whether the lanes have so many rows that another lane is worth a compile."""
     if len(grammar.lanes) >= min(MOST_LANES, fill_threads()) or grammar.lane().rows < CROWDED:
         return False
     return (len(grammar.lanes) + 1) * (lane_bytes(grammar) + LANE_BYTES) <= grammar.vocabulary.memory_bytes
