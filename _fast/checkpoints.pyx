@@ -8,10 +8,10 @@ of entry j:
     states                             state                   found through it, and dropped with the block's name
     no primary      root <- hash 0  <- hash 1  <- hash 2       a state has its own name in the prefix index
 
-So a state is found under the salt, media and adapter of its prefix alone. Idle states hold `most_idle` blocks at most.
-Beyond that, and when no other idle block is left, states are dropped from two lists, the longest unused first. The
-first list has states that no row has begun at, and states whose only such row has named a longer prefix meanwhile. The
-second list has the others; it goes first where it holds more than half of `most_idle`, so that new states have room.
+So a state is found only with the salt, media and adapter of its prefix. Idle states hold at most `most_idle` blocks.
+Beyond this limit, and when no other idle block is left, states are dropped from two lists, least recently used first.
+The first list has states at which no row has begun, and states whose only such row has named a longer prefix since. The
+second list has the others. It goes first if it holds more than half of `most_idle`, so that new states have room.
 """
 
 from array import array
@@ -85,7 +85,7 @@ cdef class Checkpoints:
         return block
 
     cdef bint _evict(self) noexcept nogil:
-        """The idle state that goes next loses its name. False: there is none."""
+        """Drop the name of the next idle state in drop order. False: there is none."""
         cdef block_t head = 0
         if 2 * self.pool.idle_blocks[WORN_STATES] <= self.most_idle:
             head = self.pool.first_run(SPARE_STATES)

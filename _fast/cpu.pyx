@@ -1,4 +1,4 @@
-"""The CPU's kernels: products, norms, activations, rotation, attention, states; in C (`c/cpu/`), on a pool of threads.
+"""The CPU's kernels: products, norms, activations, rotation, attention and states, in C (`c/cpu/`), on a thread pool.
 
 Thread: the device thread, or any thread that computes. The only state is the pool, which serves one caller at a time;
 a second caller computes on its own thread. In: addresses of tensors (`data_ptr()`), sizes and strides in elements; the
@@ -148,9 +148,9 @@ def norm(
 
 
 def point(int op, uintptr_t out, uintptr_t x, long rows, long width, long x_stride, bint bf16, uintptr_t up=0):
-    """An activation of gate and up, [rows, 2 * width], op its number; or with PLAIN + its number of [rows, width].
+    """Apply activation `op` to gate and up [rows, 2 * width]; op = PLAIN + activation: to x [rows, width].
 
-    up: [rows, width], where it does not lie behind gate; `out` may be it.
+    up: [rows, width], if up does not follow gate in memory; `out` may be the same memory.
     """
     cdef point_call call
     call.op = op

@@ -128,7 +128,7 @@ cdef class Planner:
         self.queue.drop_expired()
         while self.running.size < self.max_rows and self.shares.tokens_left > 0:
             slot = self._next()
-            # A preempted row waits for its samples in flight: they are part of what it must compute.
+            # A preempted row waits for its samples in flight, because it must compute these tokens, too.
             if slot < 0 or self.seqs.in_flight[slot] or not (self._start(slot, plan) or self.queue.set_aside(slot)):
                 break
         self.queue.take_back()

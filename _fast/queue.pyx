@@ -44,7 +44,7 @@ cdef class WaitQueue:
 
     cdef void enlist(self, slot_t slot, int32_t flow, int32_t weight, int64_t cost, double deadline,
                      int32_t priority, double arrival, int64_t order) noexcept nogil:
-        """A new slot enters: whose it is, what it costs, until when its first step may begin, its place in the line."""
+        """Add a new slot with its flow, its cost, the deadline of its first step, and its place in the line."""
         self.turns.meet(flow)
         self.flow[slot] = flow
         self.turns.weight[flow] = weight

@@ -26,9 +26,9 @@ cdef struct RowState:  # state of a slot; runs by their heads, 0 is none
     int32_t due  # number of tokens after which the next state is named
     int32_t branch  # tokens that attention has found, if states have found fewer; else 0
     bint extends  # the row began at a state
-    block_t newest  # the state that the row has named last, or began at
-    block_t newest_above  # and the primary's block where it hangs
-    bint newest_answered  # it holds tokens of the row's answer
+    block_t newest  # the state that the row named last, or began at
+    block_t newest_above  # the primary's block to which `newest` is attached
+    bint newest_answered  # `newest` holds tokens of the row's answer
     int32_t num_boundaries
     int32_t boundaries[8]
 

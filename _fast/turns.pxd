@@ -9,10 +9,10 @@ cdef class Turns:
     cdef readonly int32_t num_active
     cdef int64_t[::1] due  # by flow: the virtual time at which all its tokens are paid
     cdef int32_t[::1] weight
-    cdef int64_t[::1] since  # by flow: when it was served last or began to wait, for ties
-    cdef int32_t[::1] active  # flows that wait, in no order: the first `num_active`
-    cdef int32_t[::1] place  # by flow: where it stands there, or -1
-    cdef uint8_t[::1] passed  # by flow: it is passed over
+    cdef int64_t[::1] since  # by flow: when it was last served or began to wait, to break ties
+    cdef int32_t[::1] active  # waiting flows, unordered: the first `num_active`
+    cdef int32_t[::1] place  # by flow: its index in `active`, or -1
+    cdef uint8_t[::1] passed  # by flow: flow() skips it
     cdef int64_t clock  # the virtual time
     cdef int64_t latest  # the latest of all due times
     cdef int64_t count

@@ -38,9 +38,9 @@ cdef class Turns:
         self.passed = array("B", bytes(num_flows))
 
     cdef int32_t flow(self) noexcept nogil:
-        """The flow that is served next: what is due first, of equal ones what has waited longer; -1: none waits.
+        """Return the flow with the earliest due time, among equals the one that has waited longest; -1: none waits.
 
-        Flows that are `passed` over do not count.
+        Flows in `passed` are skipped.
         """
         cdef int32_t best = -1
         cdef int32_t flow

@@ -18,7 +18,7 @@ MAX_CHECKPOINTS = 4  # per row and step
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateWork:
-    """The chunks of rows that are scanned; made on the device by engine/kernels/state/chunks, read by every layer."""
+    """The chunks of the rows that a step scans; a kernel makes them on the device, every layer reads them."""
 
     chunks: Tensor  # [capacity, 4] int32: row, first token, tokens, 0; in no order
     count: Tensor  # [1] int32
@@ -36,9 +36,9 @@ class StateMeta:
     new_base: Tensor  # [num_rows] int32; base, or a later multiple of the chunk, before the row's last position
     query_start: Tensor  # [num_rows + 1] int32, offsets into the batch's tokens
     start: Tensor  # [num_rows] int32, the position of the row's first token in this step
-    checkpoint_run: Tensor  # [num_rows, 4] int32: further runs to write, 0: none; those that exist stand first
-    checkpoint_at: Tensor  # [num_rows, 4] int32: behind how many tokens
-    num_rows: Tensor | None = None  # [1] int32: rows that are no padding; None: all
-    work: StateWork | None = None  # on an accelerator, of a layer that scans
-    works: dict[int, StateWork] = field(default_factory=dict)  # by positions of a chunk: one list for all layers
+    checkpoint_run: Tensor  # [num_rows, 4] int32: further runs to write, then zeros
+    checkpoint_at: Tensor  # [num_rows, 4] int32: the number of tokens after which each checkpoint is taken
+    num_rows: Tensor | None = None  # [1] int32: rows that are not padding; None: all rows
+    work: StateWork | None = None  # the list of the layer that scans
+    works: dict[int, StateWork] = field(default_factory=dict)  # by positions per chunk; all layers share a list
     decode_only: bool = False  # every row fits in the ring and has no checkpoint: nothing is scanned

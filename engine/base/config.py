@@ -24,18 +24,18 @@ CacheWord = Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_per_
 class FailureLimits:
     """How much may fail before the device counts as lost."""
 
-    steps: int = 3  # in a row
-    oom: int = 3  # steps without room on the device, in a minute
+    steps: int = 3  # consecutive failed steps
+    oom: int = 3  # out-of-memory steps within a minute
 
 
 @dataclass(frozen=True, slots=True)
 class StateConfig:
-    """Of models whose layers keep a state of a whole sequence."""
+    """Settings of recurrent layers, which hold one state per sequence."""
 
-    mode: Literal["none", "align", "all"] = "align"  # which states a prefix is found by; all: one every `every` tokens
+    mode: Literal["none", "align", "all"] = "align"  # states in the prefix cache; all: one every `every` tokens
     every: int = 1024  # tokens
-    share: float = 0.25  # part of the blocks that states of no running request hold at most
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of states; auto: the checkpoint's word, else float32
+    share: float = 0.25  # the largest share of the blocks for states that no request uses
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # dtype of states; auto: the checkpoint's, else float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,8 @@ class EngineConfig:
     kv_cache_skip_layers: tuple[str, ...] = ()  # layer numbers or "sliding_window": cached in the activations' dtype
     enable_prefix_caching: bool = True
     states: StateConfig = field(default_factory=StateConfig)
-    return_routed_experts: bool = False  # capture the experts of every token in the cache, for requests that ask
-    jump_forward: bool | None = None  # tokens that a grammar forces are not chosen one by one; None: on a CPU only
+    return_routed_experts: bool = False  # capture every token's experts in the cache, for requests that want them
+    jump_forward: bool | None = None  # append tokens that a grammar forces without sampling; None: on a CPU only
     max_num_seqs: int = 0  # rows in a step; 0 = 256 on an accelerator, 64 on a CPU
     max_num_batched_tokens: int = 0  # tokens in a step; 0 = 2,048 on an accelerator, 512 on a CPU
     max_prefill_chunk: int = 0  # prompt tokens of one row in a step; 0 = no limit but the budget
@@ -76,11 +76,11 @@ class EngineConfig:
     encoder_budget: int = 0  # patches, or rows of an audio encoder, that towers compute in a step; 0 = derived
     encoder_cache_tokens: int = 0  # tower rows cached; 0 = derived
     num_threads: int = 0  # CPU compute threads; 0 = all cores
-    step_timeout: float = 60.0  # seconds without a turn of the device thread, after which the engine counts as stalled
-    stall_exit: float = 30.0  # seconds more, after which the engine gives up
+    step_timeout: float = 60.0  # seconds without an iteration of the device thread until the engine counts as stalled
+    stall_exit: float = 30.0  # further seconds until the engine gives up
     failures: FailureLimits = field(default_factory=FailureLimits)
-    enforce_eager: bool = False  # launch forwards and choices kernel by kernel; only what precedes them is a graph
+    enforce_eager: bool = False  # launch forwards and sampling kernel by kernel; only the input preparation is a graph
     cudagraph_capture_sizes: tuple[int, ...] = ()  # rows of the decode steps to capture, ascending; () = derived
-    deterministic: bool = False  # bit-identical tokens and log-probabilities whatever else is in the batch
+    deterministic: bool = False  # tokens and log-probabilities have the same bits in every batch
     faults: Faults | None = None  # failures that tests plant
     debug_poison: bool = False  # freed blocks and slots hold NaN and out-of-range ids

@@ -96,7 +96,7 @@ class ExpertsConfig:
     routing: Routing
     width: int  # the intermediate size of each expert
     shared_width: int = 0  # the intermediate size of the shared expert, an MLP for every token; 0: none
-    shared_gate: bool = False  # the shared MLP's result is multiplied by the sigmoid of a product with the token
+    shared_gate: bool = False  # the shared expert's result is multiplied by the sigmoid of a linear gate of the token
     latent_size: int = 0  # the experts read the token projected to this width; 0: the token itself
     layout: ExpertLayout = "apart"
     clamped: bool = False  # gate and up are clamped, and the activation is gpt-oss's
@@ -114,12 +114,12 @@ class LayerConfig:
     scale: float  # multiplies attention's scores
     softcap: float = 0.0  # attention's scores become cap * tanh(score / cap); 0 = no cap
     sinks: bool = False  # a learned logit per head joins the softmax
-    pre_norms: bool = True  # attention and MLP read the stream through a norm; else as it is
-    post_norms: bool = False  # what attention and MLP add to the stream passes a norm of its own
-    experts: ExpertsConfig | None = None  # in the place of the MLP
-    mixer: MixerConfig | None = None  # in the place of attention; None: attention
-    causal: bool = True  # a token sees no later ones; else one step computes the input, without a KV cache
-    head_dim: int = 0  # these three where they are not TextConfig's; 0: they are
+    pre_norms: bool = True  # attention and MLP read the residual stream through a norm
+    post_norms: bool = False  # the outputs of attention and MLP pass a norm before they are added to the stream
+    experts: ExpertsConfig | None = None  # replaces the MLP
+    mixer: MixerConfig | None = None  # replaces attention; None: attention
+    causal: bool = True  # a token sees no later tokens; else one step computes the whole input, without a KV cache
+    head_dim: int = 0  # head_dim, num_kv_heads, intermediate_size: 0: TextConfig's value holds
     num_kv_heads: int = 0
     intermediate_size: int = 0
     kv_shared_with: int | None = None  # the layer whose keys and values this layer reads; None: its own

@@ -157,10 +157,10 @@ class Request:
     arrival: float = 0.0  # time.monotonic() seconds
     grammar: Grammar | None = None  # the grammar of the answers; each choice gets its own matcher
     pooling: PoolingParams | None = None
-    flow: str = ""  # who asks: requests of equal ones wait in one line, and lines are served in turn
-    weight: int = 1  # the share of that line
-    deadline: float = math.inf  # of the first step, on the clock of `arrival`
-    boundaries: tuple[int, ...] = ()  # lengths of the prompt, 8 at most, behind which other requests may go on
+    flow: str = ""  # the client: requests with the same flow wait in one queue, and the queues are served in turn
+    weight: int = 1  # the share of that queue
+    deadline: float = math.inf  # latest time of the first step, on the clock of `arrival`
+    boundaries: tuple[int, ...] = ()  # at most 8 positions of the prompt after which other requests may differ
 
     @property
     def is_masked(self) -> bool:

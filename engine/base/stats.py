@@ -23,14 +23,14 @@ class EncoderCounts(NamedTuple):
 
 
 class StateCounts(NamedTuple):
-    """States of recurrent layers: what the prefix cache holds now, and counts since start."""
+    """States of recurrent layers in the prefix cache; counts are since start."""
 
-    named: int = 0  # states that a prefix is found by
-    stored: int = 0  # named since start
-    hit: int = 0  # found by a request, since start
-    dropped: int = 0  # that lost their name, or found no room, since start
-    runs_used: int = 0  # runs of blocks that requests hold, of states and of tails
-    attention_hit_tokens: int = 0  # that keys and values alone would have found, since start
+    named: int = 0  # states in the prefix cache now
+    stored: int = 0  # states added to the prefix cache
+    hit: int = 0  # states at which a request began
+    dropped: int = 0  # states that were evicted, or for which there was no room
+    runs_used: int = 0  # runs of blocks, for states and tails, that requests hold now
+    attention_hit_tokens: int = 0  # tokens that the prefix cache would have found without states
 
 
 class SettledBy(IntEnum):
@@ -69,17 +69,17 @@ class StepStats:
     ended_at: float = 0.0  # time at which the step's tokens could be read
     waited_at: float = 0.0  # time at which the device thread had the tokens
     encoder: EncoderCounts | None = None
-    states: StateCounts | None = None  # of models whose layers have states, where Python settled the step
+    states: StateCounts | None = None  # None: the model has no states, or the GIL-free loop settled the step
     settled: SettledBy = SettledBy.LOOP
 
     @property
     def by_python(self) -> bool:
-        """It was settled in Python: prompts, rules, media, errors; plain ones need none."""
+        """Python settled the step because of prompts, rules, media or errors; plain steps need no Python."""
         return self.settled != SettledBy.LOOP
 
     @property
     def failed(self) -> bool:
-        """It raised; its rows ended or started over."""
+        """The step raised; its rows ended or started over."""
         return self.settled == SettledBy.FAILED
 
     @classmethod
@@ -116,7 +116,7 @@ class EngineStats:
 
     def add(self, step: StepStats) -> None:
         """Folds one step in (loop)."""
-        self.steps += step.num_rows > 0  # 0: the numbers are of no step
+        self.steps += step.num_rows > 0  # 0 rows: these numbers belong to no step
         self.running, self.waiting = step.running, step.waiting
         self.blocks_used, self.blocks_total = step.blocks_used, step.blocks_total
         self.preemptions, self.prefix_queries, self.prefix_hits = (

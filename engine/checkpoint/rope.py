@@ -91,7 +91,7 @@ def read_rope(body: Section, layer_type: str, head_dim: int, default: RopeDefaul
 
 
 def max_position(body: Section, rope: RopeConfig) -> int:
-    """Tokens of context. YaRN files may still name the length before stretching."""
+    """The context length in tokens. Files with YaRN may name the length before stretching."""
     if rope.kind == "none" and body.values.get("max_position_embeddings") is None:
         return UNBOUNDED
     limit = body.size("max_position_embeddings")

@@ -1,9 +1,9 @@
 """PagedSelfAttention: fused q|k|v projection, rotation and cache write, attention over the paged cache.
 
 Thread: device. In: the residual stream [T, hidden] through the norm before the layer, the step's cos/sin and
-AttentionMeta, this layer's caches (written). Out: attended values [T, num_heads * head_dim]; the output product is the
-layer's. Three kernel calls, one for a norm that no product does (engine/layers/norm.py), and one for gates, which the
-query product makes alongside the queries. DenseSelfAttention is for layers whose tokens see later ones: one step
+AttentionMeta, this layer's caches (written). Out: attended values [T, num_heads * head_dim]; the layer has the output
+projection. Three kernel calls, one more if the norm is not fused into a projection (engine/layers/norm.py), and one for
+gates, which the query projection computes next to the queries. DenseSelfAttention is for bidirectional layers: one step
 computes a whole input, and nothing is cached.
 """
 
@@ -131,8 +131,8 @@ class PagedSelfAttention:
         return FullSpec(self.num_kv_heads, self.head_dim, dtype)
 
     def __call__(self, x: Normed, rope: Rope, meta: AttentionMeta, cache: LayerCache) -> Tensor:
-        """Stores the tokens' keys and values; returns what each token attended, [T, num_heads * head_dim]."""
-        # Queries are not named here: they are given back before anything else is allocated.
+        """Stores the tokens' keys and values; returns the attention output of each token, [T, num_heads * head_dim]."""
+        # Queries have no variable here, so their memory is freed before anything else is allocated.
         if not self.gate_width:
             return self._attended(self.store(x, rope, meta, cache), meta, cache)
         projected = self._projected(x)
@@ -200,7 +200,7 @@ class DenseSelfAttention(PagedSelfAttention):
         return NothingSpec()
 
     def __call__(self, x: Normed, rope: Rope, meta: AttentionMeta, cache: LayerCache) -> Tensor:
-        """What each token attended, [T, num_heads * head_dim]; the rows of `meta` cover all tokens."""
+        """The attention output of each token, [T, num_heads * head_dim]; the rows of `meta` cover all tokens."""
         projected = self._projected(x)
         heads = projected[:, self.gate_width :].unflatten(1, (-1, self.head_dim))
         values = heads[:, self.num_heads + self.num_kv_heads :]

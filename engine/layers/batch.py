@@ -36,8 +36,8 @@ class Batch:
     positions: Tensor  # [T] int64, or [axes, T] for M-RoPE models
     media: list[tuple[int, int, Tensor]]  # (token_start, length, rows [length, hidden or more])
     attention: list[Any]  # by cache group: an AttentionMeta, or the StateMeta of layers with states
-    caches: list[LayerCache]  # by layer that keeps something
-    group_of: Sequence[int]  # by the same: whose AttentionMeta is its
+    caches: list[LayerCache]  # in the order of cache_specs
+    group_of: Sequence[int]  # in the same order: the index of each cache in `attention`
     # [S] int64: the tokens whose hidden states a forward returns, in this order. None: all T.
     sample_index: Tensor | None = None
     # How many of the T tokens, and of sample_index, are not padding: int32 [1], on the device. None: all.

@@ -2,13 +2,13 @@
 
     chosen, weights = route(n)          n: the residual stream [T, hidden] through the norm before the MLP
     x += sum over k of weights[k] * expert[chosen[k]](n) (+ shared(n), or shared(n) * sigmoid(n . gate))
-         or of expert[chosen[k]](weights[k] * n), where the routing weighs the input
-         or latent_out(sum of expert[chosen[k]](latent_in(n))) (+ shared(n)), where experts have a width of their own
+         or sum over k of expert[chosen[k]](weights[k] * n), if the routing weighs the input
+         or latent_out(sum of expert[chosen[k]](latent_in(n))) (+ shared(n)), if experts have a latent width
 
 An expert without a gate is down(activate(up(n))).
 
 Thread: device. In: n. Out: an Addend, whose sum is computed when the stream adds it (engine/layers/stream.py).
-The router's logits, its correction and the scores are float32 whatever the checkpoint's dtype.
+The router's logits, its correction and the scores are float32 for every checkpoint dtype.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class Experts:
 
     @property
     def _kind(self) -> str:
-        """How the tensors of all experts begin, in layouts that are no module's."""
+        """The prefix of the tensors of all experts, in layouts with bare tensors."""
         if self.is_down:
             return "down_proj"
         return "gate_up_proj" if len(self.pieces) > 1 else "up_proj"

@@ -134,11 +134,11 @@ def build_model(
     return model
 
 
-IN_ONE = ("joined", "upright", "turned")  # layouts of families some of whose files have experts one by one
+IN_ONE = ("joined", "upright", "turned")  # layouts with one tensor for all experts, which some files split
 
 
 def files_decide(config: ModelConfig) -> bool:
-    """Whether the headers of the weight files say how the model is built."""
+    """Whether building the model needs the headers of the weight files."""
     return config.raw.get("quantization_config") is not None or _has_experts_in_one(config)
 
 
@@ -147,7 +147,7 @@ def _has_experts_in_one(config: ModelConfig) -> bool:
 
 
 def _turns_experts(config: ModelConfig, shards: Sequence[Shard] | None) -> bool:
-    """Whether files hold the experts one by one that others of the family have in a tensor for all."""
+    """Whether files hold each expert separately, although the family's releases have one tensor for all."""
     if not _has_experts_in_one(config):
         return False
     if shards is None:

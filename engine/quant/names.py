@@ -15,7 +15,7 @@ from typing import Any
 
 from engine.base.errors import ConfigError
 
-USUAL = ("lm_head",)  # left out where nothing is said
+USUAL = ("lm_head",)  # left out by default
 PREFIXES = (
     "", "model.", "model.language_model.", "language_model.model.", "language_model.", "thinker.model.", "backbone.",
 )  # fmt: skip

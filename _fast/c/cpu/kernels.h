@@ -52,7 +52,7 @@ struct spreading {
 };
 
 enum row_op { RMS_NORM, LAYER_NORM };
-/* engine/kernels/activation has the same; ACT_CLAMPED_SWIGLU takes gate and up, the others are f(x), or f(gate) * up */
+/* The same numbers as in engine/kernels/activation. ACT_CLAMPED_SWIGLU takes gate and up; others f(x) or f(gate) up */
 enum activation { ACT_SILU, ACT_GELU_TANH, ACT_CLAMPED_SWIGLU, ACT_GELU, ACT_RELU, ACT_RELU2, ACT_QUICK_GELU, ACT_SIGMOID };
 #define SWIGLU_ALPHA 1.702f
 #define SWIGLU_LIMIT 7.0f

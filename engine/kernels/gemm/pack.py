@@ -85,9 +85,9 @@ def pack_unchanged(weight: Tensor, bias: Tensor | None, placement: Placement) ->
 
 
 def pack_pieces(pieces: list[Codes | Tensor], bias: Tensor | None, placement: Placement, gated: bool) -> Weight:
-    """Matrices one below the other, quantised or [N, K] of floats; `gated`: gate's rows, then as many of up.
+    """A Weight of stacked matrices, quantised or floats [N, K]; `gated`: gate's rows, then as many of up.
 
-    Neighbours of one form are one product: of qkv | z | b | a, two where b and a alone are floats.
+    Adjacent matrices in the same form become one product: qkv | z | b | a are two if only b and a are floats.
     """
     runs = _runs(pieces)
     if len(runs) == 1 and isinstance(runs[0], Codes):
@@ -100,7 +100,7 @@ def pack_pieces(pieces: list[Codes | Tensor], bias: Tensor | None, placement: Pl
 
 
 def _runs(pieces: list[Codes | Tensor]) -> list[Codes | Tensor]:
-    """Neighbours of one form as one matrix."""
+    """Adjacent matrices in the same form, joined."""
     runs = [[pieces[0]]]
     for piece in pieces[1:]:
         if _is_alike(runs[-1][0], piece):

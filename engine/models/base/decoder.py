@@ -42,20 +42,20 @@ from engine.weights.table import Table
 
 
 class Mixer(Protocol):
-    """Attention, a convolution, or a layer with a state: each knows which kind of `meta` is its own."""
+    """Attention, a convolution or a recurrent layer, which mixes tokens; `meta` is of the kind that the mixer reads."""
 
     def cache_spec(self, dtype: torch.dtype) -> CacheSpec:
         """The cache of a layer of a model in `dtype`."""
 
     def __call__(self, x: Normed, rope: Rope, meta: Any, cache: LayerCache) -> Tensor:
-        """Writes the cache; returns what the layer's output product reads, [T, its width]."""
+        """Writes the cache; returns the input of the layer's output projection, [T, its width]."""
 
     def store(self, x: Normed, rope: Rope, meta: Any, cache: LayerCache) -> Tensor:
-        """Writes the cache; the result is not used."""
+        """Only writes the cache, for steps that do not use the result."""
 
 
-Metas = Sequence[Any]  # by cache of a layer: where the step's rows lie in it (Batch.attention)
-Caches = Sequence[LayerCache]  # of a layer, in the order of its mixers
+Metas = Sequence[Any]  # for each cache of a layer: where the step's rows lie in the cache
+Caches = Sequence[LayerCache]  # the caches of a layer, in the order of its mixers
 
 
 class DecoderLayer(ABC):
@@ -70,7 +70,7 @@ class DecoderLayer(ABC):
 
     @property
     def mixers(self) -> Sequence[Mixer]:
-        """What brings a token together with those before it, each with a cache of its own: one, several, or none."""
+        """The layer's attention, convolutions or recurrent layers, each with its own cache: one, several, or none."""
         found: tuple[Mixer | None, ...] = self.attention, self.convolution, self.state
         return tuple(mixer for mixer in found if mixer is not None)
 

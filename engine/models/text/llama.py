@@ -45,7 +45,7 @@ DECODER_IGNORE = ("layers.*.rotary_emb.inv_freq",)
 class LlamaLayer(DecoderLayer):
     """Attention, then MLP or experts, with norms before each (pre_norms), after each (post_norms), or both.
 
-    `mlp`: in the place of the one that the configuration describes. `state`: in the place of attention.
+    `mlp`: replaces the MLP that the configuration describes. `state`: replaces attention.
     """
 
     o: Linear | None  # attention's output projection
