@@ -16,7 +16,7 @@ from engine.base.config import StateConfig
 from engine.cache.layout import CacheLayout
 from engine.layers.states import set_states
 from engine.models.registry import build_model, load_model_config
-from tests import tiny, tiny_states
+from tests import tiny
 from tests.engine_kit import answer, answer_deltas, prompts, quiet, text_request
 from tests.invariance.devices import Answer, Device
 from tests.models.seeing import oracle
@@ -28,6 +28,7 @@ NAMES = (
     pytest.param("jamba-states", marks=pytest.mark.full),
 )
 MODES = ("none", "align", "all")
+FURTHER = ("align", *(pytest.param(mode, marks=pytest.mark.full) for mode in ("none", "all")))
 TOKENS = 20
 PROMPTS = prompts(12, tiny.FIRST_SPECIAL, seed=7, longest=90)
 MANY = {"num_gpu_blocks_override": 3000}  # states of every prompt stay
@@ -84,7 +85,7 @@ def greedy(name: str, prompt: list[int], count: int = TOKENS) -> list[int]:
     return made[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("name", tiny_states.STATES)
+@pytest.mark.parametrize("name", NAMES)
 def test_alone_equals_transformers(name, device):
     own = answers(name, device)[:3]
     device.check([greedy(name, prompt.tolist()) for prompt in PROMPTS[:3]], own)
@@ -118,7 +119,7 @@ async def test_prefixes_are_found_by_states(name, mode, device):
         device.check(later, [await device.alone(engine, request(prompt, **device.rules)) for prompt in longer])
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", FURTHER)
 @pytest.mark.parametrize("name", [each for each in NAMES if each != "mamba2"])  # whose rows never grow
 async def test_preempted_in_the_middle(name, mode, device):
     """Short prompts, long answers: the tokens of three rows outgrow what their states leave."""
