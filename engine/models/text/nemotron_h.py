@@ -1,8 +1,8 @@
 """Nemotron-H (Nano 2, Nemotron 3): a layer is Mamba-2, attention without rotation, an MLP or experts.
 
-Thread: device. MLPs use relu² without gates. Experts' scores are sigmoids; a correction bias is added only for the
-choice of experts. Experts may work on narrower rows (moe_latent_size). The loader skips the layers of the module `mtp`,
-which predict further tokens.
+Thread: device. MLPs and experts use relu² without gates. Experts' scores are sigmoids; a correction bias affects only
+the choice of experts. Experts may work on narrower rows (moe_latent_size). The loader skips the layers of the module
+`mtp`, which predict further tokens.
 """
 
 from __future__ import annotations
