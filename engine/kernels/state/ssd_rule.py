@@ -1,4 +1,4 @@
-"""Mamba-2's state space of a step, by the device that holds the pages: two launches where every row is short."""
+"""Mamba-2's state space of a step, by the device that holds the pages: three launches where every row is short."""
 
 from __future__ import annotations
 
