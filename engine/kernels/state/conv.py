@@ -100,7 +100,7 @@ def conv_kernel(
     SHORT: tl.constexpr,  # computes short rows too
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One program: TOKENS tokens and one piece of columns; bisection of query_start finds the first token's row."""
+    """One program computes TOKENS tokens, one piece of columns; bisection of query_start finds the first row."""
     grid_wait(OVERLAP)
     token = tl.program_id(0) * TOKENS
     until = tl.minimum(token + TOKENS, tl.load(query_start + num_rows))
@@ -150,7 +150,7 @@ def before_kernel(
     SHORT: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One program: COLUMNS columns of the inputs before one base that a row leaves, the new base or a checkpoint."""
+    """One program writes COLUMNS columns of the inputs before one base: a row's new base, or a checkpoint."""
     grid_wait(OVERLAP)
     number, row = tl.program_id(1), tl.program_id(2)
     first = tl.load(query_start + row)

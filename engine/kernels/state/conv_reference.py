@@ -31,7 +31,7 @@ def convolved(
     behind, tokens = len(taps) - 1, len(inputs)
     held = row.read_tail(pages, ring, size)
     first = before.read(pages, row.base_blocks) if row.base else inputs.new_zeros(behind, inputs.shape[1])
-    line = torch.cat([first.to(inputs.dtype), held.to(inputs.dtype), inputs])  # from position base - behind on
+    line = torch.cat([first.to(inputs.dtype), held.to(inputs.dtype), inputs])  # first: position base - behind
     row.write_tail(pages, ring, size, inputs)
     for at, runs in row.targets.items():
         for blocks in runs:

@@ -67,7 +67,7 @@ class DeltaShape:
     def parts(
         self, dtype: torch.dtype, state: torch.dtype, deltas: torch.dtype | None = None
     ) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
-        """Parts of a state: S, and the inputs before the base. Parts of a tail, per position: k, u, g, the input.
+        """Returns a state's parts (S, inputs before the base) and a tail's, per position (k, u, g, input).
 
         `dtype`: of the model; `state`: of S; `deltas`: of u, None for the dtype of S.
         """

@@ -45,7 +45,7 @@ def delta_carry_kernel(
     TURN: tl.constexpr,  # keys are transposed in shared memory instead of loaded twice
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One program: BLOCK_V columns of one value head of one row, chunk by chunk in order."""
+    """One program computes BLOCK_V columns of one value head of one row, chunk by chunk in order."""
     grid_wait(OVERLAP)
     row, head = tl.program_id(2), tl.program_id(1)
     first = tl.load(query_start + row)
@@ -146,7 +146,7 @@ def delta_finish_kernel(
     INPUT_FIRST: tl.constexpr, INPUT_EACH: tl.constexpr,
     TOKENS: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_H: tl.constexpr, COLUMNS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One program: one chunk of one value head; head 0 also writes the tail's keys, gates and inputs."""
+    """One program computes one chunk of one value head; head 0 also writes the tail's keys, gates and inputs."""
     grid_wait(OVERLAP)
     number, head = tl.program_id(1), tl.program_id(0)
     if number < tl.load(num_chunks):

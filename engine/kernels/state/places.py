@@ -19,7 +19,7 @@ from torch import Tensor
 class Part:
     """One part of a state or of a tail: rows of `width` numbers."""
 
-    rows: int  # number in a state, or in one position of a tail
+    rows: int  # number of rows in a state, or in one position of a tail
     width: int
     dtype: torch.dtype
 
@@ -40,7 +40,7 @@ class Place:
 
     first: int  # the part's first page in the run
     per_page: int  # rows in a page
-    rows: int  # number in a state, or in one position of a tail
+    rows: int  # number of rows in a state, or in one position of a tail
     width: int
     dtype: torch.dtype
 

@@ -32,7 +32,7 @@ class SelectiveShape:
     ring: int  # positions that a tail holds
 
     def parts(self, dtype: torch.dtype, state: torch.dtype) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
-        """Parts of a state: h, and the inputs before the base. Parts of a tail, per position: x, steps, B, the input.
+        """Returns a state's parts (h, inputs before the base) and a tail's, per position (x, steps, B, input).
 
         `dtype`: of the model; `state`: of h.
         """

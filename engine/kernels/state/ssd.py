@@ -60,7 +60,7 @@ class SsdShape:
         return 0, self.inner, dt, dt + self.heads
 
     def parts(self, dtype: torch.dtype, state: torch.dtype) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
-        """Parts of a state: h, and the inputs before the base. Parts of a tail, per position: x | B, dt, the input.
+        """Returns a state's parts (h, inputs before the base) and a tail's, per position (x | B, dt, input).
 
         `dtype`: of the model; `state`: of h.
         """

@@ -39,7 +39,7 @@ def ssd_carry_kernel(
     STEP_FIRST: tl.constexpr, STEP_EACH: tl.constexpr,
     PLACES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, SIZE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One program: BLOCK_P channels of one head of one row, chunk by chunk in order."""
+    """One program computes BLOCK_P channels of one head of one row, chunk by chunk in order."""
     grid_wait(OVERLAP)
     row, head = tl.program_id(2), tl.program_id(1)
     inner: tl.constexpr = HEADS * HEAD_DIM
@@ -123,7 +123,7 @@ def ssd_finish_kernel(
     STEP_EACH: tl.constexpr, INPUT_FIRST: tl.constexpr, INPUT_EACH: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_H: tl.constexpr, COLUMNS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One program: one chunk of one group of channels; group 0 also writes the tail's x, B, dt and inputs."""
+    """One program computes one chunk of one group of channels; group 0 also writes the tail's x, B, dt and inputs."""
     grid_wait(OVERLAP)
     number, group = tl.program_id(1), tl.program_id(0)
     inner: tl.constexpr = HEADS * HEAD_DIM
