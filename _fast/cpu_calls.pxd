@@ -1,4 +1,4 @@
-# What cpu.pyx takes from `c/cpu/`: the descriptions of calls and the operations. Only what Python sets is named.
+# Declarations of `c/cpu/` for cpu.pyx: call structures and operations. Structures list only fields that Python sets.
 
 from libc.stdint cimport int32_t, uint8_t
 

@@ -1,7 +1,7 @@
 """Tiny random checkpoints of hybrid families, in Hugging Face format; see tests/tiny.py.
 
-ATTENTION: those whose layers all have attention, or an MLP or experts alone: they keep no state. STATES: those with
-layers that keep one. SEEING: likewise, behind towers.
+ATTENTION: checkpoints without states: each layer has attention, or only an MLP or experts. STATES: checkpoints with
+layers that have states. SEEING: checkpoints with states and towers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAMBA2 = {"mamba_n_heads": 6, "mamba_d_head": 24, "mamba_d_state": 16}
 
 
 def qwen3_5(kind: str = "Qwen3_5", **text: Any) -> Any:
-    """Qwen3_5ForConditionalGeneration, or the one with experts; a quarter of each head is rotated."""
+    """Qwen3_5ForConditionalGeneration, or its variant with experts; a quarter of each head is rotated."""
     import transformers
 
     vision = {
@@ -90,7 +90,7 @@ FALCON = {
     "attention_in_multiplier": 1.3, "attention_out_multiplier": 0.94, "ssm_in_multiplier": 1.25,
     "ssm_out_multiplier": 0.24, "ssm_multipliers": [0.35, 0.25, 0.4, 0.5, 0.3],
 }  # fmt: skip
-STATES: dict[str, Callable[[], Any]] = {  # whose layers keep a state, but for some
+STATES: dict[str, Callable[[], Any]] = {  # all layers or some have states
     "qwen3_5_text-states": tiny.causal(
         "Qwen3_5ForCausalLM", "Qwen3_5TextConfig", **MIXED, **DELTA, rope_parameters=AXES
     ),
@@ -118,7 +118,7 @@ STATES: dict[str, Callable[[], Any]] = {  # whose layers keep a state, but for s
     "falcon_mamba": tiny.causal("FalconMambaForCausalLM", "FalconMambaConfig", **ALONE),
     "mamba2": tiny.causal("Mamba2ForCausalLM", "Mamba2Config", num_heads=6, head_dim=24, n_groups=2, **ALONE),
 }  # fmt: skip
-SEEING: dict[str, Callable[[], Any]] = {  # behind towers
+SEEING: dict[str, Callable[[], Any]] = {  # with towers
     "qwen3_5": lambda: qwen3_5(**MIXED, **DELTA),
     "qwen3_5_moe": lambda: qwen3_5("Qwen3_5Moe", **MIXED, **DELTA, **EXPERTS),
 }

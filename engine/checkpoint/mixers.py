@@ -1,8 +1,8 @@
-"""Layers of hybrid decoders, as config.json describes them -> their kinds, and what stands in the place of attention.
+"""Reads the kinds of a hybrid decoder's layers, and the configurations of its mixers, from config.json.
 
 In: the decoder's section. `layer_types` (older: `layers_block_type`) names the layers: `linear_attention` or, older,
-`mamba` for those with a state, `full_attention` or `attention` for the others. Out: frozen configurations whose sizes
-fit each other. Thread: any.
+`mamba` for layers with a state, `full_attention` or `attention` for the others. Out: frozen configurations with
+checked sizes. Thread: any.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from engine.checkpoint.rope import FULL
 from engine.checkpoint.section import MAX_LAYERS, Section
 
 LINEAR, MLP, MOE = "linear_attention", "mlp", "moe"
-SPELLED = {"mamba": LINEAR, "mamba2": LINEAR, "attention": FULL, "experts": MOE}  # older words
-LETTERS = {"M": LINEAR, "*": FULL, "-": MLP, "E": MOE}  # of hybrid_override_pattern
+SPELLED = {"mamba": LINEAR, "mamba2": LINEAR, "attention": FULL, "experts": MOE}  # older spellings
+LETTERS = {"M": LINEAR, "*": FULL, "-": MLP, "E": MOE}  # letters of hybrid_override_pattern
 KEYS = ("layer_types", "layers_block_type")
 
 
 def layer_kinds(
     body: Section, allowed: Collection[str] = (FULL, LINEAR), default: Sequence[str] | None = None
 ) -> list[str]:
-    """The kind of every layer; `default`: where the file names none (None: it must)."""
+    """The kind of every layer; `default`: kinds if the file names none, None if the file must name them."""
     key = next((key for key in KEYS if body.values.get(key) is not None), "hybrid_override_pattern")
     pattern = body.values.get(key)
     if isinstance(pattern, str):
@@ -44,24 +44,24 @@ def layer_kinds(
 
 
 def without_kinds(body: Section, count: int, **said: Any) -> Section:
-    """The section for `read_text`, which knows attention alone; `said`: what the file says by other words, or not."""
+    """The section for `read_text`, without layer kinds; `said`: values that the file lacks or names by other keys."""
     values = {**body.values, **dict.fromkeys(KEYS), "num_hidden_layers": count, **said}
     return Section(values, body.path, body.outer)
 
 
 def with_mixer(text: TextConfig, mixer: MixerConfig | None, layers: Collection[int]) -> TextConfig:
-    """The same decoder with this in the place of attention, in the layers of these numbers."""
+    """The same decoder; in the layers of these numbers `mixer` replaces attention."""
     changed = (replace(layer, mixer=mixer) if number in layers else layer for number, layer in enumerate(text.layers))
     return replace(text, layers=tuple(changed))
 
 
 def numbers(kinds: Sequence[str], *wanted: str) -> set[int]:
-    """Of the layers of these kinds."""
+    """Numbers of the layers of the `wanted` kinds."""
     return {number for number, kind in enumerate(kinds) if kind in wanted}
 
 
 def read_delta(body: Section, by_key_head: bool = False) -> DeltaConfig:
-    """Of Qwen3-Next and Qwen3.5. by_key_head: how the family's files have what the convolution reads."""
+    """The delta rule of Qwen3-Next and Qwen3.5. by_key_head: the family's files group input rows by key head."""
     gate = body.values.get("output_gate_type") or "silu"
     if gate not in ("silu", "swish", "sigmoid"):
         raise ConfigError(f"{body.path}: output_gate_type={gate!r}; supported are silu, swish and sigmoid")
@@ -82,7 +82,7 @@ def read_delta(body: Section, by_key_head: bool = False) -> DeltaConfig:
 
 
 def read_mamba1(body: Section, prefix: str = "", **family: Any) -> Mamba1Config:
-    """prefix: of Jamba's keys, `mamba_d_state` ...; else Mamba's, `state_size` ... family: fields that no key names."""
+    """prefix: "mamba_" for Jamba's keys; "" for Mamba's, `state_size` ... family: fields without a key in the file."""
     state, taps, rank = ("d_state", "d_conv", "dt_rank") if prefix else ("state_size", "conv_kernel", "time_step_rank")
     hidden = body.size("hidden_size")
     check_state_dtype(body)
@@ -99,7 +99,7 @@ def read_mamba1(body: Section, prefix: str = "", **family: Any) -> Mamba1Config:
     )
 
 
-# Where a family's keys of Mamba-2 are not Bamba's.
+# Keys of Mamba-2 in families that do not use Bamba's: Bamba's key -> the family's key.
 NEMOTRON = {
     "mamba_n_heads": "mamba_num_heads", "mamba_d_head": "mamba_head_dim", "mamba_n_groups": "n_groups",
     "mamba_d_state": "ssm_state_size", "mamba_d_conv": "conv_kernel", "mamba_conv_bias": "use_conv_bias",
@@ -117,9 +117,9 @@ def read_mamba2(
     activation: str = "hidden_act",
     **family: Any,
 ) -> Mamba2Config:
-    """keys: the file's word for each of Bamba's. bounded: time_step_limit counts, and must bound nothing.
+    """keys: Bamba's key -> the file's key. bounded: refuse a time_step_limit that bounds dt.
 
-    activation: the key of the convolution's. family: fields that no key names, and sizes where the file is silent.
+    activation: key of the convolution's activation. family: fields without a key, and default sizes.
     """
     section = body.renamed({theirs: ours for ours, theirs in (keys or {}).items()})
     heads, groups = section.size("mamba_n_heads", 128), section.size("mamba_n_groups", family.pop("groups", 1))
@@ -147,13 +147,13 @@ def read_mamba2(
 
 
 def check_heads(body: Section, key: str, heads: int, group_key: str, groups: int) -> None:
-    """ConfigError where heads are no multiple of groups."""
+    """Raises ConfigError if heads are not a multiple of groups."""
     if heads % groups:
         raise ConfigError(f"{body.path}: {key}={heads} is no multiple of {group_key}={groups}")
 
 
 def refuse_bounds(body: Section) -> None:
-    """ConfigError where time_step_limit bounds dt. transformers 5 writes infinity as an object that says so."""
+    """Raises ConfigError if time_step_limit bounds dt. transformers 5 writes infinity as {"__float__": "Infinity"}."""
     given = body.values.get("time_step_limit") or [0.0, "Infinity"]
     limit = [value.get("__float__") if isinstance(value, dict) else value for value in given]
     if limit[:1] != [0.0] or limit[1:] not in ([float("inf")], ["Infinity"]):
@@ -161,7 +161,7 @@ def refuse_bounds(body: Section) -> None:
 
 
 def check_state_dtype(body: Section) -> None:
-    """ConfigError for states in float16, which drift until answers break."""
+    """Raises ConfigError for float16 states: their rounding errors grow until answers break."""
     for key in ("mamba_ssm_cache_dtype", "mamba_ssm_dtype"):
         named = str(body.values.get(key) or "float32").removeprefix("torch.")
         if named not in ("float32", "bfloat16"):
@@ -169,7 +169,7 @@ def check_state_dtype(body: Section) -> None:
 
 
 def check_activation(body: Section, key: str = "hidden_act") -> None:
-    """ConfigError for a convolution with another activation than SiLU."""
+    """Raises ConfigError if the convolution's activation is not SiLU."""
     named = body.values.get(key) or "silu"
     if named not in ("silu", "swish"):
         raise ConfigError(f"{body.path}: {key}={named!r} of layers with a state; supported are silu and swish")

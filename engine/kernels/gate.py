@@ -1,6 +1,6 @@
-"""A gate: values * sigmoid(gates), in place, where the gates are columns of a wider product.
+"""Multiplies values by sigmoid(gates) in place; gates are columns of a wider product.
 
-Users: attention layers whose query product makes a gate for each number that they return (Qwen3-Next, Qwen3.5).
+Users: attention layers whose query product also makes a gate for each output channel (Qwen3-Next, Qwen3.5).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def gate_kernel(
     BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """One row's BLOCK columns per program, in float32."""
+    """One program computes BLOCK columns of one row, in float32."""
     grid_wait(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -35,7 +35,7 @@ def gate_kernel(
 
 
 def multiply_by_sigmoid(values: Tensor, gates: Tensor) -> Tensor:
-    """values [T, width] contiguous, gates [T, width] with columns side by side -> values, multiplied in place."""
+    """values [T, width] contiguous, gates [T, width] with contiguous columns -> values, multiplied in place."""
     assert values.shape == gates.shape, "a gate for each value"
     if values.is_cuda:
         return launch_gate(values, gates)
@@ -49,7 +49,7 @@ def multiply_by_sigmoid(values: Tensor, gates: Tensor) -> Tensor:
 
 
 def launch_gate(values: Tensor, gates: Tensor) -> Tensor:
-    """The Triton kernel; arguments as `multiply_by_sigmoid`."""
+    """Launches the Triton kernel; arguments as `multiply_by_sigmoid`."""
     _check(values, gates)
     rows, width = values.shape
     block = min(1024, triton.next_power_of_2(width))
@@ -60,7 +60,7 @@ def launch_gate(values: Tensor, gates: Tensor) -> Tensor:
 
 
 def gate_reference(values: Tensor, gates: Tensor) -> Tensor:
-    """A new tensor."""
+    """Returns the product as a new tensor."""
     wide = torch.promote_types(values.dtype, torch.float32)
     return (values.to(wide) * torch.sigmoid(gates.to(wide))).to(values.dtype)
 

@@ -1,12 +1,12 @@
-"""From the record of a step to the runs of its rows: what layers with states read of a plan, next to step_inputs.
+"""Reads the runs of a step's rows from the step's record, for layers with states; step_inputs reads the rest.
 
-In: the next record in pinned memory of the host (layout in `_fast/layout.py`): columns of states, and the blocks of
-runs that are new. Out: StateTables, whose addresses never change; rows beyond the step's have run 0 and no base. One
-launch, which has to come before step_inputs, since that ends the record's turn:
+In: the next record in the host's pinned memory (layout in `_fast/layout.py`): columns of states, and the blocks of new
+runs. Out: StateTables at fixed addresses; rows after the step's last row have run 0 and base 0. The single launch must
+come before step_inputs, because step_inputs moves on to the next record:
 
-    program 0   the rows, all side by side        the others   new runs, one after the other
+    program 0   all rows in parallel              other programs   new runs, one after the other
 
-Host and device run the same arithmetic: a CPU the reference. Users: engine/step/backend/states; thread: the stream's.
+A CPU runs the reference, with the same results. Users: engine/step/backend/states; thread: the stream's.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ NUM_ROWS = tl.constexpr(int(Header.NUM_ROWS))
 NUM_RUNS = tl.constexpr(int(Header.NUM_RUNS))
 PASSING = tl.constexpr(CHECKPOINTS)
 BASE_RUN, WRITE_RUN, TAIL_RUN, BASE, NEW_BASE, RUN, AT = (tl.constexpr(int(one)) for one in StateColumn)
-LOADERS = 8  # programs that set the blocks of new runs
+LOADERS = 8  # programs that write the blocks of new runs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateTables:
-    """Runs by id, and one step's rows; R = max_rows. All int32."""
+    """Block tables of all runs, and one step's rows; R = max_rows. All int32."""
 
-    table: Tensor  # [run ids, columns]: a run's blocks, in the columns of its kind; run 0: block 0 everywhere
+    table: Tensor  # [run ids, columns]: a run's blocks, in the columns for states or tails; run 0: block 0 everywhere
     rows: Tensor  # [6, R]: base run, write run, tail run, base, new base, start
-    checkpoints: Tensor  # [2, R, CHECKPOINTS]: runs, and behind how many tokens
-    places: Tensor  # [2, run width]: the column of each block of a state, and of each block of a tail
-    state_blocks: int  # of a run that holds a state; a tail has another number
+    checkpoints: Tensor  # [2, R, CHECKPOINTS]: runs, and the numbers of tokens after which their states are due
+    places: Tensor  # [2, run width]: columns of a state's blocks, and columns of a tail's blocks
+    state_blocks: int  # blocks of a state's run; a tail's run has another number
 
     @property
     def max_rows(self) -> int:
@@ -55,7 +55,7 @@ class StateTables:
 
 @dataclass(frozen=True, slots=True)
 class RecordSizes:
-    """Of the plan whose record it is."""
+    """Sizes of the plan, which set the layout of a record."""
 
     max_rows: int
     max_tokens: int
@@ -63,12 +63,12 @@ class RecordSizes:
 
     @property
     def states_at(self) -> int:
-        """Where the columns of states begin."""
+        """Offset of the columns of states in a record."""
         return states_at(self.max_rows, self.max_tokens, self.max_updates)
 
     @property
     def runs_at(self) -> int:
-        """Where the new runs begin."""
+        """Offset of the new runs in a record."""
         return runs_at(self.max_rows, self.max_tokens, self.max_updates)
 
 
@@ -83,7 +83,7 @@ def state_inputs_kernel(
     num_records,
     capacity,
     max_rows,
-    computed_at,  # where the column of computed tokens begins
+    computed_at,  # offset of the column of computed tokens
     states_at,
     runs_at,
     most_runs,
@@ -95,7 +95,7 @@ def state_inputs_kernel(
     WIDTH: tl.constexpr,  # power of two >= run_width
     OVERLAP: tl.constexpr,
 ):
-    """Loads go past the caches: a record is written again three steps later."""
+    """Writes rows (program 0) or new runs; loads bypass the caches, since the host rewrites a record 3 steps later."""
     grid_wait(OVERLAP)
     program = tl.program_id(0)
     mine = tl.minimum(tl.maximum(tl.load(turn), 0), num_records - 1)
@@ -138,7 +138,7 @@ def state_inputs_kernel(
 
 
 def state_inputs(tables: StateTables, records: Records, sizes: RecordSizes) -> None:
-    """Rewrites the rows of `tables` and adds new runs, from the next record, whose turn stays. Capturable."""
+    """Rewrites the rows of `tables` and adds new runs from the next record; leaves `turn` unchanged. Capturable."""
     if records.staged.is_cuda:
         launch_state_inputs(tables, records, sizes)
     else:
@@ -146,7 +146,7 @@ def state_inputs(tables: StateTables, records: Records, sizes: RecordSizes) -> N
 
 
 def launch_state_inputs(tables: StateTables, records: Records, sizes: RecordSizes) -> None:
-    """The Triton kernel; arguments as `state_inputs`."""
+    """Launches the Triton kernel; arguments as `state_inputs`."""
     (num_ids, columns), run_width = tables.table.shape, tables.places.shape[1]
     count, capacity = records.pinned.shape
     rows = sizes.max_rows
@@ -160,7 +160,7 @@ def launch_state_inputs(tables: StateTables, records: Records, sizes: RecordSize
 
 
 def state_inputs_reference(tables: StateTables, record: Tensor, sizes: RecordSizes) -> None:
-    """`record` int32 [capacity], of this step."""
+    """Fills `tables` on a CPU; `record` int32 [capacity] is this step's."""
     most, count = sizes.max_rows, int(record[Header.NUM_ROWS])
     columns = record[sizes.states_at :][: STATE_COLUMNS * most].view(STATE_COLUMNS, most)[:, :count]
     start = record[column_at(RowColumn.COMPUTED, most) :][:count]
@@ -183,7 +183,7 @@ def state_inputs_reference(tables: StateTables, record: Tensor, sizes: RecordSiz
 def empty_tables(
     max_rows: int, state_columns: list[int], tail_columns: list[int], num_ids: int, device: torch.device | str
 ) -> StateTables:
-    """Of no run; `num_ids`: of runs, the dummy 0 among them. The columns are those of a run's blocks in order."""
+    """Tables without runs. num_ids: run ids, dummy run 0 included; *_columns: table columns of a run's blocks."""
     width = max(len(state_columns), len(tail_columns))
     both = [columns + [0] * (width - len(columns)) for columns in (state_columns, tail_columns)]
     sizes = (num_ids, 1 + max(state_columns + tail_columns)), (6, max_rows), (2, max_rows, CHECKPOINTS)

@@ -1,8 +1,8 @@
-"""GatedDelta: a gated delta rule in the place of attention (Qwen3.5 and Qwen3-Next).
+"""GatedDelta: a gated delta rule in place of attention (Qwen3.5 and Qwen3-Next).
 
-Thread: device. In: the residual stream [T, hidden] through the norm before the layer, the step's StateMeta, the layer's
-pages (written). Out: [T, value heads * value_dim], normalised and gated; the output product is the layer's. One product
-makes q | k | v | z | b | a. Files of Qwen3-Next have its rows in groups of a key head, which are put in order here.
+Thread: device. In: the normalised residual stream [T, hidden], the step's StateMeta, the layer's pages (written). Out:
+[T, value heads * value_dim], normalised and gated; the decoder layer applies the output product. One product computes
+q | k | v | z | b | a. Files of Qwen3-Next group the product's rows by key head; `in_order` sorts them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from engine.layers.state import ConvTaps, Numbers, StateForm, StateMixer
 
 
 class GatedDelta(StateMixer):
-    """`product`: in_proj_qkv, in_proj_z, in_proj_b, in_proj_a; grouped: in_proj_qkvz, in_proj_ba."""
+    """`product` joins in_proj_qkv, in_proj_z, in_proj_b, in_proj_a; grouped: in_proj_qkvz, in_proj_ba."""
 
     __slots__ = ("conv", "norm", "numbers", "o", "product")
 
@@ -43,20 +43,20 @@ class GatedDelta(StateMixer):
 
     @property
     def weights(self) -> DeltaWeights:
-        """What the kernels read."""
+        """The weights as the kernels take them."""
         return DeltaWeights(self.conv.weight, self.numbers["A_log"], self.numbers["dt_bias"], self.norm.weight)
 
     def __call__(self, x: Normed, rope: Rope, meta: StateMeta, cache: LayerCache) -> Tensor:
-        """[T, value_width]; the tail and the runs of the step are written."""
+        """Returns [T, value_width]; writes the tail and the runs of the step."""
         return delta_rule(self.product.of_normed(x), self.weights, self.shape, self._pages(cache), meta)
 
     def store(self, x: Normed, rope: Rope, meta: StateMeta, cache: LayerCache) -> Tensor:
-        """The whole rule: next to the product it costs little."""
+        """Computes the whole rule, because the rule costs little compared with the product."""
         return self(x, rope, meta, cache)
 
 
 def in_order(shape: DeltaShape, number: int, rows: Tensor) -> Tensor:
-    """Rows of q | k | v | z (number 0) or b | a (1) of each key head -> those of all heads, q first."""
+    """Sorts rows that key heads group, q | k | v | z (number 0) or b | a (number 1): all q first, then all k ..."""
     shares = shape.value_heads // shape.key_heads
     parts = [shape.key_dim, shape.key_dim, shares * shape.value_dim, shares * shape.value_dim]
     grouped = rows.unflatten(0, (shape.key_heads, -1)).split([shares, shares] if number else parts, 1)

@@ -1,8 +1,8 @@
-"""Mamba2 and Mamba1: state spaces in the place of attention.
+"""Mamba2 and Mamba1: state spaces in place of attention.
 
-Thread: device. In: the residual stream [T, hidden] through the norm before the layer, the step's StateMeta, the layer's
-pages (written). Out: [T, inner], gated; the output product is the layer's. Mamba2 has one product, z | x | B | C | dt.
-Mamba1 has x | z, and behind the convolution two small products, for the time steps, B and C.
+Thread: device. In: the normalised residual stream [T, hidden], the step's StateMeta, the layer's pages (written). Out:
+[T, inner], gated; the decoder layer applies the output product. Mamba2 has one input product, z | x | B | C | dt.
+Mamba1 has the input product x | z and, after the convolution, two small products for time steps, B and C.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from engine.weights.table import Wanted
 
 
 class Mamba2(StateMixer):
-    """`product`: in_proj. `norm` exists unless the shape's order is "none"."""
+    """`product`: in_proj. `norm` is None if the shape's norm is "none"."""
 
     __slots__ = ("conv", "norm", "numbers", "o", "product")
 
@@ -45,21 +45,21 @@ class Mamba2(StateMixer):
 
     @property
     def weights(self) -> SsdWeights:
-        """What the kernels read."""
+        """The weights as the kernels take them."""
         conv, numbers, gain = self.conv, self.numbers, None if self.norm is None else self.norm.weight
         return SsdWeights(conv.weight, conv.bias, numbers["A_log"], numbers["dt_bias"], numbers["D"], gain)
 
     def __call__(self, x: Normed, rope: Rope, meta: StateMeta, cache: LayerCache) -> Tensor:
-        """[T, inner]; the tail and the runs of the step are written."""
+        """Returns [T, inner]; writes the tail and the runs of the step."""
         return ssd(self.product.of_normed(x), self.weights, self.shape, self._pages(cache), meta)
 
     def store(self, x: Normed, rope: Rope, meta: StateMeta, cache: LayerCache) -> Tensor:
-        """The whole recurrence: next to the product it costs little."""
+        """Computes the whole recurrence, because the recurrence costs little compared with the product."""
         return self(x, rope, meta, cache)
 
 
 class TimeSteps(Linear):
-    """A product whose bias is added in float32, by the rule that reads it."""
+    """dt_proj: a product without its bias; the rule adds `bias` in float32."""
 
     __slots__ = ("bias",)
 
@@ -76,7 +76,7 @@ class TimeSteps(Linear):
 
 
 class Mamba1(StateMixer):
-    """`product`: in_proj, `mixed`: x_proj, `steps`: dt_proj. Norms of steps, B and C: Jamba's; plain: FalconMamba's."""
+    """`product`: in_proj, `mixed`: x_proj, `steps`: dt_proj. Jamba and FalconMamba (plain) normalise dt, B and C."""
 
     __slots__ = ("_gains", "conv", "mixed", "norms", "numbers", "o", "plain", "product", "rank", "steps")
 
@@ -95,7 +95,7 @@ class Mamba1(StateMixer):
         plain: float | None = None,
         eps: float = 1e-6,
     ) -> None:
-        """`norms`: RMSNorms with weights and `eps`; `plain`: the eps of norms without weights, None: none of these."""
+        """`norms`: RMSNorms with weights and `eps`; `plain`: epsilon of norms without weights, None for no norms."""
         super().__init__(shape, form, dtype)
         self.rank, self.plain = rank, plain
         self.product = Linear(width, 2 * shape.inner, bias=bias)
@@ -109,17 +109,17 @@ class Mamba1(StateMixer):
 
     @property
     def _sizes(self) -> tuple[int, int, int]:
-        """Of the steps' inputs, B and C."""
+        """Columns of the time steps' input, of B and of C in `mixed`."""
         return self.rank, self.shape.state_size, self.shape.state_size
 
     @property
     def weights(self) -> SelectiveWeights:
-        """What the kernels read."""
+        """The weights as the kernels take them."""
         numbers, conv = self.numbers, self.conv
         return SelectiveWeights(conv.weight, conv.bias, numbers["A_log"], self.steps.bias, numbers["D"])
 
     def __call__(self, x: Normed, rope: Rope, meta: StateMeta, cache: LayerCache) -> Tensor:
-        """[T, inner]; the tail and the runs of the step are written."""
+        """Returns [T, inner]; writes the tail and the runs of the step."""
         projected, pages = self.product.of_normed(x), self._pages(cache)
         active = selective_conv(projected, self.weights, self.shape, pages, meta)
         steps, b, c = self._normed(self.mixed(active).split(self._sizes, 1))
@@ -136,5 +136,5 @@ class Mamba1(StateMixer):
         return tuple(rms_norm(part, gain, self.plain) for gain, part in zip(self._gains, parts))
 
     def store(self, x: Normed, rope: Rope, meta: StateMeta, cache: LayerCache) -> Tensor:
-        """The whole recurrence: next to the products it costs little."""
+        """Computes the whole recurrence, because the recurrence costs little compared with the products."""
         return self(x, rope, meta, cache)

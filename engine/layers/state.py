@@ -1,7 +1,7 @@
-"""What recurrent layers have in common: how states lie in pages, the convolution's taps, and numbers that stay float32.
+"""Parts that recurrent layers share: the form of states in pages, the convolution's taps, and float32 parameters.
 
-Owner: the model; read only after loading. StateForm says how many positions are folded into a state at once and how
-many a tail has; it follows from the device and from the tokens that a row may draft.
+Owner: the model; read only after loading. StateForm specifies how many positions are folded into a state at once and
+how many positions a tail holds; the device and the number of draft tokens of a row determine both.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from engine.kernels.state.delta import StatePages, cut
 from engine.kernels.state.places import Part
 from engine.weights.table import Wanted
 
-FOLD = 16  # positions of an accelerator's fold
+FOLD = 16  # positions that an accelerator folds at once
 
 
 @dataclass(frozen=True, slots=True)
 class StateForm:
-    """How states lie in pages."""
+    """The form of states and tails in pages."""
 
-    chunk: int  # positions that are folded at once; a base is a multiple
-    ring: int  # positions of a tail: a chunk, and two steps in flight
+    chunk: int  # positions that are folded at once; a base is a multiple of `chunk`
+    ring: int  # positions that a tail holds: a chunk, and two steps in flight
     dtype: torch.dtype = torch.float32  # of states
 
 
 def state_form(device: str, drafts: int = 0, dtype: torch.dtype = torch.float32) -> StateForm:
-    """Of a device, where a row may compute 1 + drafts tokens in a step."""
+    """The form for a device if a row may compute 1 + drafts tokens in a step."""
     chunk = 1 if torch.device(device).type == "cpu" else FOLD
     return StateForm(chunk, max(chunk + 2 * (1 + drafts), chunk - 1 + 3 * (1 + drafts)), dtype)
 
 
 class PagesOf:
-    """A layer's pages as its parts lie in them; found once for the pages of an engine."""
+    """Places a layer's parts in its pages, once per engine."""
 
     __slots__ = ("parts", "placed", "ring", "tail")
 
@@ -49,7 +49,7 @@ class PagesOf:
         self.placed = None
 
     def spec(self, form: StateForm) -> StateSpec:
-        """Of the layer's cache."""
+        """The spec of the layer's cache."""
         return StateSpec(self.parts, self.tail, form.chunk, self.ring)
 
     def __call__(self, cache: LayerCache) -> StatePages:
@@ -60,7 +60,7 @@ class PagesOf:
 
 
 class StateMixer:
-    """A layer with a state. `shape` has the numbers of its kernels; `dtype` is the model's."""
+    """A layer with a state. `shape` has the sizes for the kernels; `dtype` is the model's."""
 
     __slots__ = ("_pages", "dtype", "form", "shape")
 
@@ -71,21 +71,21 @@ class StateMixer:
         self.set_form(form)
 
     def set_form(self, form: StateForm) -> None:
-        """Before the cache is laid out."""
+        """Sets the form; callers do so before the cache is laid out."""
         self.form, self.shape = form, replace(self.shape, ring=form.ring)
         self._pages = PagesOf(self.shape.parts(self.dtype, form.dtype), form.ring)
 
     def cache_spec(self, dtype: torch.dtype) -> CacheSpec:
-        """`dtype` is the one that the layer was made for."""
+        """The spec of the layer's cache; `dtype` must be the dtype of the layer."""
         return self._pages.spec(self.form)
 
 
 class ConvTaps:
-    """A short convolution's weight of each column, and its bias."""
+    """The taps of a short convolution, and its bias."""
 
     __slots__ = ("bias", "count", "has_bias", "weight", "width")
 
-    weight: Tensor  # [count, width] float32, the token's own first
+    weight: Tensor  # [count, width] float32, the token's own tap first
     bias: Tensor | None  # [width] float32
 
     def __init__(self, width: int, count: int, bias: bool) -> None:
@@ -103,7 +103,7 @@ class ConvTaps:
 
 
 class Numbers:
-    """Tensors of a layer that are no module's weight or bias (A_log, dt_bias, D): float32 always."""
+    """Parameters of the layer itself, not of a submodule (A_log, dt_bias, D); always float32."""
 
     __slots__ = ("shapes", "values")
 

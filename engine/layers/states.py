@@ -1,4 +1,4 @@
-"""Layers with a state: from a configuration to the layer, and from the operator's settings to how their states lie.
+"""Builds layers with a state from configurations, and sets the form of their states from the operator's settings.
 
 Thread: device, before weights are read.
 """
@@ -26,7 +26,7 @@ Recurrent = GatedDelta | Mamba1 | Mamba2
 def recurrent(
     width: int, config: DeltaConfig | Mamba1Config | Mamba2Config, dtype: torch.dtype, device: str
 ) -> Recurrent:
-    """width: of the stream."""
+    """Builds the layer of a configuration; width: of the residual stream."""
     form = state_form(device)
     if isinstance(config, DeltaConfig):
         heads = config.key_heads, config.value_heads, config.key_dim, config.value_dim
@@ -42,9 +42,9 @@ def recurrent(
 
 
 def set_states(model: Any, config: StateConfig, on_host: bool) -> None:
-    """Decides how the states of a model lie in pages. ConfigError: settings of states, for a model without states.
+    """Sets the form of a model's states. ConfigError: the settings configure states, but the model has none.
 
-    Type "auto": the checkpoint's word, which is float32 almost always.
+    Type "auto": the dtype that the checkpoint specifies, nearly always float32.
     """
     layers = getattr(model, "layers", ())
     found = (mixer for layer in layers for mixer in getattr(layer, "mixers", ()))
@@ -61,7 +61,7 @@ def set_states(model: Any, config: StateConfig, on_host: bool) -> None:
 
 
 def _stated(raw: Mapping[str, Any]) -> str:
-    """What config.json says, which has been checked; float32 where it says nothing."""
+    """The dtype of states in config.json, already checked; float32 if config.json specifies none."""
     bodies = [body for body in (raw.get("text_config"), raw) if isinstance(body, dict)]
     named = (body.get(key) for body in bodies for key in ("mamba_ssm_cache_dtype", "mamba_ssm_dtype"))
     return str(next((name for name in named if name), "float32")).removeprefix("torch.")

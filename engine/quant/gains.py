@@ -1,8 +1,8 @@
-"""Gains: numbers that a model multiplies the results of a linear layer by, taken into its weights when it is filled.
+"""Gains: factors of a linear layer's inputs and results; loading multiplies the layer's weights by them.
 
-Owner: the thread that builds the model. In: the scheme of a layer and its tensors, piece by piece. Out: both, so that
-the weights have the gains: floats are rounded once more to their dtype, codes get other scales and lose nothing. So a
-step launches nothing for them.
+Owner: the thread that builds the model. In: the scheme of a layer and its tensors, piece by piece. Out: the scheme and
+the tensors with the gains applied. Floats are rounded once more to their dtype; codes get other scales and lose no
+accuracy. A step therefore needs no launch for gains.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from engine.kernels.gemm.codes import Codes
 from engine.quant.base import Quantised, Scheme, Stored, Tensors
 from engine.weights.table import Wanted
 
-Gain = float | Tensor  # of all rows of a piece, or of each
+Gain = float | Tensor  # one factor for all rows of a piece, or a tensor with one factor per row
 
 
 class Gains(NamedTuple):
-    """Of one layer."""
+    """The gains of one layer."""
 
-    results: tuple[Gain, ...]  # of each piece: of its rows and their biases
-    inputs: float = 1.0  # of what the layer reads
+    results: tuple[Gain, ...]  # of each piece: factor of its rows and biases
+    inputs: float = 1.0  # factor of the layer's input
 
     def of_weights(self) -> list[Gain]:
-        """By piece."""
+        """The factor of each piece's weights."""
         return [gain * self.inputs for gain in self.results]
 
 
 @dataclass(frozen=True, slots=True)
 class Multiplied:
-    """A module that is stored in some way, times a gain."""
+    """A stored module, multiplied by a gain."""
 
     stored: Stored
     gain: Gain
@@ -52,7 +52,7 @@ class Multiplied:
 
 
 def multiplied(scheme: Scheme, tensors: Tensors, gains: Sequence[Gain]) -> tuple[Scheme, Tensors]:
-    """The scheme and the tensors of pieces that are multiplied by `gains`."""
+    """Returns the scheme and the tensors of the pieces, multiplied by `gains`."""
     stored: Sequence[Stored | None] = (None,) * len(gains)
     if isinstance(scheme, Quantised):
         stored = scheme.pieces
@@ -67,7 +67,7 @@ def multiplied(scheme: Scheme, tensors: Tensors, gains: Sequence[Gain]) -> tuple
 
 
 def times(rows: Tensor, gain: Gain) -> Tensor:
-    """rows [n, ...] times its gain, of the same dtype; in place on an accelerator, where the loader made room."""
+    """rows [n, ...] times `gain`, in the same dtype; in place on an accelerator, where the loader owns the memory."""
     if not isinstance(gain, Tensor) and gain == 1.0:
         return rows
     made = (rows.float() * _per_row(gain, rows)).to(rows.dtype)
@@ -75,7 +75,7 @@ def times(rows: Tensor, gain: Gain) -> Tensor:
 
 
 def code_times(codes: Codes, gain: Gain) -> Codes:
-    """The same codes, of a matrix that is so much larger."""
+    """The same codes with scales multiplied by `gain`."""
     if codes.scale.dtype == torch.float32:
         return replace(codes, scale=codes.scale * _per_row(gain, codes.scale))
     rows = codes.scale.new_ones(len(codes.scale), dtype=torch.float32) if codes.row_scale is None else codes.row_scale

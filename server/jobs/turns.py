@@ -1,8 +1,8 @@
-"""Where the turns of a rendered conversation begin, as its tokens say it: a hint for the prefix cache.
+"""Finds the starts of turns in the tokens of a rendered conversation: hints for the prefix cache.
 
-Thread: the loop. In: token ids of a whole prompt. Out: at most MOST lengths of the prompt behind which other requests
-may go on differently. The engine stores states of recurrent layers there (Request.boundaries); keys and values need no
-hint.
+Thread: the loop. In: token ids of a whole prompt. Out: at most MOST lengths of prefixes after which other requests may
+continue differently. The engine stores states of recurrent layers at these lengths (Request.boundaries); keys and
+values need no hint.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ MOST = 8
 
 
 def turn_starts(ids: np.ndarray, is_special: Callable[[int], bool]) -> tuple[int, ...]:
-    """Ascending, without 0; () where no turn is found.
+    """Returns starts of turns, ascending, without 0; () if no turn is found.
 
-    Turns begin with the special token that is the prompt's first or second and comes again. The second turn counts,
-    before which the system text and the tools stand, and of the others the newest.
+    A turn begins with the special token that is the prompt's first or second token and occurs again. The result has the
+    start of the second turn, which follows the system text and the tools, and the newest of the other starts.
     """
     for token in ids[:2].tolist():
         if not is_special(token):

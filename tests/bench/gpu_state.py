@@ -1,9 +1,9 @@
-"""Kernels of state layers on the accelerator, with the layers' real shapes: microseconds next to the copy's rate.
+"""Times kernels of state layers on the accelerator, with real shapes of layers, and compares rates with a copy's rate.
 
 First each kernel is compared with the reference in float64. A step is timed at each of the 16 distances from the base
-that rows go through, the last of which folds; "staggered" has rows at all of them. The rule of a prompt is timed alone
-and with what is around it. Writes gpu_state.json into the folder given by --out after each group; --only "step scan"
-runs these groups, --tune times other launches of the same kernels too.
+that rows pass; the step at the last distance folds. "staggered" mixes rows at all distances. For a prompt, the rule is
+timed alone and together with convolution, gates and norm. Writes gpu_state.json into the folder --out after each group;
+--only "step scan" runs only the named groups; --tune also times other launch options of the same kernels.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from tests.kernels.states import Row, delta_weights, drawn_cache, history, meta_
 QWEN = DeltaShape(16, 32, 128, 128, 4, 20)  # Qwen3.6-35B-A3B
 NANO = SsdShape(64, 64, 8, 128, 4, 20)  # Nemotron 3 Nano
 PAGE_BYTES, FOLD = 32768, 16
-HELD = range(2, 2 + FOLD)  # positions behind the base before a step, with two steps in flight; the last one folds
-CACHE = 120 << 20  # bytes that no cache holds
+HELD = range(2, 2 + FOLD)  # positions after the base before a step, two steps in flight; at the last the step folds
+CACHE = 120 << 20  # more bytes than any cache of the card
 BF16, LIMIT = torch.bfloat16, 1.5e-2
 PLACES = 32
 TUNINGS: tuple[dict[str, Any] | None, ...] = (
@@ -62,7 +62,7 @@ SCANS: tuple[dict[str, Any], ...] = (
     {"TURN": True},
     {"num_warps": 2},
     {"num_warps": 8},
-    {"BLOCK_V": 64},  # matrix instructions of four warps
+    {"BLOCK_V": 64},  # uses matrix instructions of four warps
     {"STAGES": 1},
     {"STAGES": 3},
     {"TURN": True, "STAGES": 3},
@@ -76,7 +76,7 @@ time_of = partial(times_of, device="cuda")
 def pages_of(
     shape: DeltaShape | SsdShape, rows: int, deltas: torch.dtype = torch.float32
 ) -> tuple[StatePages, torch.Tensor]:
-    """Runs of `rows` rows as meta_of numbers them, those of checkpoints all one run; numbers like a layer's."""
+    """Pages and runs of `rows` rows, numbered as in meta_of, with drawn numbers; checkpoints share block 0."""
     given = (BF16, torch.float32, deltas) if isinstance(shape, DeltaShape) else (BF16, torch.float32)
     parts, tail = shape.parts(*given)
     size = placed(parts, PAGE_BYTES)[1], placed(tail, PAGE_BYTES, shape.ring)[1]
@@ -91,7 +91,7 @@ def pages_of(
 
 
 def step_bytes(shape: DeltaShape, rows: int, held: list[int], deltas: int = 4) -> int:
-    """That a step has to move: states, what tails have, the products and the result."""
+    """Bytes that a step has to move: states, tails, the products and the result."""
     state = 4 * shape.value_heads * shape.key_dim * shape.value_dim
     position = 2 * shape.key_width + deltas * shape.value_width + 4 * shape.value_heads
     folds = sum(each == HELD[-1] for each in held) * len(held) // len(held)
@@ -105,7 +105,7 @@ def step_meta(table: torch.Tensor, held: list[int]) -> StateMeta:
 
 
 def correct(shape: DeltaShape = QWEN, device: str = "cuda", page_bytes: int = PAGE_BYTES) -> list[dict]:
-    """A step of short and long rows next to the reference: results, states that it leaves, the newest of each tail."""
+    """Compares a step of short and long rows with the reference: results, states, newest position of each tail."""
     found = [line for dtype in (BF16, torch.float32) for line in stages(shape, dtype, device, page_bytes)]
     for option in SCANS[:4]:
         found += stages(shape, BF16, device, page_bytes, option)
@@ -151,7 +151,7 @@ def timed(name: str, calls: list[Callable[[], object]], num_bytes: int, copy: fl
 
 
 def tuned(name: str, calls: list[Callable[[], object]], num_bytes: int, copy: float) -> dict:
-    """As timed; a launch that the card refuses is a line of its own."""
+    """Returns `timed`'s line; if the card refuses the launch, prints the error and returns a line for it."""
     try:
         return timed(name, calls, num_bytes, copy)
     except Exception as error:
@@ -160,7 +160,7 @@ def tuned(name: str, calls: list[Callable[[], object]], num_bytes: int, copy: fl
 
 
 def steps(copy: float, tune: bool, shape: DeltaShape = QWEN) -> list[dict]:
-    """Steps of one token a row."""
+    """Times steps of one token per row."""
     found = []
     weights = DeltaWeights(*(getattr(delta_weights(shape), name).cuda() for name in DeltaWeights.__slots__))
     for rows in (256, 32, 1):
@@ -202,7 +202,7 @@ def steps(copy: float, tune: bool, shape: DeltaShape = QWEN) -> list[dict]:
 
 
 def scans(copy: float, tune: bool, shape: DeltaShape = QWEN, tokens: int = 8192) -> list[dict]:
-    """One prompt from its beginning."""
+    """Times one prompt from its first token on."""
     found = []
     weights = DeltaWeights(*(getattr(delta_weights(shape), name).cuda() for name in DeltaWeights.__slots__))
     cache, table = pages_of(shape, 1)
@@ -229,7 +229,7 @@ def on_card(weights: Any) -> Any:
 
 
 def ssd(copy: float, shape: SsdShape = NANO, tokens: int = 8192) -> list[dict]:
-    """Mamba-2: steps of one token a row, and one prompt from its beginning."""
+    """Times Mamba-2: steps of one token per row, and one prompt from its first token on."""
     found, weights = [], on_card(ssd_weights(shape))
     state = 4 * shape.heads * shape.state_size * shape.head_dim
     position, own = (

@@ -1,7 +1,7 @@
-"""The stages of a delta rule's scan one after the other, next to torch in float64 over what the stage before made.
+"""Compares each stage of a delta rule's scan with torch in float64, applied to the previous stage's results.
 
-A wrong number is then the fault of the stage that is named. In: rows from an empty state, a device. Out: lines of name,
-error and ok, as tests/bench/gpu_state has them.
+A wrong number is then an error of the stage in its line. In: rows that start from an empty state, a device. Out: lines
+with name, error and ok, as in tests/bench/gpu_state.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LIMIT = 1.5e-2
 
 
 def convolved(x: Tensor, weights: DeltaWeights, shape: DeltaShape) -> Tensor:
-    """q | k | v of a row from its first position on."""
+    """Returns q, k, v of a row from its first position on."""
     line = pad(x[:, : shape.conv_width], (0, 0, shape.taps - 1, 0))
     taps = weights.taps.double().flip(0)
     made = silu(sum(line[tap : tap + len(x)] * taps[tap] for tap in range(shape.taps)))
@@ -33,7 +33,7 @@ def convolved(x: Tensor, weights: DeltaWeights, shape: DeltaShape) -> Tensor:
 
 
 def triangles(q: Tensor, k: Tensor, gate: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
-    """(X, M) [heads, n, n] of a chunk; q, k [n, heads, dim], gate and beta [n, heads]."""
+    """Returns (X, M) [heads, n, n] of a chunk; q, k [n, heads, dim], gate and beta [n, heads]."""
     level = gate.cumsum(0).t()
     decay = (level[:, :, None] - level[:, None, :]).tril().exp()
     keyed = torch.einsum("ihc,jhc->hij", k, k) * decay * beta.t()[:, :, None]
@@ -44,7 +44,7 @@ def triangles(q: Tensor, k: Tensor, gate: Tensor, beta: Tensor) -> tuple[Tensor,
 def stages(
     shape: DeltaShape, dtype: torch.dtype, device: str, page_bytes: int, tuning: dict[str, Any] | None = None
 ) -> list[dict]:
-    """conv, prepare and carry of two rows, a part of a chunk and three chunks."""
+    """Checks conv, prepare and carry of two rows; one row is part of a chunk, the other has three chunks."""
     torch.manual_seed(1)
     rows, found = [Row(0, 63, 0, 48), Row(0, 141, 0, 128, (64,))], []
     parts, tail = shape.parts(dtype, torch.float32)

@@ -1,4 +1,4 @@
-"""Shapes of hybrid models (shapes.py): numbers as published, for random weights."""
+"""Configurations of hybrid models for shapes.py: published sizes, random weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROPE = {
 
 
 def qwen(layers: int, **numbers: Any) -> dict[str, Any]:
-    """Three layers with a state, then one with attention, and so on."""
+    """A configuration of Qwen3.5; every fourth layer has attention, the others have states."""
     return {
         "architectures": ["Qwen3_5ForCausalLM"],
         "model_type": "qwen3_5_text",
@@ -68,7 +68,7 @@ QWEN_27B = qwen(
 
 
 def in_fp8(config: dict[str, Any]) -> dict[str, Any]:
-    """Blocks of 128 x 128 with a scale each; routers, the gates of states and the head stay bfloat16."""
+    """The configuration in FP8, one scale per block of 128 x 128; routers, gates of states, head stay bfloat16."""
     floats = ["linear_attn.in_proj_a", "linear_attn.in_proj_b", "mlp.gate", "mlp.shared_expert_gate"]
     layers = range(config["num_hidden_layers"])
     skipped = [f"model.layers.{layer}.{name}" for layer in layers for name in floats]
@@ -76,7 +76,7 @@ def in_fp8(config: dict[str, Any]) -> dict[str, Any]:
     return {**config, "quantization_config": {**said, "modules_to_not_convert": ["lm_head", *skipped]}}
 
 
-NANO = {  # Nemotron 3 Nano 30B-A3B: 23 Mamba-2, 6 attention, 23 of experts
+NANO = {  # Nemotron 3 Nano 30B-A3B: 23 layers of Mamba-2, 6 of attention, 23 of experts
     "architectures": ["NemotronHForCausalLM"],
     "model_type": "nemotron_h",
     "num_hidden_layers": 52,

@@ -1,9 +1,9 @@
-"""How much of agents' prompts the prefix cache finds, of a model with states: `python -m tests.bench.state_hits`.
+"""Measures the prefix cache's hit rate for agents and a model with states: `python -m tests.bench.state_hits`.
 
-The scheduler alone plans and commits the requests; tokens are drawn, no model runs. Each agent's prompt grows from
---first to --last tokens: its last prompt, the answer, and a tool's result, of which 94 % are known from before. Agents
-take turns, --rows at a time. Sizes are those of Qwen3.6-35B-A3B on a card of 80 GB: a state takes 198 blocks, a tail
-66. Prints tokens found, and those that unlimited memory would find.
+Only the scheduler runs: it plans and commits requests with drawn tokens, without a model. Each agent's prompt grows
+from --first to --last tokens: a prompt has the previous prompt, its answer and a tool's result; 94 % of its tokens are
+old. Agents take turns, --rows at a time. Sizes are of Qwen3.6-35B-A3B on a card of 80 GB: a state takes 198 blocks, a
+tail 66. Prints the tokens that the cache finds, and the tokens that a cache of unlimited size would find.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from _fast.plan import StepPlan
 from _fast.scheduler import Scheduler
 
 STATE, TAIL, BLOCK = 198, 66, 16
-ANSWER, STEP, SHARED = 200, 8192, 4000  # tokens of an answer, of a step, of the system text that all agents share
+ANSWER, STEP, SHARED = 200, 8192, 4000  # tokens of an answer, a step, the shared system text
 
 
 @dataclass(eq=False)
 class Agent:
-    """One conversation."""
+    """The conversation of one agent."""
 
-    tokens: np.ndarray  # of the last prompt and its answer
-    turns: list[int] = field(default_factory=list)  # where turns begin
-    known: int = 0  # tokens that an earlier request has had
+    tokens: np.ndarray  # tokens of the newest prompt and its answer
+    turns: list[int] = field(default_factory=list)  # starts of turns
+    known: int = 0  # tokens that an earlier request has computed
 
 
 def scheduler_of(blocks: int, rows: int, longest: int) -> Scheduler:

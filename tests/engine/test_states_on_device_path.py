@@ -1,6 +1,6 @@
-"""Models with states through records, graphs and padded steps, as an accelerator runs them: folds of 16 positions.
+"""Models with states on the accelerator's path: records, graphs, padded steps, folds of 16 positions.
 
-Answers are those of the host's backend, whose states take in one position at a time.
+Answers must equal the answers of the host's backend, which folds one position at a time.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ ROOM = {"num_gpu_blocks_override": 3000, "max_model_len": 160}
 
 @pytest.fixture
 def on_accelerator(monkeypatch):
-    """Engines that start from now on take the device's path."""
+    """A function: engines that start after its call take the device's path."""
 
     def take() -> None:
         monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())

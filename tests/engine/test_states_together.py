@@ -1,4 +1,4 @@
-"""Models with states with what else requests ask for: grammars with jumps, log-probabilities of prompts, faults."""
+"""Models with states together with other features: grammars with jumps, prompts' log-probabilities, faults."""
 
 import asyncio
 from dataclasses import replace
@@ -21,7 +21,7 @@ ROOM = {"num_gpu_blocks_override": 3000, "max_model_len": 256}
 
 @everywhere
 async def test_a_state_behind_jumps_is_that_of_the_tokens(path):
-    """A jump computes a position twice, which a state written in place would take in twice."""
+    """A jump computes a position twice; a state that is updated in place would fold the position twice."""
     async with running(FOLDER, jump_forward=True, **ROOM) as engine:
         requests = [asked(prompt, HELD, logprobs=0) for prompt in PROMPTS[:4]]
         answers = await asyncio.gather(*[answer_deltas(engine, request) for request in requests])
@@ -49,7 +49,7 @@ async def test_log_probabilities_of_prompts_are_those_of_one_step(settings):
 
 
 async def test_a_state_that_is_no_number_ends_its_row_alone_and_is_never_found():
-    """A token whose embedding is not a number, in the middle of a prompt that neighbours share."""
+    """The token `bad` has a NaN embedding and lies within a prompt that other requests share."""
     bad, shared = 3, np.arange(10, 60, dtype=np.int32)
     broken = np.concatenate([shared, [bad], shared]).astype(np.int32)
     whole = np.concatenate([shared, shared[::-1]]).astype(np.int32)

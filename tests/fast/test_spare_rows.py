@@ -1,4 +1,4 @@
-"""The last rows are for callers that have none, while several callers come."""
+"""The scheduler reserves its last rows for callers without a row while several callers send requests."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from _fast.scheduler import Scheduler
 
 ROWS = 64
 LONG = 400
-ALONE_AFTER = 4096  # requests of one caller
+ALONE_AFTER = 4096  # consecutive requests of one caller
 
 
 class Rows:
-    """A scheduler whose answers end at their lengths."""
+    """A scheduler; answers end at max_tokens."""
 
     def __init__(self) -> None:
         self.scheduler = Scheduler(
@@ -24,14 +24,14 @@ class Rows:
         self._count = 0
 
     def ask(self, flow: int, count: int = 1, max_tokens: int = LONG) -> int:
-        """The slot of the last of so many requests."""
+        """Adds `count` requests; returns the slot of the last one."""
         for _ in range(count):
             self._count += 1
             slot = self.scheduler.add(self._count, np.arange(4, dtype=np.int32), max_tokens=max_tokens, flow=flow)
         return slot
 
     def step(self) -> list[int]:
-        """The slots of a step."""
+        """Runs a step; returns the slots of its rows."""
         rows = self.scheduler.schedule(self.plan)
         slots = list(self.plan.row_slot[:rows])
         self.scheduler.commit(self.plan, np.full(ROWS, 7, np.int32))

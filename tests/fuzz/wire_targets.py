@@ -1,8 +1,8 @@
-"""What of a connection is framing: requests of HTTP/1.1 and frames of a WebSocket, up to the app that gets them.
+"""Fuzz targets for framing: HTTP/1.1 requests and WebSocket frames, from bytes to the app.
 
-As in targets.py: a target takes bytes and may raise a refusal, nothing else. Connections have no socket: a wire gives
-them bytes and takes theirs. Bytes that come at once and bytes that come in pieces must make the same requests or
-messages; where a connection ends early, one has the first of those that the other has.
+As in targets.py, a target takes bytes and may raise only refusals. Connections have no socket: a Wire passes bytes to
+the protocol and collects the protocol's bytes. The same bytes at once and in pieces must give the app the same requests
+or messages; if a connection ends early, one list must be a prefix of the other.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.end_to_end.wire import request_bytes
 from tests.fuzz.text_targets import pieces
 
 LOG = logging.getLogger("uvicorn.error")
-MOST_TURNS = 10_000  # of the loop, until a connection has done what its bytes ask for
+MOST_TURNS = 10_000  # most turns of the loop until a connection has handled its bytes
 UPGRADE = (
     b"GET /v1/realtime HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
     b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
@@ -38,7 +38,7 @@ UPGRADE = (
 
 
 class Wire(asyncio.Transport):
-    """The transport of one connection; what is written is in `written`."""
+    """The transport of one connection; `written` collects the server's bytes."""
 
     def __init__(self) -> None:
         super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)})
@@ -53,12 +53,12 @@ class Wire(asyncio.Transport):
         return self._protocol
 
     def give(self, data: bytes) -> None:
-        """Bytes of the client."""
+        """Passes bytes of the client to the protocol."""
         if not self._closing:
             self._protocol.data_received(data)
 
     def leave(self) -> None:
-        """The client is gone."""
+        """Closes the connection, as a client that leaves."""
         if not self._closing:
             self.close()
 
@@ -94,7 +94,7 @@ class Wire(asyncio.Transport):
 
 
 class Site:
-    """A server without a listener: connections of one kind, and what its app gets of them."""
+    """A server without a listener: connections of one kind, and the requests or messages that its app gets."""
 
     def __init__(self) -> None:
         limits, turnstile = LimitsConfig(), Turnstile()
@@ -124,16 +124,16 @@ class Site:
         return wire
 
     async def settle(self) -> None:
-        """Turns the loop until every task waits for the client, or has ended."""
+        """Runs the loop until every task has ended or waits for the client."""
         for _ in range(MOST_TURNS):
             before = event_loop().calls
             await asyncio.sleep(0)
-            if event_loop().calls == before + 1:  # this task's own
+            if event_loop().calls == before + 1:  # only this task's call
                 return
         raise AssertionError(f"still busy after {MOST_TURNS} turns of the loop")
 
     async def end(self, wire: Wire) -> None:
-        """The client leaves, and the app's tasks end."""
+        """The client leaves; asserts that the app's tasks end."""
         assert wire.is_closing() or is_timed(wire.get_protocol()), wire.written
         wire.leave()
         await self.settle()
@@ -162,7 +162,7 @@ class Site:
 
 
 def is_timed(protocol: Any) -> bool:
-    """Whether a timer of its own, or one of the app, ends the connection of a client that goes silent."""
+    """True if a timer of the protocol or of the app ends the connection of a silent client."""
     if isinstance(protocol, import_sockets()):
         return bool(protocol.handshake_initiated)
     timers = (protocol.header_timer, protocol.timeout_keep_alive_task)
@@ -171,7 +171,7 @@ def is_timed(protocol: Any) -> bool:
 
 @contextmanager
 def faults() -> Iterator[list[str]]:
-    """What the loop and uvicorn report as a fault meanwhile; their warnings are of the client's bytes."""
+    """Collects errors that the loop and uvicorn report; warnings do not count, because bad client bytes cause them."""
     found: list[str] = []
 
     class Faults(logging.Handler):
@@ -193,7 +193,7 @@ def faults() -> Iterator[list[str]]:
 
 
 class Loop(asyncio.SelectorEventLoop):
-    """Counts calls for its next turn: without any but one's own, everything else waits."""
+    """Counts call_soon; if only settle's own call is new after a turn, all other tasks wait."""
 
     calls = 0
 
@@ -208,7 +208,7 @@ def event_loop() -> Loop:
 
 
 def exchange(parts: Iterable[bytes], opening: bytes = b"") -> tuple[list[Any], bytes]:
-    """What the app gets of a connection, and what the client gets. `opening` goes first, and is answered first."""
+    """Returns what the app gets and what the client gets. `opening` is sent and answered before `parts`."""
 
     async def run() -> tuple[list[Any], bytes]:
         site = Site()
@@ -260,7 +260,7 @@ def http_seeds() -> list[bytes]:
 
 
 def offers() -> list[bytes]:
-    """Requests that offer another protocol."""
+    """Returns requests that offer another protocol."""
     other = request_bytes("POST", "/tokenize", {"prompt": "a"}, {"Connection": "Upgrade", "Upgrade": "h2c"})
     early = UPGRADE + hostile.frame(1, b"early")
     return [UPGRADE, early, other, b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n"]

@@ -1,7 +1,7 @@
-"""The same greedy tokens of models with states, whatever the scheduler does and whichever states are cached.
+"""Models with states return the same greedy tokens for every schedule and every set of cached states.
 
-As in test_text: each case compares with the tokens of the prompt served alone, by an engine without chunks, cache or
-pressure, and those with transformers' own.
+As in test_text, each case compares with the tokens of the prompt alone, from an engine without chunks, prefix cache or
+memory pressure. A further test compares these tokens with transformers.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ MODES = ("none", "align", "all")
 FURTHER = ("align", *(pytest.param(mode, marks=pytest.mark.full) for mode in ("none", "all")))
 TOKENS = 20
 PROMPTS = prompts(12, tiny.FIRST_SPECIAL, seed=7, longest=90)
-MANY = {"num_gpu_blocks_override": 3000}  # states of every prompt stay
+MANY = {"num_gpu_blocks_override": 3000}  # room for the states of every prompt
 CPU = Device("cpu")
 
 
@@ -41,7 +41,7 @@ def request(prompt: np.ndarray, n: int = 1, **rules) -> Request:
 
 @functools.cache
 def answers(name: str, device: Device) -> list[Answer]:
-    """Each prompt's answer, one request at a time, nothing cached."""
+    """Each prompt's answer, one request at a time, without a prefix cache."""
 
     async def run() -> list[Answer]:
         async with device.running(tiny.checkpoint(name), enable_prefix_caching=False) as engine:
@@ -51,7 +51,7 @@ def answers(name: str, device: Device) -> list[Answer]:
 
 
 def few(name: str, device: Device) -> dict[str, int]:
-    """Settings with room for the states of three rows and some tokens."""
+    """Settings of an engine with memory for the states of three rows and a few tokens."""
     model = build_model(load_model_config(tiny.checkpoint(name)), torch.float32, device.name, None)
     set_states(model, StateConfig(), device.name == "cpu")
     runs = CacheLayout(model.cache_specs(), 16).runs
@@ -61,7 +61,7 @@ def few(name: str, device: Device) -> dict[str, int]:
 
 @functools.cache
 def long_answers(name: str, device: Device) -> list[Answer]:
-    """60 tokens behind the first 40 of each prompt, as `answers`."""
+    """As `answers`, for the first 40 tokens of each prompt and answers of 60 tokens."""
 
     async def run() -> list[Answer]:
         async with device.running(tiny.checkpoint(name), enable_prefix_caching=False) as engine:
@@ -78,7 +78,7 @@ async def all_at_once(engine, count: int = len(PROMPTS)) -> list[list[int]]:
 
 @torch.inference_mode()
 def greedy(name: str, prompt: list[int], count: int = TOKENS) -> list[int]:
-    """Of transformers."""
+    """Greedy tokens of transformers."""
     model, ids = oracle(name), torch.tensor([prompt])
     model.generation_config.eos_token_id = None
     made = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False)
@@ -105,7 +105,7 @@ async def test_together_in_chunks(name, settings, device):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", NAMES)
 async def test_prefixes_are_found_by_states(name, mode, device):
-    """Each prompt twice, then what follows its answer, as the next turn of a conversation does."""
+    """Sends each prompt twice, then the prompt, its answer and more, as a conversation's next turn."""
     wanted = await asyncio.to_thread(answers, name, device)
     states = StateConfig(mode=mode, every=16)
     async with device.running(tiny.checkpoint(name), states=states, debug_poison=True, **MANY) as engine:
@@ -120,9 +120,9 @@ async def test_prefixes_are_found_by_states(name, mode, device):
 
 
 @pytest.mark.parametrize("mode", FURTHER)
-@pytest.mark.parametrize("name", [each for each in NAMES if each != "mamba2"])  # whose rows never grow
+@pytest.mark.parametrize("name", [each for each in NAMES if each != "mamba2"])  # rows of mamba2 never grow
 async def test_preempted_in_the_middle(name, mode, device):
-    """Short prompts, long answers: the tokens of three rows outgrow what their states leave."""
+    """Short prompts, long answers: three rows' tokens outgrow the memory that their states leave."""
     folder, asked = tiny.checkpoint(name), [text_request(prompt[:40], 60, ignore_eos=True) for prompt in PROMPTS]
     wanted = await asyncio.to_thread(long_answers, name, device)
     settings = {**few(name, device), "states": StateConfig(mode=mode, every=16), "debug_poison": True}
@@ -163,7 +163,7 @@ async def test_neighbours_that_leave_change_nothing(device):
 
 @pytest.mark.parametrize("name", NAMES)
 async def test_not_a_bit_of_the_log_probabilities_depends_on_circumstances(name, device):
-    """With `deterministic` where it is needed; company, chunks, cached prefixes and pressure."""
+    """Other rows, chunks, cached prefixes and memory pressure change no bit on a CPU."""
     if device.name != "cpu":
         pytest.skip("chunks of a scan and steps differ in the last bits on an accelerator")
     folder, rules = tiny.checkpoint(name), {"logprobs": 5}
@@ -176,7 +176,7 @@ async def test_not_a_bit_of_the_log_probabilities_depends_on_circumstances(name,
         wanted = [await collected(engine, prompt) for prompt in PROMPTS[:5]]
     for settings in ({}, {"max_prefill_chunk": 7}, few(name, device)):
         async with device.running(folder, **settings) as engine:
-            for turn in range(2):  # the second time from the prefix cache
+            for turn in range(2):  # the second turn uses the prefix cache
                 others = [asyncio.ensure_future(answer(engine, request(prompt))) for prompt in PROMPTS[5:]]
                 got = await asyncio.gather(*[collected(engine, prompt) for prompt in PROMPTS[:5]])
                 await asyncio.gather(*others)

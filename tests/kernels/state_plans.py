@@ -1,4 +1,4 @@
-"""Plans of a real scheduler for rows with states, and the tables into which they are read."""
+"""Plans of a real scheduler for rows with states, and tables that take the plans."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from _fast.scheduler import Scheduler
 from _fast.states import ALL
 from engine.kernels.state_inputs import RecordSizes, StateTables, empty_tables
 
-STATES, TAILS = list(range(5)), [0, 1, 5]  # columns of the blocks of a run: a state has 5, a tail 3
+STATES, TAILS = list(range(5)), [0, 1, 5]  # table columns of a run's blocks: a state has 5 blocks, a tail 3
 MAX_ROWS, MAX_TOKENS, BLOCKS, SLOTS = 5, 40, 150, 8
 UPDATES = MAX_ROWS * 40
 
 
 class StatePlans:
-    """`record` int32 [capacity] holds the newest plan."""
+    """Makes plans; `record` int32 [capacity] holds the newest plan."""
 
     def __init__(self, seed: int) -> None:
         self.draw = np.random.default_rng(seed)
@@ -35,7 +35,7 @@ class StatePlans:
         self.plan = StepPlan(MAX_ROWS, MAX_TOKENS, UPDATES, buffer=self.record, run_width=width)
 
     def tables(self, device: str = "cpu") -> StateTables:
-        """Rows and checkpoints are wrong until they are written."""
+        """Makes tables; rows and checkpoints hold wrong values until a step writes them."""
         ids = num_run_ids(BLOCKS, len(STATES), len(TAILS), SLOTS)
         made = empty_tables(MAX_ROWS, STATES, TAILS, ids, device)
         made.rows.fill_(-9)
@@ -43,7 +43,7 @@ class StatePlans:
         return made
 
     def steps(self, count: int) -> Iterator[StepPlan]:
-        """Steps one after the other, each committed before the next; requests come as slots are free."""
+        """Yields plans, and commits each before the next; adds requests while slots are free."""
         number = 0
         for _ in range(count):
             while self.scheduler.ledger()["slots"] < SLOTS and self.draw.random() < 0.7:

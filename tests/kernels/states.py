@@ -1,6 +1,6 @@
-"""Steps of rows with states in pages, drawn at random: what a row has behind it is what the reference leaves.
+"""Random steps of rows with states in pages; the reference computes the states and tails that the rows start from.
 
-Pages are not a number where nothing was written, so whatever reads beyond a row's own finds out.
+Unwritten pages are NaN, so a kernel that reads beyond a row's own data returns NaN.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ PAGE_BYTES = 2048
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of a step: positions by number, runs by name."""
+    """A row of a step: its positions, and its base before and after the step."""
 
     start: int
     end: int
     base: int = 0
-    new_base: int = 0  # 0: the base
+    new_base: int = 0  # 0: no new base
     checkpoints: tuple[int, ...] = ()
 
 
 def drawn_cache(
     parts: tuple[Part, ...], tail: tuple[Part, ...], ring: int, runs: int, page_bytes: int = PAGE_BYTES
 ) -> tuple[StatePages, Tensor]:
-    """Pages of `runs` runs, and [runs + 1, blocks] their blocks; run 0 has block 0 everywhere. All bits are ones."""
+    """Pages of `runs` runs, all bits 1, and block tables [runs + 1, blocks]; run 0 has block 0 everywhere."""
     blocks = max(placed(parts, page_bytes)[1], placed(tail, page_bytes, ring)[1])
     table = torch.zeros(runs + 1, blocks, dtype=torch.int32)
     table[1:] = 1 + torch.randperm(runs * blocks).view(runs, blocks)
@@ -42,7 +42,7 @@ def drawn_cache(
 
 
 def meta_of(rows: list[Row], table: Tensor, padding: int = 0, first_run: int = 1) -> StateMeta:
-    """Row r has the runs first_run + 8 r and on: base, tail, write, checkpoints."""
+    """The meta of `rows`; row r has 8 runs from first_run + 8 r on: base, tail, write, checkpoints."""
     count = len(rows) + padding
     ids = torch.zeros(count, 8, dtype=torch.int32)
     ids[: len(rows)] = torch.arange(8) + first_run + 8 * torch.arange(len(rows))[:, None]
@@ -65,7 +65,7 @@ def meta_of(rows: list[Row], table: Tensor, padding: int = 0, first_run: int = 1
 
 
 def history(rows: list[Row], meta: StateMeta) -> StateMeta:
-    """The step that leaves what `rows` have behind them: the same rows up to their starts, from nothing."""
+    """The step before `rows`: it computes each row from an empty state up to the row's start."""
     lens = torch.tensor([row.start for row in rows] + [0] * (len(meta.base) - len(rows)))
     query_start = torch.cat([torch.zeros(1), lens.cumsum(0)]).int()
     nothing = torch.zeros_like(meta.base)
@@ -77,7 +77,7 @@ def history(rows: list[Row], meta: StateMeta) -> StateMeta:
 
 
 def delta_weights(shape: DeltaShape, dtype: torch.dtype = torch.float32) -> DeltaWeights:
-    """Gates between almost none and almost all: exp(g) of a token from 1 - 1e-6 to e^-20."""
+    """Random weights; gates exp(g) of a token range from 1 - 1e-6 to e^-20."""
     heads = shape.value_heads
     bias = torch.linspace(-12, 3, shape.gate_width)
     return DeltaWeights(
@@ -89,7 +89,7 @@ def delta_weights(shape: DeltaShape, dtype: torch.dtype = torch.float32) -> Delt
 
 
 def ssd_weights(shape: SsdShape) -> SsdWeights:
-    """Likewise: time steps between e^-12 and 3."""
+    """Random weights; time steps range from e^-12 to 3."""
     heads = shape.heads
     norm = None if shape.norm == "none" else torch.rand(shape.inner) + 0.5
     return SsdWeights(
@@ -99,7 +99,7 @@ def ssd_weights(shape: SsdShape) -> SsdWeights:
 
 
 def selective_weights(shape: SelectiveShape) -> SelectiveWeights:
-    """Likewise."""
+    """Random weights; time steps range as in ssd_weights."""
     inner = shape.inner
     return SelectiveWeights(
         torch.randn(shape.taps, inner), torch.randn(inner), torch.rand(inner, shape.state_size) * 3 - 1,

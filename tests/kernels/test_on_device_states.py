@@ -1,4 +1,4 @@
-"""Kernels of state layers on the accelerator itself, in the dtype of a model, against the recurrence in float64."""
+"""Compares kernels of state layers on an accelerator, in a model's dtype, with the recurrence in float64."""
 
 import pytest
 import torch
@@ -82,13 +82,13 @@ def test_selective():
 
 
 def moved(weights):
-    """The same on the accelerator."""
+    """Copies weights to the accelerator."""
     found = (getattr(weights, name) for name in type(weights).__slots__)
     return type(weights)(*(each if each is None else each.cuda() for each in found))
 
 
 def check(shape, width, reference, launch, weights):
-    """Rows in float32 and the states that they leave."""
+    """Compares results in float32, and the states that rows leave."""
     parts, tail = shape.parts(torch.float32, torch.float32)
     cache, table = drawn_cache(parts, tail, shape.ring, 8 * len(ROWS), 8192)
     meta = meta_of(ROWS, table, 2)

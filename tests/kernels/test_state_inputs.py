@@ -1,4 +1,4 @@
-"""Runs and rows that layers with states read of a step: what the plan of a real scheduler says."""
+"""state_inputs fills tables with the runs and rows that a real scheduler has planned."""
 
 import numpy as np
 import torch

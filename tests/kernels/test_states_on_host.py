@@ -1,4 +1,4 @@
-"""The C kernels of layers with states: against the recurrence in float64, and bit by bit whatever a step looks like."""
+"""C kernels of layers with states equal the recurrence in float64; bits do not depend on other rows or on cuts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Rule = Callable[[Tensor, Any, Any, StatePages, StateMeta], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A rule with a shape: `exact` is its reference."""
+    """A rule with a shape; `exact` is the reference."""
 
     shape: Any
     width: int  # columns of the products
@@ -44,7 +44,7 @@ class Case:
 
 
 def selective(conv: Rule, scan: Callable[..., Tensor]) -> Rule:
-    """Both functions of Mamba-1, as if what the rule reads were made of the products alone."""
+    """Joins both functions of Mamba-1; takes steps, B and C from `projected` instead of computing products."""
 
     def run(projected: Tensor, weights: Any, shape: Any, cache: StatePages, meta: StateMeta) -> Tensor:
         x, mixed = projected[:, : shape.inner].clamp(-1, 1), projected[:, 3 : 3 + 2 * shape.state_size].clamp(-2, 2)
@@ -85,7 +85,7 @@ TYPES = [(F32, F32), (BF16, F32), (BF16, BF16)]
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A step of ROWS: `pages` before it, `after` it by the reference in float64, which gives `want`."""
+    """A step of ROWS; `pages`: before the step; `after`, `want`: pages and results of the reference in float64."""
 
     projected: Tensor
     weights: Any
@@ -160,7 +160,7 @@ def test_no_bit_depends_on_the_other_rows_or_on_threads(name):
 
 
 def alone(meta: StateMeta, row: int) -> StateMeta:
-    """One of the rows."""
+    """The step with only one of the rows."""
     names = (
         "base_run", "write_run", "tail_run", "base", "new_base", "start", "checkpoint_run", "checkpoint_at",
     )  # fmt: skip

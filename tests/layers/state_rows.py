@@ -1,4 +1,4 @@
-"""One sequence driven through a recurrent layer in steps, as planning drives it: runs, bases and folds."""
+"""Runs one sequence through a recurrent layer in steps, with runs, bases and folds as a scheduler plans them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from engine.attention.state_meta import StateMeta
 from engine.kernels.state.places import Part, placed
 
 PAGE_BYTES = 4096
-Call = Callable[[Tensor, StateMeta, Tensor], Tensor]  # inputs of the step's tokens, its rows, pages -> outputs
+Call = Callable[[Tensor, StateMeta, Tensor], Tensor]  # (inputs of the step's tokens, meta, pages) -> outputs
 
 
 class Sequence:
-    """A row, alone in its steps, over pages that are not a number where nothing was written."""
+    """A row without other rows in its steps; unwritten pages are NaN."""
 
     def __init__(
         self, call: Call, parts: tuple[Part, ...], tail: tuple[Part, ...], chunk: int, ring: int, device: str = "cpu"
@@ -29,7 +29,7 @@ class Sequence:
         self.device = device
 
     def step(self, inputs: Tensor, start: int, settled: int) -> Tensor:
-        """Outputs of inputs [tokens, hidden], which begin at `start`; `settled`: positions that nothing rejects."""
+        """Computes inputs [tokens, hidden] from position `start` on; `settled`: positions that are final."""
         end = start + len(inputs)
         new_base = max(self.base, min(settled, end - 1) // self.chunk * self.chunk)
         writes = new_base > self.base
@@ -49,7 +49,7 @@ class Sequence:
         return torch.tensor([value], dtype=torch.int32, device=self.device)
 
     def prompt(self, inputs: Tensor, cuts: Iterable[int]) -> Tensor:
-        """Outputs of the whole sequence, in steps of so many tokens, none of which is computed again."""
+        """Outputs of the whole sequence in steps of `cuts` tokens; no token is computed twice."""
         found, start = [], 0
         for size in cuts:
             found.append(self.step(inputs[start : start + size], start, len(inputs)))
@@ -57,7 +57,7 @@ class Sequence:
         return torch.cat(found)
 
     def drafted(self, inputs: Tensor, drafts: int, generator: torch.Generator) -> Tensor:
-        """Outputs of the whole sequence: each step has drafts, of which any number stands; the others are noise."""
+        """Outputs of the whole sequence in steps with drafts; a random number is accepted, the others are noise."""
         found, start = [], 0
         while start < len(inputs):
             right = int(torch.randint(0, drafts + 1, (1,), generator=generator))

@@ -1,4 +1,4 @@
-"""Recurrent layers against transformers' modules in float32: whole, in chunks, token by token, and behind drafts."""
+"""Recurrent layers equal transformers' modules in float32: at once, in chunks, token by token, with drafts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DELTA = {
 
 
 def filled(module, layer, names):
-    """`names`: part of the layer -> modules of the oracle; "" is the oracle itself."""
+    """Fills a layer from the oracle; `names`: part of the layer -> oracle's modules, "" is the oracle itself."""
     tensors = dict(module.state_dict())
     for part, modules in names.items():
         target = getattr(layer, part)
@@ -92,7 +92,7 @@ LAYERS = {
 
 @pytest.fixture(params=list(LAYERS), scope="module")
 def compared(request):
-    """Per form a filled layer; inputs, and what the oracle makes of them."""
+    """Filled layers by form, the inputs, and the oracle's outputs."""
     torch.manual_seed(0)
     module, parts, _ = LAYERS[request.param](FORMS["cpu"])
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Pages and runs of a layer with a state, for rows that are driven by hand: three runs of each row, shuffled."""
+"""Pages and runs of a layer with a state, for tests that plan rows themselves; each row has three runs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ PAGE_BYTES = 2048
 
 @dataclass
 class Held:
-    """What a row has of its states, the same in every layer."""
+    """The state of a row's runs, the same in every layer."""
 
-    number: int  # of the row; its runs are 1 + 3 * number and the two behind it
+    number: int  # the row's number; its runs are 1 + 3 * number and the next two
     base: int = 0
-    turned: bool = False  # the base run is the second, and the next is written to the first
+    turned: bool = False  # True: the second run has the base, and the first gets the next base
 
     def planned(self, start: int, end: int, chunk: int) -> list[int]:
-        """base, write and tail run, base, new base and start of a step that nothing rejects."""
+        """Base run, write run, tail run, base, new base and start of a step; all its tokens are final."""
         first = 1 + 3 * self.number
         new_base = max(self.base, (end - 1) // chunk * chunk)
         writes = new_base > self.base
@@ -34,7 +34,7 @@ class Held:
 
 
 class StateRoom:
-    """Of one layer; pages are not a number where nothing was written."""
+    """Pages and block tables of one layer; blocks are shuffled, unwritten pages are NaN."""
 
     def __init__(self, mixer: Any, dtype: torch.dtype, num_rows: int, seed: int) -> None:
         parts, tail = mixer.shape.parts(dtype, mixer.form.dtype)
@@ -46,7 +46,7 @@ class StateRoom:
         self.pages = torch.full((1 + count * blocks, PAGE_BYTES), 255, dtype=torch.uint8)
 
     def meta(self, planned: list[list[int]], query_start: Tensor) -> StateMeta:
-        """Of rows that are `planned`."""
+        """The meta of rows; `planned`: results of Held.planned."""
         none = torch.zeros(len(planned), 4, dtype=torch.int32)
         columns = torch.tensor(planned, dtype=torch.int32).t().contiguous()
         base_run, write_run, tail_run, base, new_base, start = columns.unbind()

@@ -1,6 +1,6 @@
-"""Families whose layers keep a state, served: tokens and log-probabilities of a busy engine are those of transformers.
+"""A busy engine returns transformers' tokens and log-probabilities for families with states.
 
-Rows are mixed, computed in chunks, alone and found in the prefix cache; tests/invariance has the other circumstances.
+Rows are mixed, computed in chunks, alone, and found in the prefix cache; tests/invariance has further conditions.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ ROOM = {"max_model_len": 80, "max_prefill_chunk": 11}
 
 
 def wanted(name):
-    """By prompt: greedy tokens, and the log-probability of each."""
+    """Transformers' greedy tokens of each prompt, with the log-probability of each token."""
     found = []
     for tokens in PROMPTS:
         made = greedy(name, tokens, TOKENS)
@@ -57,13 +57,13 @@ async def test_tokens_and_log_probabilities_equal_transformers(name):
 
 @pytest.mark.parametrize("name", ["nemotron_h-states", "jamba-states", "falcon_h1"])
 async def test_so_do_those_of_an_accelerators_steps(name, monkeypatch):
-    """Padded steps and recorded graphs, on CPU tensors; states take in 16 positions at once."""
+    """Padded steps and recorded graphs, on CPU tensors; a fold has 16 positions."""
     monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
     await check(name)
 
 
 def seen(name, shown):
-    """Greedy tokens behind pictures and films."""
+    """Transformers' greedy tokens after images and videos."""
     model, inputs = oracle(name), oracle_inputs(name, shown)
     model.generation_config.eos_token_id = model.model.rope_deltas = None
     made = model.generate(**inputs, max_new_tokens=TOKENS, do_sample=False)

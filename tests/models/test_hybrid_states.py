@@ -1,4 +1,4 @@
-"""Families whose layers keep a state against transformers: layers alone, and logits of mixed rows in chunks."""
+"""Families with states equal transformers: single layers, and logits of mixed rows in chunks."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ ROPE = Rope(torch.empty(0), torch.empty(0))
 
 
 def module_of(layer):
-    """The mixer of a layer of transformers."""
+    """The mixer of a transformers layer."""
     return next(getattr(layer, name) for name in ("linear_attn", "mamba", "mixer") if hasattr(layer, name))
 
 
@@ -30,7 +30,7 @@ def test_every_layer_with_a_state_is_that_of_transformers(name):
     body = (theirs.backbone if hasattr(theirs, "backbone") else theirs.model).layers
     states = {number: layer.state for number, layer in enumerate(model.layers) if layer.state is not None}
     assert len(states) >= 2
-    scale = getattr(theirs.config, "ssm_out_multiplier", 1.0)  # which Falcon-H1 applies behind the module
+    scale = getattr(theirs.config, "ssm_out_multiplier", 1.0)  # Falcon-H1 applies this factor after the module
     inputs = torch.randn(37, model.config.text.hidden_size, generator=torch.Generator().manual_seed(5))
     for number, state in states.items():
         with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""Hybrid families where no layer keeps a state: transformers' logits and tokens, files in all spellings, refusals."""
+"""Hybrid families without states: logits and tokens equal transformers, spellings of files, refusals."""
 
 import asyncio
 import json
@@ -56,11 +56,11 @@ def test_pictures_and_films_equal_transformers(name, shown):
     harness = Harness(load(tiny.checkpoint(name)))
     oracle(name).model.rope_deltas = None
     want = oracle(name)(**oracle_inputs(name, shown)).logits[0]
-    assert (harness.prefill(prepare(name, shown, harness), 7) - want).abs().max() <= 2 * TOLERANCE  # of many tokens
+    assert (harness.prefill(prepare(name, shown, harness), 7) - want).abs().max() <= 2 * TOLERANCE  # many tokens
 
 
 def changed(folder, tmp_path, config=None, tensors=None):
-    """A copy of a checkpoint whose configuration, or tensors, these functions change."""
+    """Copies a checkpoint; `config` and `tensors` change its configuration and its tensors."""
     made = tmp_path / "changed"
     shutil.copytree(folder, made)
     if config is not None:
@@ -73,7 +73,7 @@ def changed(folder, tmp_path, config=None, tensors=None):
 
 
 def in_one(tensors):
-    """Experts of a layer in one tensor, gate's rows before up's, as bfloat16 releases have them."""
+    """Joins a layer's experts in one tensor, gate rows before up rows, as in bfloat16 releases."""
     apart = {}
     for name in [name for name in tensors if ".experts." in name and ".shared" not in name]:
         stem, _, rest = name.partition(".experts.")
@@ -139,7 +139,7 @@ def test_tensors_of_a_state_that_files_lack_are_named(tmp_path, name, lacking):
 
 
 def test_a_product_in_two_spellings_is_left_over(tmp_path):
-    """Qwen3-Next's, next to Qwen3.5's."""
+    """The file has Qwen3-Next's spelling besides Qwen3.5's."""
 
     def more(tensors):
         return {**tensors, "model.layers.0.linear_attn.in_proj_ba.weight": torch.zeros(12, 120)}

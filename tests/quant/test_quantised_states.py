@@ -1,4 +1,4 @@
-"""Layers with a state whose products are quantised have the logits of a float model, in every dialect."""
+"""Quantised models with states have the logits of a float model, in every dialect of quantised files."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ MADE = {
         "MambaForCausalLM", "MambaConfig", hidden_size=192, num_hidden_layers=2, state_size=16, intermediate_size=256
     ),
 }  # fmt: skip
-FLOATS = ("in_proj_b", "in_proj_a", "in_proj_ba", "dt_proj")  # what releases leave out
+FLOATS = ("in_proj_b", "in_proj_a", "in_proj_ba", "dt_proj")  # modules that releases do not quantise
 DIALECTS = (
     "fp8 blocks bf16", "fp8 blocks ue8m0", "fp8 tensor static", "ct float channel", "ct mxfp8", "ct int8 weights",
     "ct w4 32", "ct w8 asymmetric", "ct nvfp4", "ct mxfp4", "modelopt fp8", "modelopt nvfp4", "gptq 32", "gptq act",
@@ -66,7 +66,7 @@ OTHERS = (
 
 @pytest.fixture(scope="module")
 def floats(tmp_path_factory):
-    """A float checkpoint, made once."""
+    """A function: family -> its float checkpoint, made once."""
     made = {}
 
     def of(family):
@@ -78,7 +78,7 @@ def floats(tmp_path_factory):
 
 
 def coded(source, folder, *names):
-    """Quantised by the first of `names`; modules in the order of the file by these in turn."""
+    """Quantises a checkpoint: modules take the variants `names` in turn; the first variant's settings are written."""
     draw, tensors, number = torch.Generator().manual_seed(2), {}, 0
     for key, tensor in load_file(source / "model.safetensors").items():
         module, _, kind = key.rpartition(".")
@@ -92,7 +92,7 @@ def coded(source, folder, *names):
 
 
 def check(source, folder, *names):
-    """The logits are those of the floats that the codes stand for."""
+    """The logits equal the logits of the dequantised weights."""
     made = coded(source, folder / "codes", *names)
     values = {key: torch.from_numpy(value).float() for key, value in oracle.dequantised(made).items()}
     kept = {key: tensor for key, tensor in load_file(source / "model.safetensors").items() if key not in values}
@@ -122,7 +122,7 @@ def test_what_makes_b_and_a_stays_in_floats_and_pieces_of_one_form_are_one_part(
 
 
 def test_pieces_of_unlike_forms_are_one_product(floats, tmp_path):
-    """NVIDIA's releases have FP8 next to NVFP4."""
+    """NVIDIA's releases mix FP8 and NVFP4."""
     folder = check(floats("qwen3_5"), tmp_path, "modelopt mixed", "modelopt fp8", "modelopt nvfp4")
     model = load(folder, "float32")
     forms = {
@@ -137,7 +137,7 @@ def test_pieces_of_unlike_forms_are_one_product(floats, tmp_path):
 
 @pytest.mark.parametrize("family", ["qwen3_5", "nemotron_h", "falcon_h1", "mamba"])
 def test_numbers_of_states_are_float32_whatever_the_files_dtype(floats, family, tmp_path):
-    """Taps and norms too; of matrices the files' dtype stays."""
+    """Taps and norms are float32 too; matrices have the file's dtype."""
     source = floats(family)
     narrow = {key: tensor.bfloat16() for key, tensor in load_file(source / "model.safetensors").items()}
     folder = rewritten(source, tmp_path / "narrow", narrow)
@@ -154,7 +154,7 @@ def test_numbers_of_states_are_float32_whatever_the_files_dtype(floats, family, 
 
 
 def test_scales_of_nemotrons_cache_and_names_of_its_layers_are_found(tmp_path):
-    """ModelOpt's releases have them in the module `mixer`, below `backbone`."""
+    """ModelOpt's releases store the scales in the module `mixer`, under `backbone`."""
     source = tiny.checkpoint("nemotron_h-states")
     tensors = load_file(source / "model.safetensors")
     layer, kinds = next(key for key in tensors if key.endswith("k_proj.weight")).removesuffix("k_proj.weight"), "kv"

@@ -1,6 +1,6 @@
-/* The gated delta rule, over body_state.h: a head's columns one slice at a time, each from the first position on. */
+/* The gated delta rule, on top of body_state.h: one slice of a head's columns at a time, position by position. */
 
-/* [lines, value_heads]: how much of a change is taken. */
+/* beta [lines, value_heads]: sigmoid of the b columns. */
 static void delta_betas(const struct delta *call, const struct span *span) {
     const long heads = call->value_heads, column = 2 * call->key_heads * call->key_dim + 2 * heads * call->value_dim;
     const long first = span->begin > span->start ? span->begin : span->start;
@@ -12,7 +12,7 @@ static void delta_betas(const struct delta *call, const struct span *span) {
     }
 }
 
-/* change = beta (value - key decay s), rounded as later steps find it; the ring gets it. */
+/* change = beta (value - key decay s), rounded as later steps read it from the ring. */
 INLINE void delta_change(const struct delta *call, const float *s, const float *key, const float *decay, long each,
                          float beta, const float *value, long n, vf *change) {
     vf sum[VECTORS] = {v_zero(), v_zero(), v_zero(), v_zero()};

@@ -1,4 +1,4 @@
-/* State spaces, over body_state.h: Mamba-2 by heads, Mamba-1 by channels, each from the first position to the last. */
+/* State spaces, on top of body_state.h: Mamba-2 by heads, Mamba-1 by channels; positions are computed in order. */
 
 static void ssd_slice(const struct ssd *call, const struct span *span, long head, long column) {
     _Alignas(64) float s[KEY_MAX * SLICE];
@@ -14,7 +14,7 @@ static void ssd_slice(const struct ssd *call, const struct span *span, long head
     for (long p = span->begin; p < span->stop; p++) {
         vf change[VECTORS], out[VECTORS];
         for (int l = 0; l < VECTORS; l++) change[l] = load_part(active, value, l, n, 0) * v_set(*step);
-        /* Of a position before the step only B is there. */
+        /* For a position before the step the ring has B but not C: B stands in, and its result is dropped. */
         const float *query = active + key + (p < span->start ? 0 : call->groups * rows);
         fold(s, rows, active + key, query, decay, 0, change, out);
         for (int l = 0; p >= span->start && l < VECTORS; l++)
@@ -29,7 +29,7 @@ static void ssd_head(const struct ssd *call, const struct span *span, long head)
     for (long column = 0; column < call->head_dim; column += SLICE) ssd_slice(call, span, head, column);
 }
 
-/* A token's channels of one group, gated and normalised in the layer's order. */
+/* Gates and normalises one group of a token's channels, in the layer's order. */
 static void ssd_group(const struct ssd *call, long token, long group) {
     const long inner = call->heads * call->head_dim, width = inner / call->groups, first = group * width;
     float *y = call->found + (token - call->first_token) * inner + first;
@@ -56,7 +56,7 @@ static void ssd_gate(const struct ssd *call, long begin, long end) {
     for (long i = begin; i < end; i++) ssd_group(call, call->first_token + i / call->groups, i % call->groups);
 }
 
-/* B and C of a span's positions, wide; the ring gets B. */
+/* Copies B and C of a span's positions to `few` as float32, and B into the ring. */
 static void selective_keys(const struct selective *call, const struct span *span) {
     const long size = call->state_size;
     for (long p = span->begin; p < span->stop; p++) {
@@ -77,7 +77,7 @@ static void selective_keys(const struct selective *call, const struct span *span
     }
 }
 
-/* The state of n channels, a row each in the run: s [state_size, SLICE], a lane a channel. */
+/* Reads the states of n channels (one row of the run per channel) into s [state_size, SLICE], one lane per channel. */
 static void read_channels(const struct selective *call, const struct span *span, long first, long n, float *s) {
     memset(s, 0, (size_t)(call->state_size * SLICE) * sizeof(float));
     for (long c = 0; span->base > 0 && c < n; c++) {
@@ -96,7 +96,7 @@ static void leave_channels(const struct selective *call, const struct span *span
     }
 }
 
-/* x and the steps of a position, from the batch or the ring, which gets them. */
+/* Reads x and steps of a position: from the ring before the step, else from the batch; then the ring gets both. */
 INLINE void selective_inputs(const struct selective *call, const struct span *span, long p, long first, long n, vf *x,
                              vf *step) {
     const long token = span->token + p - span->start;
@@ -157,7 +157,7 @@ static void selective_slice(const struct selective *call, const struct span *spa
     }
 }
 
-/* Channels first .. end - 1. */
+/* Computes channels first .. end - 1. */
 static void selective_channels(const struct selective *call, const struct span *span, long first, long end) {
     for (; first < end; first += SLICE) selective_slice(call, span, first, end - first < SLICE ? end - first : SLICE);
 }

@@ -1,6 +1,6 @@
-/* Layers with states, what they share: places in runs, the short convolution, gates, and a slice of a head's state. */
+/* Functions that layers with states share: places in runs, the short convolution, gates, slices of a head's state. */
 
-enum { VECTORS = 4, SLICE = VECTORS * W }; /* columns of a state that are computed at a time, for all positions */
+enum { VECTORS = 4, SLICE = VECTORS * W }; /* columns of a state that are computed together, over all positions */
 
 INLINE void *place_at(const struct steps *steps, const int32_t *blocks, const struct place *place, long row) {
     const long page = blocks[place->first + row / place->per_page];
@@ -13,7 +13,7 @@ INLINE void *ring_at(const struct steps *steps, const struct span *span, const s
     return place_at(steps, span->tail_blocks, place, position % steps->ring * place->rows + number);
 }
 
-/* As a tensor of the type has it. */
+/* Rounds as a store to a tensor of the type would. */
 INLINE vf v_round(vf v, int bf16) { return bf16 ? h_widen(h_narrow(v)) : v; }
 
 INLINE float load_one(const void *p, long i, int bf16) {
@@ -33,7 +33,7 @@ INLINE void store_part(void *p, long i, vf v, int l, long n, int bf16) {
     if (n > l * W) t_store(p, i + l * W, v, n - l * W, bf16);
 }
 
-/* log(1 + e^x): log(1 + y) = 2 atanh(y / (2 + y)), a series in a square of at most 1/9. */
+/* log(1 + e^x), by log(1 + y) = 2 atanh(y / (2 + y)): a power series in (y / (2 + y))^2 <= 1/9. */
 INLINE vf v_softplus(vf x) {
     vf y = v_exp(-v_abs(x));
     vf t = y / (v_set(2.0f) + y), s = t * t;
@@ -48,7 +48,7 @@ INLINE vf v_softplus(vf x) {
     return v_fma(v_set(2.0f) * t, p, v_max(v_zero(), x));
 }
 
-/* The input of a position: of this step, of the ring, or of those before the base; NULL: before the first token. */
+/* Address of a position's input: in this step, the ring, or the inputs before the base; NULL before the first token. */
 INLINE const void *input_at(const struct convolution *call, const struct span *span, long position) {
     if (position >= span->start)
         return (const char *)call->x + (span->token + position - span->start) * call->x_stride * (call->bf16 ? 2 : 4);
@@ -71,7 +71,7 @@ INLINE void convolve_token(const struct convolution *call, const struct span *sp
     }
 }
 
-/* `size` numbers from `from` to `to`, which are of one type. */
+/* Copies columns from `from` to `to`, of the same type; zeros if `from` is NULL. */
 INLINE void copy_columns(void *to, const void *from, const struct columns *columns, int bf16) {
     const size_t size = bf16 ? 2 : 4, begin = (size_t)columns->begin * size;
     const size_t bytes = (size_t)(columns->end - columns->begin) * size;
@@ -79,7 +79,7 @@ INLINE void copy_columns(void *to, const void *from, const struct columns *colum
     else memmove((char *)to + begin, (const char *)from + begin, bytes);
 }
 
-/* Behind the row's last position: the inputs before each base that the step leaves, then those of the ring. */
+/* Runs after the row's last position: writes the inputs before each base that the step leaves, then the ring's inputs. */
 static void leave_inputs(const struct convolution *call, const struct span *span, const struct columns *columns) {
     const long behind = call->count - 1;
     for (long t = 0; t < span->targets; t++)
@@ -90,7 +90,7 @@ static void leave_inputs(const struct convolution *call, const struct span *span
         copy_columns(ring_at(call->steps, span, &call->inputs, p, 0), input_at(call, span, p), columns, call->bf16);
 }
 
-/* Columns of q or k of a head, divided by their norm. */
+/* Divides a head's q or k by its norm, then multiplies it by `scale`. */
 INLINE void unit_length(float *x, long width, float scale) {
     const vf by = v_set(scale / __builtin_sqrtf(square_sum(x, width, 0.0f) + UNIT_EPS));
     for (long i = 0; i < width; i += W) t_store(x, i, t_load(x, i, width - i, 0) * by, width - i, 0);
@@ -120,7 +120,7 @@ static void convolve(const struct convolution *call, const struct span *span, co
     if (span->stop == span->end) leave_inputs(call, span, columns);
 }
 
-/* Columns begin .. end - 1, at most KEY_MAX. */
+/* Computes gates of columns begin .. end - 1, at most KEY_MAX columns. */
 static void state_gates(const struct gates *call, const struct span *span, long begin, long end) {
     float rates[KEY_MAX];
     for (long i = begin; i < end; i++) rates[i - begin] = call->a_log[i / call->share];
@@ -146,7 +146,7 @@ static void state_gates(const struct gates *call, const struct span *span, long 
     }
 }
 
-/* `s` [rows, SLICE] of columns `column` .. of a state: from a run, or from the work buffer [rows, width] `carry`. */
+/* Reads SLICE columns of a state, from `column` on, from a run into s [rows, SLICE]. */
 static void read_slice(const struct steps *steps, const int32_t *blocks, const struct place *place, long first, long rows,
                        long column, float *s) {
     for (long i = 0, count; i < rows; i += count) {
@@ -173,7 +173,7 @@ static void write_slice(const struct steps *steps, const int32_t *blocks, const 
     }
 }
 
-/* What a head's slice begins with: nothing, its base, or what the portion before left. */
+/* Initialises a head's slice: zeros, the base's state, or the state that the previous portion left in `carry`. */
 static void begin_slice(const struct steps *steps, const struct span *span, const struct place *place, const float *carry,
                         long first, long rows, long column, float *s) {
     if (span->begin > span->base) {
@@ -203,7 +203,7 @@ static void carry_slice(const struct span *span, const struct place *place, floa
                        0);
 }
 
-/* s = decay s + key x change; out = query s, of the new s. decay: of each row, `each` apart. */
+/* s = decay s + key x change, then out = query s. Row i has decay[i * each]: each = 0 is one decay for all rows. */
 INLINE void fold(float *s, long rows, const float *key, const float *query, const float *decay, long each, const vf *change,
                  vf *out) {
     vf sum[VECTORS] = {v_zero(), v_zero(), v_zero(), v_zero()};

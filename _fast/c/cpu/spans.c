@@ -1,4 +1,4 @@
-/* Cuts a step's rows: which positions, runs and lines each span has. */
+/* Cuts a step's rows into spans: sets the positions, runs and lines of each span. */
 #include "spans.h"
 
 #include <string.h>
@@ -15,7 +15,7 @@ static void find_targets(const struct steps *steps, long row, struct span *span)
     }
 }
 
-/* A long row's ring gets only what is behind its new base: the rest is in the states that the step leaves. */
+/* A long row's ring gets only positions after the new base: the state at the new base covers earlier positions. */
 static long tail_from(const struct steps *steps, long row, const struct span *span) {
     long from = span->start;
     if (span->end - span->base <= steps->ring && steps->checkpoint_run[row * (TARGETS - 1)] <= 0) return from;

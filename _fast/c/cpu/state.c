@@ -1,18 +1,18 @@
-/* Shares the rules of layers with states out: inputs by columns, then states by heads, a portion of rows at a time. */
+/* Drivers of layers with states: for each portion of rows, threads share inputs by columns, then states by heads. */
 #include "spans.h"
 
-enum { WORTH = 16384, GATES = 128 }; /* elements below which another thread is not worth calling; gates of a task */
+enum { WORTH = 16384, GATES = 128 }; /* fewest elements that justify another thread; gates of one task */
 
 struct job {
     const struct convolution *inputs;
     const struct gates *gates;
-    const struct delta *delta; /* one of the two */
+    const struct delta *delta; /* delta or ssd; the other is NULL */
     const struct ssd *ssd;
     const struct span *spans;
-    long parts, gate_parts, units; /* of the convolution; of the gates; of a span */
+    long parts, gate_parts, units; /* tasks of the convolution, of the gates, and of a whole span */
 };
 
-/* Tasks of a span so large that they are worth a thread: an element each of `width` at each of its lines. */
+/* Number of tasks that give a thread WORTH elements; a task has `width` elements for each line of a span. */
 static long worth(const struct span *spans, long count, long width) {
     long lines = 0;
     for (long i = 0; i < count; i++) lines += spans[i].stop - spans[i].begin;
@@ -89,7 +89,7 @@ static int delta_buffers(struct delta *call, long width, long gates) {
     return 0;
 }
 
-/* Both buffers of a state that goes on: what the last portion left is what the next begins with. */
+/* Swaps the two buffers of a state that continues: the next portion begins with the state that this portion left. */
 #define SWAP_CARRY(call)                                   \
     do {                                                   \
         float *left = (call)->carry_out;                   \
@@ -148,7 +148,7 @@ static int ssd_buffers(struct ssd *call, long inner, long width) {
     return 0;
 }
 
-/* Tokens of a portion; they follow each other in the batch. */
+/* Number of tokens of a portion; they are consecutive in the batch. */
 static long tokens_of(const struct span *spans, long count) {
     long tokens = 0;
     for (long i = 0; i < count; i++)
@@ -216,7 +216,7 @@ int op_convolution(const struct convolution *call, long tokens) {
     if (spans == NULL) return -1;
     struct cursor cursor = {0, 0};
     const long count = next_spans(steps, &cursor, count_lines(steps) + 1, spans);
-    for (long i = 0; i < count; i++) { /* a line a token: there are none of positions before the step */
+    for (long i = 0; i < count; i++) { /* one line per token; positions before the step have no line */
         spans[i].line = spans[i].token;
         spans[i].begin = spans[i].start;
     }

@@ -1,28 +1,28 @@
-/* Layers with states: what drivers hand to the kernels, as kernels.h has it for the other operations.
+/* Layers with states: the structures that drivers pass to the kernels; kernels.h has those of the other operations.
  *
- * A row's state lies in the pages of runs (engine/kernels/state/places.py). A step reads the state behind `base` tokens and
- * the inputs of later positions from the row's ring, and leaves states behind further positions. One thread computes its
- * part of a row from the first position to the last, and reads what the ring has of that part before it writes there.
- * Sums over the rows of a state run in order, a lane a column: no bit depends on threads, portions or other rows. */
+ * A row's state lies in the pages of runs (engine/kernels/state/places.py). A step reads the state after `base` tokens
+ * and, from the row's ring, the inputs of later positions; it writes states after further positions. One thread computes
+ * its part of a row from the first position to the last, and reads that part of the ring before it writes there.
+ * Sums over the rows of a state run in order, one lane per column: no bit depends on threads, portions or other rows. */
 #ifndef OMNILOOP_STATE_H
 #define OMNILOOP_STATE_H
 
 #include <stdint.h>
 
-enum { KEY_MAX = 256 }; /* rows of a head's state; columns of a part of the convolution */
-enum { TAPS_MAX = 8 };    /* of a short convolution */
+enum { KEY_MAX = 256 }; /* most rows of a head's state, and most columns of a task of the convolution */
+enum { TAPS_MAX = 8 };    /* most taps of a short convolution */
 #define UNIT_EPS 1e-6f    /* added to the sum of squares of a query and of a key */
-enum { TARGETS = 5 };     /* runs that a row may leave: behind its new base, and four checkpoints */
-enum { UNIT = 64 };       /* channels that one thread computes at a time */
-enum { FEW_STATES = 64 }; /* numbers of a channel's state, Mamba-1 */
+enum { TARGETS = 5 };     /* states that a row may leave: at its new base, and four checkpoints */
+enum { UNIT = 64 };       /* channels of one task */
+enum { FEW_STATES = 64 }; /* most numbers of a channel's state, Mamba-1 */
 
-/* A part of a state or of a ring; rows per position where it is a ring's. */
+/* The place of a part of a state or of a ring; `rows` counts the whole state, or one position of a ring. */
 struct place {
     long first, per_page, rows, width;
     int bf16;
 };
 
-/* Rows of a step, as StateMeta has them. */
+/* Rows of a step; fields as in StateMeta. */
 struct steps {
     uint8_t *pages;
     const int32_t *runs;
@@ -31,38 +31,38 @@ struct steps {
     long page_stride, runs_stride, rows, ring;
 };
 
-/* Positions begin .. stop - 1 of one row, computed at a time. The first span of a row begins at its base. */
+/* Positions begin .. stop - 1 of one row, computed in one portion. The first span of a row begins at its base. */
 struct span {
-    long token; /* the batch's, at position `start` */
-    long base, start, end, tail_from; /* tail_from: the first position whose inputs the ring gets */
-    long begin, stop, line;           /* line: of `begin` in work buffers */
+    long token; /* index in the batch of position `start` */
+    long base, start, end, tail_from; /* tail_from: first position that goes into the ring */
+    long begin, stop, line;           /* line: index of `begin` in work buffers */
     const int32_t *base_blocks, *tail_blocks;
-    long targets, at[TARGETS]; /* behind how many tokens a state is left, and in which blocks */
+    long targets, at[TARGETS]; /* numbers of tokens after which states are due; `blocks`: their runs */
     const int32_t *blocks[TARGETS];
 };
 
-/* out[line] = silu(bias + sum over j of taps[j] * input of the position j before). */
+/* out[line] = silu(bias + sum over j of taps[j] * input of the position j earlier). */
 struct convolution {
     const struct steps *steps;
     void *out;         /* [lines, width] */
     const void *x;     /* [tokens, width], x_stride apart */
-    const float *taps; /* [count, width], the token's own first */
+    const float *taps; /* [count, width], the token's own tap first */
     const float *bias; /* [width] or NULL */
-    struct place before, inputs; /* of x's type: the count - 1 inputs before a base, and the ring's */
+    struct place before, inputs; /* of x's type: count - 1 inputs before a base; the ring's inputs */
     long x_stride, width, count;
     int bf16, out_bf16;
 };
 
-/* Columns of the convolution, one thread's. */
+/* Columns of the convolution, of one task. */
 struct columns {
     long begin, end;
-    const struct place *tail; /* the ring gets what comes out, rounded to this place's type, from column tail_column on; or NULL */
+    const struct place *tail; /* NULL, or where the ring gets results, rounded, from tail_column on */
     long tail_column;
-    float scale; /* not 0: what comes out is divided by its norm, then multiplied by this */
+    float scale; /* not 0: results are divided by their norm, then multiplied by scale */
 };
 
-/* step = softplus(x + bias), rate = -exp(a_log[i / share]). With `times`: the ring gets steps, decay = exp(rate * step);
- * without: the ring gets rate * step, and decay is the exponential of that. */
+/* step = softplus(x + bias), rate = -exp(a_log[i / share]), decay = exp(rate * step). The ring gets `step` if `times` is
+ * set, otherwise rate * step. */
 struct gates {
     const struct steps *steps;
     const void *x;      /* [tokens, width], x_stride apart */
@@ -75,7 +75,7 @@ struct gates {
     int bf16;
 };
 
-/* engine/kernels/state/delta.py; x [tokens, q | k | v | z | b | a]. Below `norm_bf16`: the driver's. */
+/* engine/kernels/state/delta.py; x [tokens, q | k | v | z | b | a]. The driver sets the fields after `norm_bf16`. */
 struct delta {
     struct steps steps;
     void *out;     /* [tokens, value_heads * value_dim] */
@@ -87,10 +87,10 @@ struct delta {
     float eps;
     int per_channel, sigmoid, bf16, norm_bf16;
     const struct span *spans;
-    long first_token; /* of the portion */
+    long first_token; /* first token of the portion */
     float *active, *decay, *beta; /* [lines, conv width], [lines, gates], [lines, value_heads] */
     float *found;                 /* [tokens of the portion, value_heads * value_dim] */
-    const float *carry_in;        /* the state of the row that goes on from, or into, another portion */
+    const float *carry_in;        /* state of the row that an earlier portion began; carry_out: that a later one ends */
     float *carry_out;
 };
 
@@ -115,20 +115,20 @@ struct ssd {
     float *carry_out;
 };
 
-/* engine/kernels/state/selective.py: the rule behind the products. */
+/* engine/kernels/state/selective.py: the rule, after the products. */
 struct selective {
     struct steps steps;
     void *out;     /* [tokens, inner] */
     const void *x, *dt, *b, *c, *z;
     const float *a_log, *dt_bias, *d;
-    struct place state, values, times, keys; /* the ring's of x's type */
+    struct place state, values, times, keys; /* parts of the ring have x's type */
     long tokens, inner, state_size, x_stride, dt_stride, b_stride, c_stride, z_stride;
     int bf16;
     const struct span *spans;
     float *few; /* [lines, B | C] */
 };
 
-/* Each returns 0, or -1 when memory for work buffers is out. Tokens behind the rows' get zeros. */
+/* Each returns 0, or -1 if no memory is left for work buffers. Tokens after the rows' tokens get zeros. */
 int op_delta(const struct delta *call);
 int op_ssd(const struct ssd *call);
 int op_selective(const struct selective *call);

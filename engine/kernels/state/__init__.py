@@ -1,6 +1,6 @@
 """Recurrent layers over states in pages: gated delta rule, Mamba-2, Mamba-1, and the short convolution before them.
 
-A row's state is the run at its base position and, in a ring by position, the inputs of the positions behind it
-(engine/attention/state_meta). Rows whose positions behind the base fit in the ring take a step kernel, the others the
-scan's kernels; both kinds may be in one step.
+A row has a run that holds its state at a base position, and a tail: a ring that holds the inputs of the positions
+after the base (engine/attention/state_meta). A row is short if its positions after the base fit in the ring. A step
+kernel computes short rows, the scan's kernels compute long rows; one step may have both.
 """

@@ -1,7 +1,7 @@
-"""The chunks of rows that a step scans, listed on the device: a recorded launch reads another step's list.
+"""Lists the chunks of a step's long rows on the device, so that a launch in a CUDA graph reads each step's own list.
 
-Chunks end at multiples of SIZE positions, at the row's first position and at its last: where a prompt is cut does not
-move the others. Rows that a step kernel computes have none. The first layer that scans makes the list of a step.
+A chunk ends at a multiple of SIZE positions or at the end of the row's tokens in this step. The other chunks therefore
+do not move when a prompt is cut elsewhere. Short rows have no chunks. The first layer that scans makes a step's list.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from engine.kernels.target import tl, triton
 @triton.jit
 def chunks_kernel(
     chunks,  # [capacity, 4]
-    arrived,  # [1], zero before
+    arrived,  # [1], zero before the launch
     base,
     start,
     query_start,
@@ -31,7 +31,7 @@ def chunks_kernel(
     LANES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """A row, LANES chunks at a time."""
+    """One program lists the chunks of one row, LANES chunks at a time."""
     grid_wait(OVERLAP)
     row = tl.program_id(0)
     first = tl.load(query_start + row)
@@ -54,14 +54,14 @@ def chunks_kernel(
 
 
 def empty_work(max_rows: int, max_tokens: int, size: int, device: str | torch.device) -> StateWork:
-    """Room for the chunks of any step of so many rows and tokens."""
+    """Allocates a list with room for the chunks of any step of up to max_rows rows and max_tokens tokens."""
     capacity = max_tokens // size + 2 * min(max_rows, max_tokens)
     chunks = torch.zeros(capacity, 4, dtype=torch.int32, device=device)
     return StateWork(chunks, torch.zeros(1, dtype=torch.int32, device=device))
 
 
 def fill_work(work: StateWork, meta: StateMeta, ring: int, size: int) -> None:
-    """The chunks of this step, on the device."""
+    """Writes the chunks of this step into `work`, on the device."""
     work.count.zero_()
     chunks_kernel[len(meta.base),](
         work.chunks, work.count, meta.base, meta.start, meta.query_start, meta.checkpoint_run, RING=ring, SIZE=size,
@@ -70,7 +70,7 @@ def fill_work(work: StateWork, meta: StateMeta, ring: int, size: int) -> None:
 
 
 def with_work(meta: StateMeta, tokens: int, ring: int, size: int) -> StateMeta:
-    """The step with its chunks, which the first layer of the step makes."""
+    """Returns `meta` with the list of chunks; the step's first layer with this chunk size makes the list."""
     if meta.work is not None:
         return meta
     if size not in meta.works:
@@ -80,7 +80,7 @@ def with_work(meta: StateMeta, tokens: int, ring: int, size: int) -> StateMeta:
 
 
 def chunks_reference(meta: StateMeta, ring: int, size: int) -> list[tuple[int, int, int]]:
-    """(row, first token, tokens) in order."""
+    """Returns the chunks as (row, first token, number of tokens), in order."""
     found = []
     for row, (base, start) in enumerate(zip(meta.base.tolist(), meta.start.tolist())):
         first, last = meta.query_start[row : row + 2].tolist()
@@ -93,6 +93,6 @@ def chunks_reference(meta: StateMeta, ring: int, size: int) -> list[tuple[int, i
 
 
 def listed(work: StateWork) -> list[tuple[int, int, int]]:
-    """What the kernel wrote, in order."""
+    """Returns the chunks that the kernel wrote, sorted, as chunks_reference returns them."""
     lines: Tensor = work.chunks[: int(work.count)]
     return sorted((row, token, count) for row, token, count, _ in lines.tolist())

@@ -1,11 +1,11 @@
-"""The short convolution over positions that lie in this step, in a row's ring, or before its base: Triton kernels.
+"""Triton kernels of the short convolution; inputs come from this step, from a row's ring, or from before its base.
 
-    active  silu(bias + sum over j of taps[j] * input of the position j before); of heads of queries and keys, the first
-            2 * KEY_HEADS pieces, divided by their norm, and queries by the root of their width
+    active  silu(bias + sum over j of taps[j] * input of the position j earlier). The first 2 * KEY_HEADS pieces are
+            heads of queries and keys: each is divided by its norm, and queries also by sqrt(KEY_DIM)
 
-Rows whose positions fit in the ring have their inputs written there, and the columns LOW..HIGH of `active`, which a
-step reads again. Of longer rows the scan's last kernel writes these: a ring may still be read. Inputs before a base
-that the step leaves go into the run of that base. Sums are float32. Users: delta_rule, ssd.
+For short rows conv_kernel writes the inputs and the columns LOW..HIGH of `active` into the ring; later steps read both.
+For long rows the scan's last kernel writes the ring, because other programs may still read it. before_kernel writes
+the inputs before each base that the step leaves into the run of that base. Sums are float32. Users: delta_rule, ssd.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from engine.kernels.state.delta import StatePages
 from engine.kernels.state.runs import CHECKPOINTS, input_row, is_short, row_at, row_of, sigmoid
 from engine.kernels.target import tl, triton
 
-COLUMNS = 256  # of a program, where columns have no heads
-BEFORE = 1024  # columns of a program that writes what stands before a base
-TOKENS = 16  # of one program, where a step has many
+COLUMNS = 256  # columns of a program if columns are not split into heads
+BEFORE = 1024  # columns of a program of before_kernel
+TOKENS = 16  # tokens of one program if a step has more than 256 tokens
 
 
 @triton.jit
@@ -31,7 +31,7 @@ def conv_rows(
     RING_FIRST: tl.constexpr, RING_EACH: tl.constexpr, AGAIN_FIRST: tl.constexpr, AGAIN_EACH: tl.constexpr,
     GROUP: tl.constexpr, SHORT: tl.constexpr,
 ):  # fmt: skip
-    """Columns of the tokens token..right of one row, GROUP at a time: loads of a group are under way together."""
+    """Computes the tokens token..right - 1 of one row, GROUP tokens at a time; the loads of a group overlap."""
     for begin in range(token, right, GROUP):
         found = ()
         for number in tl.static_range(GROUP + TAPS - 1):
@@ -53,7 +53,7 @@ def conv_rows(
             if KEY_HEADS > 0:
                 length = tl.rsqrt(tl.sum(total * total, 0) + UNIT)
                 total *= tl.where(is_key, length * scale, 1.0)
-            one = first + (begin + number - first)  # of a number, a tensor
+            one = first + (begin + number - first)  # this sum makes a tensor of a Python number
             made, end = total.to(active.dtype.element_ty), tl.where(one < right, last, 0)
             tl.store(active + one.to(tl.int64) * WIDTH + column, made, mask=column < end)
             if SHORT:
@@ -82,9 +82,9 @@ def conv_kernel(
     TAPS: tl.constexpr,
     KEY_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr,
-    PIECE: tl.constexpr,  # columns of a piece behind the keys
+    PIECE: tl.constexpr,  # columns of a piece after the keys
     BLOCK: tl.constexpr,  # power of two >= KEY_DIM, PIECE
-    SCALE: tl.constexpr,  # of queries
+    SCALE: tl.constexpr,  # factor of queries
     UNIT: tl.constexpr,
     LOW: tl.constexpr,
     HIGH: tl.constexpr,
@@ -92,15 +92,15 @@ def conv_kernel(
     BEFORE_FIRST: tl.constexpr,
     RING_FIRST: tl.constexpr,
     RING_EACH: tl.constexpr,
-    AGAIN_FIRST: tl.constexpr,  # the ring's place of the columns LOW..HIGH
+    AGAIN_FIRST: tl.constexpr,  # page of the ring's columns LOW..HIGH in a run
     AGAIN_EACH: tl.constexpr,
     STEPS: tl.constexpr,  # 2 ** STEPS >= num_rows
     TOKENS: tl.constexpr,
     GROUP: tl.constexpr,
-    SHORT: tl.constexpr,  # short rows too
+    SHORT: tl.constexpr,  # computes short rows too
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """TOKENS tokens, one piece of columns: the first token's row is found by bisection of query_start."""
+    """One program computes TOKENS tokens, one piece of columns; bisection of query_start finds the first row."""
     grid_wait(OVERLAP)
     token = tl.program_id(0) * TOKENS
     until = tl.minimum(token + TOKENS, tl.load(query_start + num_rows))
@@ -150,7 +150,7 @@ def before_kernel(
     SHORT: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """COLUMNS columns of what stands before one base that one row leaves: its new base, or a checkpoint."""
+    """One program writes COLUMNS columns of the inputs before one base: a row's new base, or a checkpoint."""
     grid_wait(OVERLAP)
     number, row = tl.program_id(1), tl.program_id(2)
     first = tl.load(query_start + row)
@@ -185,11 +185,11 @@ def launch_conv(
     again: tuple[int, int] = (0, 0), key_heads: int = 0, key_dim: int = 1, piece: int = COLUMNS, unit: float = 0.0,
     short: bool = True,
 ) -> Tensor:  # fmt: skip
-    """projected [T, columns of which the first are the inputs] -> active [T, width], of its dtype.
+    """projected [T, columns], inputs in its first `width` columns -> active [T, width] of the same dtype.
 
-    Without `short`, tokens of short rows are left out, and what a step kernel writes of them. `again`: columns of
-    `active` that the ring gets, in the tail's first part; its last part is the inputs, as is the state's. `key_heads`,
-    `key_dim`: pieces that are queries and keys; `piece`: columns of the others.
+    Without `short`, the kernels skip short rows. `again`: the columns of `active` that go into the tail's first part;
+    the last part of the tail and of the state holds inputs. `key_heads`, `key_dim`: number and columns of the heads of
+    keys (as many of queries); `piece`: columns of each other piece; `unit`: added to the sum of squares of a head.
     """
     (before, inputs), width = (cache.state[-1], cache.tail[-1]), taps.shape[1]
     pages, rows, tokens = cache.pages.view(inputs.dtype), len(meta.base), len(projected)

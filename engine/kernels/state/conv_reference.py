@@ -1,7 +1,7 @@
-"""The short convolution in plain torch, a row of the step at a time: what kernels are compared with, and a CPU's form.
+"""The short convolution in plain torch, one row of the step at a time: the reference for kernels and the CPU fallback.
 
-In: the products of the step's tokens. Out: silu(bias + sum over j of taps[j] * input of the position j before).
-Written: the inputs into the row's ring, and those before a base that the step leaves into the run of that base.
+In: the products of the step's tokens. Out: silu(bias + sum over j of taps[j] * input of the position j earlier).
+Writes the row's inputs into its ring, and the inputs before each base that the step leaves into the run of that base.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ def convolved(
     ring: Place,
     size: int,
 ) -> Tensor:
-    """inputs [tokens of the row, width], taps [count, width], the token's own first -> activated, wide, alike.
+    """inputs [tokens of the row, width], taps [count, width], the token's own tap first -> results, wide, same shape.
 
-    `before`: the place of the count - 1 inputs before a base; `ring`: that of inputs by position modulo `size`.
+    `before`: the place of the count - 1 inputs before a base; `ring`: the place of inputs by position modulo `size`.
     """
     behind, tokens = len(taps) - 1, len(inputs)
     held = row.read_tail(pages, ring, size)
     first = before.read(pages, row.base_blocks) if row.base else inputs.new_zeros(behind, inputs.shape[1])
-    line = torch.cat([first.to(inputs.dtype), held.to(inputs.dtype), inputs])  # of the positions base - behind..end
+    line = torch.cat([first.to(inputs.dtype), held.to(inputs.dtype), inputs])  # first: position base - behind
     row.write_tail(pages, ring, size, inputs)
     for at, runs in row.targets.items():
         for blocks in runs:

@@ -1,12 +1,12 @@
-"""The gated delta rule with what is around it: short convolution, gates, norms, the rule, and the gated norm.
+"""The gated delta rule of a layer: short convolution, norms of queries and keys, gates, the rule, and the gated norm.
 
     projected  [T, q | k | v | z | b | a]          q, k, v = silu(conv(.)); q and k divided by their norms, q * dk^-0.5
     gate       g = -exp(a_log) * softplus(a + dt_bias), per head or per key channel; beta = sigmoid(b)
     rule       S = exp(g) S;  u = beta (v - S k);  S += k u;  o = S q                       S [dk, dv] of a value head
     out        norm(o) * silu(z), or sigmoid(z)                                                [T, value heads * dv]
 
-The tail has k, u, g and the convolution's inputs of each position behind the base: with u there is no chain to solve
-again. Value heads share key heads in groups of neighbours. Users: engine/layers/delta.py.
+The tail holds k, u, g and the convolution's inputs of each position after the base. Because the tail holds u, a later
+step need not solve the recurrence again. Consecutive value heads share a key head. Users: engine/layers/delta.py.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ UNIT = 1e-6  # added to the sum of squares of a query and of a key
 
 @dataclass(frozen=True, slots=True)
 class DeltaShape:
-    """Numbers of a layer."""
+    """Sizes and options of a layer."""
 
     key_heads: int
     value_heads: int
     key_dim: int
     value_dim: int
     taps: int
-    ring: int  # positions of a tail
-    eps: float = 1e-6  # of the gated norm
-    per_channel: bool = False  # a gate for each channel of a key, not one for each head
-    sigmoid: bool = False  # the norm's gate: sigmoid(z), not silu(z)
+    ring: int  # positions that a tail holds
+    eps: float = 1e-6  # epsilon of the gated norm
+    per_channel: bool = False  # True: one gate per channel of a key; False: one per value head
+    sigmoid: bool = False  # the norm's gate is sigmoid(z) instead of silu(z)
 
     @property
     def key_width(self) -> int:
@@ -53,12 +53,12 @@ class DeltaShape:
 
     @property
     def gate_width(self) -> int:
-        """Gates of a token."""
+        """Number of gates of a token."""
         return self.value_heads * (self.key_dim if self.per_channel else 1)
 
     @property
     def columns(self) -> tuple[int, int, int, int, int]:
-        """Columns of the product: q | k | v, z, b, a begin there; and the number of all."""
+        """First columns of q | k | v, z, b and a in the product, then the product's number of columns."""
         z = self.conv_width
         b = z + self.value_width
         a = b + self.value_heads
@@ -67,9 +67,9 @@ class DeltaShape:
     def parts(
         self, dtype: torch.dtype, state: torch.dtype, deltas: torch.dtype | None = None
     ) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
-        """Of the state: S, and the convolution's inputs before the base. Of a position: k, u, g, its input.
+        """Returns a state's parts (S, inputs before the base) and a tail's, per position (k, u, g, input).
 
-        `dtype`: the model's; `deltas`: u's, None: the state's.
+        `dtype`: of the model; `state`: of S; `deltas`: of u, None for the dtype of S.
         """
         kept = Part(self.value_heads * self.key_dim, self.value_dim, state), Part(self.taps - 1, self.conv_width, dtype)
         return kept, (
@@ -82,9 +82,9 @@ class DeltaShape:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeltaWeights:
-    """All float32 (references: or float64)."""
+    """Weights of a layer, all float32; references also take float64."""
 
-    taps: Tensor  # [taps, conv_width], the token's own first
+    taps: Tensor  # [taps, conv_width], the token's own tap first
     a_log: Tensor  # [value_heads]
     dt_bias: Tensor  # [gate_width]
     norm: Tensor  # [value_dim]
@@ -92,7 +92,7 @@ class DeltaWeights:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StatePages:
-    """A layer's pages, and where in a run the parts of its states and tails lie."""
+    """A layer's pages, and the places of a state's parts and a tail's parts in a run."""
 
     pages: Tensor  # [num_blocks, page_bytes] uint8
     state: tuple[Place, ...]
@@ -100,7 +100,7 @@ class StatePages:
 
 
 def cut(pages: Tensor, parts: tuple[Part, ...], tail: tuple[Part, ...], ring: int) -> StatePages:
-    """Pages as the parts of a spec lie in them."""
+    """Places the parts of a spec, state and tail, in pages."""
     return StatePages(pages, placed(parts, pages.shape[1])[0], placed(tail, pages.shape[1], ring)[0])
 
 
@@ -114,19 +114,19 @@ def delta_rule_reference(
 
 
 def gates_of(a: Tensor, weights: DeltaWeights, shape: DeltaShape) -> Tensor:
-    """a [gate_width] of a token -> g [value_heads, key_dim or 1], wide."""
+    """a [gate_width] of a token -> g [value_heads, key_dim or 1], in the wide dtype."""
     kind = wide(a.dtype)
     step = softplus(a.to(kind) + weights.dt_bias.to(kind), threshold=40)
     return -weights.a_log.to(kind).exp()[:, None] * step.view(shape.value_heads, -1)
 
 
 def unit(x: Tensor) -> Tensor:
-    """Each head divided by its norm."""
+    """Divides each head by its norm."""
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + UNIT)
 
 
 def _of_row(x: Tensor, weights: DeltaWeights, shape: DeltaShape, cache: StatePages, row: StepRow) -> Tensor:
-    """x [tokens of the row, columns] -> [tokens, value_width], wide."""
+    """x [tokens of the row, columns] -> [tokens, value_width], in the wide dtype."""
     (kept, before), (keys, deltas, gates, inputs), pages, ring = cache.state, cache.tail, cache.pages, shape.ring
     _, z_at, b_at, a_at, end = shape.columns
     tokens, dk, dv, heads = len(x), shape.key_dim, shape.value_dim, shape.value_heads
@@ -134,7 +134,7 @@ def _of_row(x: Tensor, weights: DeltaWeights, shape: DeltaShape, cache: StatePag
     q, k, v = active.split([shape.key_width, shape.key_width, shape.value_width], 1)
     q, k = (each.reshape(tokens, shape.key_heads, dk) for each in (q, k))
     q, k = by_token(unit, q), by_token(unit, k)
-    k = k.to(keys.dtype).to(active.dtype)  # as later steps find it
+    k = k.to(keys.dtype).to(active.dtype)  # rounded as later steps read it
     gate = by_token(lambda a: gates_of(a, weights, shape), x[:, a_at:end])
     beta = by_token(torch.sigmoid, x[:, b_at:a_at].to(active.dtype))
     held = [row.read_tail(pages, place, ring).to(active.dtype) for place in (keys, deltas, gates)]

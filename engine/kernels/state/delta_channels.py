@@ -1,8 +1,9 @@
-"""A step of the gated delta rule with a gate for each channel of a key: a Triton kernel, for rows that fit in the ring.
+"""Triton kernel of a step of the gated delta rule with one gate per channel of a key, for short rows.
 
-A program is one value head of one row. It reads the state, adds what the tail's positions add, and computes the step's
-tokens one after the other, normalised and gated. As delta_step, but G are sums of gates of a channel, and e^{G_t - G_j}
-stands within the products over channels. The tail gets u and g of each token; keys and inputs are there already (conv).
+A program computes one value head of one row. It reads the state, folds the tail's positions into it, and computes the
+step's tokens one by one, normalised and gated. The formulas are delta_step's, but G sums the gates of one channel, so
+e^{G_t - G_j} is a factor within the sums over channels. The kernel writes u and g of each token into the tail; the
+convolution's kernel has written keys and inputs there before.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def step_gates(
     projected, gates, tail, a_log, dt_bias, slot, token, head, old, new, c, in_key, projected_stride, gate_stride,
     A: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, FIRST: tl.constexpr, EACH: tl.constexpr,
 ):  # fmt: skip
-    """Gates of positions [lanes, BLOCK_K]: the tail's where old, the step's where new; these are stored."""
+    """Gates [lanes, BLOCK_K]: read from the tail where `old`, computed and stored where `new`."""
     speed, there = tl.load(a_log + head), old | new
     at = row_at(tail, slot, gate_stride, there, FIRST, EACH, VALUE_HEADS * KEY_DIM)
     place = gates + at[:, None] + head * KEY_DIM + c[None, :]
@@ -43,7 +44,7 @@ def fold(
     STATE_EACH: tl.constexpr, KEY_FIRST: tl.constexpr, KEY_EACH: tl.constexpr, DELTA_FIRST: tl.constexpr,
     DELTA_EACH: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """The state of run `old` with the positions behind..behind + settled, into run `new`."""
+    """Folds the positions behind..behind + settled - 1 into the state of run `old`; writes it into run `new`."""
     last = tl.sum(tl.where((j == settled - 1)[:, None], level, 0.0), 0)
     c = tl.arange(0, BLOCK_K)
     in_key, has = c < KEY_DIM, c < tl.where(behind > 0, KEY_DIM, 0)
@@ -132,7 +133,7 @@ def channel_step_kernel(
             near_k = tl.where(j < t, near_k, 0.0)
             near_q = tl.where(j <= t, near_q, 0.0)
             u = beta * (v - far_k - tl.sum(change * near_k[:, None], 0))
-            u = u.to(deltas.dtype.element_ty).to(tl.float32)  # as later steps find it
+            u = u.to(deltas.dtype.element_ty).to(tl.float32)  # rounded as later steps read it
             change = tl.where((j == t)[:, None], u[None, :], change)
             o = far_q + tl.sum(change * near_q[:, None], 0)
             z = tl.load(line + Z + head * VALUE_DIM + d, mask=in_value, other=0.0).to(tl.float32)
@@ -143,7 +144,7 @@ def channel_step_kernel(
         tl.store(added, change.to(deltas.dtype.element_ty), mask=(there & fresh)[:, None] & in_value[None, :])
         settled = tl.load(new_base + row) - behind
         if settled > 0:
-            tl.debug_barrier()  # a short prompt folds what this program has just stored
+            tl.debug_barrier()  # a short prompt folds values that this program has just stored
             fold(
                 states, keys, deltas, kept, run_of(runs, write_run, row, runs_stride, count > 0), tail, level, settled,
                 behind, head, key_head, d, in_value, j, state_stride, key_stride, delta_stride, KEY_HEADS, VALUE_HEADS,
@@ -161,7 +162,7 @@ def launch_channel_step(
     meta: StateMeta,
     out: Tensor,
 ) -> None:
-    """Writes the tokens of short rows into `out` [T, value_width]; `active`: of `launch_conv`."""
+    """Writes the tokens of short rows into `out` [T, value_width]; `active`: the result of `launch_conv`."""
     views, (runs_stride, *strides), found = places_of(cache, meta)
     _, z, b, a, _ = shape.columns
     block_k, block_v = (max(16, triton.next_power_of_2(size)) for size in (shape.key_dim, shape.value_dim))

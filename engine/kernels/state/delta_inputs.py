@@ -1,11 +1,11 @@
-"""What a step of the gated delta rule needs besides states, of rows that fit in the ring: a Triton kernel.
+"""Triton kernel that prepares a step of the gated delta rule for short rows: everything that needs no state.
 
-A program is one key head of one row, with the value heads that share it. It convolves the row's tokens, writes what the
-tail gets of them but u, and what stands before a new base. For the step kernel, which follows, it makes of each token:
+A program computes one key head of one row, with the value heads that share the key head. It convolves the row's tokens,
+writes k, g and inputs into the tail, and writes the inputs before a new base. The step kernel follows and reads:
 
     heads   q, k [key heads, 2, key_dim]; v [value heads, value_dim]                                          float32
-    near    e^{G_t - G_j} (k_j.k_t) and .. (k_j.q_t) of the positions j behind the base [value heads, 2, places];
-            in place of the token's own: 0 and k_t.q_t                           G: sums of gates from the base on
+    near    e^{G_t - G_j} (k_j.k_t) and .. (k_j.q_t) for each position j after the base [value heads, 2, places];
+            for the token itself (j = t): 0 and k_t.q_t                          G: sums of gates from the base on
 
 Users: delta_step.
 """
@@ -29,7 +29,7 @@ def gate_of(a, a_log, bias):
 
 @triton.jit
 def decay_behind(gate, j, place, end):
-    """exp of the gates of the positions place + 1..end - 1; gate and j [lanes], place a number or [lanes, 1]."""
+    """exp(sum of the gates at positions place + 1..end - 1); gate and j [lanes], place a number or [lanes, 1]."""
     return tl.exp(tl.sum(tl.where((j > place) & (j < end), gate, 0.0), -1))
 
 
@@ -39,7 +39,7 @@ def input_rows(
     RING: tl.constexpr, TAPS: tl.constexpr, BEFORE_FIRST: tl.constexpr, INPUT_FIRST: tl.constexpr,
     INPUT_EACH: tl.constexpr,
 ):  # fmt: skip
-    """Where the inputs of a position and of those before it lie, TAPS of them."""
+    """Addresses of the inputs of a position and of the TAPS - 1 positions before the position."""
     rows = ()
     for tap in tl.static_range(TAPS):
         rows += (  # type: ignore[assignment]
@@ -53,7 +53,7 @@ def input_rows(
 
 @triton.jit
 def loaded(rows, position, lane, column, size, TAPS: tl.constexpr):
-    """The inputs of a position and of those before it: lanes up to `size`, 0 before the first position."""
+    """Loads these TAPS inputs: lanes below `size`; inputs of positions before the first are 0."""
     found = ()
     for tap in tl.static_range(TAPS):
         wanted = lane < tl.where(position >= tap, size, 0)
@@ -63,7 +63,7 @@ def loaded(rows, position, lane, column, size, TAPS: tl.constexpr):
 
 @triton.jit
 def convolved(found, taps, column, inside, WIDTH: tl.constexpr, TAPS: tl.constexpr):
-    """silu(sum of inputs by taps), float32."""
+    """silu(sum over taps of tap * input), float32."""
     total = found[0].to(tl.float32) * tl.load(taps + column, mask=inside, other=0.0)
     for tap in tl.static_range(1, TAPS):
         total += found[tap].to(tl.float32) * tl.load(taps + tap * WIDTH + column, mask=inside, other=0.0)
@@ -76,7 +76,7 @@ def keep_before(
     runs_stride, projected_stride, key_stride, KEY_WIDTH: tl.constexpr, WIDTH: tl.constexpr, RING: tl.constexpr,
     TAPS: tl.constexpr, BEFORE_FIRST: tl.constexpr, INPUT_FIRST: tl.constexpr, INPUT_EACH: tl.constexpr,
 ):  # fmt: skip
-    """The inputs before a new base, into the run of that base: columns of queries, keys and values."""
+    """Writes the inputs before a new base into its run: columns of the head's query, key and values."""
     left = runs + tl.load(write_run + row).to(tl.int64) * runs_stride
     for place in range(TAPS - 1):
         position = behind + settled - (TAPS - 1) + place
@@ -98,11 +98,11 @@ def delta_inputs_kernel(
     projected,  # [T, q | k | v | z | b | a]
     taps,  # [TAPS, q | k | v]
     a_log, dt_bias,  # [VALUE_HEADS]
-    keys, gates,  # the pages in the dtypes of these parts; inputs have that of keys
+    keys, gates,  # the pages in the dtypes of these parts; inputs have the dtype of keys
     runs, base_run, write_run, tail_run, base, new_base, start, query_start, checkpoint_run,
     runs_stride, projected_stride, key_stride, gate_stride,
     KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
-    A: tl.constexpr,  # the gates' column of `projected`
+    A: tl.constexpr,  # first column of the gates in `projected`
     TAPS: tl.constexpr, SCALE: tl.constexpr, UNIT: tl.constexpr, RING: tl.constexpr,
     KEY_FIRST: tl.constexpr, KEY_EACH: tl.constexpr, GATE_FIRST: tl.constexpr, GATE_EACH: tl.constexpr,
     BEFORE_FIRST: tl.constexpr, INPUT_FIRST: tl.constexpr, INPUT_EACH: tl.constexpr,
@@ -111,7 +111,7 @@ def delta_inputs_kernel(
     BLOCK_V: tl.constexpr,  # power of two >= columns of the values that share a key head
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One key head of one row."""
+    """One program computes one key head of one row."""
     grid_wait(OVERLAP)
     row, key_head = tl.program_id(1), tl.program_id(0)
     shares: tl.constexpr = VALUE_HEADS // KEY_HEADS
@@ -144,7 +144,7 @@ def delta_inputs_kernel(
             v = convolved(inputs_v, taps, value, in_value, width, TAPS)
             q *= tl.rsqrt(tl.sum(q * q, 0) + UNIT) * SCALE
             kept_k = (k * tl.rsqrt(tl.sum(k * k, 0) + UNIT)).to(keys.dtype.element_ty)
-            k = kept_k.to(tl.float32)  # as later steps find it
+            k = kept_k.to(tl.float32)  # rounded as later steps read it
             token = (first + t).to(tl.int64)
             made = heads + token * width
             tl.store(made + query, q, mask=in_key)
@@ -183,7 +183,7 @@ def delta_inputs_kernel(
 def launch_delta_inputs(
     projected: Tensor, weights: DeltaWeights, shape: DeltaShape, cache: StatePages, meta: StateMeta, places: int
 ) -> tuple[Tensor, Tensor]:
-    """(heads, near) of the tokens of short rows."""
+    """Returns (heads, near) of the tokens of short rows."""
     (keys, _, gates, inputs), before, a = cache.tail, cache.state[-1], shape.columns[3]
     assert projected.dtype is keys.dtype is inputs.dtype is before.dtype, f"{projected.dtype}, pages: {keys.dtype}"
     assert before.per_page == inputs.per_page, "lines of inputs are equal"

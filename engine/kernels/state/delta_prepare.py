@@ -1,11 +1,12 @@
-"""What a chunk of the gated delta rule needs of itself alone: the inverse of its triangle, and its queries' products.
+"""Computes the terms of a chunk of the gated delta rule that need no state; all chunks run in parallel.
 
     inverse  X = (I + A)^-1, A = strictly lower(beta_i (k_i.k_j) e^{G_i - G_j})                      [T, heads, SIZE]
     mixed    M = lower((q_i.k_j) e^{G_i - G_j})                                                      [T, heads, SIZE]
     levels   G, the sums of gates from the chunk's first position on, and betas                           [heads, T]
 
-A triangle of 64 is inverted by blocks of 16, in float32: those on the diagonal by substitution, the others from these.
-Squaring would take fewer steps, but equal keys make its powers overflow. Users: delta_scan.
+The triangle of 64 x 64 is inverted in blocks of 16 x 16, in float32: blocks on the diagonal by substitution, the other
+blocks from the inverted ones. Repeated squaring would take fewer steps, but the powers of A overflow where keys are
+equal. Users: delta_scan.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ SIZE = 64  # positions of a chunk
 
 @triton.jit
 def inverse_block(a, BLOCK: tl.constexpr):
-    """(I + a)^-1 of a strictly lower a [BLOCK, BLOCK], row after row."""
+    """Inverts I + a row by row, a [BLOCK, BLOCK] strictly lower triangular."""
     i, j = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
     found = tl.where(i == j, 1.0, 0.0)
     for row in range(1, BLOCK):
-        line = tl.sum(tl.where(i == row, a, 0.0), 0)  # of a
+        line = tl.sum(tl.where(i == row, a, 0.0), 0)  # this row of a
         line = tl.sum(line[:, None] * found, 0)
         found = tl.where(i == row, found - line[None, :], found)
     return found
@@ -42,14 +43,14 @@ def exact_dot(a, b):
 
 @triton.jit
 def part_of(values, place, PART: tl.constexpr):
-    """values [4 * PART]: the numbers PART * place and on."""
+    """Returns values[PART * place : PART * (place + 1)] of values [4 * PART]."""
     four = tl.reshape(values, [4, PART])
     return tl.sum(tl.where((tl.arange(0, 4) == place)[:, None], four, 0.0), 0)
 
 
 @triton.jit
 def lower_block(left, right, level_left, level_right, strict: tl.constexpr, PART: tl.constexpr):
-    """(left_i . right_j) e^{G_i - G_j}, right [channels, PART]; on the diagonal (strict >= 0) where i - j >= strict."""
+    """(left_i . right_j) e^{G_i - G_j}, right [channels, PART]; strict >= 0 (diagonal): 0 unless i - j >= strict."""
     i, j = tl.arange(0, PART)[:, None], tl.arange(0, PART)[None, :]
     product = tl.dot(left, right, input_precision="ieee")
     if strict < 0:
@@ -61,7 +62,7 @@ def lower_block(left, right, level_left, level_right, strict: tl.constexpr, PART
 
 @triton.jit
 def store_blocks(place, first, second, third, fourth, mask, PART: tl.constexpr):
-    """Four blocks next to each other; those above the diagonal are zeros, for whatever reads whole rows."""
+    """Stores four blocks side by side; blocks above the diagonal are zeros, because `carry` reads whole rows."""
     tl.store(place, first, mask=mask)
     tl.store(place + PART, second, mask=mask)
     tl.store(place + 2 * PART, third, mask=mask)
@@ -81,7 +82,7 @@ def delta_prepare_kernel(
     PART: tl.constexpr,  # 16: a quarter of a chunk
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One chunk of one value head."""
+    """One program computes one chunk of one value head."""
     grid_wait(OVERLAP)
     number, head = tl.program_id(1), tl.program_id(0)
     if number < tl.load(num_chunks):
@@ -106,10 +107,10 @@ def delta_prepare_kernel(
         at = (token + part).to(tl.int64)[:, None] * width + key_head * KEY_DIM + c[None, :]
         k, step = active + KEY_HEADS * KEY_DIM + at, PART * width
         in_key, left = (c < KEY_DIM)[None, :], count - part[:, None]
-        # The same keys with channels as rows: tl.trans of registers is not to be trusted on sm_90 (Triton 3.4 to 3.7).
+        # Loads the keys again, transposed: tl.trans of registers gives wrong results on sm_90 (Triton 3.4 to 3.7).
         turned = (token + part).to(tl.int64)[None, :] * width + (KEY_HEADS + key_head) * KEY_DIM + c[:, None]
         t, in_keys, right = active + turned, (c < KEY_DIM)[:, None], count - part[None, :]
-        # (I + A)^-1 by blocks: those of the diagonal by substitution, the others from these.
+        # (I + A)^-1: blocks on the diagonal by substitution, the other blocks from the inverted ones.
         k0, t0 = tl.load(k, mask=in_key & (left > 0), other=0.0), tl.load(t, mask=in_keys & (right > 0), other=0.0)
         x00 = inverse_block(b0 * lower_block(k0, t0, g0, g0, 1, PART), PART)
         k1 = tl.load(k + step, mask=in_key & (left > PART), other=0.0)
@@ -141,7 +142,7 @@ def delta_prepare_kernel(
         store_blocks(line + row, x10.to(kind), x11.to(kind), none, none, left > PART, PART)
         store_blocks(line + 2 * row, x20.to(kind), x21.to(kind), x22.to(kind), none, left > 2 * PART, PART)
         store_blocks(line + 3 * row, x30.to(kind), x31.to(kind), x32.to(kind), x33.to(kind), left > 3 * PART, PART)
-        # The part of the queries.
+        # M: the products of queries and keys.
         at = (token + i).to(tl.int64)[:, None] * width + key_head * KEY_DIM + c[None, :]
         queries = tl.load(active + at, mask=in_key & there[:, None], other=0.0)
         keys = (token + i).to(tl.int64)[None, :] * width + key_head * KEY_DIM + c[:, None]
@@ -155,7 +156,7 @@ def delta_prepare_kernel(
 def launch_prepare(
     active: Tensor, projected: Tensor, weights: DeltaWeights, shape: DeltaShape, work: StateWork
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(inverse, mixed), of active's dtype, zeros above the diagonal, and (levels, betas) [value_heads, T] float32."""
+    """Returns inverse, mixed (dtype of `active`, zeros above the diagonal); levels, betas [value_heads, T] float32."""
     inverse, mixed = active.new_empty(2, len(active), shape.value_heads, SIZE).unbind(0)
     levels, betas = weights.a_log.new_empty(2, shape.value_heads, len(active)).unbind(0)
     _, _, b, a, _ = shape.columns

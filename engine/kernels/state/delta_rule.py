@@ -1,4 +1,4 @@
-"""The gated delta rule of a step, by the device that holds the pages: two launches where every row is short."""
+"""Runs the gated delta rule of a step on the device that holds the pages: two launches if every row is short."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def delta_rule(
 ) -> Tensor:
     """projected [T, q | k | v | z | b | a] -> [T, value_width], new; tails and runs of `meta` are written.
 
-    T may exceed the tokens of `meta`: those beyond belong to no row and are not written.
+    T may exceed the tokens of `meta`: further tokens belong to no row, and their results are not written.
     """
     rule = launch_delta_rule if projected.is_cuda else delta_rule_on_host
     return rule(projected, weights, shape, cache, meta)
@@ -27,7 +27,7 @@ def delta_rule(
 def launch_delta_rule(
     projected: Tensor, weights: DeltaWeights, shape: DeltaShape, cache: StatePages, meta: StateMeta
 ) -> Tensor:
-    """The Triton kernels."""
+    """Launches the Triton kernels; arguments as `delta_rule`."""
     out = projected.new_empty(len(projected), shape.value_width)
     if shape.per_channel:
         assert meta.decode_only, "rows with a gate per channel of keys are not scanned in chunks"
@@ -44,7 +44,7 @@ def launch_delta_rule(
 def convolved_heads(
     projected: Tensor, weights: DeltaWeights, shape: DeltaShape, cache: StatePages, meta: StateMeta, short: bool
 ) -> Tensor:
-    """q | k | v behind convolution and norms, [T, conv_width]; without `short`, of long rows alone."""
+    """Returns q | k | v after convolution and norms [T, conv_width]; without `short`, for long rows only."""
     return launch_conv(
         projected, weights.taps, None, cache, meta, shape.ring, (shape.key_width, 2 * shape.key_width),
         shape.key_heads, shape.key_dim, shape.value_dim, UNIT, short,

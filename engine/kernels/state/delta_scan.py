@@ -2,14 +2,14 @@
 
 With S the state before a chunk, G the sums of its gates and A = strictly lower(beta_i (k_i.k_j) e^{G_i - G_j}):
 
-    prepare   X = (I + A)^-1 by blocks of 16, in float32;  M = lower((q_i.k_j) e^{G_i - G_j})      chunks side by side
+    prepare   X = (I + A)^-1 by blocks of 16, in float32;  M = lower((q_i.k_j) e^{G_i - G_j})      chunks in parallel
     carry     U = X beta (V - e^G K S);  O = e^G Q S + M U;  S = e^{G_n} S + (e^{G_n - G} K)' U     chunks in order
-    finish    the gated norm; the tail's keys, gates and inputs                                   tokens side by side
+    finish    the gated norm; the tail's keys, gates and inputs                                   tokens in parallel
 
-`carry` begins with what the tail adds to the base, and writes states that end within a chunk without ending it: u of a
-position does not depend on where states are written. Products take the model's dtype, sums and the state float32.
-Columns of the state are rows of these products, 32 of them: too few for matrix instructions of four warps (sm_90),
-which some versions of Triton compile wrongly in such kernels.
+`carry` first folds the tail into the base. A state that is due within a chunk is written without ending the chunk, so
+u of a position does not depend on where states are written. Products take the model's dtype; sums and the state are
+float32. Products have columns of the state as rows, 32 at a time: too few rows for the matrix instructions of four
+warps (sm_90), because some versions of Triton compile these instructions wrongly in such kernels.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def delta_carry_kernel(
     STATE_FIRST: tl.constexpr, STATE_EACH: tl.constexpr, KEY_FIRST: tl.constexpr, KEY_EACH: tl.constexpr,
     DELTA_FIRST: tl.constexpr, DELTA_EACH: tl.constexpr, GATE_FIRST: tl.constexpr, GATE_EACH: tl.constexpr,
     PLACES: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, SIZE: tl.constexpr, STAGES: tl.constexpr,
-    TURN: tl.constexpr,  # keys are turned in shared memory, not loaded twice
+    TURN: tl.constexpr,  # keys are transposed in shared memory instead of loaded twice
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_V columns of one value head of one row: its chunks in order."""
+    """One program computes BLOCK_V columns of one value head of one row, chunk by chunk in order."""
     grid_wait(OVERLAP)
     row, head = tl.program_id(2), tl.program_id(1)
     first = tl.load(query_start + row)
@@ -82,7 +82,7 @@ def delta_carry_kernel(
         i = tl.arange(0, SIZE)
         width: tl.constexpr = 2 * KEY_HEADS * KEY_DIM + VALUE_HEADS * VALUE_DIM
         kind = active.dtype.element_ty
-        newest = tl.maximum(tl.load(new_base + row), begin + count - RING)  # position from which on the tail is written
+        newest = tl.maximum(tl.load(new_base + row), begin + count - RING)  # first position that goes into the tail
         ends = ends_of(row, write_run, new_base, checkpoint_run, checkpoint_at)
         for chunk in tl.range(begin // SIZE, (begin + count - 1) // SIZE + 1, num_stages=STAGES):
             left = tl.maximum(chunk * SIZE, begin)
@@ -137,7 +137,7 @@ def delta_carry_kernel(
 def delta_finish_kernel(
     out,  # [T, VALUE_HEADS * VALUE_DIM], in place
     active, projected, a_log, dt_bias, norm,
-    keys, gates,  # the pages in the model's dtype, and in that of gates
+    keys, gates,  # the pages in the model's dtype, and in the dtype of gates
     runs, tail_run, base, new_base, start, query_start, checkpoint_run, chunks, num_chunks,
     eps, runs_stride, projected_stride, key_stride, gate_stride,
     KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
@@ -146,7 +146,7 @@ def delta_finish_kernel(
     INPUT_FIRST: tl.constexpr, INPUT_EACH: tl.constexpr,
     TOKENS: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_H: tl.constexpr, COLUMNS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """A chunk, of one value head; the first head's program writes the tail's keys, gates and inputs."""
+    """One program computes one chunk of one value head; head 0 also writes the tail's keys, gates and inputs."""
     grid_wait(OVERLAP)
     number, head = tl.program_id(1), tl.program_id(0)
     if number < tl.load(num_chunks):
@@ -202,7 +202,7 @@ def launch_delta_scan(
     out: Tensor,
     tuning: dict[str, Any] | None = None,
 ) -> None:
-    """Writes the tokens of long rows into `out` [T, value_width]; `active`: of `launch_conv`."""
+    """Writes the tokens of long rows into `out` [T, value_width]; `active`: the result of `launch_conv`."""
     meta = with_work(meta, len(active), shape.ring, SIZE)
     launch_core(active, projected, weights, shape, cache, meta, out, tuning)
     views, (runs_stride, _, key_stride, _, gate_stride), found = places_of(cache, meta)
@@ -231,7 +231,7 @@ def launch_core(
     out: Tensor,
     tuning: dict[str, Any] | None = None,
 ) -> None:
-    """The rule alone, of a step with its chunks."""
+    """Launches `prepare` and `carry`; `meta` has the list of chunks."""
     views, (runs_stride, *strides), found = places_of(cache, meta)
     work, heads = meta.work, shape.value_heads
     assert work is not None

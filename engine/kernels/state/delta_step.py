@@ -1,13 +1,14 @@
-"""One step of the gated delta rule for rows whose positions behind the base fit in the ring: a Triton kernel.
+"""Triton kernel of one step of the gated delta rule for short rows: positions after the base fit in the ring.
 
-A program is one value head of one row. It reads the state once, PIECE channels of the key at a time, of which each is
-one stretch of memory, and with the tail's u and what delta_inputs has made of each token it computes the tokens:
+A program computes one value head of one row. It reads the state once, PIECE channels of the key at a time; a channel is
+contiguous in memory. It also reads u from the tail, and the terms of each token from delta_inputs, and computes:
 
     o_t = e^{G_t} S q_t + sum over j <= t of e^{G_t - G_j} (k_j.q_t) u_j        G: sums of gates from the base on
     u_t = beta (v_t - e^{G_t} S k_t - sum over j < t of e^{G_t - G_j} (k_j.k_t) u_j)
 
-The tail gets u, `out` the normalised and gated o. Where the step leaves a later base, the same pass writes the state
-behind it, unless what the step brings is part of it (a short prompt). Of more tokens, each reads the state again.
+u goes into the tail; o is normalised, gated and written to `out`. If the step leaves a later base, the same pass writes
+the state at that base, unless that state contains tokens of this step (a short prompt): then a second pass writes it.
+If a row has several tokens, the program reads the state once for each token.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def folded(
     RING: tl.constexpr, KEY_FIRST: tl.constexpr, KEY_EACH: tl.constexpr, DELTA_FIRST: tl.constexpr,
     DELTA_EACH: tl.constexpr, PLACES: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Channels c of a state with `settled` positions behind its base; loads of GROUP of them are under way."""
+    """Folds `settled` positions after the base into channels c of a state; loads of GROUP positions overlap."""
     j = tl.arange(0, PLACES)
     state *= decay
     for begin in tl.range(0, settled, GROUP, disable_licm=True):
@@ -54,7 +55,7 @@ def piece_of(
     blocks, head, piece, d, has, state_stride, FIRST: tl.constexpr, EACH: tl.constexpr, KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr, PIECE: tl.constexpr,
 ):  # fmt: skip
-    """Where a piece of the channels of a head's state lie in a run, and which of these numbers exist."""
+    """Offsets of one piece of a head's state [PIECE, columns] in the pages of a run, and the mask of its numbers."""
     c, line = piece * PIECE + tl.arange(0, PIECE), head * KEY_DIM + piece * PIECE
     at = piece_at(blocks, line, state_stride, c < KEY_DIM, FIRST, EACH, VALUE_DIM, KEY_DIM, PIECE)
     return at[:, None] + d[None, :], (c < KEY_DIM)[:, None] & has[None, :]
@@ -68,7 +69,7 @@ def fold_piece(
     STATE_EACH: tl.constexpr, KEY_FIRST: tl.constexpr, KEY_EACH: tl.constexpr, DELTA_FIRST: tl.constexpr,
     DELTA_EACH: tl.constexpr, PLACES: tl.constexpr, GROUP: tl.constexpr, PIECE: tl.constexpr,
 ):  # fmt: skip
-    """A piece of run `old` with the settled positions, into run `new`."""
+    """Folds the settled positions into a piece of run `old`; writes the piece into run `new`."""
     place, lanes = piece_of(old, head, piece, d, has, state_stride, STATE_FIRST, STATE_EACH, KEY_DIM, VALUE_DIM, PIECE)
     state = tl.load(states + place, mask=lanes, other=0.0).to(tl.float32)
     state = folded(
@@ -101,7 +102,7 @@ def delta_step_kernel(
     PLACES: tl.constexpr,  # power of two >= RING
     GROUP: tl.constexpr, PIECE: tl.constexpr, STAGES: tl.constexpr, BLOCK_V: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One value head of one row."""
+    """One program computes one value head of one row."""
     grid_wait(OVERLAP)
     row, head = tl.program_id(1), tl.program_id(0)
     key_width: tl.constexpr = KEY_HEADS * KEY_DIM
@@ -174,7 +175,7 @@ def delta_step_kernel(
             tl.store(deltas + put + d, kept_u, mask=in_value)
             if count > 1:
                 tl.debug_barrier()  # further tokens and a fold read u
-        if settled > held:  # what the row has just brought is part of the state: a short prompt
+        if settled > held:  # the state contains tokens of this step: a short prompt
             for piece in tl.range(pieces, disable_licm=True):
                 fold_piece(
                     states, keys, deltas, kept, left, tail, decay, gate, settled, behind, head, key_head, piece, d, has,
@@ -184,7 +185,7 @@ def delta_step_kernel(
 
 
 def places_of(cache: StatePages, meta: StateMeta) -> tuple[tuple[Tensor, ...], tuple[int, ...], dict[str, int]]:
-    """The pages as states, keys, deltas and gates, their strides, and where in a run these parts lie."""
+    """Views of the pages as states, keys, deltas and gates; strides; constants of the parts' places in a run."""
     parts = dict(zip(("STATE", "KEY", "DELTA", "GATE"), (cache.state[0], *cache.tail[:3])))
     views = tuple(cache.pages.view(place.dtype) for place in parts.values())
     found = {f"{name}_FIRST": place.first for name, place in parts.items()}
@@ -201,7 +202,7 @@ def launch_delta_step(
     out: Tensor,
     tuning: dict[str, Any] | None = None,
 ) -> None:
-    """Writes the tokens of short rows into `out` [T, value_width]: two launches."""
+    """Writes the tokens of short rows into `out` [T, value_width], in two launches."""
     places = max(16, triton.next_power_of_2(shape.ring))
     heads, near = launch_delta_inputs(projected, weights, shape, cache, meta, places)
     launch_states(heads, near, projected, weights, shape, cache, meta, out, tuning)
@@ -218,7 +219,7 @@ def launch_states(
     out: Tensor,
     tuning: dict[str, Any] | None = None,
 ) -> None:
-    """The second of these launches."""
+    """Launches delta_step_kernel with the results of delta_inputs."""
     views, (runs_stride, *strides), found = places_of(cache, meta)
     _, z, b, _, _ = shape.columns
     piece = min(32, max(16, triton.next_power_of_2(shape.key_dim)))
@@ -234,8 +235,8 @@ def launch_states(
 
 
 def step_options(numbers: int) -> dict[str, Any]:
-    """Warps of a program that has so many numbers of a state at once, and the most registers of a thread."""
+    """Options of a program that computes `numbers` numbers of a state at once: warps, registers per thread."""
     options: dict[str, Any] = {"num_warps": max(1, min(4, numbers // 1024))}
     if target().bounds_registers and numbers >= 1 << 12:
-        options["maxnreg"] = 128  # four programs at once on a multiprocessor
+        options["maxnreg"] = 128  # so that a multiprocessor runs four programs at once
     return options

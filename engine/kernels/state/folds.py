@@ -1,8 +1,8 @@
-"""States that a scan leaves on its way: behind a new base, and at checkpoints, which may lie within a chunk.
+"""Writes the states that a scan leaves: at the new base and at checkpoints, also if they lie within a chunk.
 
-In: the state before a chunk, and the keys, changes and sums of gates of its positions. A scan has states and changes
-turned, columns first: a product of so few rows takes a warp's matrix instruction, and what one product makes is the
-next one's operand as it lies in registers. Users: delta_scan, ssd_scan.
+In: the state before a chunk, and the keys, changes and sums of gates of the chunk's positions. A scan stores states and
+changes transposed, columns first: a product then has so few rows that one warp's matrix instruction computes it, and
+the result of one product is the operand of the next without leaving registers. Users: delta_scan, ssd_scan.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def store_state(
     state, run, states, runs, head, d, runs_stride, state_stride, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     FIRST: tl.constexpr, EACH: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Columns d of a head's state into a run; state [columns, BLOCK_K]."""
+    """Stores columns d of a head's state into a run; state [columns, BLOCK_K]."""
     c = tl.arange(0, BLOCK_K)
     blocks = runs + run.to(tl.int64) * runs_stride
     at = row_at(blocks, head * KEY_DIM + c, state_stride, c < KEY_DIM, FIRST, EACH, VALUE_DIM)
@@ -26,7 +26,7 @@ def store_state(
 
 @triton.jit
 def exact_product(change, keys):
-    """change [columns, LANES] float32 times keys [LANES, BLOCK_K] in float32's accuracy: three parts, of bfloat16."""
+    """change [columns, LANES] float32 @ keys [LANES, BLOCK_K], as accurate as float32: bfloat16 in three parts."""
     if keys.dtype == tl.bfloat16:
         high = change.to(tl.bfloat16)
         rest = change - high.to(tl.float32)
@@ -43,9 +43,9 @@ def write_states(
     head, d, runs_stride, state_stride, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, FIRST: tl.constexpr,
     EACH: tl.constexpr, BLOCK_K: tl.constexpr, LANES: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """Of each run that gets the state behind a position in begin + 1..end: from the state before `begin`.
+    """Writes each state that is due after begin + 1..end tokens; `state` is the state after `begin` tokens.
 
-    keys [LANES, BLOCK_K] and change [columns, LANES] of the positions from `begin` on, level the sums of their gates.
+    keys [LANES, BLOCK_K], change [columns, LANES] and level [LANES] (sums of gates): of the positions from `begin` on.
     """
     i = tl.arange(0, LANES)
     for number in range(CHECKPOINTS + 1):
@@ -68,7 +68,7 @@ def write_states(
 
 @triton.jit
 def ends_of(row, write_run, new_base, checkpoint_run, checkpoint_at):
-    """Behind how many tokens a row's states are written, [2 * CHECKPOINTS], 0 where none is: see `any_between`."""
+    """[2 * CHECKPOINTS]: the numbers of tokens after which the row's states are due, 0 for none; for `any_between`."""
     lane = tl.arange(0, 2 * CHECKPOINTS)
     checked = lane < tl.where(tl.load(checkpoint_run + row * CHECKPOINTS) > 0, CHECKPOINTS, 0)
     run = tl.load(checkpoint_run + row * CHECKPOINTS + lane, mask=checked, other=0)
@@ -79,5 +79,5 @@ def ends_of(row, write_run, new_base, checkpoint_run, checkpoint_at):
 
 @triton.jit
 def any_between(ends, begin, end):
-    """Whether a run gets the state behind a position in begin + 1..end."""
+    """True if a state is due after begin + 1..end tokens."""
     return tl.sum(((ends > begin) & (ends <= end)).to(tl.int32), 0) > 0

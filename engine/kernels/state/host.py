@@ -1,7 +1,7 @@
-"""The rules of layers with states on a CPU: the C kernels of `_fast/cpu`, token by token from the base.
+"""Recurrent layers on a CPU: calls of the C kernels of `_fast/cpu`, which compute token by token from the base.
 
-In: what the references take, in float32 or bfloat16; everything else, such as float64, goes to the references. States
-and tails may be of either type. No bit depends on how a sequence is cut into steps, on other rows or on threads.
+The functions take the references' arguments. Inputs, states and tails are float32 or bfloat16; calls with other dtypes,
+such as float64, go to the references. No bit depends on how a sequence is cut into steps, on other rows or on threads.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def selective_scan_on_host(
 def _fits(
     dtype: torch.dtype, places: Sequence[Place], inputs: Sequence[Place], limits: Sequence[tuple[int, int]]
 ) -> bool:
-    """Whether the C kernels have the types, those of `inputs` being the model's, and the sizes, each with its limit."""
+    """True if the C kernels support the dtypes (`inputs` must have `dtype`) and each (size, limit) of `limits`."""
     floats = dtype in FLOATS and all(place.dtype in FLOATS for place in places)
     return floats and all(place.dtype is dtype for place in inputs) and all(size <= most for size, most in limits)
 
@@ -128,7 +128,7 @@ def _check(x: Tensor, columns: int, cache: StatePages, numbers: Sequence[Tensor 
 
 
 def _gain(weight: Tensor) -> Tensor:
-    """A norm's weight, of the model's dtype or float32."""
+    """Checks and returns a norm's weight: contiguous, float32 or bfloat16."""
     assert weight.dtype in FLOATS, f"a norm's weight has {weight.dtype}; float32 or bfloat16 was due"
     assert weight.is_contiguous(), f"a norm's weight is apart: strides {weight.stride()}"
     return weight
@@ -143,7 +143,7 @@ def _pages(cache: StatePages, ring: int) -> tuple[int, int, int]:
 
 
 def _rows(meta: StateMeta) -> tuple[int, ...]:
-    """Addresses in the order of StateMeta's fields, the stride of runs, and the number of rows."""
+    """Returns addresses in the order of StateMeta's fields, the stride of runs, and the number of rows."""
     ids = (meta.base_run, meta.write_run, meta.tail_run, meta.base, meta.new_base, meta.query_start, meta.start)
     checks = (meta.checkpoint_run, meta.checkpoint_at)
     assert all(each.dtype is torch.int32 for each in (meta.runs, *ids, *checks)), "a step's rows are int32"

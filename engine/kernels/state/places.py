@@ -1,9 +1,9 @@
-"""Where the rows of a state's parts lie in a run's pages.
+"""Places the parts of a state or of a tail in the pages of a run.
 
 In: parts (rows, width, dtype) in order, and the bytes of a page. A part begins with a new page, and a page holds whole
-rows. Parts of a tail have as many rows for each position of the ring; position p has its rows from (p % ring) * rows
-on. Users: kernels, which are given `first` and `per_page` as constants, references, which read and write rows, and
-engine/cache/state.py, which counts pages.
+rows. A part of a tail has `rows` rows for each position of the ring; the rows of position p begin at (p % ring) * rows.
+Users: kernels (`first` and `per_page` are their constants), references (they read and write rows), and
+engine/cache/state.py (it counts pages).
 """
 
 from __future__ import annotations
@@ -17,41 +17,41 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rows of numbers."""
+    """One part of a state or of a tail: rows of `width` numbers."""
 
-    rows: int  # of a state, or of one position of a tail
+    rows: int  # number of rows in a state, or in one position of a tail
     width: int
     dtype: torch.dtype
 
     @property
     def row_bytes(self) -> int:
-        """Of one row."""
+        """Bytes of one row."""
         return self.width * self.dtype.itemsize
 
     def pages(self, page_bytes: int, times: int = 1) -> int:
-        """Pages of so many bytes that `times` its rows take; 0: a row does not fit into a page."""
+        """Pages that times * rows rows take; 0 if a page is smaller than a row."""
         each = page_bytes // self.row_bytes
         return -(-self.rows * times // each) if each else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One part, placed."""
+    """The place of one part in a run."""
 
-    first: int  # page of the run
-    per_page: int  # rows
-    rows: int  # of the state, or of one position
+    first: int  # the part's first page in the run
+    per_page: int  # rows in a page
+    rows: int  # number of rows in a state, or in one position of a tail
     width: int
     dtype: torch.dtype
 
     def read(self, pages: Tensor, blocks: Tensor, start: int = 0, count: int | None = None) -> Tensor:
-        """Rows start..start + count of a run with these blocks: [count, width], a copy."""
+        """Copies rows start..start + count - 1 of the run with these blocks: [count, width]."""
         row = torch.arange(start, start + (self.rows if count is None else count), device=pages.device)
         block = blocks[self.first + row // self.per_page].long()
         return pages.view(self.dtype)[block[:, None], self._columns(row)]
 
     def write(self, pages: Tensor, blocks: Tensor, values: Tensor, start: int = 0) -> None:
-        """Rounds `values` [count, width] to the part's dtype."""
+        """Writes `values` [count, width], rounded to the part's dtype, from row `start` on."""
         row = torch.arange(start, start + len(values), device=pages.device)
         block = blocks[self.first + row // self.per_page].long()
         pages.view(self.dtype)[block[:, None], self._columns(row)] = values.to(self.dtype)
@@ -61,7 +61,7 @@ class Place:
 
 
 def placed(parts: Sequence[Part], page_bytes: int, times: int = 1) -> tuple[tuple[Place, ...], int]:
-    """The parts in order, each with `times` its rows, and the pages of all."""
+    """Returns the places of the parts, each with times * rows rows, and the number of pages of all parts."""
     found, first = [], 0
     for part in parts:
         per_page, pages = page_bytes // part.row_bytes, part.pages(page_bytes, times)

@@ -1,7 +1,7 @@
-"""A step's rows for the references, one after the other: positions, blocks, and the runs that a row has to write.
+"""The rows of a step for the references, one by one: positions, blocks, and the runs that a row has to write.
 
-The references are the kernels of a CPU too: token by token from the base, with torch's operations over heads. A base
-run and a tail are read before anything is written, so a ring may be shorter than a step.
+References also serve a CPU for dtypes that the C kernels lack. They compute token by token from the base, with torch's
+operations over heads. They read a row's base run and tail before they write, so a ring may be shorter than a step.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from engine.kernels.state.places import Place
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepRow:
-    """One row that has tokens."""
+    """One row of a step, with at least one token."""
 
-    tokens: slice  # of the batch
+    tokens: slice  # the row's tokens in the batch
     base: int
     start: int
     end: int
     new_base: int
     has_checkpoints: bool
-    base_blocks: Tensor  # of the runs
+    base_blocks: Tensor  # blocks of the base run
     tail_blocks: Tensor
-    targets: dict[int, list[Tensor]]  # position behind which a state is written -> blocks of the runs that get it
+    targets: dict[int, list[Tensor]]  # number of tokens after which a state is due -> blocks of its runs
 
     @property
     def held(self) -> int:
-        """Positions that the tail has."""
+        """Number of positions that the tail holds."""
         return self.start - self.base
 
     def read_tail(self, pages: Tensor, place: Place, ring: int) -> Tensor:
-        """What the ring has of the positions base..start: [start - base, rows * width]."""
+        """Reads the ring's rows of the positions base..start - 1: [start - base, rows * width]."""
         found = [
             place.read(pages, self.tail_blocks, position % ring * place.rows, place.rows).flatten()
             for position in range(self.base, self.start)
@@ -44,7 +44,7 @@ class StepRow:
         return torch.stack(found) if found else torch.empty(0, place.rows * place.width, dtype=place.dtype)
 
     def write_tail(self, pages: Tensor, place: Place, ring: int, values: Tensor) -> None:
-        """values [tokens, rows * width] of the step's tokens; of long rows the ring gets those behind the new base."""
+        """Writes values [tokens, rows * width] into the ring; of a long row, only positions after the new base."""
         short = self.end - self.base <= ring and not self.has_checkpoints
         for position in range(self.start if short else max(self.start, self.new_base, self.end - ring), self.end):
             rows = values[position - self.start].view(place.rows, place.width)
@@ -52,7 +52,7 @@ class StepRow:
 
 
 def step_rows(meta: StateMeta) -> Iterator[StepRow]:
-    """Rows with tokens, in order."""
+    """Yields the rows that have tokens, in order."""
     bounds, start, base = meta.query_start.tolist(), meta.start.tolist(), meta.base.tolist()
     runs = torch.stack([meta.base_run, meta.tail_run, meta.write_run], 1).tolist()
     behind, places, positions = meta.new_base.tolist(), meta.checkpoint_run.tolist(), meta.checkpoint_at.tolist()
@@ -71,10 +71,10 @@ def step_rows(meta: StateMeta) -> Iterator[StepRow]:
 
 
 def by_token(function: Callable[..., Tensor], *values: Tensor) -> Tensor:
-    """Of each token alone: vectors of torch end where a tensor does, so bits would depend on a step's tokens."""
+    """Calls `function` per token: torch computes a tensor's last elements unlike the others, so bits could differ."""
     return torch.stack([function(*each) for each in zip(*values)])
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """Sums in float64 when the tests hand over float64, otherwise in float32."""
+    """The dtype of sums: float64 for float64 inputs (tests), otherwise float32."""
     return torch.float64 if dtype is torch.float64 else torch.float32

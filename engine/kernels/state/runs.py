@@ -1,4 +1,4 @@
-"""What kernels of state layers share: where a row of a run lies, and which rows of a step are short."""
+"""Functions that kernels of state layers share: offsets of rows in runs, short rows, decays, activations."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ CHECKPOINTS = tl.constexpr(MAX_CHECKPOINTS)
 
 @triton.jit
 def run_of(runs, ids, row, runs_stride, mask):
-    """The blocks of the run that `ids` names for each row."""
+    """Address of the block table of each row's run; `ids` holds the runs of the rows."""
     return runs + tl.load(ids + row, mask=mask, other=0).to(tl.int64) * runs_stride
 
 
 @triton.jit
 def row_at(blocks, line, page_stride, mask, FIRST: tl.constexpr, EACH: tl.constexpr, WIDTH: tl.constexpr):
-    """Offsets of rows [lanes] of a part: EACH of WIDTH numbers in a page, the first in the run's page FIRST."""
+    """Offsets of rows `line` of a part; a page holds EACH rows of WIDTH numbers, row 0 is in the run's page FIRST."""
     page = tl.load(blocks + FIRST + line // EACH, mask=mask, other=0).to(tl.int64)
     return page * page_stride + line % EACH * WIDTH
 
 
 @triton.jit
 def row_of(token, query_start, num_rows, STEPS: tl.constexpr):
-    """The last row that begins at or before a token, by bisection; 2 ** STEPS >= num_rows."""
+    """Finds the last row that begins at or before a token, by bisection; 2 ** STEPS >= num_rows."""
     row = token * 0
     for turn in tl.static_range(STEPS):
         next_row = row + (1 << (STEPS - 1 - turn))
@@ -34,7 +34,7 @@ def row_of(token, query_start, num_rows, STEPS: tl.constexpr):
 
 @triton.jit
 def is_short(row, base, start, query_start, checkpoint_run, mask, RING: tl.constexpr):
-    """Whether a step kernel computes the row: its positions fit in the ring, and it has no checkpoint."""
+    """True if a step kernel computes the row: no checkpoint, and the positions after the base fit in the ring."""
     behind = tl.load(base + row, mask=mask, other=0)
     count = tl.load(query_start + row + 1, mask=mask, other=0) - tl.load(query_start + row, mask=mask, other=0)
     held = tl.load(start + row, mask=mask, other=0) - behind
@@ -43,13 +43,13 @@ def is_short(row, base, start, query_start, checkpoint_run, mask, RING: tl.const
 
 @triton.jit
 def decay_between(later, earlier, wanted):
-    """exp(later - earlier) where wanted, else 0; sums of gates fall, so nothing wanted exceeds 1."""
+    """exp(later - earlier) where `wanted`, else 0; sums of gates never rise, so no result exceeds 1."""
     return tl.where(wanted, tl.exp(tl.where(wanted, later - earlier, 0.0)), 0.0)
 
 
 @triton.jit
 def running_sum(values, SIZE: tl.constexpr):
-    """Sums of the first 1, 2 .. SIZE of values [SIZE], each a sum of its own."""
+    """Prefix sums of values [SIZE]; each is summed separately."""
     i, j = tl.arange(0, SIZE)[:, None], tl.arange(0, SIZE)[None, :]
     return tl.sum(tl.where(j <= i, values[None, :], 0.0), 1)
 
@@ -62,7 +62,7 @@ def softplus(x):
 
 @triton.jit
 def sigmoid(x):
-    """Of float32."""
+    """1 / (1 + exp(-x)), float32."""
     return 1.0 / (1.0 + tl.exp(-x))
 
 
@@ -71,7 +71,7 @@ def piece_at(
     blocks, line, page_stride, mask, FIRST: tl.constexpr, EACH: tl.constexpr, WIDTH: tl.constexpr, DIM: tl.constexpr,
     PIECE: tl.constexpr,
 ):  # fmt: skip
-    """As row_at for the rows line..line + PIECE of a head, which has DIM: where one page holds them, one is loaded."""
+    """row_at for rows line..line + PIECE - 1 of a head with DIM rows; loads one block number if one page has them."""
     lane = tl.arange(0, PIECE)
     if EACH % PIECE == 0 and DIM % PIECE == 0:
         page = tl.load(blocks + FIRST + line // EACH).to(tl.int64)
@@ -85,9 +85,9 @@ def input_row(
     RING: tl.constexpr, TAPS: tl.constexpr, BEFORE_FIRST: tl.constexpr, INPUT_FIRST: tl.constexpr,
     INPUT_EACH: tl.constexpr,
 ):  # fmt: skip
-    """Where the convolution's inputs of one position lie: in the step, in the ring, or before the base.
+    """Address of the convolution's input of one position: in the step, in the ring, or before the base.
 
-    `begin`: the position of the row's token `first`; `before`, `tail`: blocks of the base run and of the tail's.
+    `begin`: the position of the row's token `first`; `before`, `tail`: block tables of the base run and the tail's run.
     """
     held = position >= behind
     line = tl.where(held, position % RING, TAPS - 1 + position - behind)

@@ -1,10 +1,10 @@
-"""Mamba-1's state space: a state of N numbers for each channel, whose time steps, B and C come from the token.
+"""Mamba-1's state space: a state of N numbers for each channel; time steps, B and C are computed from the token.
 
     rule  h = exp(dt A) h + dt x B;  y = C h + D x;  out = y * silu(z)      A = -exp(a_log), h [N] of a channel
           dt = softplus(steps + dt_bias), never bounded
 
-Products lie between convolution and rule (engine/layers/mamba.py), so they are two functions here. The tail has x, the
-products behind dt and B, and the convolution's inputs; a step replays the recurrence from the base.
+Convolution and rule are two functions, because linear products lie between them (engine/layers/mamba.py). The tail
+holds x, `steps`, B and the convolution's inputs; a step replays the recurrence from the base.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from engine.kernels.state.rows import StepRow, by_token, step_rows, wide
 
 @dataclass(frozen=True, slots=True)
 class SelectiveShape:
-    """Numbers of a layer."""
+    """Sizes of a layer."""
 
-    inner: int  # channels
+    inner: int  # number of channels
     state_size: int
     taps: int
-    ring: int  # positions of a tail
+    ring: int  # positions that a tail holds
 
     def parts(self, dtype: torch.dtype, state: torch.dtype) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
-        """Of the state: h, and the convolution's inputs before the base. Of a position: x, steps, B, its input.
+        """Returns a state's parts (h, inputs before the base) and a tail's, per position (x, steps, B, input).
 
-        `dtype`: the model's.
+        `dtype`: of the model; `state`: of h.
         """
         wide_row, few = Part(1, self.inner, dtype), Part(1, self.state_size, dtype)
         return (Part(self.inner, self.state_size, state), Part(self.taps - 1, self.inner, dtype)), (
@@ -44,9 +44,9 @@ class SelectiveShape:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SelectiveWeights:
-    """All float32 (references: or float64)."""
+    """Weights of a layer, all float32; references also take float64."""
 
-    taps: Tensor  # [taps, inner], the token's own first
+    taps: Tensor  # [taps, inner], the token's own tap first
     bias: Tensor | None  # [inner]
     a_log: Tensor  # [inner, state_size]
     dt_bias: Tensor  # [inner]
@@ -55,10 +55,10 @@ class SelectiveWeights:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SelectiveInputs:
-    """What the rule reads of each token."""
+    """Inputs of the rule, for each token."""
 
-    x: Tensor  # [T, inner], behind the convolution
-    steps: Tensor  # [T, inner], before the bias
+    x: Tensor  # [T, inner], after the convolution
+    steps: Tensor  # [T, inner], dt before bias and softplus
     b: Tensor  # [T, state_size]
     c: Tensor  # [T, state_size]
     z: Tensor  # [T, inner]
@@ -87,7 +87,7 @@ def selective_scan_reference(
 def _of_row(
     given: SelectiveInputs, weights: SelectiveWeights, shape: SelectiveShape, cache: StatePages, row: StepRow
 ) -> Tensor:
-    """[tokens of the row, inner], wide."""
+    """Returns the row's results [tokens of the row, inner], in the wide dtype."""
     kept, pages, kind, found = cache.state[0], cache.pages, wide(given.x.dtype), []
     for values, place in zip((given.x, given.steps, given.b), cache.tail):
         own = values[row.tokens].to(place.dtype)

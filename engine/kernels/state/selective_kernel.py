@@ -1,9 +1,9 @@
-"""Mamba-1's recurrence, position by position from the base: two Triton kernels, the second for long rows alone.
+"""Mamba-1's recurrence, position by position from the base: two Triton kernels, the second only for long rows.
 
-A program has BLOCK_D channels of one row, with their states in registers. It replays the positions of the tail, then
-computes those of the step. Of short rows the tail gets dt's products and B here, x and inputs come from conv; of long
-rows it gets all but B here, since a program writes its own channels only behind its own reads. B is every program's:
-`tail_kernel` writes it when all have ended.
+A program of selective_kernel computes BLOCK_D channels of one row, with their states in registers. It replays the
+tail's positions, then computes the step's. For short rows it writes `steps` and B into the tail; conv has written x and
+inputs. For long rows it writes x, `steps` and inputs of its own channels after it has read them. All programs of a
+row read B, so `tail_kernel` writes B after all of them have ended.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from engine.kernels.state.runs import CHECKPOINTS, is_short, row_at, run_of, sig
 from engine.kernels.state.selective import SelectiveInputs, SelectiveShape, SelectiveWeights
 from engine.kernels.target import tl, triton
 
-BLOCK_D = 64  # channels of a program
+BLOCK_D = 64  # channels that one program computes
 
 
 @triton.jit
 def load_wide(pointer, mask):
-    """As float32, 0 where masked."""
+    """Loads as float32, 0 where masked."""
     return tl.load(pointer, mask=mask, other=0.0).to(tl.float32)
 
 
@@ -31,8 +31,8 @@ def load_wide(pointer, mask):
 def selective_kernel(
     out,  # [T, INNER]
     x, steps,  # [T, INNER]
-    b, c,  # [T, STATE], rows apart
-    z, inputs,  # [T, INNER] of rows apart
+    b, c,  # [T, STATE], rows mixed_stride apart
+    z, inputs,  # [T, INNER], rows projected_stride apart
     a_log, dt_bias, skip,
     states, pages,
     runs, base_run, write_run, tail_run, base, new_base, start, query_start, checkpoint_run, checkpoint_at,
@@ -42,7 +42,7 @@ def selective_kernel(
     STEP_FIRST: tl.constexpr, B_FIRST: tl.constexpr, B_EACH: tl.constexpr, INPUT_FIRST: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_D channels of one row."""
+    """One program computes BLOCK_D channels of one row."""
     grid_wait(OVERLAP)
     row = tl.program_id(1)
     first = tl.load(query_start + row)
@@ -111,13 +111,13 @@ def selective_kernel(
 
 @triton.jit
 def tail_kernel(
-    b,  # [T, STATE], rows apart
+    b,  # [T, STATE], rows mixed_stride apart
     pages, runs, tail_run, base, new_base, start, query_start, checkpoint_run,
     runs_stride, mixed_stride, page_stride,
     STATE: tl.constexpr, RING: tl.constexpr, B_FIRST: tl.constexpr, B_EACH: tl.constexpr, BLOCK_N: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """B of the newest positions of one long row."""
+    """One program writes B of the newest positions of one long row into the tail."""
     grid_wait(OVERLAP)
     row, n = tl.program_id(0), tl.arange(0, BLOCK_N)
     first = tl.load(query_start + row)
@@ -140,7 +140,7 @@ def launch_selective(
     cache: StatePages,
     meta: StateMeta,
 ) -> Tensor:
-    """`inputs` [T, inner]: of the convolution, rows as far apart as those of z -> [T, inner], new."""
+    """Returns a new [T, inner]; `inputs` [T, inner]: the convolution's, with the row stride of z."""
     (kept, _), (x, steps, b, taps) = cache.state, cache.tail
     states, pages, out = cache.pages.view(kept.dtype), cache.pages.view(x.dtype), torch.empty_like(given.x)
     assert given.x.stride() == given.steps.stride() == (shape.inner, 1), "x and steps have rows without gaps"

@@ -1,4 +1,4 @@
-"""Mamba-1's convolution and state space of a step, by the device that holds the pages."""
+"""Runs Mamba-1's convolution and state space of a step on the device that holds the pages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def selective_scan(
     cache: StatePages,
     meta: StateMeta,
 ) -> Tensor:
-    """What the rule reads of each token -> [T, inner], new; tails and runs of `meta` are written."""
+    """Computes the rule -> [T, inner], new; writes the tails and runs of `meta`."""
     if not given.x.is_cuda:
         return selective_scan_on_host(given, weights, shape, cache, meta)
     return launch_selective(given, projected[:, : shape.inner], weights, shape, cache, meta)

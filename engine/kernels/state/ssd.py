@@ -1,10 +1,10 @@
-"""Mamba-2's state space with what is around it: short convolution, time steps, the recurrence, and the gated norm.
+"""Mamba-2's state space of a layer: short convolution, time steps, the recurrence, and the gated norm.
 
     projected  [T, z | x | B | C | dt]              x, B, C = silu(conv(.)); dt = softplus(dt + dt_bias), never bounded
     rule       h = exp(dt A) h + B dt x;  y = C h + D x           A = -exp(a_log); h [state_size, head_dim] of a head
-    out        norm(y * silu(z)), norm(y) * silu(z) or y * silu(z), [T, inner]; norms are of groups of channels
+    out        norm(y * silu(z)), norm(y) * silu(z) or y * silu(z), [T, inner]; a norm covers a group of channels
 
-Heads share B and C in groups of neighbours. The tail has x, B, dt and the convolution's inputs of each position behind
+A group of consecutive heads shares B and C. The tail holds x, B, dt and the convolution's inputs of each position after
 the base. Users: engine/layers/mamba.py.
 """
 
@@ -28,25 +28,25 @@ NormOrder = Literal["none", "before gate", "behind gate"]
 
 @dataclass(frozen=True, slots=True)
 class SsdShape:
-    """Numbers of a layer."""
+    """Sizes and options of a layer."""
 
     heads: int
     head_dim: int
-    groups: int  # of heads, which share B and C, and of channels that a norm covers
+    groups: int  # a group of heads shares B and C; a norm covers the channels of a group
     state_size: int
     taps: int
-    ring: int  # positions of a tail
+    ring: int  # positions that a tail holds
     norm: NormOrder = "behind gate"
-    eps: float = 1e-5  # of the norm
+    eps: float = 1e-5  # epsilon of the norm
 
     @property
     def inner(self) -> int:
-        """Channels."""
+        """Number of channels of all heads."""
         return self.heads * self.head_dim
 
     @property
     def again_width(self) -> int:
-        """Of x and B."""
+        """Columns of x and B, the columns that a tail holds."""
         return self.inner + self.groups * self.state_size
 
     @property
@@ -55,14 +55,14 @@ class SsdShape:
 
     @property
     def columns(self) -> tuple[int, int, int, int]:
-        """Columns of the product: z, x | B | C and dt begin there; and the number of all."""
+        """First columns of z, x | B | C and dt in the product, then the product's number of columns."""
         dt = self.inner + self.conv_width
         return 0, self.inner, dt, dt + self.heads
 
     def parts(self, dtype: torch.dtype, state: torch.dtype) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
-        """Of the state: h, and the convolution's inputs before the base. Of a position: x | B, dt, its input.
+        """Returns a state's parts (h, inputs before the base) and a tail's, per position (x | B, dt, input).
 
-        `dtype`: the model's.
+        `dtype`: of the model; `state`: of h.
         """
         before = Part(self.taps - 1, self.conv_width, dtype)
         tail = (Part(1, self.again_width, dtype), Part(1, self.heads, wide(state)), Part(1, self.conv_width, dtype))
@@ -71,14 +71,14 @@ class SsdShape:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SsdWeights:
-    """All float32 (references: or float64)."""
+    """Weights of a layer, all float32; references also take float64."""
 
-    taps: Tensor  # [taps, conv_width], the token's own first
+    taps: Tensor  # [taps, conv_width], the token's own tap first
     bias: Tensor | None  # [conv_width]
     a_log: Tensor  # [heads]
     dt_bias: Tensor  # [heads]
     d: Tensor  # [heads]
-    norm: Tensor | None  # [inner]; None where the order is "none"
+    norm: Tensor | None  # [inner]; None if the shape's norm is "none"
 
 
 def ssd_reference(
@@ -91,7 +91,7 @@ def ssd_reference(
 
 
 def _of_row(x: Tensor, weights: SsdWeights, shape: SsdShape, cache: StatePages, row: StepRow) -> Tensor:
-    """x [tokens of the row, columns] -> [tokens, inner], wide."""
+    """x [tokens of the row, columns] -> [tokens, inner], in the wide dtype."""
     (kept, before), (again, steps, inputs), pages, ring = cache.state, cache.tail, cache.pages, shape.ring
     z, found, dt = x.split([shape.inner, shape.conv_width, shape.heads], 1)
     active = convolved(found, weights.taps, weights.bias, pages, row, before, inputs, ring)
@@ -125,7 +125,7 @@ def _of_row(x: Tensor, weights: SsdWeights, shape: SsdShape, cache: StatePages, 
 
 
 def grouped_norm(y: Tensor, z: Tensor, weight: Tensor | None, shape: SsdShape) -> Tensor:
-    """y, z [inner] of a token -> gated and normalised in the shape's order."""
+    """Gates and normalises y [inner] of a token by z [inner], in the order that the shape's norm names."""
     gate = silu(z)
     if weight is None or shape.norm == "none":
         return y * gate

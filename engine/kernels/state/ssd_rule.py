@@ -1,4 +1,4 @@
-"""Mamba-2's state space of a step, by the device that holds the pages: three launches where every row is short."""
+"""Runs Mamba-2's state space of a step on the device that holds the pages: three launches if every row is short."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from engine.kernels.state.ssd_step import launch_ssd_step
 def ssd(projected: Tensor, weights: SsdWeights, shape: SsdShape, cache: StatePages, meta: StateMeta) -> Tensor:
     """projected [T, z | x | B | C | dt] -> [T, inner], new; tails and runs of `meta` are written.
 
-    T may exceed the tokens of `meta`: those beyond belong to no row and are not written.
+    T may exceed the tokens of `meta`: further tokens belong to no row, and their results are not written.
     """
     rule = launch_ssd if projected.is_cuda else ssd_on_host
     return rule(projected, weights, shape, cache, meta)
 
 
 def launch_ssd(projected: Tensor, weights: SsdWeights, shape: SsdShape, cache: StatePages, meta: StateMeta) -> Tensor:
-    """The Triton kernels."""
+    """Launches the Triton kernels; arguments as `ssd`."""
     inputs, again = projected[:, shape.inner :], (0, shape.again_width)
     active = launch_conv(inputs, weights.taps, weights.bias, cache, meta, shape.ring, again)
     out = projected.new_empty(len(projected), shape.inner)

@@ -5,8 +5,9 @@ With h the state before a chunk and G the sums of dt A within it:
     carry     Y = lower((C_i.B_j) e^{G_i - G_j}) dt x + e^G C h + D x;  h = e^{G_n} h + (e^{G_n - G} B)' dt x
     finish    gate and norm of a group of channels; the tail's x, B, dt and inputs
 
-`carry` goes through a row's chunks in order, a part of a head's channels at a time, and begins with what the tail adds
-to the base. Products take the model's dtype, sums and the state float32; states are turned, as in delta_scan.
+A program of `carry` computes BLOCK_P channels of a head: it folds the tail into the base, then computes the row's
+chunks in order. Products take the model's dtype; sums and the state are float32. States are stored transposed, as in
+delta_scan.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def ssd_carry_kernel(
     STEP_FIRST: tl.constexpr, STEP_EACH: tl.constexpr,
     PLACES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, SIZE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_P channels of one head of one row: its chunks in order."""
+    """One program computes BLOCK_P channels of one head of one row, chunk by chunk in order."""
     grid_wait(OVERLAP)
     row, head = tl.program_id(2), tl.program_id(1)
     inner: tl.constexpr = HEADS * HEAD_DIM
@@ -122,7 +123,7 @@ def ssd_finish_kernel(
     STEP_EACH: tl.constexpr, INPUT_FIRST: tl.constexpr, INPUT_EACH: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_H: tl.constexpr, COLUMNS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """A chunk, of one group of channels; the first group's program writes the tail's x, B, dt and inputs."""
+    """One program computes one chunk of one group of channels; group 0 also writes the tail's x, B, dt and inputs."""
     grid_wait(OVERLAP)
     number, group = tl.program_id(1), tl.program_id(0)
     inner: tl.constexpr = HEADS * HEAD_DIM
@@ -174,7 +175,7 @@ def launch_ssd_scan(
     meta: StateMeta,
     out: Tensor,
 ) -> None:
-    """Writes the tokens of long rows into `out` [T, inner]; `active`: of `launch_conv`."""
+    """Writes the tokens of long rows into `out` [T, inner]; `active`: the result of `launch_conv`."""
     meta = with_work(meta, len(active), shape.ring, SIZE)
     work, inputs = meta.work, cache.tail[2]
     assert work is not None

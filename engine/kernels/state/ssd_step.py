@@ -1,11 +1,11 @@
-"""One step of Mamba-2 for rows whose positions behind the base fit in the ring: a Triton kernel.
+"""Triton kernel of one step of Mamba-2 for short rows: positions after the base fit in the ring.
 
-A program is one head of one row. It reads the state once, and what the tail has of x, B and dt behind it:
+A program computes one head of one row. It reads the state once, reads x, B and dt from the tail, and computes:
 
     y_t = e^{G_t} h C_t + sum over j <= t of e^{G_t - G_j} (B_j.C_t) dt_j x_j + D x_t        G: sums of dt A
 
-The last program of a row and group to arrive gates and normalises the group's channels. The tail gets dt of each token;
-x, B and inputs are there already (conv). The state behind a later base is written only where the step leaves one.
+The last program of a row and group to finish gates and normalises the group's channels. The kernel writes dt of each
+token into the tail; conv has written x, B and inputs. If the step leaves a later base, the kernel writes its state.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ORDERS = {"none": 0, "before gate": 1, "behind gate": 2}
 
 @triton.jit
 def gated_group(y, z, gain, eps, width, ORDER: tl.constexpr):
-    """y and z [lanes], of a group of `width` channels, 0 beyond: gated and normalised in the order."""
+    """Gates and normalises y by z in the order ORDER; y, z [lanes] hold a group of `width` channels, then zeros."""
     gate = z * sigmoid(z)
     if ORDER == 2:
         y *= gate
@@ -58,7 +58,7 @@ def ssd_step_kernel(
     BLOCK_G: tl.constexpr,  # power of two >= channels of a group
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One head of one row."""
+    """One program computes one head of one row."""
     grid_wait(OVERLAP)
     head, row = tl.program_id(0), tl.program_id(1)
     inner: tl.constexpr = HEADS * HEAD_DIM
@@ -138,7 +138,7 @@ def ssd_step_kernel(
 
 
 def places_of(cache: StatePages, meta: StateMeta) -> tuple[tuple[Tensor, ...], tuple[int, ...], dict[str, int]]:
-    """The pages as states, x | B and dt, their strides, and where in a run these parts lie."""
+    """Views of the pages as states, x | B and dt; strides; constants of the parts' places in a run."""
     parts = dict(zip(("STATE", "AGAIN", "STEP"), (cache.state[0], *cache.tail[:2])))
     views = tuple(cache.pages.view(place.dtype) for place in parts.values())
     found = {f"{name}_FIRST": place.first for name, place in parts.items()}
@@ -147,14 +147,14 @@ def places_of(cache: StatePages, meta: StateMeta) -> tuple[tuple[Tensor, ...], t
 
 
 def dims_of(shape: SsdShape) -> dict[str, int]:
-    """Constants that the kernels share."""
+    """Sizes that both kernels of Mamba-2 take as constants."""
     dims = {"HEADS": shape.heads, "HEAD_DIM": shape.head_dim, "GROUPS": shape.groups, "STATE": shape.state_size}
     return {**dims, "RING": shape.ring}
 
 
 @functools.lru_cache(maxsize=64)
 def arrivals(count: int, device: torch.device) -> Tensor:
-    """[count] int32, zero between launches; launches follow each other on a stream."""
+    """Counters [count] int32, zero between launches; launches share them because a stream runs them in order."""
     return torch.zeros(count, dtype=torch.int32, device=device)
 
 
@@ -167,7 +167,7 @@ def launch_ssd_step(
     meta: StateMeta,
     out: Tensor,
 ) -> None:
-    """Writes the tokens of short rows into `out` [T, inner]; `active`: of `launch_conv`."""
+    """Writes the tokens of short rows into `out` [T, inner]; `active`: the result of `launch_conv`."""
     views, (runs_stride, *strides), found = places_of(cache, meta)
     rows = len(meta.base)
     block_n, block_p = (max(16, triton.next_power_of_2(size)) for size in (shape.state_size, shape.head_dim))

@@ -1,4 +1,4 @@
-"""SingleLayer: one part behind one norm: attention, a layer with a state, an MLP or experts. Thread: device."""
+"""SingleLayer: a norm, then attention, a layer with a state, an MLP or experts. Thread: device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from engine.models.base.decoder import Caches, Decoder, DecoderLayer, Metas
 
 
 class SingleLayer(DecoderLayer):
-    """One norm, and one of attention, a layer with a state, an MLP and experts behind it."""
+    """A norm, then exactly one part: attention, a layer with a state, an MLP or experts."""
 
     def __init__(self, text: TextConfig, layer: LayerConfig, state: Recurrent | None) -> None:
         self.attention_norm = stream_norm(text)
@@ -47,7 +47,7 @@ class SingleLayer(DecoderLayer):
 
 
 class SingleDecoder(Decoder):
-    """All layers are of one part."""
+    """A decoder whose layers are all SingleLayer."""
 
     def layer(self, number: int) -> DecoderLayer:
         text, layer = self.config.text, self.config.text.layers[number]

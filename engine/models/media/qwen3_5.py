@@ -1,4 +1,4 @@
-"""Qwen3.5, 3.6 and 3.8: their decoder with interleaved position axes, behind Qwen3-VL's tower without deepstack."""
+"""Qwen3.5, 3.6 and 3.8: Qwen3-VL's tower without deepstack, and a decoder with interleaved position axes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine.weights.table import Row, Table
 
 
 def table(*more: Row) -> Table:
-    """WEIGHTS; `more`: rows of the decoder."""
+    """The table for WEIGHTS; `more`: further rows of the decoder."""
     found = seeing(QWEN3, *DELTA_ROWS, APART, *more)
     return replace(found, ignore=(*found.ignore, PREDICTORS))
 
@@ -28,18 +28,18 @@ class Qwen3_5VL(Qwen2VL):
 
 
 def tied(found: TextConfig, body: Section, outer: Section) -> TextConfig:
-    """Older files have tie_word_embeddings among the decoder's sizes alone."""
+    """Sets tie_embeddings; older files have tie_word_embeddings only in the decoder's section."""
     said = outer.values.get("tie_word_embeddings")
     return replace(found, tie_embeddings=body.boolean("tie_word_embeddings", False)) if said is None else found
 
 
 def text(body: Section, outer: Section) -> TextConfig:
-    """The decoder."""
+    """The configuration of the decoder."""
     return tied(qwen3_5_text.read(body, outer), body, outer)
 
 
 def vision(section: Section) -> VisionConfig:
-    """The tower; a silent file feeds no layer of the decoder."""
+    """The configuration of the tower; without deepstack_visual_indexes, no decoder layer takes tower features."""
     return read_vision3(Section({"deepstack_visual_indexes": [], **section.values}, section.path, section.outer))
 
 

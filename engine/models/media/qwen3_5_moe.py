@@ -1,4 +1,4 @@
-"""Qwen3.5 and 3.6 with experts (35B-A3B, 122B-A10B, 397B-A17B) behind a tower."""
+"""Qwen3.5 and 3.6 with experts and a vision tower (35B-A3B, 122B-A10B, 397B-A17B)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Qwen3_5MoEVL(Qwen3_5VL):
 
 
 def text(body: Section, outer: Section) -> TextConfig:
-    """The decoder."""
+    """The configuration of the decoder."""
     return tied(sparse(read(body, outer), body), body, outer)
 
 

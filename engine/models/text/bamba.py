@@ -1,4 +1,4 @@
-"""Bamba: Mamba-2 in most layers, attention with half of each head rotated in the others, a gated MLP behind each."""
+"""Bamba: Mamba-2 in most layers; attention with half of each head rotated in the others; a gated MLP in each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BAMBA_ROWS = tuple(replace(row, names=NAMES.get(row.target, row.names)) for row 
 
 
 def state_rows(block: str = "layers.*.mamba.") -> tuple[Row, ...]:
-    """Of a layer with Mamba or Mamba-2, but for Mamba's own; `block`: in front of all names."""
+    """Rows of weights that Mamba and Mamba-2 share; `block`: the prefix of all names."""
     return (
         Row((block + "in_proj",), "layers.*.state.product", "rows"),
         Row((block + "conv1d",), "layers.*.state.conv"),
@@ -34,7 +34,7 @@ def state_rows(block: str = "layers.*.mamba.") -> tuple[Row, ...]:
 
 
 def norm_row(block: str = "layers.*.mamba.") -> Row:
-    """Of Mamba-2's gated norm."""
+    """The row of Mamba-2's gated norm."""
     return Row((block + "norm",), "layers.*.state.norm")
 
 
@@ -42,19 +42,19 @@ ROPE = RopeDefaults(partial=0.5)
 
 
 class Bamba(Llama):
-    """Llama's layers by other names."""
+    """Llama's layers, with other names of weights."""
 
     WEIGHTS = Table((*BAMBA_ROWS, *state_rows(), norm_row()), ignore=DECODER_IGNORE)
 
 
 def kinds_by_index(body: Section) -> list[str]:
-    """attn_layer_indices lists the layers that have attention."""
+    """Kinds of layers by attn_layer_indices, which lists the layers with attention."""
     count, full = body.size("num_hidden_layers"), body.items("attn_layer_indices", ())
     return layer_kinds(body, default=[FULL if number in full else LINEAR for number in range(count)])
 
 
 def text(body: Section, outer: Section) -> TextConfig:
-    """The decoder."""
+    """The configuration of the decoder."""
     kinds = kinds_by_index(body)
     read = read_text(without_kinds(body, len(kinds)), outer, rope=ROPE, eps=1e-5)
     if states := numbers(kinds, LINEAR):

@@ -1,6 +1,6 @@
-"""Falcon-H1: in every layer attention and Mamba-2 read the same rows, and both add to the stream; then a gated MLP.
+"""Falcon-H1: in every layer attention and Mamba-2 run in parallel on the same input; then a gated MLP.
 
-Thread: device. Nearly every product has a multiplier, which is taken into its weights.
+Thread: device. Nearly every product has a multiplier; loading multiplies the product's weights by it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ COLUMNS = 5  # parts of Mamba-2's product: z, x, B, C, dt
 
 
 class FalconH1Layer(LlamaLayer):
-    """Two caches: of attention, and of the state."""
+    """A layer with two caches: attention's and the state's."""
 
     def __init__(self, text: TextConfig, layer: LayerConfig, both: BothConfig, state: Mamba2) -> None:
         super().__init__(text, layer)
@@ -66,7 +66,7 @@ def columns(shape: SsdShape, multipliers: tuple[float, ...]) -> Tensor:
 
 
 class FalconH1(Llama):
-    """Bamba's names; each layer has all of them."""
+    """Names of weights as in Bamba; each layer has attention and Mamba-2."""
 
     WEIGHTS = Table((*BAMBA_ROWS, *state_rows(), norm_row()), ignore=DECODER_IGNORE)
 
@@ -79,7 +79,7 @@ class FalconH1(Llama):
 
 
 def scales(body: Section, key: str, count: int) -> tuple[float, ...]:
-    """A list of multipliers; 1 where the file is silent."""
+    """Reads a list of multipliers; all are 1 if the file has no list."""
     given = body.items(key, (1.0,) * count)
     if len(given) != count or not all(type(scale) in (int, float) for scale in given):
         raise ConfigError(f"{body.path}: {key}={list(given)}; {count} numbers are needed")
@@ -87,10 +87,10 @@ def scales(body: Section, key: str, count: int) -> tuple[float, ...]:
 
 
 def text(body: Section, outer: Section) -> TextConfig:
-    """The decoder; a multiplier that the file does not name is 1."""
+    """The configuration of the decoder; a multiplier that the file does not name is 1."""
     count = body.size("num_hidden_layers")
     read = read_text(without_kinds(body, count), outer, eps=1e-5)
-    sized = Section({"mamba_d_ssm": 1024, **body.values}, body.path, body.outer)  # null: as Bamba's, of mamba_expand
+    sized = Section({"mamba_d_ssm": 1024, **body.values}, body.path, body.outer)  # null: from mamba_expand, as in Bamba
     first = body.boolean("mamba_norm_before_gate", True)
     norm = ("before gate" if first else "behind gate") if body.boolean("mamba_rms_norm", False) else "none"
     state = read_mamba2(

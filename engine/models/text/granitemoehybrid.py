@@ -1,6 +1,6 @@
-"""Granite 4 (H and dense): Mamba-2 in most layers or in none, attention in the others, experts next to a shared MLP.
+"""Granite 4 (H and dense): Mamba-2 in most layers or in none, attention in the others, experts and a shared MLP.
 
-Granite's multipliers; no rotation unless position_embedding_type asks for it.
+Multipliers are as in Granite; heads are rotated only if position_embedding_type is "rope".
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DENSE = ("layers.*.mlp.gate_up", "layers.*.mlp.down")
 
 
 class GraniteMoEHybrid(GraniteMoE):
-    """The MLP for all tokens is the shared one of layers with experts, else the layer's own."""
+    """`shared_mlp` of a file is the shared expert in layers with experts, and the MLP in the others."""
 
     WEIGHTS = Table(
         (
@@ -43,7 +43,7 @@ class GraniteMoEHybrid(GraniteMoE):
 
 
 def text(body: Section, outer: Section) -> TextConfig:
-    """The decoder."""
+    """The configuration of the decoder."""
     count, width = body.size("num_hidden_layers"), body.size("shared_intermediate_size", 1024)
     kinds = layer_kinds(body, default=[LINEAR] * count)
     named = body.values.get("position_embedding_type")

@@ -1,4 +1,4 @@
-"""Jamba: Mamba in most layers, attention without rotation in the others, experts in every second MLP's place."""
+"""Jamba: Mamba in most layers, attention without rotation in the others; experts replace every second MLP."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MAMBA_ROWS = (
 
 
 class Jamba(Llama):
-    """Bamba's names, and experts."""
+    """Names of weights as in Bamba, and experts."""
 
     WEIGHTS = Table((*BAMBA_ROWS, *MAMBA_ROWS, *MOE_ROWS), ignore=DECODER_IGNORE)
 
@@ -43,7 +43,7 @@ class Jamba(Llama):
 
 
 def text(body: Section, outer: Section) -> TextConfig:
-    """The decoder; the weights of a token's experts are those of the softmax over all."""
+    """The configuration of the decoder; a softmax over all experts gives the weights, without renormalising."""
     count, period, offset = body.size("num_hidden_layers"), body.size("attn_layer_period", 8), "attn_layer_offset"
     default = [FULL if number % period == body.integer(offset, 4) else LINEAR for number in range(count)]
     kinds = layer_kinds(body, default=default)

@@ -1,4 +1,4 @@
-"""Mamba, FalconMamba and Mamba-2: one layer with a state after the other, each behind a norm, and nothing else."""
+"""Mamba, FalconMamba and Mamba-2: every layer is a norm and a layer with a state; no attention, no MLP."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PREFIXES = ("backbone.", "model.")
 
 
 class Mamba(SingleDecoder):
-    """Mamba and FalconMamba."""
+    """The decoder of Mamba and FalconMamba."""
 
     WEIGHTS = Table(
         (
@@ -43,19 +43,19 @@ class Mamba(SingleDecoder):
 
 
 class Mamba2(SingleDecoder):
-    """Mamba-2."""
+    """The decoder of Mamba-2."""
 
     WEIGHTS = Table((*ROWS, norm_row(MIXER)), prefixes=PREFIXES)
 
 
 def model(config: ModelConfig, dtype: torch.dtype, device: str) -> SingleDecoder:
-    """Of the kind that the layers are."""
+    """Builds Mamba2 or Mamba, by the configuration of the first layer."""
     kind = Mamba2 if isinstance(config.text.layers[0].mixer, Mamba2Config) else Mamba
     return kind(config, dtype, device)
 
 
 def mixer(body: Section) -> Mamba1Config | Mamba2Config:
-    """The same in every layer; FalconMamba normalises dt, B and C without weights."""
+    """The mixer of every layer; FalconMamba normalises dt, B and C without weights."""
     kind = body.values.get("model_type")
     if kind == "mamba2":
         return read_mamba2(body, MAMBA2, groups=8)
@@ -65,9 +65,9 @@ def mixer(body: Section) -> Mamba1Config | Mamba2Config:
 
 
 def text(body: Section, outer: Section) -> TextConfig:
-    """The decoder; where the file is silent, Mamba's embedding and head are tied, and Mamba-2's are not."""
+    """The configuration of the decoder; by default Mamba ties embedding and head, Mamba-2 does not."""
     count, hidden, mixes = body.size("num_hidden_layers"), body.size("hidden_size"), mixer(body)
-    # No layer has attention or an MLP: these sizes are read by nothing that is built.
+    # No layer has attention or an MLP, so nothing uses these sizes.
     absent = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": hidden, "intermediate_size": hidden}
     section = without_kinds(body, count, max_position_embeddings=UNBOUNDED, **absent)
     found = read_text(section, outer, eps=1e-5, tied=isinstance(mixes, Mamba1Config))

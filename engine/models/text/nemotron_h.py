@@ -1,7 +1,8 @@
-"""Nemotron-H (Nano 2, Nemotron 3): a layer is Mamba-2, attention without rotation, an MLP or experts; relu², no gates.
+"""Nemotron-H (Nano 2, Nemotron 3): a layer is Mamba-2, attention without rotation, an MLP or experts.
 
-Thread: device. Scores of experts are sigmoids, corrected for the choice; experts may read and write a narrower row
-(moe_latent_size). Layers in the module `mtp` predict further tokens and are not read.
+Thread: device. MLPs and experts use relu² without gates. Experts' scores are sigmoids; a correction bias affects only
+the choice of experts. Experts may work on narrower rows (moe_latent_size). The loader skips the layers of the module
+`mtp`, which predict further tokens.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ ROWS = (
 
 
 class NemotronH(SingleDecoder):
-    """Files say `backbone`, transformers 5 says `model`."""
+    """Names in files begin with `backbone`, in files of transformers 5 with `model`."""
 
     WEIGHTS = Table(ROWS, prefixes=("backbone.", "model."), ignore=("mtp.*",))
 
@@ -68,7 +69,7 @@ class NemotronH(SingleDecoder):
 
 
 def text(body: Section, outer: Section) -> TextConfig:
-    """The decoder."""
+    """The configuration of the decoder."""
     kinds = layer_kinds(body, (FULL, LINEAR, MLP, MOE))
     read = read_text(without_kinds(body, len(kinds)), outer, eps=1e-5, activation="relu2", gated_mlp=False)
     read = every_layer(read, rope=no_rope(read.head_dim))

@@ -1,4 +1,4 @@
-"""Qwen3.5 and 3.6 with experts (text): those of a layer in one tensor, or one by one; a shared one with a gate."""
+"""Qwen3.5 and 3.6 with experts (text): one tensor per layer or per expert; a shared expert with a gate."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOE_ROWS = (
 
 
 class Qwen3_5MoE(Llama):
-    """Text alone; a checkpoint with a tower has one that is not read."""
+    """Text only; the loader skips the tower of a checkpoint."""
 
     WEIGHTS = Table((*DECODER_ROWS, *DELTA_ROWS, APART, *MOE_ROWS), ignore=(*DECODER_IGNORE, PREDICTORS, "visual.*"))
 
@@ -33,7 +33,7 @@ class Qwen3_5MoE(Llama):
 
 
 def sparse(found: TextConfig, body: Section) -> TextConfig:
-    """The decoder with experts in every layer; the weights of a token's experts add up to one."""
+    """The decoder with experts in every layer; the weights of a token's experts sum to one."""
     experts = read_experts(
         body,
         norm_topk_prob=True,
@@ -45,7 +45,7 @@ def sparse(found: TextConfig, body: Section) -> TextConfig:
 
 
 def text(body: Section, outer: Section) -> TextConfig:
-    """The decoder."""
+    """The configuration of the decoder."""
     return one_axis(sparse(read(body, outer), body))
 
 

@@ -1,7 +1,7 @@
 """Qwen3.5, 3.6 and 3.8 (text): attention with a gate in every fourth layer, gated delta rules in the others.
 
-Norms are stored as weight - 1; a quarter of each head is rotated. M-RoPE's axes are one where there are no pictures.
-Layers behind the last one, in the module `mtp`, predict further tokens and are not read.
+Norms are stored as weight - 1; a quarter of each head is rotated. Without images, all axes of M-RoPE are equal. The
+loader skips the layers of the module `mtp`, which predict further tokens.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ GROUPED = Row((BLOCK + "in_proj_qkvz", BLOCK + "in_proj_ba"), "layers.*.state.pr
 
 
 class Qwen3_5(Llama):
-    """Text alone; a checkpoint with a tower has one that is not read."""
+    """Text only; the loader skips the tower of a checkpoint."""
 
     WEIGHTS = Table((*DECODER_ROWS, *DELTA_ROWS, APART), ignore=(*DECODER_IGNORE, PREDICTORS, "visual.*"))
 
 
 def read(body: Section, outer: Section, by_key_head: bool = False, rope: RopeDefaults = ROPE) -> TextConfig:
-    """The decoder but for its experts; by_key_head: as Qwen3-Next's files have delta layers."""
+    """The decoder without experts; by_key_head: delta layers are stored as in Qwen3-Next's files."""
     refuse(body, attn_output_gate=True)
     interval, count = body.size("full_attention_interval", 4), body.size("num_hidden_layers")
     kinds = layer_kinds(body, default=[LINEAR if (number + 1) % interval else FULL for number in range(count)])
@@ -54,7 +54,7 @@ def read(body: Section, outer: Section, by_key_head: bool = False, rope: RopeDef
 
 
 def one_axis(text: TextConfig) -> TextConfig:
-    """Of prompts that hold text alone all axes are equal."""
+    """Replaces M-RoPE by RoPE with one axis: all axes are equal for text."""
     layers = (
         replace(layer, rope=replace(layer.rope, mrope_section=(), mrope_interleaved=False)) for layer in text.layers
     )
@@ -62,7 +62,7 @@ def one_axis(text: TextConfig) -> TextConfig:
 
 
 def text(body: Section, outer: Section) -> TextConfig:
-    """The decoder."""
+    """The configuration of the decoder."""
     return one_axis(read(body, outer))
 
 

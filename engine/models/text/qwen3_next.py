@@ -1,4 +1,4 @@
-"""Qwen3-Next (80B-A3B, Coder-Next): Qwen3.5's layers, other names in those with a state, experts in most layers."""
+"""Qwen3-Next (80B-A3B, Coder-Next): Qwen3.5's layers; other names in layers with a state; experts in most layers."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ ROPE = RopeDefaults(10_000_000.0, partial=0.25)
 
 
 class Qwen3Next(Qwen3_5MoE):
-    """Delta layers have the rows of a key head side by side."""
+    """Files of delta layers group rows by key head."""
 
     WEIGHTS = Table((*DECODER_ROWS, *DELTA_ROWS, GROUPED, *MOE_ROWS), ignore=(*DECODER_IGNORE, PREDICTORS))
 
 
 def text(body: Section, outer: Section) -> TextConfig:
-    """The decoder."""
+    """The configuration of the decoder."""
     found = read(body, outer, by_key_head=True, rope=ROPE)
     experts = read_experts(
         body,

@@ -1,4 +1,4 @@
-"""Kernels of state layers compile for every target: heads of Qwen3.5, groups of Nemotron, channels of Mamba."""
+"""Kernels of state layers compile for every target, with sizes of Qwen3.5, Nemotron and Mamba."""
 
 import pytest
 import triton  # noqa: F401  (before any kernel file, so that they take it)

@@ -1,4 +1,4 @@
-"""Kernels of state layers in the interpreter against the recurrence in float64, over pages that are poisoned."""
+"""Compares kernels of state layers in the interpreter with the recurrence in float64, on poisoned pages."""
 
 from dataclasses import replace
 
@@ -35,7 +35,7 @@ LONG = [Row(0, 70, 0, 64), Row(20, 151, 16, 144, (64, 128)), Row(0, 2), Row(17, 
 
 
 def compared(rows, shape, width, reference, launch, weights, padding=2):
-    """The kernels' results next to the reference's in float64: outputs, and everything in pages, part by part.
+    """Compares the kernels with the reference in float64: outputs, and all parts in the pages.
 
     `width`: columns of the product.
     """
@@ -55,7 +55,7 @@ def compared(rows, shape, width, reference, launch, weights, padding=2):
 
 
 def assert_same_pages(got, want):
-    """Page by page: the same bytes are still poison, and the others are the same numbers."""
+    """The same numbers are still poison, and all other numbers are equal."""
     got, want = got[1:].view(torch.float32), want[1:].view(torch.float32)  # padded rows may write block 0
     assert torch.equal(got.isnan(), want.isnan())
     assert (got - want).nan_to_num(0.0).abs().max() < 2e-4
@@ -83,7 +83,7 @@ def test_ssd(rows, norm):
 
 
 def selective(projected, weights, shape, cache, meta, conv, scan):
-    """Both functions, of which the second is given products of the first's result."""
+    """Calls both functions; inputs of `scan` are computed from the result of `conv`."""
     x = conv(projected, weights, shape, cache, meta)
     mixed = projected[:, : 2 * shape.state_size].sin()
     z, steps = projected[:, shape.inner :], (x * 0.5).roll(1, 1)

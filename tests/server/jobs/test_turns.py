@@ -1,4 +1,4 @@
-"""Where turns begin is found in the tokens, and states stored there let the next request begin behind a shared text."""
+"""Starts of turns are found in the tokens; states stored there let other requests reuse a shared text."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from tests.server.asgi import Client
 from tests.server.conftest import config_of, ready
 
 TURN, BOS = 9, 8
-SHARED = 300  # tokens of system text, about
+SHARED = 300  # approximate tokens of the system text
 
 
 @pytest.mark.parametrize(
@@ -31,14 +31,14 @@ def test_turns_begin_with_the_special_token_that_comes_again(ids, starts):
 
 @pytest.fixture
 async def client():
-    """A server whose model has states: blocks of 16 tokens, in the prefix cache room for some twenty states."""
+    """A server whose model has states; blocks of 16 tokens; the prefix cache has room for about twenty states."""
     model = {"model": str(tiny.checkpoint("qwen3_5_text-states")), "num_threads": 1}
     async with ready(config_of(model=model)) as state:
         yield Client(make_app(state))
 
 
 async def cached(client, path, **body):
-    """(tokens of the prompt, those found in the prefix cache, the answer)."""
+    """Returns (tokens of the prompt, tokens found in the prefix cache, the answer)."""
     reply = await client.post(path, json={"max_tokens": 1, "temperature": 0, **body})
     assert reply.status == 200, reply.text
     usage = reply.json()["usage"]
