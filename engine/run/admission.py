@@ -36,7 +36,7 @@ REFUSALS = {  # by the number that Scheduler.add returns; normally the checks on
 
 @dataclass(slots=True)
 class Waiting:
-    """Choices of a request that are not admitted yet."""
+    """A request and its choices that are not admitted yet."""
 
     request: Request
     first_id: int  # choice k has the number first_id + k
@@ -112,7 +112,7 @@ class Admission:
             self._admit(waiting.request, waiting.first_id + k, k)
 
     def abort(self, device_id: int) -> None:
-        """Ends one choice; waiting siblings of an aborted first choice join now."""
+        """Ends one choice. If other choices of the request wait for this one, they join now."""
         self._forget_waiting(device_id)
         if device_id in self._slot_of:
             self._leave(device_id)

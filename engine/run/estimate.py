@@ -39,8 +39,8 @@ class Estimate:
     """Memory and capacity of one model on one device."""
 
     config: ModelConfig
-    device: str  # as torch names it
-    dtype: torch.dtype  # of activations
+    device: str  # the device as torch names it
+    dtype: torch.dtype  # dtype of activations
     quantised: str | None  # one line about the quantised layers
     num_tensors: int  # tensors that are read from the files
     weight_bytes: int  # bytes of weights on the device

@@ -79,7 +79,7 @@ class DeviceThread:
     # -- called from other threads ------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begins loading; `ready` is resolved on the loop with (ModelConfig, Limits) or an exception."""
+        """Starts loading. `ready` gets (ModelConfig, Limits) or an exception, on the event loop."""
         self.thread.start()
 
     def submit(self, request: Request, first_id: int) -> None:
@@ -87,7 +87,7 @@ class DeviceThread:
         self.inbox.put(Submit(request, first_id))
 
     def abort(self, device_id: int) -> None:
-        """Ends one choice within a step."""
+        """Ends one choice; takes effect between two steps."""
         self.inbox.put(Abort(device_id))
 
     def conclude(self, device_id: int) -> None:
@@ -103,7 +103,7 @@ class DeviceThread:
         self.inbox.put(Call(work, done))
 
     def stop(self, timeout: float = 10.0) -> None:
-        """Ends the thread after the steps in flight."""
+        """Ends the thread after the steps in flight; waits for at most `timeout` seconds."""
         self.inbox.put(Stop())
         self.thread.join(timeout)
         if not self.thread.is_alive():  # a live thread may still read the inbox's descriptor
@@ -166,13 +166,13 @@ class DeviceThread:
                 self._gather(runtime, previous)
                 if self._stopping and previous is None:
                     return
-            plan = plan or self._plan(runtime, stats)  # step N+1: numbers
+            plan = plan or self._plan(runtime, stats)  # step N+1: the plan
             step = self._launch(runtime, plan, stats) if plan is not None else None  # ... and its forward
             if held is not None:
                 self._deliver(runtime, held, stats)
             held = output = None
             if previous is not None:
-                output = self.settler.settle(previous, stats)  # step N: the only wait, then lengths settled
+                output = self.settler.settle(previous, stats)  # step N: the only wait, then the commit
                 if self.settler.restarts:
                     self.settler.restage(step)
             if step is not None:

@@ -20,7 +20,7 @@ ENCODER_LIMIT = MIXED_STEPS[-1][0]
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Bounds of every step, fixed at start."""
+    """The bounds of every step."""
 
     max_rows: int  # rows in a step
     max_tokens: int  # tokens in a step
@@ -44,7 +44,7 @@ class Sizes:
 
     @property
     def max_blocks(self) -> int:
-        """Entries of one request's block table."""
+        """The number of entries in a request's block table."""
         return -(-self.max_model_len // self.block_size)
 
 

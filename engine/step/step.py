@@ -55,7 +55,7 @@ class Home:
     num_rows: int
     width: int
     tokens: np.ndarray | None = None  # int32 [num_rows, width]: runs; -1 in rows without a valid sample
-    invalid: dict[int, EngineError] = field(default_factory=dict)  # rows that end alone, with an error
+    invalid: dict[int, EngineError] = field(default_factory=dict)  # rows that end with an error; other rows go on
     finishes: dict[int, FinishReason] = field(default_factory=dict)  # rows that a part ends
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
     extras: dict[str, dict[int, Any]] = field(default_factory=dict)  # by name of a part, by row: additional results
@@ -107,7 +107,7 @@ class Step:
     variant: int = 0  # variant of the step's graphs, one bit per part; by the executor
     waits: bool = False  # sampling waits until the previous step is settled; by the executor
     chosen: bool = False  # sampling was launched; by the backend
-    media: list[Media] = field(default_factory=list)  # by the media part
+    media: list[Media] = field(default_factory=list)  # set by the media part
     eager: bool = False  # the step cannot use graphs, because a part reads tensors of the forward; by that part
     hidden: torch.Tensor | None = None  # [num_tokens, hidden_size] of eager steps; by the backend
     notes: dict[str, Any] = field(default_factory=dict)  # by name of a part: data that its hooks pass on

@@ -102,7 +102,7 @@ class EncoderCache:
             except Exception as error:
                 self.begun.pop(entry, None)
                 if is_out_of_memory(error) or scope_of(error) == "device":
-                    raise  # it is the step that fails
+                    raise  # the whole step fails
                 log.info("a piece of one %s item's tower failed: %r", item.modality, error)
                 continue
             if rows is not None:
@@ -156,7 +156,7 @@ class EncoderCache:
                     encoded = tower.encode_together(uploaded)
             except Exception as error:
                 if is_out_of_memory(error) or scope_of(error) == "device":
-                    raise  # it is the step that fails
+                    raise  # the whole step fails
                 log.info("%d media items failed together and run alone: %r", len(group), error)
                 continue
             for entry, rows in zip(group, encoded):
@@ -190,7 +190,7 @@ class EncoderCache:
                 raise ValueError(f"the tower made {encoded.shape[0]} rows, the prompt holds {item.num_tokens}")
         except Exception as error:
             if is_out_of_memory(error) or scope_of(error) == "device":
-                raise  # it is the step that fails
+                raise  # the whole step fails
             log.exception("encoding one %s item failed; the requests that show it end", item.modality)
             return None
         self.encoded[entry] = encoded

@@ -42,7 +42,7 @@ class ExpertLoad(StepPart):
         self._model, self._sizes = model, sizes
         self._backend: Backend
         self._counter: DeviceCounter | None = None
-        self._counted: list[LayerLoad] = []  # on a CPU; written on the stream
+        self._counted: list[LayerLoad] = []  # only used on a CPU; the stream writes it
 
     def start(self, steps: Steps) -> None:
         self._backend = steps.backend

@@ -32,7 +32,7 @@ class Setting:
     config: EngineConfig
     model: Model
     sizes: Sizes
-    specs: Sequence[CacheSpec]  # of the model's layers
+    specs: Sequence[CacheSpec]  # caches of the model's layers
     on_host: bool
 
     @property

@@ -112,7 +112,7 @@ class HostPooling:
         self._vocab = model.config.text.vocab_size
         self.sampler = Sampler(0, self._vocab)  # without slots: no row of a pooling model samples a token
         self._seconds = np.zeros(sizes.max_slots, np.int32)  # by slot: the first token of a pair's second text
-        self._counted = np.zeros(sizes.max_slots, np.int32)  # by slot: the first token that counts in its pooled row
+        self._counted = np.zeros(sizes.max_slots, np.int32)  # by slot: the first token that is pooled
 
     def admit(self, slot: int, row: LiveRow, words: np.ndarray) -> None:
         self._seconds[slot], self._counted[slot] = starts_of(row.request.pooling)

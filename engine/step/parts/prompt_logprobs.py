@@ -74,7 +74,7 @@ class PromptLogprobs(StepPart):
     def admit(self, slot: int, row: LiveRow, words: np.ndarray) -> bool:
         if row.request.sampling.prompt_logprobs is None or row.choice > 0:
             return False
-        self._rows[slot] = (row.request, [None])  # nothing predicts the first token
+        self._rows[slot] = (row.request, [None])  # the first token has no log-probability
         return True
 
     def reset(self, slot: int, poison: bool) -> None:

@@ -31,7 +31,7 @@ class Rules(StepPart):
         self._vocab, self._max_rows = model.config.text.vocab_size, sizes.max_rows
         self._steps: Steps
         self._sampler: RuledSampler
-        self._parked: set[int] = set()  # slots that have lost their line: Python launches the next step of each
+        self._parked: set[int] = set()  # slots that have lost their line; Python launches their next step
 
     def claim(self) -> Claim:
         """Memory for float32 logits of CHUNK rows and for sorting them."""

@@ -166,7 +166,7 @@ class StepBuffers:
             attention=attention,
             caches=self._rank.caches,
             group_of=layout.group_of,
-            num_tokens=inputs.query_start[-1:],  # behind the last row
+            num_tokens=inputs.query_start[-1:],  # [1] the start behind the last row: the number of tokens
             overlay=overlay,
             adapters=None if inputs.adapters is None else inputs.adapters[:tokens],
             hooks=self.hooks,
@@ -184,7 +184,7 @@ class StepBuffers:
         assert self._overlay is not None
         visible, places = self._overlay
         try:
-            for start, parts in _adjacent(media):  # one copy for many rows that decode
+            for start, parts in _adjacent(media):  # one copy for adjacent runs, such as rows that decode
                 end = start + sum(map(len, parts))
                 torch.cat(parts, out=places[start:end])
                 visible[start:end] = True

@@ -43,7 +43,7 @@ class DeviceForward:
         assert rank.accelerator is not None
         self._config, self._model, self._sizes, self._buffers = config, rank.model, sizes, buffers
         self._vocab = rank.model.config.text.vocab_size
-        self.logprob_words = buffers.home.lines(LINE)  # log-probabilities
+        self.logprob_words = buffers.home.lines(LINE)  # the pinned ring of log-probabilities
         self.sampler = DeviceSampler(
             buffers.slots.tensors,
             sizes.max_slots,

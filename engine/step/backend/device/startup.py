@@ -94,7 +94,7 @@ def pooling_backend(
 
 
 class Startup:
-    """The start of one rank."""
+    """Runs the start of one rank."""
 
     def __init__(
         self, config: EngineConfig, backend: DeviceBackend, forward: Recorded, executor: Executor, claim: Claim

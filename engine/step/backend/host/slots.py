@@ -17,7 +17,7 @@ from engine.step.positions import Positions
 
 
 class HostSlots:
-    """Arrays indexed by slot; `reset` covers every one of them."""
+    """Arrays indexed by slot; `reset` clears a slot in each array."""
 
     __slots__ = ("_adapters", "adapter", "block_tables", "last_token", "outside", "positions")
 
@@ -32,7 +32,7 @@ class HostSlots:
         self._adapters = adapters
         self.positions = Positions(max_slots, bidirectional)
         self.adapter = np.zeros(max_slots, np.int32)  # the number of the request's adapter; 0: none
-        self.last_token = np.zeros(max_slots, np.int64)  # token sampled by the last step that had the row
+        self.last_token = np.zeros(max_slots, np.int64)  # the token that the slot's last step sampled
         self.block_tables = np.zeros((num_groups, max_slots, max_blocks), np.int32)
         self.outside = np.zeros(max_slots, np.bool_)  # True: a token id of the slot is outside the embedding
 
