@@ -1,9 +1,9 @@
-"""Requests on the device thread: from the inbox into a slot, and out of it again.
+"""Admission of requests on the device thread: a request moves from the inbox into a slot, and leaves the slot again.
 
-Owner: device thread. In: a Request and the engine's number for its first choice. It stages what steps read by slot
-(Executor, EncoderCache) and passes only numbers to the scheduler. The choices of one request beyond the first
-wait until the first one's prompt is in the prefix cache, then join and share its blocks. An error in an admission ends
-the choice that was being admitted: what the choice had taken is freed, and `refused` reports the error to the loop.
+Owner: device thread. In: a Request and the engine's number for its first choice. Admission stages the data that steps
+read by slot (Executor, EncoderCache) and passes only numbers to the scheduler. The second and later choices of a
+request wait until the prompt of the first choice is in the prefix cache; then they join and share its blocks. If the
+admission of a choice raises, the choice ends: its resources are freed, and `refused` reports the error to the loop.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from engine.step.plain import Executor
 
 log = logging.getLogger("omniloop.engine")
 
-LOOKS = 64  # requests that wait at closed gates and are asked at a time
-REFUSALS = {  # by the number that Scheduler.add gives; the loop's own checks refuse such requests before
+LOOKS = 64  # `enter` stops after it has found so many requests whose gate is closed
+REFUSALS = {  # by the number that Scheduler.add returns; normally the checks on the loop refuse the request earlier
     -1: "every slot of the engine is taken; try again later",
     -2: "the request needs more KV blocks than there are; ask for fewer tokens",
     -3: "the request's media need more rows than the encoder cache holds; send fewer or smaller media",
@@ -36,7 +36,7 @@ REFUSALS = {  # by the number that Scheduler.add gives; the loop's own checks re
 
 @dataclass(slots=True)
 class Waiting:
-    """Choices of a request that are not admitted yet."""
+    """A request and its choices that are not admitted yet."""
 
     request: Request
     first_id: int  # choice k has the number first_id + k
@@ -44,27 +44,28 @@ class Waiting:
 
 
 class Admission:
-    """Who lives in which slot."""
+    """Assigns slots to choices, and frees the slots when the choices end."""
 
     def __init__(self, scheduler: Scheduler, executor: Executor, shares_prefixes: bool, poison: bool) -> None:
         self._scheduler, self._executor = scheduler, executor
         self._share, self._poison = shares_prefixes, poison
         config = executor.backend.rank.model.config
-        self._bidirectional = config.bidirectional  # which tokens of a prompt see later ones
-        # The shortest window of a layer; 0: no layer has one.
+        self._bidirectional = config.bidirectional  # which tokens of a prompt attend to later tokens
+        # The shortest sliding window of all layers, in tokens; 0: no layer has a window.
         self._window = min((layer.window for layer in config.text.layers if layer.window), default=0)
         self._adapters = executor.backend.rank.model.adapters
         self.rows: dict[int, LiveRow] = {}  # by slot
-        self.fresh: set[int] = set()  # slots of which the loop knows nothing yet
-        self.refused: dict[int, EngineError] = {}  # by the engine's number: until the loop has it
-        self.late: dict[str, dict[int, object]] = {}  # by name, by the engine's number: extras, until the loop has them
+        self.fresh: set[int] = set()  # slots whose first token the loop has not received yet
+        self.refused: dict[int, EngineError] = {}  # by the engine's number, until the error is sent to the loop
+        # Extras by name and by the engine's number, until they are sent to the loop.
+        self.late: dict[str, dict[int, object]] = {}
         self._slot_of: dict[int, int] = {}  # by the engine's number
         self._flows = Flows(scheduler.queue.turns)
-        self._outside: Outside[Waiting] = Outside()  # at a gate; inputs to pool one by one
-        self.siblings: dict[int, Waiting] = {}  # the number of a first choice -> the ones that wait for it
+        self._outside: Outside[Waiting] = Outside()  # requests at a gate; each input to pool is an entry of its own
+        self.siblings: dict[int, Waiting] = {}  # the number of a first choice -> the choices that wait for it
 
     def submit(self, request: Request, first_id: int) -> None:
-        """Adds a request's choices, behind those that wait at a gate; choices that cannot be added are `refused`."""
+        """Adds a request's choices, or queues them at a closed gate; choices that cannot be added go to `refused`."""
         if request.pooling is None and self._executor.may_enter(request):
             self._submit(Waiting(request, first_id, list(range(request.n))))
             return
@@ -74,11 +75,11 @@ class Admission:
             self.enter()
 
     def enter(self) -> None:
-        """Admits requests whose gate is open now: round-robin over callers, in order of arrival within a caller."""
+        """Admits queued requests whose gate is open now: round-robin over callers, per caller in order of arrival."""
         closed = 0
         for device_id, waiting in self._outside.first(LOOKS + self._scheduler.max_slots):
             request, first_id = waiting.request, waiting.first_id
-            if device_id not in self._outside:  # it entered with its first choice
+            if device_id not in self._outside:  # this choice entered together with the request's first choice
                 continue
             if not self._executor.may_enter(request):
                 closed += 1
@@ -92,7 +93,7 @@ class Admission:
                 self._submit(Waiting(request, first_id, choices))
 
     def _submit(self, waiting: Waiting) -> None:
-        """The first choice, and the others with it or, where they find its prompt in the prefix cache, behind it."""
+        """Admits the first choice. The others wait for its prompt if they can share its blocks, else they join now."""
         request, first, *others = waiting.request, *waiting.choices
         first_id = waiting.first_id
         if not others or not self._share or request.sampling.prompt_logprobs is not None:
@@ -104,21 +105,21 @@ class Admission:
             self.refused |= dict.fromkeys((first_id + k for k in others), self.refused[first_id + first])
 
     def release_siblings(self, device_id: int) -> None:
-        """Adds the choices that waited for this one."""
+        """Adds the choices that waited for the choice `device_id`."""
         waiting = self.siblings.pop(device_id, None)
         for k in waiting.choices if waiting is not None else ():
             assert waiting is not None
             self._admit(waiting.request, waiting.first_id + k, k)
 
     def abort(self, device_id: int) -> None:
-        """Ends one choice; waiting siblings of an aborted first choice join now."""
+        """Ends one choice. If other choices of the request wait for this one, they join now."""
         self._forget_waiting(device_id)
         if device_id in self._slot_of:
             self._leave(device_id)
         self.release_siblings(device_id)
 
     def drop_expired(self) -> None:
-        """Ends choices whose deadline passed before their first step."""
+        """Ends choices whose deadline has passed before their first step."""
         for slot in self._scheduler.queue.take_expired():
             device_id = self.rows[slot].device_id
             self._leave(device_id)
@@ -126,12 +127,12 @@ class Admission:
             self.release_siblings(device_id)
 
     def conclude(self, device_id: int) -> None:
-        """Ends one choice when its tokens so far are computed; then come the extras that it owes."""
+        """Ends one choice as soon as its tokens so far are computed; its extras are delivered after that."""
         if device_id in self._slot_of:
             self._scheduler.abort(device_id, when_computed=True)
 
     def free_slots(self) -> None:
-        """Forgets the slots and media entries that the scheduler's last call gave back; of traced rows extras stay."""
+        """Resets the slots and media entries that the scheduler's last call freed; stores extras of traced rows."""
         freed, lens = (
             np.asarray(array)[: self._scheduler.num_freed].tolist()
             for array in (self._scheduler.freed_slots, self._scheduler.freed_lens)
@@ -150,13 +151,13 @@ class Admission:
             self.enter()
 
     def may_restart(self) -> np.ndarray:
-        """uint8 [max_slots]: slots of which the loop knows nothing, and that have not started over before."""
+        """uint8 [max_slots]: 1 for slots without a delivered token that have not started over before."""
         marks = np.zeros(self._scheduler.max_slots, np.uint8)
         marks[[slot for slot in self.fresh if not self.rows[slot].again]] = 1
         return marks
 
     def restage(self, slot: int) -> None:
-        """Stages a slot anew, as no step had ever run it; none that is in flight may name it."""
+        """Stages a slot again as if no step had run it. No step in flight may name the slot."""
         row = self.rows[slot]
         try:
             self._executor.reset(slot, self._poison)
@@ -167,7 +168,7 @@ class Admission:
             self.release_siblings(row.device_id)
 
     def ledger(self) -> dict[str, int]:
-        """Rows staged here; zero when idle."""
+        """Counts of rows and waiting requests; all are zero when idle."""
         return {
             "live_rows": len(self.rows),
             "backlog": len(self._outside),
@@ -176,7 +177,7 @@ class Admission:
         } | self._executor.ledger()
 
     def _forget_waiting(self, device_id: int) -> None:
-        """A choice that waits at a gate, or for a sibling, leaves."""
+        """Removes a choice that waits at a gate or for the first choice of its request."""
         self._outside.discard(device_id)
         for waiting in self.siblings.values():
             if device_id - waiting.first_id in waiting.choices:
@@ -184,7 +185,7 @@ class Admission:
                 return
 
     def _admit(self, request: Request, device_id: int, choice: int) -> bool:
-        """Adds one choice. False: the choice is `refused`, and nothing of the choice is held."""
+        """Adds one choice. Returns False if the choice is in `refused`; it then holds no resources."""
         try:
             place = self._named(request)
             slot = self._place(request, device_id, place)
@@ -204,29 +205,29 @@ class Admission:
         return True
 
     def _leave(self, device_id: int) -> None:
-        """Gives back what a choice holds, its slot at once or when no step in flight names it."""
+        """Ends a choice and frees its resources; its slot is freed once no step in flight names it."""
         self._scheduler.abort(device_id)
         self.free_slots()
 
     def _refuse(self, device_id: int, error: Exception) -> None:
-        """The error of one admission ends one choice. Raises an error that the device is lost."""
+        """Ends one choice with the error of its admission. Raises the error if it means that the device is lost."""
         if scope_of(error) == "device":
             raise error
         log.error("choice %d could not be admitted", device_id, exc_info=error)
         self.refused[device_id] = AdmissionError("the engine failed when it took this request in")
 
     def _named(self, request: Request) -> Place:
-        """What the prefix cache distinguishes the request by, before parts complete it."""
+        """The request's identity in the prefix cache; parts of the step complete the identity later."""
         root = hashlib.blake2b(request.cache_salt, digest_size=16).digest()
         adapter = request.adapter(self._adapters) if self._adapters else 0
-        if adapter:  # other keys and values, and of some media other rows
+        if adapter:  # an adapter changes keys and values, and the rows of some media
             root = hashlib.blake2b(bytes([adapter]), key=root, digest_size=16).digest()
-        # Prompt tokens that see each other whatever the window need keys that a window's blocks no longer hold.
+        # Prompt tokens that attend to each other beyond the window need keys that a window's blocks no longer hold.
         reads = self._bidirectional != "prompt" or not 0 < self._window < len(request.prompt_token_ids)
         return Place(root, adapter, reads_cache=reads)
 
     def _place(self, request: Request, device_id: int, place: Place) -> int:
-        """The slot that the scheduler gives, or the number of its refusal; then parts take back what they gave."""
+        """Returns the scheduler's slot, or the negative number of its refusal, after which parts undo their `place`."""
         params = request.sampling
         slot, flow = -1, self._flows.take(request.flow)
         try:
@@ -259,8 +260,8 @@ class Admission:
         return slot
 
     def _prompt_root(self, request: Request, root: bytes) -> bytes:
-        """The root of the prompt's blocks in the prefix cache, where all its tokens see each other: a block is found by
-        the same prompt only."""
+        """The root of the prompt's blocks in the prefix cache for prompts whose tokens all attend to each other. Only
+        the same whole prompt finds the blocks."""
         parts = [np.ascontiguousarray(request.prompt_token_ids, np.int32).tobytes()]
         parts += [item.hash + repr(item.spans).encode() for item in request.media]
         return hashlib.blake2b(b"".join(parts), key=root, digest_size=16).digest()

@@ -1,6 +1,6 @@
-"""Sizes of steps, as flags say or the device suggests.
+"""Sizes of steps: from the operator's flags, else from the defaults of the device.
 
-Thread: any; nothing is allocated. In: the operator's settings and what the checkpoint says. Out: Sizes, or a
+Thread: any; nothing is allocated. In: the operator's settings and the checkpoint's configuration. Out: Sizes, or a
 ConfigError that names the flag.
 """
 
@@ -12,13 +12,13 @@ from engine.base.model_config import ModelConfig
 from engine.step.sizes import Sizes
 
 CPU_ROWS, CPU_TOKENS = 64, 512  # defaults of max_num_seqs and max_num_batched_tokens on a CPU
-DEVICE_ROWS, DEVICE_TOKENS = 256, 2048  # and on an accelerator
-POOLING_ROWS, POOLING_TOKENS = 1024, 16384  # on an accelerator, of a model that pools: short texts fill a step
-CPU_POOLING_ROWS, CPU_POOLING_TOKENS = 256, 4096
+DEVICE_ROWS, DEVICE_TOKENS = 256, 2048  # the same defaults on an accelerator
+POOLING_ROWS, POOLING_TOKENS = 1024, 16384  # pooling models on an accelerator: many short texts fill one step
+CPU_POOLING_ROWS, CPU_POOLING_TOKENS = 256, 4096  # pooling models on a CPU
 
 
 def check_prefix(config: EngineConfig, encoder_prefix: int, host: bool) -> None:
-    """ConfigError for settings that a model whose prompts begin with audio cannot be served with."""
+    """Raises ConfigError for settings that do not work with a model whose prompts begin with audio."""
     if encoder_prefix % config.block_size:
         raise ConfigError(
             f"--block-size {config.block_size}: this model's {encoder_prefix} rows of sound need 16 or 32"
@@ -33,7 +33,7 @@ def check_prefix(config: EngineConfig, encoder_prefix: int, host: bool) -> None:
 
 
 def sizes_of(config: EngineConfig, model_config: ModelConfig, device: str) -> Sizes:
-    """Rows and tokens of a step, as flags say or the device suggests."""
+    """Sizes of steps from the operator's flags, else from the defaults of the device. Raises ConfigError."""
     host, pooling = device == "cpu", model_config.pooling
     usual = (CPU_ROWS, CPU_TOKENS) if host else (DEVICE_ROWS, DEVICE_TOKENS)
     if pooling is not None:
@@ -52,7 +52,7 @@ def sizes_of(config: EngineConfig, model_config: ModelConfig, device: str) -> Si
     if asked < 2:
         raise ConfigError(f"--max-model-len {asked}: a prompt and its answer need at least 2 tokens")
     whole = pooling is not None and pooling.whole
-    together = model_config.bidirectional == "prompt"  # a step takes a whole prompt, and a token of each other row
+    together = model_config.bidirectional == "prompt"  # a step fits a whole prompt and one token of each other row
     tokens = max(tokens, rows, asked if whole else 0, asked + rows - 1 if together else 0)
     beyond = [size for size in config.cudagraph_capture_sizes if not 1 <= size <= rows]
     if beyond:

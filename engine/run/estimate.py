@@ -1,8 +1,8 @@
-"""Estimate: what a model will take of a device, from its configuration and the headers of its files alone.
+"""Estimate: the memory that a model will need on a device, from its configuration and its files' headers alone.
 
 Thread: any; nothing is allocated. In: an EngineConfig whose `model` is a folder, and the headers. Out: bytes and
-tokens, by the arithmetic of the start itself (cache/sizing.py); what the start measures, the largest step and its
-graphs, is estimated from the sizes of the layers. Refusals are the start's own ConfigErrors.
+tokens. The arithmetic is the same as at start (cache/sizing.py). The start measures the largest step and its graphs;
+the estimate computes them from the sizes of the layers. It raises the same ConfigErrors as the start.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ from engine.weights.table import expand
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """One model on one device."""
+    """Memory and capacity of one model on one device."""
 
     config: ModelConfig
-    device: str  # as torch names it
-    dtype: torch.dtype  # of activations
-    quantised: str | None  # what is, in a line
-    num_tensors: int  # that are read
-    weight_bytes: int  # on the device
-    numbers: str  # of keys and values, where they have not the activations' dtype
-    kv_bytes: int  # of a thousand tokens, where no window forgets any
-    context: int  # tokens of one request
-    context_bytes: int  # of one such request
-    num_blocks: int  # of the KV cache
-    contexts: float  # that fit at one time
-    memory: DeviceMemory | None  # of an accelerator, before anything is loaded
-    states: States | None = None  # of models whose rows have states
-    refusal: ConfigError | None = None  # the device's memory does not do: there is no context
+    device: str  # the device as torch names it
+    dtype: torch.dtype  # dtype of activations
+    quantised: str | None  # one line about the quantised layers
+    num_tensors: int  # tensors that are read from the files
+    weight_bytes: int  # bytes of weights on the device
+    numbers: str  # the number format of keys and values, if it is not the activations' dtype
+    kv_bytes: int  # KV cache bytes of a thousand tokens, if no sliding window drops tokens
+    context: int  # tokens of the longest request
+    context_bytes: int  # KV cache bytes of the longest request
+    num_blocks: int  # blocks of the KV cache, without the dummy block
+    contexts: float  # how many of the longest requests fit at the same time
+    memory: DeviceMemory | None  # an accelerator's memory before loading; None on a CPU
+    states: States | None = None  # recurrent states; None: the model has none
+    refusal: ConfigError | None = None  # set if the device's memory is too small; `context` is 0 then
 
 
 def estimate(config: EngineConfig, shards: list[Shard] | None) -> Estimate:
-    """Raises ConfigError where the start would; `shards`: None with random weights."""
+    """The estimate of a model. Raises ConfigError if the start would raise it; `shards`: None with random weights."""
     found = described(config, shards)
     if found.refusal is not None:
         raise found.refusal
@@ -64,7 +64,7 @@ def estimate(config: EngineConfig, shards: list[Shard] | None) -> Estimate:
 
 
 def described(config: EngineConfig, shards: list[Shard] | None) -> Estimate:
-    """The same also of a model that the device's memory is too small for; other refusals are raised."""
+    """Like `estimate`, but an error about too little device memory is returned in `refusal`; others are raised."""
     device = choose_device(config.device)
     model_config = load_model_config(
         config.model, config.hf_overrides, config.without_media, config.model_impl, config.runner, config.pooler
@@ -77,7 +77,7 @@ def described(config: EngineConfig, shards: list[Shard] | None) -> Estimate:
     check_prompt_rows(config.enable_prompt_embeds, model)
     names = {} if shards is None else match(model, shards, config.model)
     mapped = shards and device == "cpu" and model_config.implementation == "native"
-    mapped = mapped and not any(shard.gguf for shard in shards or ())  # whose codes are widened while they are read
+    mapped = mapped and not any(shard.gguf for shard in shards or ())  # GGUF codes are widened during reading
     weights = _host_bytes(shards, names, model) if shards and mapped else weight_bytes(model)
     memory = None if device == "cpu" else device_memory(device)
     plan = planned(config, model, sizes, shards, on_host=device == "cpu", read=False)
@@ -113,7 +113,7 @@ def described(config: EngineConfig, shards: list[Shard] | None) -> Estimate:
 
 
 def _host_bytes(shards: list[Shard], names: Mapping[str, str], model: Model) -> int:
-    """On a CPU, where bfloat16 and codes stay as they are, as in engine/quant/base.py; `names`: as by `match`."""
+    """Bytes of weights on a CPU: bfloat16 and codes keep their size (engine/quant/base.py); `names`: from `match`."""
     places = expand(model.weight_table(), model)
 
     def taken(info: TensorInfo, in_memory: torch.dtype | None) -> int:
@@ -137,7 +137,7 @@ def _device_blocks(config: EngineConfig, plan: Planned, weights: int, memory: De
 
 
 def step_bytes(config: ModelConfig, sizes: Sizes, dtype: torch.dtype) -> int:
-    """About what the largest step holds: the stream and one layer's products of every token, logits of every row."""
+    """About the bytes of the largest step: residual stream and one layer's products per token, logits per row."""
     text = config.text
     heads = (text.num_heads + 2 * text.num_kv_heads) * text.head_dim
     wide = 3 * max((layer.intermediate_size for layer in text.layers), default=0) or 3 * text.intermediate_size

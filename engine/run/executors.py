@@ -1,7 +1,7 @@
-"""From a model with its weights to a Runtime: the cache is sized, buffers and graphs are made.
+"""Builds a Runtime from a model with loaded weights: sizes the cache, allocates buffers, captures graphs.
 
-Thread: device. The host's backend and the device's each have a function; both build the same Executor with the same
-parts.
+Thread: device. `on_host` builds the CPU's backend, `on_device` the accelerator's; both build the same Executor with the
+same parts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Phase = Callable[[str], AbstractContextManager[None]]
 def on_host(
     config: EngineConfig, plan: Planned, accelerator: Accelerator | None, wake: Callable[[], None], phase: Phase
 ) -> Runtime:
-    """On the CPU."""
+    """Builds a Runtime on the CPU."""
     from engine.step.backend.host.startup import host_backend
 
     model, sizes, layout = plan.model, plan.sizes, plan.layout
@@ -47,7 +47,7 @@ def on_host(
 def on_device(
     config: EngineConfig, plan: Planned, accelerator: Accelerator | None, wake: Callable[[], None], phase: Phase
 ) -> Runtime:
-    """On an accelerator."""
+    """Builds a Runtime on an accelerator."""
     from engine.step.backend.device.startup import Startup, pooling_backend, token_backend
 
     assert accelerator is not None

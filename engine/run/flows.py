@@ -1,8 +1,8 @@
-"""Flows and Outside: whose requests wait, as the numbers that the scheduler takes turns by.
+"""Flows and Outside: fairness among callers. Flows numbers the callers; Outside queues requests at a closed gate.
 
-Owner: device thread, through Admission. In: the name of the caller of a request (an API key's name or an address; made
-by the server). Out: a number per caller for as long as it has a row; and the next of the requests that
-wait at a gate of the executor. Both are round-robin, so that one caller's crowd does not delay another caller.
+Owner: device thread, through Admission. In: the name of a request's caller (an API key's name or an address, set by
+the server). Out: a number for each caller that has a row, and the next requests that wait at a gate of the executor.
+The scheduler and Outside serve callers round-robin, so many requests of one caller do not delay another caller.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Flows:
-    """Numbers of callers that have rows."""
+    """Assigns a number to each caller that has rows."""
 
     def __init__(self, turns: Turns) -> None:
         self._turns = turns
@@ -26,7 +26,7 @@ class Flows:
         self._free = list(range(turns.num_flows - 1, -1, -1))
 
     def take(self, name: str) -> int:
-        """The number of a caller that gets a row more; there are as many numbers as slots."""
+        """Counts one more row of a caller and returns the caller's number. There are as many numbers as slots."""
         number = self._numbers.get(name)
         if number is None:
             number = self._numbers[name] = self._free.pop()
@@ -35,7 +35,7 @@ class Flows:
         return number
 
     def give(self, name: str) -> None:
-        """A row of the caller has ended."""
+        """Counts one row less; the number of a caller without rows is free again."""
         self._rows[name] -= 1
         if not self._rows[name]:
             del self._rows[name]
@@ -46,19 +46,19 @@ class Flows:
 
 
 class Outside(Generic[T]):
-    """Requests that wait outside of the scheduler, by the engine's number; round-robin over callers."""
+    """Requests that wait outside the scheduler, by the engine's number; callers are served round-robin."""
 
     def __init__(self) -> None:
-        self._lines: OrderedDict[str, OrderedDict[int, T]] = OrderedDict()  # by caller, whose turn it is first
+        self._lines: OrderedDict[str, OrderedDict[int, T]] = OrderedDict()  # by caller; the next caller is first
         self._flow_of: dict[int, str] = {}
 
     def add(self, device_id: int, flow: str, waiting: T) -> None:
-        """One more, behind the caller's others."""
+        """Appends a request to its caller's queue."""
         self._lines.setdefault(flow, OrderedDict())[device_id] = waiting
         self._flow_of[device_id] = flow
 
     def first(self, count: int) -> list[tuple[int, T]]:
-        """(number, what waits) of those that come next: one of each caller, then a second one of each, and so on."""
+        """The next `count` entries (number, request): the first of each caller, then the second of each, and so on."""
         if len(self._lines) == 1:
             (line,) = self._lines.values()
             return list(islice(line.items(), count))
@@ -66,7 +66,7 @@ class Outside(Generic[T]):
         return list(islice((entry for turn in turns for entry in turn if entry is not None), count))
 
     def enter(self, device_id: int) -> bool:
-        """It waits no more, and its caller's turn is over; says whether it was here."""
+        """Removes a request and ends its caller's turn. Returns whether the request was in the queue."""
         flow = self._flow_of.get(device_id)
         if not self.discard(device_id):
             return False
@@ -75,7 +75,7 @@ class Outside(Generic[T]):
         return True
 
     def discard(self, device_id: int) -> bool:
-        """It waits no more; says whether it was here."""
+        """Removes a request. Returns whether the request was in the queue."""
         flow = self._flow_of.pop(device_id, None)
         if flow is None:
             return False

@@ -1,13 +1,13 @@
-"""DeviceThread: the one thread that owns scheduler, slots, caches and model, and the order of one step.
+"""DeviceThread: the only thread that owns scheduler, slots, caches and model. It runs the steps.
 
-Two steps are in flight: step N+1 is planned and its forward launched before the tokens of step N are read, which reach
-N+1 on the device. Planning waits until N is nearly done, so that a request which arrives meanwhile still joins N+1.
+Two steps are in flight: step N+1 is planned and its forward is launched before the host reads the tokens of step N.
+Step N+1 reads these tokens on the device. Planning waits until N is nearly done, so that late requests still join N+1.
 
     thread  | plan N+1, launch fwd N+1 | collect N, commit N, launch sample N+1, deliver N | gather ... | plan N+2
     stream  | ... fwd N, sample N | fwd N+1 ......................... sample N+1 | fwd N+2
 
-In: the inbox (submit, abort, pause, call, stop; and the step that has just ended, put there by a CPU's stream). Out:
-one StepOutput per step to the loop, through the ring of the GIL-free steps, else by call_soon_threadsafe.
+In: the inbox (submit, abort, pause, call, stop; on a CPU the stream also puts each finished step there). Out: one
+StepOutput per step to the event loop, through the ring of the GIL-free steps, else by call_soon_threadsafe.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MAX_LATE_ITEMS = 8  # inbox items still admitted after the planning deadline whe
 
 
 class DeviceThread:
-    """Started and stopped by Engine; everything else here runs on the thread itself."""
+    """The device thread. Other threads call the first group of methods; the rest runs on the thread itself."""
 
     def __init__(
         self,
@@ -67,9 +67,9 @@ class DeviceThread:
         self._startup = startup
         self.inbox = Inbox()
         self.thread = threading.Thread(target=self._main, name="omniloop-device", daemon=True)
-        self.runtime: Runtime | None = None  # once it is loaded; this and the next two are the thread's
+        self.runtime: Runtime | None = None  # set after loading
         self._stopping = False
-        self._paused = False  # nothing is planned; what runs keeps its place
+        self._paused = False  # True: no step is planned; running requests stay in their slots
         self.pace: Pace
         self._budget: TokenBudget
         self.settler: Settler
@@ -79,48 +79,48 @@ class DeviceThread:
     # -- called from other threads ------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begins loading; `ready` is resolved on the loop with (ModelConfig, Limits) or an exception."""
+        """Starts loading. `ready` gets (ModelConfig, Limits) or an exception, on the event loop."""
         self.thread.start()
 
     def submit(self, request: Request, first_id: int) -> None:
-        """Adds a request whose choices are numbered from first_id."""
+        """Adds a request. Its choices have the numbers first_id, first_id + 1, and so on."""
         self.inbox.put(Submit(request, first_id))
 
     def abort(self, device_id: int) -> None:
-        """Ends one choice within a step."""
+        """Ends one choice; takes effect between two steps."""
         self.inbox.put(Abort(device_id))
 
     def conclude(self, device_id: int) -> None:
-        """Ends one choice that owes extras, once its tokens so far are computed."""
+        """Ends one choice once its tokens so far are computed; its extras are still delivered."""
         self.inbox.put(Conclude(device_id))
 
     def pause(self, paused: bool) -> None:
-        """Plans no further step, or goes on."""
+        """Stops the planning of steps, or resumes it."""
         self.inbox.put(Pause(paused))
 
     def call(self, work: Callable[[Runtime], Any], done: asyncio.Future[Any]) -> None:
-        """Runs `work` between two steps; `done` gets what it returns, on the loop."""
+        """Runs `work` between two steps; its result or error is set in `done` on the event loop."""
         self.inbox.put(Call(work, done))
 
     def stop(self, timeout: float = 10.0) -> None:
-        """Ends the thread after the steps in flight."""
+        """Ends the thread after the steps in flight; waits for at most `timeout` seconds."""
         self.inbox.put(Stop())
         self.thread.join(timeout)
-        if not self.thread.is_alive():  # else it may still look at the inbox's descriptor
+        if not self.thread.is_alive():  # a live thread may still read the inbox's descriptor
             self.inbox.close()
 
     @property
     def ring(self) -> OutputRing | None:
-        """Where steps' news come from, once ready; None: each is a call on the loop."""
+        """The ring that carries step outputs, once ready; None: each output is a call on the event loop."""
         return self.steady.ring if self.steady is not None else None
 
     @property
     def last_beat(self) -> float:
-        """time.monotonic() of the thread's last turn."""
+        """time.monotonic() of the thread's last iteration."""
         return max(self._last_beat, self.steady.last_beat if self.steady is not None else 0.0)
 
     def ledger(self) -> dict[str, int]:
-        """What is held; exact when no step runs."""
+        """Counts of resources in use; exact when no step runs."""
         runtime = self.runtime
         if runtime is None:
             return {}
@@ -166,21 +166,21 @@ class DeviceThread:
                 self._gather(runtime, previous)
                 if self._stopping and previous is None:
                     return
-            plan = plan or self._plan(runtime, stats)  # step N+1: numbers
+            plan = plan or self._plan(runtime, stats)  # step N+1: the plan
             step = self._launch(runtime, plan, stats) if plan is not None else None  # ... and its forward
             if held is not None:
                 self._deliver(runtime, held, stats)
             held = output = None
             if previous is not None:
-                output = self.settler.settle(previous, stats)  # step N: the only wait, then lengths settled
+                output = self.settler.settle(previous, stats)  # step N: the only wait, then the commit
                 if self.settler.restarts:
                     self.settler.restage(step)
             if step is not None:
-                self.launch_sample(runtime, step, stats)  # step N+1: what it may say is known now
+                self.launch_sample(runtime, step, stats)  # step N+1: its allowed tokens are known now
             if output is not None:
-                # Until a step is settled times add up: a turn that settles none counts with the next that is.
+                # An iteration that settles no step adds its times to those of the next settled step.
                 stats = StepStats()
-                if step is not None and step.times.plan_at:  # what follows is planned at once
+                if step is not None and step.times.plan_at:  # the next step is planned at once
                     held = output
                 else:
                     self._deliver(runtime, output, stats)
@@ -199,10 +199,10 @@ class DeviceThread:
     def run_steadily(
         self, runtime: Runtime, previous: Step | None, stats: StepStats
     ) -> tuple[Step | None, StepPlan | None]:
-        """Steps without the GIL; returns the step in flight and, if Python is to launch it, the plan behind it."""
+        """Runs steps without the GIL. Returns the step in flight and the next plan if Python has to launch it."""
         assert self.steady is not None
         while True:
-            if runtime.scheduler.num_waiting:  # the GIL-free loop plans their first step with these budgets
+            if runtime.scheduler.num_waiting:  # the GIL-free loop plans their first steps with these budgets
                 self._set_budgets(runtime)
             handover = self.steady.run(previous)
             numbers = handover.numbers
@@ -231,8 +231,8 @@ class DeviceThread:
     def _gather(self, runtime: Runtime, previous: Step | None) -> None:
         """Drains the inbox until the next step must be planned.
 
-        After that moment MAX_LATE_ITEMS items more, and prompts that fill a step, are enough: the device would wait
-        while the rest of a crowd is admitted.
+        After that moment the drain stops once MAX_LATE_ITEMS more items are taken and the prompts fill a step. The
+        device would be idle while further requests are admitted.
         """
         until, late = None, 0
         if self.steady is not None:
@@ -251,7 +251,7 @@ class DeviceThread:
                     continue
                 return
             if isinstance(item, Step):
-                if item is previous:  # done earlier than expected: plan at once, after what else has come
+                if item is previous:  # done earlier than expected: plan once the inbox is empty
                     until = 0.0
                 continue
             self._take(runtime, item)
@@ -264,7 +264,7 @@ class DeviceThread:
                 return
 
     def _take(self, runtime: Runtime, message: Message) -> None:
-        """Does what a message asks for. An error harms the sender's request only, unless the device is lost."""
+        """Handles one message. An error affects only the sender's request, unless the device is lost."""
         try:
             match message:
                 case Submit(request, first_id):
@@ -287,7 +287,7 @@ class DeviceThread:
             log.exception("a message of the loop failed: %s", type(message).__name__)
 
     def _answer(self, work: Callable[[Runtime], Any], runtime: Runtime, done: asyncio.Future[Any]) -> None:
-        """Work asked for from the loop; its fault is the asker's."""
+        """Runs a Call; an error of `work` goes to the caller through `done`."""
         try:
             self._call(_resolve, done, work(runtime), None)
         except Exception as error:
@@ -305,7 +305,7 @@ class DeviceThread:
         return plan
 
     def _set_budgets(self, runtime: Runtime) -> None:
-        """Sets how many tokens the next step may have, and how many of these prompts may have."""
+        """Sets how many tokens the next step may have, and how many of them may be prompt tokens."""
         shares = runtime.scheduler.shares
         shares.max_tokens = self._budget.of(runtime.scheduler.next_step)
         shares.prompt_budget = self.pace.prompt_budget(*shares.load())
@@ -322,7 +322,7 @@ class DeviceThread:
         stats.launch_s += time.perf_counter() - begun
 
     def _deliver(self, runtime: Runtime, output: StepOutput, stats: StepStats) -> None:
-        """Hands a step's news to the loop; `stats`: of the step that is settled next, which counts the time."""
+        """Sends a step's output to the event loop. The time counts in `stats`, which the next settled step reports."""
         begun = time.perf_counter()
         for device_id, error in runtime.admission.refused.items():
             output.invalid[output.add(device_id, -1, FinishReason.ERROR)] = error
@@ -334,13 +334,13 @@ class DeviceThread:
         stats.commit_s += time.perf_counter() - begun
 
     def _deliver_late(self, runtime: Runtime) -> None:
-        """Extras of choices whose slots have come back; the ends of these choices reach the loop before or after."""
+        """Sends extras of choices whose slots were freed, before or after the loop has received the choices' ends."""
         found, runtime.admission.late = runtime.admission.late, {}
         for name, values in found.items():
             self._call(self._on_late, name, values)
 
     def _wake(self) -> None:
-        """A part may let requests in that wait at its gate (any thread)."""
+        """Asks for another check of the gates at which requests wait (any thread)."""
         self.inbox.put(Enter())
 
     def _call(self, call: Callable[..., None], *args: Any) -> None:

@@ -1,7 +1,7 @@
-"""Planned: a model whose parts of the step have claimed what they take, before anything is sized.
+"""Planned: a model, the parts of its steps, the memory that these parts claim, and the layout of the KV cache.
 
-Thread: any; nothing is allocated, so `check` (run/estimate) plans as the start does. In: a model without weights. Out:
-the parts, their claims, and where keys and values will lie.
+Thread: any. Nothing is allocated, so `check` (run/estimate) plans in the same way as the start. In: a model without
+weights. Out: the parts, their claims, and the cache layout, all before any memory is sized.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from engine.weights.files import Shard
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A model whose parts have claimed what they take, before anything is sized."""
+    """A model, the parts of its steps, their claims and the cache layout, before any memory is sized."""
 
     model: Model
     sizes: Sizes
@@ -35,20 +35,20 @@ class Planned:
 
     @property
     def endings(self) -> list[Ending]:
-        """Called behind each choice of tokens."""
+        """Functions that run after each choice of tokens."""
         plain = StepPart.after_choice
         return [part.after_choice for part in self.parts if type(part).after_choice is not plain]
 
     @property
     def hooks(self) -> list[LayerHook]:
-        """Called inside each forward."""
+        """Hooks that run inside each forward."""
         return [hook for part in self.parts if (hook := part.layer_hook()) is not None]
 
 
 def planned(
     config: EngineConfig, model: Model, sizes: Sizes, shards: list[Shard] | None, on_host: bool, read: bool = True
 ) -> Planned:
-    """Where keys and values lie, in which numbers, and what parts add; `shards`, `read`: as of stored_specs."""
+    """Plans parts, claims and cache layout of a model; `shards`, `read`: see stored_specs. Raises ConfigError."""
     set_states(model, config.states, on_host)
     specs = stored_specs(model, config.kv_cache_dtype, config.kv_cache_skip_layers, shards, read)
     parts = parts_of(Setting(config, model, sizes, specs, on_host))

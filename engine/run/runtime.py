@@ -1,6 +1,6 @@
-"""Runtime: what the device thread owns after start: one loaded model, its scheduler, admission and executor.
+"""Runtime: one loaded model with its scheduler, admission and executor; the device thread owns it after start.
 
-Owner: device thread. Made by engine/run/start; after that every step goes through the executor.
+Owner: device thread. engine/run/start makes the Runtime; after that the executor runs every step.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from engine.step.plain import Executor
 from engine.step.planted import planted
 from engine.step.sizes import Sizes
 
-BACKLOG = 256  # inputs that wait for a slot, as a multiple of the slots
-PATCHES_PER_TOKEN = 4  # towers may take so many in a step for each token that it may have, of
-CPU_ENCODE_TOKENS, DEVICE_ENCODE_TOKENS = 1024, 2048  # tokens at least
+BACKLOG = 256  # pooling models: for each slot, so many more inputs may wait outside the scheduler
+PATCHES_PER_TOKEN = 4  # patches that towers may encode in a step, per token of the step's budget
+CPU_ENCODE_TOKENS, DEVICE_ENCODE_TOKENS = 1024, 2048  # the patches are computed from at least so many tokens
 
 
 class Runtime:
-    """Everything of one loaded model."""
+    """One loaded model with its scheduler, admission and executor."""
 
     def __init__(self, config: EngineConfig, executor: Executor, sizes: Sizes, blocks: int) -> None:
-        """`sizes`: with the context that the cache holds; `blocks`: of the cache, the dummy block among them."""
+        """`sizes`: max_model_len already fits into the cache; `blocks`: blocks of the cache with the dummy block."""
         executor.backend = planted(executor.backend, config.faults)
         rank = executor.backend.rank
         self.config, self.executor, self.sizes, self.layout = config, executor, sizes, rank.layout
@@ -45,7 +45,7 @@ class Runtime:
         patches = config.encoder_budget or PATCHES_PER_TOKEN * max(
             sizes.max_tokens, CPU_ENCODE_TOKENS if rank.on_host else DEVICE_ENCODE_TOKENS
         )
-        # Of prompts that are computed as a whole, cached ones would lack the hidden states that are pooled.
+        # Pooling a whole prompt needs the hidden states of all its tokens; cached prefixes would lack them.
         caches_prefixes = config.enable_prefix_caching and not sizes.whole_prompts
         self.scheduler = Scheduler(
             max_slots=sizes.max_slots,
@@ -69,14 +69,15 @@ class Runtime:
         self._profile: DeviceProfile | None = None
 
     def steady(self, inbox: Inbox) -> SteadySteps | None:
-        """The loop of steps that need no Python; it watches the inbox. None: every step is launched in Python."""
-        if not self.executor.backend.can.steady_loop or self.config.faults is not None:  # which only Python's steps ask
+        """The GIL-free loop of steps; it watches the inbox. None: Python launches every step."""
+        # Only steps that Python launches check the points of `faults`.
+        if not self.executor.backend.can.steady_loop or self.config.faults is not None:
             return None
         return SteadySteps(self.executor, self.scheduler, inbox.watch())
 
     @property
     def media(self) -> Media:
-        """The part of media, which the steps of every model have."""
+        """The media part of the step; every model has this part."""
         part = self.executor.part(Media)
         assert part is not None
         return part
@@ -88,25 +89,25 @@ class Runtime:
 
     @property
     def fills_a_step(self) -> bool:
-        """True while prompts lack as many tokens as a step can have."""
+        """True while prompts have at least as many uncomputed tokens as a step can take."""
         return self.scheduler.shares.load()[2] >= self.sizes.max_tokens
 
     def reset_prefix_cache(self) -> bool:
-        """Forgets every cached prefix; False, and nothing is forgotten, while a request holds blocks."""
+        """Drops every cached prefix and returns True. While a request holds blocks: drops nothing, returns False."""
         if self.has_work or self.scheduler.pool.num_used:
             return False
         self.scheduler.reset_prefix_cache()
         return True
 
     def reset_encoder_cache(self) -> bool:
-        """Drops what the towers made; they run again for media seen before. False while a request is open."""
+        """Drops all cached tower outputs, so towers run again for known media. False while a request is open."""
         if self.has_work:
             return False
         self.media.encoder.drop_rows()
         return True
 
     def start_profile(self) -> bool:
-        """Notes kernels and copies from now on; False: nothing runs on an accelerator."""
+        """Starts recording kernels and copies of the accelerator. False on a CPU."""
         if self.executor.backend.rank.on_host:
             return False
         self._profile = DeviceProfile()
@@ -114,13 +115,13 @@ class Runtime:
         return True
 
     def stop_profile(self) -> list[Span]:
-        """What start_profile has noted."""
+        """Ends the recording and returns the spans of kernels and copies."""
         profile, self._profile = self._profile, None
         return [] if profile is None else profile.stop()
 
 
 def state_settings(config: EngineConfig, layout: CacheLayout) -> dict[str, Any]:
-    """Arguments of a scheduler about states; none where no layer has one."""
+    """The Scheduler's arguments about recurrent states; empty if no layer has a state."""
     runs, states = layout.runs, config.states
     if runs is None:
         return {}
@@ -134,7 +135,7 @@ def state_settings(config: EngineConfig, layout: CacheLayout) -> dict[str, Any]:
 
 
 def limits_of(config: EngineConfig, model: Model, sizes: Sizes, blocks: int) -> Limits:
-    """What requests are checked against on the loop; `blocks`: the dummy block among them."""
+    """Limits against which the event loop checks requests; `blocks`: blocks of the cache with the dummy block."""
     prompt_rows = ("prompt",) if config.enable_prompt_embeds else ()
     found, text = model.config, model.config.text
     return Limits(

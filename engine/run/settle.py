@@ -1,8 +1,8 @@
-"""Settler: waits for a step's tokens, commits them, and writes down the step's news for the loop.
+"""Settler: waits for a step's tokens, commits them, and makes the step's output for the event loop.
 
-Owner: device thread. In: the Step that was launched first and is not settled yet. Out: a StepOutput; slots freed;
-siblings of first choices admitted; times learned by the pace. A step that failed ends its rows, or has them start over
-where the device's memory was the fault.
+Owner: device thread. In: the oldest Step in flight. Out: a StepOutput. Settling also frees slots, admits the waiting
+siblings of first choices, and reports times to Pace. A failed step ends its rows; if the device ran out of memory, rows
+without a delivered token start over instead.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Settler:
         self._runtime, self._pace, self._budget = runtime, pace, budget
         self._timeout = config.step_timeout
         self._failures = FailureCount(config.failures.steps, config.failures.oom)
-        self.restarts: dict[int, LiveRow] = {}  # by slot: rows that start over once no step in flight names them
+        self.restarts: dict[int, LiveRow] = {}  # by slot: rows that start over once no step in flight contains them
 
     def settle(self, step: Step, stats: StepStats) -> StepOutput:
         """Waits for the tokens of a step and commits them. Raises DeviceLostError.
 
-        A step that comes home late is late, not lost. A step that never comes home is the watcher's (Engine).
+        A late step is only logged. The watcher (Engine) handles a step that never ends.
         """
         begun = time.perf_counter()
         while not step.event.wait(self._timeout):
@@ -62,7 +62,7 @@ class Settler:
         else:
             self._commit(step, output)
             took = step.event.fired_at - times.started_at
-            if not times.plan_at:  # of the others only the GIL-free loop knows when they began
+            if not times.plan_at:  # otherwise only the GIL-free loop knows when the step began
                 self._pace.note(step.plan, took, stats.wait_s, times.began_before)
             self._failures.note_ok()
             stats.device_s, stats.gap_s = took, times.gap_s
@@ -80,7 +80,7 @@ class Settler:
         return StepOutput(stats)
 
     def restage(self, in_flight: Step | None) -> None:
-        """Stages rows that start over anew, but for those that the step in flight still names."""
+        """Stages rows that start over, except rows that the step in flight still contains."""
         named = set() if in_flight is None else set(in_flight.rows.slots.tolist())
         for slot in [slot for slot in self.restarts if slot not in named]:
             row = self.restarts.pop(slot)
@@ -95,17 +95,17 @@ class Settler:
             log.error(ended, plan.step_id, len(home.invalid), plan.num_rows, next(iter(home.invalid.values())))
         places = self._runtime.executor.commit(step, self._runtime.scheduler, output)
         output.stats.num_sampled = len(output.tokens) - output.tokens.count(-1)
-        admission.free_slots()  # before anything is added: a freed slot is taken again at once
+        admission.free_slots()  # before any admission: an admission may take a freed slot at once
         begun = [row for row in fresh if output.has_news(places[row])]
         for row in begun:
             slot, output.firsts[places[row]] = fresh[row]
             admission.fresh.discard(slot)
-        # After every mark is gone: a sibling may take a slot that this very step freed.
+        # After all `fresh` marks are removed, because a sibling may take a slot that this step has freed.
         for row in begun if admission.siblings else ():
             admission.release_siblings(output.ids[places[row]])
 
     def _first_news(self, step: Step) -> dict[int, tuple[int, First]]:
-        """By row, for choices whose first token this step has: the slot, and what is sent with a first token."""
+        """By row, for choices without a delivered token: the slot, and (cached tokens, seconds in the queue)."""
         runtime, found = self._runtime, {}
         for row, slot in enumerate(step.rows.slots.tolist()):
             if slot not in runtime.admission.fresh:
@@ -118,9 +118,9 @@ class Settler:
         return found
 
     def _fail(self, step: Step, output: StepOutput) -> None:
-        """The step raised: its rows end, all others go on, unless the device itself failed.
+        """Ends the rows of a failed step; other rows continue. Raises DeviceLostError if the device failed.
 
-        Where the device's memory was too small, rows whose first token has not been delivered start over instead, once.
+        If the device ran out of memory, rows without a delivered token start over instead, at most once.
         """
         plan, error = step.plan, step.error
         scheduler, admission = self._runtime.scheduler, self._runtime.admission
@@ -139,12 +139,12 @@ class Settler:
         admission.free_slots()
         finishes = np.asarray(plan.out_finish)[: plan.num_rows].tolist()
         for choice, finish in zip(live, finishes):
-            if choice is not None and finish != FinishReason.NONE:  # not a row that had ended before
+            if choice is not None and finish != FinishReason.NONE:  # NONE: the row had ended before
                 output.add(choice.device_id, -1, finish)
                 admission.release_siblings(choice.device_id)
 
     def _make_room(self, error: BaseException) -> None:
-        """After a step that found no room on the device: the step's memory is given back, and smaller steps follow."""
+        """After a step that ran out of device memory: frees the step's memory and halves the size of the next steps."""
         runtime = self._runtime
         traceback.clear_frames(error.__traceback__)  # frames hold the tensors of the forward
         runtime.executor.backend.free_unused()

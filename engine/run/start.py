@@ -1,6 +1,6 @@
-"""Start: from a folder to a warm engine, in phases whose seconds are written down.
+"""Start: loads a model folder and warms up the engine, in timed phases.
 
-Thread: device. In: an EngineConfig. Out: a Runtime. The order of the phases is that of what needs what: parts of the
+Thread: device. In: an EngineConfig. Out: a Runtime. The order of the phases follows their dependencies: parts of the
 step claim memory before the KV cache is sized; kernels are compiled before memory is measured; graphs come last.
 """
 
@@ -39,7 +39,10 @@ log = logging.getLogger("omniloop.engine")
 
 
 def load_runtime(config: EngineConfig, startup: dict[str, float], wake: Callable[[], None]) -> Runtime:
-    """Folder to warm engine. Raises ConfigError with one line for the operator; `wake`: as Executor has it."""
+    """Loads the model and warms it up; `startup` gets the seconds of each phase; `wake`: see Executor.
+
+    Raises ConfigError with one line for the operator.
+    """
 
     @contextmanager
     def phase(name: str) -> Iterator[None]:
@@ -48,7 +51,7 @@ def load_runtime(config: EngineConfig, startup: dict[str, float], wake: Callable
         startup[name] = time.perf_counter() - begun
 
     device = choose_device(config.device)
-    # All heavy work on a CPU goes through our own kernels' threads; torch's would only fight them for the cores.
+    # On a CPU our own kernels' threads do the heavy work; torch's threads would compete with them for the cores.
     torch.set_num_threads(1)
     cpu.set_num_threads(config.num_threads or usable_cores())
     with phase("config"):
@@ -83,13 +86,13 @@ def load_runtime(config: EngineConfig, startup: dict[str, float], wake: Callable
 
 
 def _log_transformers(config: EngineConfig, model: ModelConfig, device: str) -> None:
-    """One line, and what that way does not give."""
+    """Logs that the model runs through transformers. Raises ConfigError for settings that this does not support."""
     if config.deterministic and device != "cpu":
         raise ConfigError(
             f"--deterministic: {model.architecture} runs through transformers, whose products on an accelerator depend "
             "on what else is in the batch; leave the flag out, or use --device cpu"
         )
-    torch.set_num_threads(config.num_threads or usable_cores())  # here products are torch's
+    torch.set_num_threads(config.num_threads or usable_cores())  # torch computes the products here
     what = (
         "module runs in our steps" if model.implementation == "transformers" else "towers run before a decoder of ours"
     )

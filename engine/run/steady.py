@@ -1,8 +1,8 @@
-"""SteadySteps: hands steps that only decode plain rows to the GIL-free loop, and takes back what needs Python.
+"""SteadySteps: gives steps that only decode plain rows to the GIL-free loop, and returns to Python what needs Python.
 
-Owner: device thread; the ring's reading end is the loop's. In: the step in flight. Out: where the GIL-free loop left
-off. Plain are rows past their prompt that are not special (engine/sampling/device); everything else is Python's, and so
-is each step after a request has come or gone.
+Owner: device thread; the event loop reads the ring. In: the step in flight. Out: a Handover with the state in which the
+GIL-free loop stopped. A row is plain if it is past its prompt and not special (engine/sampling/device). Python launches
+all steps with other rows, and each step after a request has arrived or ended.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from engine.base.output import columns
 from engine.step.plain import Executor
 from engine.step.step import Step
 
-# Python catches up, then the GIL-free loop goes on
+# After these reasons Python handles the event, and the GIL-free loop continues.
 RESUMABLE = (REASON_FREED, REASON_RING, REASON_INVALID, REASON_PREEMPTED, REASON_WOKEN)
 
 
 @dataclass(slots=True)
 class Handover:
-    """What the GIL-free loop hands over to Python, in the order in which Python handles it."""
+    """Steps that the GIL-free loop returns to Python. Python handles the fields in this order."""
 
-    uncommitted: Step | None  # its tokens are on the host; a row that sampled has none, or a part watches for it
+    uncommitted: Step | None  # tokens are on the host; a sampled row has no valid token, or a part watches for a token
     unpublished: StepPlan | None  # committed, but the ring was full
-    numbers: StepNumbers  # of the step in `uncommitted` or `unpublished`; with the time when `planned` was scheduled
-    freed: bool  # slots or media entries came back
-    in_flight: Step | None  # launched behind all of these
-    planned: StepPlan | None  # scheduled behind it, and not plain: to be launched
-    may_resume: bool  # the loop can go on when Python has handled the above
-    # Log-probabilities of the unpublished plan's rows, as the ring gives them.
+    numbers: StepNumbers  # of the step in `uncommitted` or `unpublished`; also the seconds for scheduling `planned`
+    freed: bool  # True: the scheduler has freed slots or media entries
+    in_flight: Step | None  # the newest launched step
+    planned: StepPlan | None  # scheduled after `in_flight` and not plain: Python has to launch it
+    may_resume: bool  # the GIL-free loop can continue after Python has handled the fields above
+    # Log-probabilities of the unpublished plan's rows, in the form that the ring has.
     logprobs: dict[int, tuple[Any, ...]] = field(default_factory=dict)
 
 
@@ -54,21 +54,21 @@ class SteadySteps:
 
     @property
     def last_beat(self) -> float:
-        """time.monotonic() of the loop's last turn."""
+        """time.monotonic() of the loop's last iteration."""
         return self._loop.last_beat
 
     def learned(self) -> list[tuple[int, float]]:
-        """(bit length of the rows, seconds) of steps that only decode, where any ran."""
+        """(bit length of the number of rows, seconds) of decode-only steps, for all sizes that have run."""
         return self._loop.learned()
 
     def may_follow(self, previous: Step | None) -> bool:
-        """Whether the loop can go on behind a step in flight that Python launched."""
+        """Whether the GIL-free loop can continue after a step that Python launched and that is in flight."""
         if previous is None:
             return True
         return previous.chosen and previous.error is None and self._loop.is_plain(previous.plan)
 
     def run(self, previous: Step | None) -> Handover:
-        """Runs plain steps until something needs Python; RuntimeError when the device is lost."""
+        """Runs plain steps until an event needs Python. Raises RuntimeError if the device is lost."""
         loop, executor = self._loop, self._executor
         reason = loop.run(-1 if previous is None else previous.number)
         plans = executor.backend.plans
@@ -90,11 +90,11 @@ class SteadySteps:
 
     @property
     def num_steps(self) -> int:
-        """Steps that ran without the GIL."""
+        """The number of steps that ran without the GIL."""
         return self._loop.num_steps
 
     def _logprobs(self, plan: StepPlan) -> dict[int, tuple[Any, ...]]:
-        """Log-probabilities of a committed plan's rows that have a token, by place."""
+        """Log-probabilities of the new tokens of a committed plan, by place in the output."""
         asked = self._asked[np.asarray(plan.row_slot)[: plan.num_rows]]
         counts = np.minimum(np.asarray(plan.out_count)[: plan.num_rows], self._lines.shape[2])
         lines = self._lines[plan.number].numpy()

@@ -1,7 +1,7 @@
-"""What a start has chosen and why, in four lines for the log: model, steps, KV cache, graphs.
+"""The log lines about the settings of a start and their reasons: model, steps, KV cache, graphs.
 
-Owner: device thread, once, when everything is loaded. In: the operator's settings and what followed from them. Out:
-texts; a choice is followed by the flag that made it, or by the rule.
+Owner: device thread, once, after loading. In: the operator's settings and the resulting sizes. Out: four lines of text;
+each value is followed by the flag or the rule that set it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from engine.weights.load import weight_bytes
 
 
 def summary(config: EngineConfig, model: Model, sizes: Sizes, layout: CacheLayout, num_blocks: int) -> Iterator[str]:
-    """`num_blocks`: of the KV cache, without the dummy one."""
+    """Yields the four lines; `num_blocks`: blocks of the KV cache without the dummy block."""
     on_cpu = str(model.device) == "cpu"
     yield of_model(config, model, on_cpu)
     rule = "the default on a CPU" if on_cpu else "the default on accelerators"
@@ -32,12 +32,12 @@ def summary(config: EngineConfig, model: Model, sizes: Sizes, layout: CacheLayou
 
 
 def why(flag: str, value: object, otherwise: str) -> str:
-    """What made a choice: the flag, where it was given."""
+    """The reason for a value: the flag if the operator set it, else `otherwise`."""
     return flag if value else otherwise
 
 
 def of_model(config: EngineConfig, model: Model, on_cpu: bool) -> str:
-    """Architecture, dtype and place."""
+    """The line about architecture, dtype and device."""
     saved, dtype = (str(one).removeprefix("torch.") for one in (model.config.torch_dtype, model.dtype))
     rule = "what a CPU computes in" if on_cpu else "what accelerators compute in"
     asked = "" if config.dtype == "auto" else "--dtype"
@@ -51,7 +51,7 @@ def of_model(config: EngineConfig, model: Model, on_cpu: bool) -> str:
 
 
 def of_cache(config: EngineConfig, model: Model, sizes: Sizes, layout: CacheLayout, num_blocks: int) -> str:
-    """Blocks, bytes, and how many of the longest contexts they hold."""
+    """The line about the KV cache: its blocks, its bytes, and how many of the longest contexts fit."""
     if config.num_gpu_blocks_override:
         chosen = "--num-gpu-blocks-override"
     else:
@@ -72,7 +72,7 @@ def of_cache(config: EngineConfig, model: Model, sizes: Sizes, layout: CacheLayo
 
 
 def of_graphs(config: EngineConfig, sizes: Sizes, on_cpu: bool) -> str:
-    """Which steps are replayed."""
+    """The line about the sizes of steps that have graphs."""
     if on_cpu:
         return "graphs: none; a CPU's steps are calls of C kernels"
     if config.enforce_eager:

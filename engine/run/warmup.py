@@ -1,7 +1,7 @@
-"""The warm-up: a request of its own goes through the real path before the first client's does.
+"""The warm-up: an internal request runs through the normal path before the first client's request.
 
-Owner: the device thread, at the end of the start. In: a runtime without requests. Out: the same, with every kernel of a
-plain step compiled and every buffer touched; ConfigError where the step does not end, or the memory does not suffice.
+Owner: the device thread, at the end of the start. In: a runtime without requests. Out: the same runtime; all kernels of
+a plain step are compiled and all buffers touched. Raises ConfigError if a step does not end or memory is too small.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from engine.step.live import LiveRow, Place
 
 
 def warmed(runtime: Runtime, accelerator: Accelerator | None) -> None:
-    """Warms up; where memory is short, the operator learns what to change."""
+    """Warms up. If device memory is too small, the ConfigError says what the operator can change."""
     with enough_for("warmup", accelerator.memory) if accelerator is not None else nullcontext():
         warm_up(runtime)
 
 
 def warm_up(runtime: Runtime) -> None:
-    """One prompt and two decode steps through the real path: the first request meets nothing for the first time."""
+    """Runs one prompt and its decode steps through the normal path, so the first request compiles nothing."""
     scheduler, executor = runtime.scheduler, runtime.executor
     prompt = np.zeros(max(1, min(32, runtime.limits.max_model_len - 3)), np.int32)
     request = Request(prompt, SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True))

@@ -1,4 +1,4 @@
-"""Weights of a model and of its pooler, read into the memory of its rank.
+"""Reads the weights of a model and of its pooler into the memory of the model's rank.
 
 Thread: device. On an accelerator the free memory is checked first.
 """
@@ -16,7 +16,7 @@ from engine.weights.progress import ProgressLine
 
 
 def read_weights(config: EngineConfig, model: Model, accelerator: Accelerator | None) -> None:
-    """Fills the model; an accelerator is asked first whether it has the room."""
+    """Loads the weights. Raises ConfigError if an accelerator has too little free memory."""
     line = ProgressLine()
     if accelerator is None:
         load_weights(model, config.model, config.load_format, None, config.seed, line)

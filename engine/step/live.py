@@ -1,6 +1,6 @@
-"""Live requests as admission, scheduler and parts know them: a choice in its slot, and its names in the prefix cache.
+"""LiveRow: a choice of a request that has a slot. Place: the request's identity in scheduler and prefix cache.
 
-Owner: device thread.
+Owner: device thread. Admission makes both; the executor and its parts read them.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from engine.base.request import Request
 
 @dataclass(slots=True)
 class Place:
-    """How the scheduler and the prefix cache know a request. Made by admission, completed by parts."""
+    """A request's identity in the scheduler and the prefix cache. Admission makes it, and parts complete it."""
 
-    root: bytes  # 16 bytes: requests share cached prefixes only where it is equal
+    root: bytes  # 16 bytes: only requests with equal roots share cached prefixes
     adapter: int = 0  # the number of the request's adapter; 0: none
-    keys: np.ndarray | None = None  # int64 [2, tokens]: what names each token in the prefix cache; None: its id
-    media: np.ndarray | None = None  # int32 [m, 4]: runs of the prompt that media take
-    traced: bool = False  # the row computes its last token too, and says how long it is when its slot comes back
-    reads_cache: bool = True  # cached blocks may stand for the request's first tokens
-    made: list[int] = field(default_factory=list)  # entries of media that no earlier request named
+    keys: np.ndarray | None = None  # int64 [2, tokens]: each token's key in the prefix cache; None: the ids
+    media: np.ndarray | None = None  # int32 [m, 4]: the runs of the prompt that media occupy
+    traced: bool = False  # True: the row also computes its last token, and reports its length when its slot is freed
+    reads_cache: bool = True  # True: cached blocks may replace the computation of the request's first tokens
+    made: list[int] = field(default_factory=list)  # media entries that this request was the first to use
 
 
 @dataclass(slots=True)
 class LiveRow:
-    """One choice that has a slot. Made by admission."""
+    """One choice that has a slot; admission makes it."""
 
     device_id: int  # the engine's number of the choice
-    choice: int  # of its request, from 0
+    choice: int  # index of the choice within its request, from 0
     request: Request
     seed: int
     place: Place
-    again: bool = False  # it has started over once, because a step did not fit into the device's memory
-    started: float = 0.0  # when its first step began, on the clock of time.monotonic
+    again: bool = False  # the row has started over once, because a step did not fit into the device's memory
+    started: float = 0.0  # start of the row's first step, in seconds of time.monotonic(); 0: not started

@@ -1,12 +1,12 @@
-"""Executor: one step from plan to commit. The plain step is here, top to bottom; what else a row asks for is a part.
+"""Executor: runs a step from plan to commit. This file has the plain step; parts implement all other features.
 
-Owner: device thread, which calls the methods below in this order for every step, two steps in flight; `_forward` and
-`_choose` run on the stream, which on an accelerator is the driver's. A part (engine/step/parts) is asked only in steps
-that have a row of its own, so a plain step costs one look at an empty list.
+Owner: device thread, which calls the methods of "one step" in their order, with two steps in flight. `_forward` and
+`_choose` run on the stream (on an accelerator: launch on the CUDA stream). The hooks of a part (engine/step/parts) are
+called only in steps with a row that needs the part; a plain step only checks an empty list.
 
     plan n+1 | launch n+1: inputs, forward | (wait) collect n, commit n | choose n+1 | plan n+2 ...
 
-A backend that records graphs launches the choice of a step with its forward where no part wants it to wait.
+A backend that records graphs launches sampling together with the forward, unless a part makes sampling wait.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from engine.step.parts.part import ABSENT, WAITS, StepPart
 from engine.step.rank import Rank
 from engine.step.step import Step
 
-WATCHED = 4  # tokens of a slot behind which the GIL-free loop asks Python without Python looking at each
+WATCHED = 4  # the GIL-free loop can watch so many tokens per slot; after one of them it returns to Python
 Part = TypeVar("Part", bound=StepPart)
 
 
@@ -40,30 +40,30 @@ class Executor:
     def __init__(
         self, ranks: list[Rank], backend: Backend, parts: Sequence[StepPart], wake: Callable[[], None]
     ) -> None:
-        """`ranks`: the devices, of which the backend launches on; `parts` in the order of engine/step/parts/order;
-        `wake` has the device thread look again at what waits at gates."""
+        """`ranks`: the devices on which the backend launches; `parts`: in the order of engine/step/parts/order; `wake`:
+        asks the device thread to check the gates of waiting requests again."""
         self.ranks, self.backend, self.parts, self.wake = ranks, backend, tuple(parts), wake
         slots = backend.sizes.max_slots
         self.special = np.zeros(slots, np.uint8)  # by slot: bits of _fast/steady
         self.watched = np.full((slots, WATCHED), -1, np.int32)
-        self._slots: list[set[int]] = [set() for _ in self.parts]  # by part: its slots
-        self._active: list[StepPart] = []  # parts that have a slot
+        self._slots: list[set[int]] = [set() for _ in self.parts]  # by part: the slots whose `admit` returned True
+        self._active: list[StepPart] = []  # parts that have at least one slot
         self._newest: Step | None = None
-        # By hook: the parts that have one of their own.
+        # By hook: the parts that override the hook.
         self._own = {
             hook: [part for part in self.parts if getattr(type(part), hook) is not getattr(StepPart, hook)]
             for hook in ("gate", "place", "free", "gauges")
         }
 
     def start(self) -> None:
-        """The backend has its buffers: parts make what is theirs on the device."""
+        """Starts the parts, which allocate their memory on the device; the backend must have its buffers."""
         for number, part in enumerate(part for part in self.parts if part.claim().variants):
             part.variant = 1 << number
         for part in self.parts:
             part.start(self)
 
     def allocate(self, blocks: int) -> None:
-        """The KV cache has so many blocks: parts get the caches of the layers that they claimed, behind the model's."""
+        """Gives each part the caches of the layers that it claimed, after the KV cache was allocated."""
         counts = [len(part.claim().specs) for part in self.parts]
         caches = iter(self.ranks[0].caches[len(self.ranks[0].caches) - sum(counts) :])
         for part, count in zip(self.parts, counts):
@@ -72,13 +72,13 @@ class Executor:
     # -- one step -----------------------------------------------------------------------------------------------------
 
     def plan(self, scheduler: Scheduler) -> StepPlan | None:
-        """Numbers of the next step, written into the record that the device reads; None: no row can be computed."""
+        """Schedules the next step into the record that the device reads; None: no row can be computed."""
         plan = self.next_plan(scheduler)
         self.backend.wait_until_read(plan)
         return plan if scheduler.schedule(plan) else None
 
     def launch_forward(self, plan: StepPlan) -> Step:
-        """Inputs and forward go onto the stream."""
+        """Puts inputs and forward of a step onto the stream."""
         step = self._newest = self.backend.step(plan)
         if self._active:
             self._join(step)
@@ -86,7 +86,7 @@ class Executor:
         return step
 
     def _forward(self, step: Step) -> None:
-        """On the stream."""
+        """On the stream: runs the parts' `before` and the forward."""
         try:
             self.backend.begin(step)
             for part in step.parts:
@@ -96,9 +96,9 @@ class Executor:
             step.error = error
 
     def launch_sample(self, step: Step, done: Callable[[Step], None]) -> None:
-        """The choice of tokens goes onto the stream, unless it went with the forward; the step before is settled.
+        """Puts sampling onto the stream, unless it was launched with the forward. The previous step is settled.
 
-        `done` is called, on any thread, where the backend knows early that the tokens can be read.
+        A backend that learns early that the tokens can be read calls `done`, on any thread.
         """
         if step.chosen:
             return
@@ -110,7 +110,7 @@ class Executor:
         self.backend.run(self._choose, step, done)
 
     def _choose(self, step: Step, done: Callable[[Step], None]) -> None:
-        """On the stream. A step that failed has nothing to choose, and is done."""
+        """On the stream: samples, unless the step has failed, and reports the step as done."""
         if step.error is None:
             try:
                 self.backend.choose(step)
@@ -119,16 +119,16 @@ class Executor:
         self.backend.done(step, done)
 
     def collect(self, step: Step) -> None:
-        """The step's event has fired: its tokens come home, parts may end rows or drop tokens."""
+        """Reads the step's tokens after its event has fired; parts may end rows or drop tokens."""
         self.backend.collect(step, self.behind(step))
         if step.error is None:
             for part in step.parts:
                 part.collect(step)
 
     def commit(self, step: Step, scheduler: Scheduler, output: StepOutput) -> Sequence[int]:
-        """Tokens join their sequences, lengths are settled, ended rows freed; the output gets the step's news.
+        """Appends tokens to their sequences, frees ended rows, and fills the output.
 
-        Returns the place of each plan row in the lists of the output.
+        Returns the index of each plan row in the lists of the output.
         """
         plan, home = step.plan, step.home
         assert home.tokens is not None
@@ -159,7 +159,7 @@ class Executor:
                 step.variant |= part.variant
 
     def adopt(self, plan: StepPlan) -> Step:
-        """A plain step that the GIL-free loop launched, as Python settles it."""
+        """Wraps a plan that the GIL-free loop launched in a Step, which Python settles."""
         assert self.backend.steady is not None
         step = self._newest = self.backend.steady.adopt(plan)
         if self._active:
@@ -170,32 +170,32 @@ class Executor:
         return None if self._newest is step else self._newest
 
     def next_plan(self, scheduler: Scheduler) -> StepPlan:
-        """Where the next step is planned: records are taken in turn."""
+        """The plan for the next step; plans are used in turn."""
         plans = self.backend.plans
         return plans[scheduler.next_step % len(plans)]
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def may_enter(self, request: Request) -> bool:
-        """Whether every part lets a request into the scheduler now."""
+        """Whether the gates of all parts are open for a request."""
         return all(part.gate(request) for part in self._own["gate"])
 
     def place(self, request: Request, place: Place, scheduler: Scheduler) -> None:
-        """Completes how the scheduler knows a request; what raises refuses it."""
+        """Completes a request's Place for the scheduler; an exception refuses the request."""
         for part in self._own["place"]:
             part.place(request, place, scheduler)
 
     def displace(self, place: Place, scheduler: Scheduler) -> None:
-        """The request was refused: parts take back what `place` took."""
+        """Undoes `place` after the request was refused."""
         for part in self.parts:
             part.displace(place, scheduler)
 
     def admit(self, slot: int, row: LiveRow) -> None:
-        """Stages a request's row, which no step in flight knows."""
+        """Stages a request in its slot; no step in flight may contain the slot."""
         words = np.zeros(SLOT_WORDS, np.int32)
         self.backend.admit(slot, row, words)
         for part, slots in zip(self.parts, self._slots):
-            slots.add(slot)  # first: what an admission that raises has staged is reset, too
+            slots.add(slot)  # before `admit`, so that `reset` also clears the slot if `admit` raises
             if not part.admit(slot, row, words):
                 slots.discard(slot)
         self._note_active()
@@ -203,7 +203,7 @@ class Executor:
         self.mark(slot)
 
     def mark(self, slot: int) -> None:
-        # Prompts are Python's: the first token comes with what the prompt's arrival has to report.
+        # Python runs prompts, because the output of a first token has extra data (cached tokens, time in the queue).
         bits = SPECIAL_PROMPT
         for part, slots in zip(self.parts, self._slots):
             if slot in slots:
@@ -211,17 +211,17 @@ class Executor:
         self.special[slot] = bits
 
     def leave(self, slot: int, row: LiveRow, length: int) -> dict[str, object]:
-        """Extras of a traced row whose slot has come back, by name; before the next plan."""
+        """Extras, by name, of a traced row whose slot was freed; called before the next plan."""
         found = {part.name: part.leave(slot, row, length) for part in self.parts}
         return {name: value for name, value in found.items() if value is not None}
 
     def free(self, scheduler: Scheduler) -> None:
-        """Slots or entries came back from the scheduler."""
+        """Runs the parts' `free` after the scheduler has freed slots or media entries."""
         for part in self._own["free"]:
             part.free(scheduler)
 
     def reset(self, slot: int, poison: bool) -> None:
-        """Forgets a freed slot; with `poison` its numbers become ones that no live row may use."""
+        """Clears a freed slot; `poison` writes values that no live row may use."""
         self.backend.reset(slot, poison)
         for part, slots in zip(self.parts, self._slots):
             if slot in slots:
@@ -234,16 +234,16 @@ class Executor:
         self._active = [part for part, slots in zip(self.parts, self._slots) if slots]
 
     def part(self, kind: type[Part]) -> Part | None:
-        """The part of a kind, if this model and these settings have one."""
+        """The part of a class, or None if this model and its settings have no such part."""
         return next((part for part in self.parts if isinstance(part, kind)), None)
 
     def gauges(self, stats: StepStats) -> None:
-        """Completes the numbers of a settled step."""
+        """Adds the parts' numbers to the stats of a settled step."""
         for part in self._own["gauges"]:
             part.gauges(stats)
 
     def ledger(self) -> dict[str, int]:
-        """What is held per request; zero when idle. Where there is a device, its bytes and pinned ones too."""
+        """Counts of resources of requests, zero when idle; on a device also its bytes and the pinned bytes."""
         held = self.backend.ledger()
         for part in self.parts:
             held |= part.ledger()

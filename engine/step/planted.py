@@ -1,7 +1,7 @@
-"""PlantedBackend: a backend whose calls pass the points of engine/base/faults; only where --debug-faults is given.
+"""PlantedBackend: wraps a backend with the fault points of engine/base/faults; used only with --debug-faults.
 
-Owner: as the backend that it wraps. In: the calls of an executor. Out: the same calls of the wrapped backend, between
-points at which a test may let a step fail. Engines without the flag have the backend itself, so no plain step asks.
+Owner: the owner of the wrapped backend. In: the calls of an executor. Out: the same calls on the wrapped backend; at
+the points between them a test can make a step fail. Engines without the flag use the backend directly, at no cost.
 
     begin | inputs      forward | forward      sampling | choose      home | collect | commit
 """
@@ -16,7 +16,7 @@ from engine.step.step import Step
 
 
 class PlantedBackend:
-    """Everything that is not a point is the wrapped backend's."""
+    """Adds fault points to four methods; all other attributes are those of the wrapped backend."""
 
     def __init__(self, backend: Backend, faults: Faults) -> None:
         self._backend, self._faults = backend, faults
@@ -43,5 +43,5 @@ class PlantedBackend:
 
 
 def planted(backend: Backend, faults: Faults | None) -> Backend:
-    """The backend for an executor."""
+    """The backend, wrapped in a PlantedBackend if there are faults."""
     return backend if faults is None else cast(Backend, PlantedBackend(backend, faults))

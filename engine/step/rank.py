@@ -1,7 +1,7 @@
-"""Rank: one device of an engine, with everything of the engine that lies there. An engine has a list of them, of one.
+"""Rank: one device of an engine, with all of the engine's objects on this device. An engine has a list of one Rank.
 
-Owner: device thread, from the start on. Nothing outside of a rank holds a context, a stream, a graph, a buffer, weights
-or caches, and no module has a device of its own.
+Owner: device thread, from the start on. Contexts, streams, graphs, buffers, weights and caches belong to a rank; no
+module has a global device.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from engine.models.base.model import Model
 
 @dataclass(slots=True)
 class Rank:
-    """Place `number` of the list."""
+    """One device with its model, caches and accelerator."""
 
-    number: int
-    model: Model  # the weights that lie here
+    number: int  # index in the engine's list
+    model: Model  # the weights on this device
     layout: CacheLayout
-    accelerator: Accelerator | None = None  # context, streams, graphs; None: the host's memory and threads
-    caches: list[LayerCache] = field(default_factory=list)  # by layer that keeps something; set when sized
-    num_blocks: int = 1  # of the caches, the dummy one among them
+    accelerator: Accelerator | None = None  # context, streams, graphs; None: the rank uses the CPU
+    caches: list[LayerCache] = field(default_factory=list)  # one per layer with a cache; set by `allocate`
+    num_blocks: int = 1  # blocks of the caches with the dummy block
 
     @property
     def device(self) -> torch.device | str:
-        """As torch names it."""
+        """The device as torch names it."""
         return "cpu" if self.accelerator is None else self.accelerator.device
 
     @property
     def on_host(self) -> bool:
-        """The rank computes on the CPU."""
+        """True if the rank computes on the CPU."""
         return self.accelerator is None
 
     def allocate(self, blocks: int, poison: bool) -> None:
-        """The KV cache of so many blocks, the dummy block among them."""
+        """Allocates the KV cache; `blocks` includes the dummy block."""
         self.num_blocks = blocks
         self.caches = self.layout.allocate(blocks, poison, self.device)

@@ -1,7 +1,7 @@
-"""Step: one step in flight, from its launch until its tokens are committed, and what its rows bring home.
+"""Step: one step in flight, from its launch until its tokens are committed, and the results of its rows (Home).
 
-Owner: made by the device thread; the stream fills it; after its event has fired it is the device thread's again. A
-field's comment says what sets the field.
+Owner: the device thread makes the step, the stream fills it, and after its event has fired it belongs to the device
+thread again. The comment of a field names the code that sets the field.
 """
 
 from __future__ import annotations
@@ -20,50 +20,50 @@ from engine.base.errors import EngineError, InvalidLogitsError, TokenIdError
 from engine.base.request import FinishReason, TokenLogprob
 from engine.step.rows import RowArrays
 
-Media = tuple[int, int, torch.Tensor]  # where an item's rows begin in the step, how many they are, and the rows
+Media = tuple[int, int, torch.Tensor]  # (first token in the step, number of rows, rows [length, hidden])
 
 
 class Event(Protocol):
     """Fires when a step's tokens can be read."""
 
     fired_at: float  # time.perf_counter() seconds, 0 before
-    found_done: bool  # it had fired before anything waited for it
+    found_done: bool  # True: the event had already fired when the thread began to wait
 
     def wait(self, timeout: float) -> bool:
-        """Blocks without the GIL until it has fired; False after `timeout` seconds, where the device can be asked."""
+        """Blocks without the GIL until the event has fired; False after `timeout` seconds."""
 
 
 @dataclass(slots=True)
 class StepTimes:
-    """Moments of time.perf_counter(), and seconds."""
+    """Times of a step: values of time.perf_counter(), and durations in seconds."""
 
     launched_at: float = field(default_factory=time.perf_counter)
-    started_at: float = 0.0  # the stream began the forward; by the backend
+    started_at: float = 0.0  # start of the forward on the stream; set by the backend
     began_before: bool = False  # started_at is late: the previous step was already done when polled; by the backend
-    plan_at: float = 0.0  # when the step behind it should be planned; 0: as long as such steps take after it began
-    gap_s: float = 0.0  # the device's time between the step before and this one's forward; 0: not measured
+    plan_at: float = 0.0  # when to plan the next step; 0: Pace predicts the time from the start of this step
+    gap_s: float = 0.0  # the device's idle time between the previous step and this forward; 0: not measured
 
     def is_a_guess(self) -> None:
-        """The step takes an unknown time: the step behind it is planned at once."""
+        """Marks the step's duration as unknown, so that the next step is planned at once."""
         self.plan_at = self.launched_at
 
 
 @dataclass(slots=True)
 class Home:
-    """What the rows of a step bring home, by plan row; filled when the event has fired."""
+    """The results of a step on the host, by plan row; filled after the event has fired."""
 
     num_rows: int
     width: int
     tokens: np.ndarray | None = None  # int32 [num_rows, width]: runs; -1 in rows without a valid sample
-    invalid: dict[int, EngineError] = field(default_factory=dict)  # rows that end alone, with an error
+    invalid: dict[int, EngineError] = field(default_factory=dict)  # rows that end with an error; other rows go on
     finishes: dict[int, FinishReason] = field(default_factory=dict)  # rows that a part ends
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
-    extras: dict[str, dict[int, Any]] = field(default_factory=dict)  # by the name of a part: what it adds to rows
+    extras: dict[str, dict[int, Any]] = field(default_factory=dict)  # by name of a part, by row: additional results
 
     def take_tokens(self, sampled: np.ndarray, chosen: np.ndarray, num_embeddings: int) -> None:
-        """The runs of the sampled rows, int [num_sampled, at most `width`].
+        """Stores the sampled rows' runs of tokens; `chosen`: int [num_sampled, at most `width`].
 
-        A run with INVALID or OUTSIDE in it ends its row, without a token or a log-probability.
+        A run that contains INVALID or OUTSIDE ends its row without a token or a log-probability.
         """
         bad = (chosen == TokenCode.INVALID) | (chosen == TokenCode.OUTSIDE)
         for place in np.flatnonzero(bad.any(1)).tolist() if bad.any() else ():
@@ -77,40 +77,40 @@ class Home:
             self.drop(row)
 
     def cut(self, row: int, count: int) -> None:
-        """The row's run ends behind `count` tokens."""
+        """Cuts the row's run of tokens to `count` tokens."""
         if count == 0:
             self.drop(row)
         elif self.tokens is not None:
             self.tokens[row, count:] = TokenCode.END
 
     def drop(self, row: int) -> None:
-        """The row brings no token."""
+        """Drops the row's tokens and log-probability."""
         if self.tokens is not None:
             self.tokens[row] = -1
         self.logprobs.pop(row, None)
 
     def extra(self, name: str, row: int, value: Any) -> None:
-        """Adds to what the loop gets of a row in this step."""
+        """Adds a value to the row's output of this step."""
         self.extras.setdefault(name, {})[row] = value
 
 
 @dataclass(slots=True)
 class Step:
-    """What a launched step owns until it is committed."""
+    """A launched step and its data until it is committed."""
 
     plan: StepPlan
     rows: RowArrays
     event: Event
-    run: Callable[..., None]  # run(call, *args) on the stream, behind what was launched; by the backend
+    run: Callable[..., None]  # run(call, *args): runs call on the stream after launched work; by the backend
     times: StepTimes = field(default_factory=StepTimes)
-    parts: list[Any] = field(default_factory=list)  # StepParts with a row here, in their order; by the executor
-    variant: int = 0  # of the graphs that run it, bits by part; by the executor
-    waits: bool = False  # its choice waits for the step before; by the executor
-    chosen: bool = False  # its choice has been launched; by the backend
-    media: list[Media] = field(default_factory=list)  # by the media part
-    eager: bool = False  # nothing recorded will do: a part wants tensors of its forward; by that part
+    parts: list[Any] = field(default_factory=list)  # StepParts with a row in the step, in order; by the executor
+    variant: int = 0  # variant of the step's graphs, one bit per part; by the executor
+    waits: bool = False  # sampling waits until the previous step is settled; by the executor
+    chosen: bool = False  # sampling was launched; by the backend
+    media: list[Media] = field(default_factory=list)  # set by the media part
+    eager: bool = False  # the step cannot use graphs, because a part reads tensors of the forward; by that part
     hidden: torch.Tensor | None = None  # [num_tokens, hidden_size] of eager steps; by the backend
-    notes: dict[str, Any] = field(default_factory=dict)  # by the name of a part: what its hooks hand on
+    notes: dict[str, Any] = field(default_factory=dict)  # by name of a part: data that its hooks pass on
     home: Home = field(init=False)
     sampled_slots: np.ndarray = field(init=False)  # the slots of the rows that sample, by ascending row
     error: BaseException | None = None
@@ -121,17 +121,17 @@ class Step:
 
     @property
     def number(self) -> int:
-        """Of its record, and of the lines in which its tokens come home."""
+        """The number of the plan's record, and of the ring's line with the step's tokens."""
         return int(self.plan.number)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chosen:
-    """What a choice leaves on the device, at the addresses that graphs know."""
+    """The results of sampling on the device, at the fixed addresses that graphs use."""
 
-    tokens: torch.Tensor  # [rows] the first sampled rows' tokens; on an accelerator int32 [max_rows], by plan row
-    hidden: torch.Tensor  # [rows, hidden_size] from which these were chosen
-    rows: int  # sampled rows, with padding
+    tokens: torch.Tensor  # [rows] tokens of the sampled rows; on an accelerator int32 [max_rows], by plan row
+    hidden: torch.Tensor  # [rows, hidden_size] hidden states from which the tokens were sampled
+    rows: int  # number of sampled rows, with padding
 
 
 Ending = Callable[[Chosen, int], None]  # StepPart.after_choice

@@ -1,1 +1,1 @@
-"""What runs steps: a folder per kind of device, with files of the same names, behind the protocols of base.py."""
+"""Backends run the steps: one folder per kind of device, with the same file names, behind the protocols of base.py."""

@@ -1,10 +1,10 @@
-"""Backend: what runs the steps of an executor, on the host or on an accelerator, and what each of them can do.
+"""Backend: the protocol of the object that runs an executor's steps, on the host or on an accelerator.
 
-Owner: device thread. In: planned steps (Step). Out: the same steps, whose events fire when their tokens can be read.
-A backend declares what it can do (`Abilities`); nothing asks for its class. Both have files of the same names:
+Owner: device thread. In: planned steps (Step). Out: the same steps; a step's event fires when its tokens can be read.
+A backend declares its abilities (`Abilities`), so callers never test its class. Both backends have the same files:
 
-    backend   the object of this protocol          buffers   inputs of a forward from a plan
-    forward   forward, choice, tokens home         slots     state of live requests
+    backend   implements this protocol                         buffers   the inputs of a forward from a plan
+    forward   forward, sampling, copy of tokens to the host    slots     the state of live requests
     home      the event of a step's tokens
 """
 
@@ -34,74 +34,75 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """What a backend can do."""
+    """The abilities of a backend."""
 
-    graphs: bool  # forwards and choices are recorded, and launched before the step behind is planned
+    graphs: bool  # forwards and sampling are recorded as graphs; a step is launched before the next step is planned
     steady_loop: bool  # plain steps can be launched without the GIL (engine/run/steady)
-    tile: int  # tokens: a product's time grows by tiles of so many rows, so a step that fills them costs no more
+    tile: int  # rows of a product's tile, in tokens; a product's time depends on the number of tiles
 
 
 class StepSampler(Protocol):
-    """Rules of live requests by slot, and the choice of tokens; engine/sampling has one for each kind of device."""
+    """Samples tokens by the rules of live requests, by slot; engine/sampling has a class for each kind of device."""
 
     def is_plain(self, slots: np.ndarray) -> bool:
-        """No row of these slots has to wait for the step before."""
+        """True if no row of these slots has to wait for the previous step."""
 
     def allowed_of(self, slot: int) -> np.ndarray | None:
-        """bool [vocab]: the tokens that a slot's own rules leave; None for all."""
+        """bool [vocab]: the tokens that a slot's own rules allow; None: all."""
 
     def may_sleep(self, slot: int) -> bool:
-        """Whether steps of a slot whose mask has not begun are plain, and a token chosen too early leaves no trace."""
+        """Whether steps of a slot with a sleeping grammar can be plain, because a token sampled too early has no
+        effect."""
 
     def set_asleep(self, slot: int, asleep: bool) -> None:
-        """Says that a slot's mask has not begun, or has; steps of a slot that may sleep are plain until then."""
+        """Sets whether a slot's grammar sleeps; if the slot may sleep, its steps are plain meanwhile."""
 
     def admit(
         self, slot: int, params: SamplingParams, prompt: np.ndarray, seed: int, words: np.ndarray, masked: bool
     ) -> None:
-        """Stages a request; `words` int32 [SLOT_WORDS] of the slot are completed; `masked`: it has a mask by step."""
+        """Stages a request and completes the slot's `words`, int32 [SLOT_WORDS]; `masked`: each step needs a mask."""
 
     def reset(self, slot: int, poison: bool = False) -> None:
-        """Forgets a freed slot; with `poison` its numbers become ones that show at once."""
+        """Clears a freed slot; `poison` writes values that make any later use fail visibly."""
 
 
 class RuledSampler(StepSampler, Protocol):
-    """A sampler whose rules lie in tables on the device."""
+    """A sampler that stores its rules in tables on the device."""
 
     def takes_part(self, slot: int) -> bool:
-        """The slot has rules, or log-probabilities, that take work of the host by step."""
+        """Whether the slot has rules or log-probabilities that need the host in each step."""
 
     def take_lines(self, slots: np.ndarray) -> tuple[list[np.ndarray], list[int]]:
-        """Before a step with rows of these slots: the new words of those that have a line now, and slots that have
-        lost theirs."""
+        """Assigns lines of the tables before a step with rows of these slots. Returns the new words of slots that have
+        got a line, and the slots that have lost their line."""
 
     def record(self, slots: np.ndarray, tokens: np.ndarray) -> None:
-        """Tokens of a step's sampled rows (-1: none), before the next choice."""
+        """Updates the rules with the tokens of a step's sampled rows (-1: none), before the next step samples."""
 
 
 class Masks(Protocol):
-    """Lines of allowed tokens on their way to the choice of a step."""
+    """Passes bit masks of allowed tokens (lines) to the sampling of a step."""
 
     def memory(self, count: int, words: int) -> np.ndarray:
-        """Where a step's lines are written, int32 [count, words]; `send` takes them."""
+        """A buffer for a step's lines, int32 [count, words]; `send` reads the buffer."""
 
     def send(self, step: Step, lines: Lines) -> None:
-        """The choice of the step, launched from now on, obeys the lines."""
+        """Applies the lines to the sampling of the step, which must be launched after this call."""
 
 
 class Steady(Protocol):
-    """What the GIL-free loop needs of a backend that has one."""
+    """The interface between a backend and the GIL-free loop."""
 
-    logprobs_asked: np.ndarray  # uint8 [max_slots]: 1 + how many of the most likely tokens a slot's rows bring; 0: none
-    logprob_lines: Tensor  # int32 [records, max_rows, LINE] on the host, as kernels/sampling/top_logprobs writes them
+    logprobs_asked: np.ndarray  # uint8 [max_slots]: 1 + the number of top log-probabilities that a slot wants; 0: none
+    logprob_lines: Tensor  # int32 [records, max_rows, LINE] on the host, written by kernels/sampling/top_logprobs
 
     def loop(
         self, scheduler: Scheduler, ring: OutputRing, special: np.ndarray, watched: np.ndarray, wake_fd: int
     ) -> SteadyLoop:
-        """The loop over the backend's plans and graphs."""
+        """Creates the GIL-free loop over the backend's plans and graphs."""
 
     def adopt(self, plan: StepPlan) -> Step:
-        """A plain step that the loop launched, as Python settles it; the one before it has been waited for."""
+        """Wraps a plan that the GIL-free loop launched in a Step, which Python settles. The step before has ended."""
 
 
 class Backend(Protocol):
@@ -109,94 +110,95 @@ class Backend(Protocol):
 
     @property
     def rank(self) -> Rank:
-        """The first device, or the only one."""
+        """The first or only device."""
 
     @property
     def sizes(self) -> Sizes:
-        """Of every step."""
+        """The bounds of every step."""
 
     @property
     def plans(self) -> list[StepPlan]:
-        """Taken in turn; one is free again when its step has been settled."""
+        """The plans, used in turn; a plan is free again once its step has been settled."""
 
     @property
     def sampler(self) -> StepSampler:
-        """How the tokens of live requests are chosen."""
+        """Samples the tokens of live requests."""
 
     @property
     def ruled(self) -> RuledSampler | None:
-        """The same, where rules are a part of steps."""
+        """The same sampler if the Rules part runs on this backend, else None."""
 
     @property
     def masks(self) -> Masks:
-        """Which tokens rows may choose, by step."""
+        """Passes masks of allowed tokens to each step."""
 
     @property
     def live_counts(self) -> tuple[Tensor, Tensor] | None:
-        """int32 [1] each, on a device: the newest step's tokens, and its sampled rows."""
+        """The number of tokens and of sampled rows in the newest step, int32 [1] each on the device; None on a CPU."""
 
     @property
     def steady(self) -> Steady | None:
-        """None: the loop of Python launches every step."""
+        """The interface to the GIL-free loop; None: Python launches every step."""
 
     @property
     def hooks(self) -> Sequence[LayerHook]:
-        """Called inside each forward."""
+        """Hooks that run inside each forward."""
 
     @property
     def can(self) -> Abilities:
-        """Declared, and fixed once the backend is made."""
+        """The backend's abilities; they do not change after its construction."""
 
     def run(self, call: Callable[..., None], *args: object) -> None:
-        """Runs call(*args), which does not raise, on the stream, behind what was launched."""
+        """Runs call(*args) on the stream, after all launched work; `call` must not raise."""
 
     def compute(self, work: Callable[[], T]) -> T:
-        """Runs `work` with the model behind what was launched, and waits for it."""
+        """Runs `work`, which uses the model, after all launched work, and waits for the result."""
 
     def fullness(self, tokens: int) -> float:
-        """How much of the device works on the products of so many tokens, at most 1: what sizes are worth filling."""
+        """The fraction of the device's units that products of so many tokens use, 0 to 1; Pace picks full sizes."""
 
     def admit(self, slot: int, row: LiveRow, words: np.ndarray) -> None:
-        """Stages a request's row, which no step in flight knows."""
+        """Stages a request in its slot; no step in flight may contain the slot."""
 
     def send(self, slot: int, words: np.ndarray) -> None:
-        """The slot's words, int32 [SLOT_WORDS], from its next step on."""
+        """Sends the slot's words, int32 [SLOT_WORDS], to the device with the slot's next step."""
 
     def reset(self, slot: int, poison: bool) -> None:
-        """Forgets a freed slot; with `poison` its numbers become ones that no live row may use."""
+        """Clears a freed slot; `poison` writes values that no live row may use."""
 
     def block_table(self, group: int, slot: int) -> Tensor:
-        """int32 [max_blocks] where the rank computes: the blocks of a slot whose steps have been launched."""
+        """The blocks of a slot whose steps have been launched, int32 [max_blocks] in the rank's memory."""
 
     def wait_until_read(self, plan: StepPlan) -> None:
-        """Before the scheduler rewrites a plan: returns when nothing that was launched reads it any more."""
+        """Waits until no launched work reads the plan, so that the scheduler can write the plan again."""
 
     def step(self, plan: StepPlan) -> Step:
-        """The step of a plan, to be launched."""
+        """Makes the step of a plan; the step is not launched yet."""
 
     def begin(self, step: Step) -> None:
-        """On the stream: the step is the next."""
+        """Runs on the stream at the start of the step."""
 
     def forward(self, step: Step) -> None:
-        """On the stream: inputs, forward, and the choice where the step does not wait for it."""
+        """On the stream: prepares inputs, runs the forward, and samples unless the step's sampling has to wait."""
 
     def choose(self, step: Step) -> None:
-        """On the stream: the choice of a step that waited."""
+        """On the stream: samples the tokens of a step whose sampling had to wait."""
 
     def done(self, step: Step, call: Callable[[Step], None]) -> None:
-        """All of a step is launched; call(step) on any thread when its tokens can be read, where that comes early."""
+        """Runs after the whole step is launched. A backend that learns early that the tokens can be read then calls
+        call(step), on any thread."""
 
     def collect(self, step: Step, behind: Step | None) -> None:
-        """After the step's event: fills Step.home, or leaves Step.error as it is. `behind`: the step launched since."""
+        """After the step's event: fills Step.home unless Step.error is set; `behind`: the next launched step."""
 
     def measure_gaps(self, every: int) -> None:
-        """Has a device's idle time measured behind one step in `every` (StepStats.gap_s)."""
+        """Measures the device's idle time after one step in `every` (StepStats.gap_s)."""
 
     def free_unused(self) -> None:
-        """After a step that ran out of memory: frees the memory of earlier steps that is cached for reuse."""
+        """Frees cached memory of earlier steps, after a step that ran out of memory."""
 
     def ledger(self) -> dict[str, int]:
-        """What is held per request; zero when idle. Where there is a device, its bytes and pinned ones too."""
+        """Counts of resources of requests, zero when idle; on a device also its bytes and the pinned bytes."""
 
     def close(self) -> None:
-        """Waits for what was launched and lets go of the stream."""
+        """Waits for all launched work and closes the stream."""

@@ -1,7 +1,7 @@
-"""StateRows: where the states of a step's rows lie, as the StateMetas of its layers say it.
+"""StateRows: the locations of the recurrent states of a step's rows, as StateMetas for the layers.
 
 Owner: device thread at start, then the stream, in step order. In: the record of a plan. Out: a StateMeta for each group
-of layers with states, at addresses that never change (kernels/state_inputs).
+of layers with states, at fixed addresses (kernels/state_inputs).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from engine.step.sizes import Sizes
 
 
 class StateRows:
-    """One step's rows at a time."""
+    """The state tables for the rows of the current step."""
 
     __slots__ = ("_max_slots", "_runs", "_sizes", "tables")
 
     def __init__(self, runs: Runs, sizes: Sizes, plan: StepPlan, num_blocks: int, device: torch.device | str) -> None:
-        """`plan`: any of those whose records are read; `num_blocks`: of the KV cache, the dummy one among them."""
+        """`plan`: any plan of the backend, for its sizes; `num_blocks`: blocks of the KV cache with the dummy block."""
         self._runs, self._max_slots = runs, sizes.max_slots
         self._sizes = RecordSizes(plan.max_rows, plan.max_tokens, plan.max_updates)
         states, tails = (runs.columns_of(count) for count in (runs.state_blocks, runs.tail_blocks))
@@ -38,26 +38,26 @@ class StateRows:
         return num_run_ids(num_blocks, self._runs.state_blocks, self._runs.tail_blocks, self._max_slots)
 
     def set_blocks(self, num_blocks: int) -> None:
-        """Room for the runs of a cache of so many blocks, none of which is known yet."""
+        """Allocates an empty table for all runs of a cache of so many blocks."""
         old = self.tables.table
         table = torch.zeros(self._num_ids(num_blocks), old.shape[1], dtype=torch.int32, device=old.device)
         self.tables = replace(self.tables, table=table)
 
     def read(self, plan: StepPlan) -> None:
-        """The rows and new runs of a step, on the host."""
+        """Reads a step's rows and new runs from the plan's record, on the host."""
         state_inputs_reference(self.tables, torch.from_numpy(np.asarray(plan.record)), self._sizes)
 
     def launch(self, records: Records) -> None:
-        """The same of the next record, on the device."""
+        """Launches the kernel that reads the next record in the same way, on the device."""
         state_inputs(self.tables, records, self._sizes)
 
     def metas(self, query_start: Tensor, decode_only: bool = False) -> list[StateMeta]:
-        """By group of layers with states. `query_start` int32 [rows + 1]; `decode_only`: as StateMeta has it."""
+        """A StateMeta per group of layers with states; `query_start` int32 [rows + 1]; `decode_only`: see StateMeta."""
         count = len(query_start) - 1
         base_run, write_run, tail_run, base, new_base, start = self.tables.rows[:, :count].unbind()
         checkpoint_run, checkpoint_at = self.tables.checkpoints[:, :count].unbind()
         assert checkpoint_run.shape[1] == MAX_CHECKPOINTS
-        works: dict[int, StateWork] = {}  # of all groups
+        works: dict[int, StateWork] = {}  # shared by all groups
         return [
             StateMeta(
                 runs=self.tables.table[:, group.first_column : group.first_column + group.columns],
@@ -80,5 +80,5 @@ class StateRows:
 def state_rows(
     layout: CacheLayout, sizes: Sizes, plan: StepPlan, num_blocks: int, device: torch.device | str
 ) -> StateRows | None:
-    """None: no layer has a state."""
+    """The StateRows of a backend; None: no layer has a state."""
     return None if layout.runs is None else StateRows(layout.runs, sizes, plan, num_blocks, device)

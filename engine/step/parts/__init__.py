@@ -1,1 +1,1 @@
-"""Capabilities of the step, one file each (part.py is their base), listed in order.py in the order of their hooks."""
+"""Parts: optional capabilities of a step, one file each. part.py has their base class, order.py the hooks' order."""

@@ -1,9 +1,9 @@
-"""EncoderCache: runs the towers that a step needs, and keeps their output until the scheduler says it may go.
+"""EncoderCache: runs the towers that a step needs, and caches their output until the scheduler evicts it.
 
 Owner: the device thread stages features by entry number and reports evictions; the stream runs towers and reads rows,
-in step order. An entry is one media item by content hash, shared by every request that shows it. New items that a step
-needs run together where their tower can do so, up to its budget, whichever requests show them. An item that exceeds the
-budget of a step runs in pieces while other rows decode: a plan's encode without a slot is a piece.
+in step order. An entry is one media item, identified by content hash; all requests with the item share the entry. If
+the tower supports it, new items of a step run together up to the tower's limit. An item that exceeds the budget of a
+step runs in pieces while other rows decode: an encode in the plan without a slot is a piece.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ class EncoderCache:
     """Tower outputs by entry number: [num_tokens, hidden] each."""
 
     def __init__(self, model: Model, together: bool = True, ring: UploadRing | None = None) -> None:
-        """`together`: new items of a step share runs of their tower; other company may then round rows differently."""
+        """`together`: new items of a step share tower runs; the other items of a run may change how rows round."""
         self._model = model
         self._together = together
-        self._ring = ring  # None: towers run where the features are
-        self.inputs: dict[int, MediaInput] = {}  # held as long as the entry: rows may be dropped and made again
+        self._ring = ring  # None: features are not uploaded
+        self.inputs: dict[int, MediaInput] = {}  # stays as long as the entry, because rows may be computed again
         self.encoded: dict[int, torch.Tensor] = {}
-        self.begun: dict[int, TowerRun] = {}  # at most one: the entry of which pieces have run
+        self.begun: dict[int, TowerRun] = {}  # at most one entry: the one that runs in pieces
         self.entries: dict[bytes, int] = {}
         self.digests: dict[int, bytes] = {}
         self.clock = TowerClock(on_device=ring is not None and torch.cuda.is_available())
-        self.queries = self.hits = 0  # media items of requests; items that an entry held already
+        self.queries = self.hits = 0  # media items of requests; items whose entry existed already
 
     def find(self, digest: bytes) -> int | None:
-        """The entry that holds this content, if any; one look per item of a request (device thread)."""
+        """The entry of this content, or None; called once per item of a request (device thread)."""
         entry = self.entries.get(digest)
         self.queries += 1
         self.hits += entry is not None
         return entry
 
     def work_of(self, item: MediaInput, budget: int) -> int:
-        """What the item's tower costs a step, in the unit of the scheduler's `budget` (0: none); no more than that
-        where the run cannot be cut (device thread)."""
+        """The cost of the item's tower run, in the unit of the scheduler's `budget` (0: no budget). At most `budget` if
+        the run cannot be cut into pieces (device thread)."""
         if item.modality != "prompt" and ROWS not in item.features:
             tower = self._model.towers[item.modality]
             if isinstance(tower, PausingTower):
@@ -61,29 +61,29 @@ class EncoderCache:
         return min(item.num_tokens, budget or item.num_tokens)
 
     def stage(self, entry: int, digest: bytes, item: MediaInput) -> None:
-        """Keeps a new entry's features until its tower has run; `digest` names content and scope (device thread)."""
+        """Stores a new entry's features; `digest` identifies its content and scope (device thread)."""
         self.inputs[entry] = item
         self.entries[digest] = entry
         self.digests[entry] = digest
 
     def evict(self, entry: int, dead: bool) -> None:
-        """Drops rows that no step in flight reads; a dead entry is forgotten altogether (device thread)."""
+        """Drops an entry's rows, which no step in flight reads; `dead`: drops the whole entry (device thread)."""
         self.encoded.pop(entry, None)
         self.begun.pop(entry, None)
         self.clock.took.pop(entry, None)
         if dead:
-            self.entries.pop(self.digests.pop(entry, b""), None)  # an entry may go before it was staged
+            self.entries.pop(self.digests.pop(entry, b""), None)  # an entry may be evicted before it is staged
             self.inputs.pop(entry, None)
 
     def drop_rows(self) -> None:
-        """Drops all rows; `rows` makes them again (device thread, with no step in flight)."""
+        """Drops all rows; `rows` computes them again when needed (device thread, with no step in flight)."""
         self.encoded.clear()
         self.begun.clear()
 
     def advance(self, plan: StepPlan) -> bool:
-        """Runs the piece of a tower that the plan brings; says whether it did (stream).
+        """Runs the piece of a tower run that the plan contains. Returns whether a piece ran (stream).
 
-        What fails is forgotten, and fails again where the rows are read.
+        A failed run is dropped; the item runs again, and fails again, when its rows are read.
         """
         encodes = zip(plan.encode_slot[: plan.num_encodes], plan.encode_item, plan.encode_entry)
         for work, entry in [(work, entry) for slot, work, entry in encodes if slot < 0]:
@@ -102,7 +102,7 @@ class EncoderCache:
             except Exception as error:
                 self.begun.pop(entry, None)
                 if is_out_of_memory(error) or scope_of(error) == "device":
-                    raise  # it is the step that fails
+                    raise  # the whole step fails
                 log.info("a piece of one %s item's tower failed: %r", item.modality, error)
                 continue
             if rows is not None:
@@ -115,7 +115,7 @@ class EncoderCache:
     def take(self, step: Step) -> list[Media]:
         """(token_start, length, rows [length, hidden]) of a step's media (stream).
 
-        A plan row whose tower failed is noted as invalid: it ends alone.
+        A plan row whose tower failed is marked as invalid; only this row ends.
         """
         plan = step.plan
         found: list[Media] = []
@@ -133,10 +133,10 @@ class EncoderCache:
         return found
 
     def rows(self, entry: int, start: int, length: int) -> torch.Tensor | None:
-        """Rows [length, hidden] of an entry, its tower run first if it has not been (stream).
+        """Rows [length, hidden] of an entry; runs the tower first if the entry has no rows yet (stream).
 
-        None when the tower refused the item: that is the fault of the requests that show it, not of the step. Where the
-        device has no room for it, or is lost, the step fails.
+        None if the tower failed on the item: only the requests with the item end. If the device is out of memory or
+        lost, the error is raised and the step fails.
         """
         encoded = self.encoded.get(entry)
         if encoded is None:
@@ -144,9 +144,9 @@ class EncoderCache:
         return None if encoded is None else encoded[start : start + length]
 
     def _encode_together(self, entries: list[int]) -> None:
-        """Runs towers for those of a step's entries that have no rows and may share a run.
+        """Runs towers for entries of a step that have no rows yet and can share a run.
 
-        What fails together is left to run alone: the fault may be one item's.
+        If a shared run fails, its items run alone later, because a single item may have caused the error.
         """
         new = [entry for entry in dict.fromkeys(entries) if entry not in self.encoded and entry not in self.begun]
         for tower, group in self._groups(new):
@@ -156,7 +156,7 @@ class EncoderCache:
                     encoded = tower.encode_together(uploaded)
             except Exception as error:
                 if is_out_of_memory(error) or scope_of(error) == "device":
-                    raise  # it is the step that fails
+                    raise  # the whole step fails
                 log.info("%d media items failed together and run alone: %r", len(group), error)
                 continue
             for entry, rows in zip(group, encoded):
@@ -164,7 +164,7 @@ class EncoderCache:
                     self.encoded[entry] = rows
 
     def _groups(self, entries: list[int]) -> Iterator[tuple[SharedTower, list[int]]]:
-        """Entries that run together, at least two each, in the order of the step."""
+        """Yields groups of at least two entries that run together, in the order of the step."""
         open_groups: dict[int, tuple[SharedTower, list[int], int]] = {}
         for entry in entries:
             item = self.inputs[entry]
@@ -185,19 +185,19 @@ class EncoderCache:
     def _encode(self, entry: int) -> torch.Tensor | None:
         item = self.inputs[entry]
         try:
-            encoded = self._made(entry, item)  # [num_tokens, hidden, or more where layers behind the first read some]
+            encoded = self._made(entry, item)  # [num_tokens, hidden * row_parts]
             if encoded.shape[0] != item.num_tokens:
                 raise ValueError(f"the tower made {encoded.shape[0]} rows, the prompt holds {item.num_tokens}")
         except Exception as error:
             if is_out_of_memory(error) or scope_of(error) == "device":
-                raise  # it is the step that fails
+                raise  # the whole step fails
             log.exception("encoding one %s item failed; the requests that show it end", item.modality)
             return None
         self.encoded[entry] = encoded
         return encoded
 
     def _made(self, entry: int, item: MediaInput) -> torch.Tensor:
-        """The rows of the item's tower, or those that a client has made."""
+        """Rows from the item's tower, or rows that the client has sent."""
         begun = self.begun.pop(entry, None)
         if begun is not None:
             with self.clock.of([entry]):
@@ -208,21 +208,21 @@ class EncoderCache:
             with self.clock.of([entry]):
                 return self._model.towers[item.modality].encode(tensors)
         config, rows = self._model.config, tensors[ROWS].to(self._model.dtype)
-        if item.modality == "prompt" and config.row_parts > 1:  # later layers add nothing to text
+        if item.modality == "prompt" and config.row_parts > 1:  # later layers add nothing to rows of text
             return torch.nn.functional.pad(rows, (0, (config.row_parts - 1) * rows.shape[1]))
         return rows
 
     def _tensors(self, features: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
-        """Features where their tower reads them: pixels, tables and frames on the device, grids and times on the host.
+        """Moves features to where the tower reads them: pixels, tables and frames on the device, the rest on the host.
 
-        Those are whole numbers of 64 bits, and lines of numbers.
+        Grids and times stay on the host: arrays of int64 and arrays with one dimension.
         """
         large = {name: array for name, array in features.items() if array.dtype != np.int64 and array.ndim > 1}
         sent = self._ring.put(large) if self._ring is not None and large else {}
         return {name: sent[name] if name in sent else _on_host(array) for name, array in features.items()}
 
     def seconds_of(self, entries: Sequence[int]) -> float:
-        """Seconds of the tower runs that made rows of these; each is returned once (device thread, after its step)."""
+        """Seconds of the tower runs of these entries; each time is returned once (device thread, after the step)."""
         self.clock.collect()
         return sum(self.clock.took.pop(entry, 0.0) for entry in entries)
 
@@ -231,25 +231,25 @@ class EncoderCache:
 
 
 class TowerClock:
-    """How often towers ran and how long that took: by the device's clock where there is one, for which nothing waits.
+    """Counts tower runs and their seconds; on a device it uses CUDA events and never waits for them.
 
-    A run counts when its second event has been seen to have fired, with a later run or a later look. Owner: the stream
-    (`with`); anybody may look, and sees what was counted so far. Items that share a run share its time evenly.
+    A run counts once `collect` or a later run finds that its second event has fired. Owner: the stream (`with`); any
+    thread may read the counts so far. Items of a shared run get equal shares of its time.
     """
 
     def __init__(self, on_device: bool) -> None:
         self.calls = 0
         self.seconds = 0.0
         self.took: dict[int, float] = {}  # seconds by entry, until `seconds_of` returns them
-        self._entries: Sequence[int] = ()  # of the run under way
+        self._entries: Sequence[int] = ()  # entries of the current run
         self._on_device = on_device
         self._begun = 0.0
         self._first: torch.cuda.Event | None = None
-        # Of runs in flight, oldest first.
+        # (first event, last event, entries) of the runs in flight, oldest first.
         self._open: deque[tuple[torch.cuda.Event, torch.cuda.Event, Sequence[int]]] = deque()
 
     def of(self, entries: Sequence[int]) -> TowerClock:
-        """The clock, set for a run of the tower that computes the rows of these entries."""
+        """Sets the entries of the next run and returns the clock, for a `with` statement around the run."""
         self._entries = entries
         return self
 
@@ -283,5 +283,5 @@ class TowerClock:
 
 
 def _on_host(array: np.ndarray) -> torch.Tensor:
-    """A copy only where torch, which knows no arrays that must not be written, would complain."""
+    """The array as a tensor. Read-only or non-contiguous arrays are copied, because torch warns about the former."""
     return torch.from_numpy(np.require(array, requirements=("C", "W")))

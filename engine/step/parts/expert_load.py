@@ -1,8 +1,8 @@
-"""The part of expert load: how the tokens of one step in many chose among the experts of each layer, for the metrics.
+"""ExpertLoad: samples for the metrics how the tokens of a step are distributed over the experts of each layer.
 
-Owner: device thread. `look` launches a count behind the newest step, outside of any graph, and returns what the look
-before it counted; neither waits. Between two looks nothing runs: the kernels of moe/route write their choices into a
-lasting place instead of a passing one, and on a CPU a layer keeps the choices of its newest step.
+Owner: device thread. `look` launches a count after the newest step, outside of any graph, and returns the result of the
+previous count; it never waits. Other steps have no extra work: the kernels of moe/route write the expert ids into a
+lasting buffer instead of a temporary one, and on a CPU a layer stores the expert ids of its newest step.
 
     look 1 | launches count 1          look 2 | reads count 1, launches count 2          look 3 | ...
 """
@@ -22,19 +22,19 @@ from engine.step.backend.base import Backend
 from engine.step.parts.part import StepPart, Steps
 from engine.step.sizes import Sizes
 
-ALIGN = 4  # int32: each layer's place begins where a kernel may copy 16 bytes at a time
+ALIGN = 4  # int32 values: each layer's line is aligned to 16 bytes for vector copies
 
 
 class LayerLoad(NamedTuple):
-    """One layer of one step."""
+    """The expert load of one layer in one step."""
 
-    layer: int  # of the decoder, from 0
-    touched: int  # experts that a token chose
+    layer: int  # index of the decoder layer, from 0
+    touched: int  # experts that at least one token chose
     largest: float  # the share of the tokens that chose the busiest expert, 0 to 1
 
 
 class ExpertLoad(StepPart):
-    """Of a model with experts that chooses tokens."""
+    """The part for models with experts that generate tokens."""
 
     name = "expert_load"
 
@@ -42,7 +42,7 @@ class ExpertLoad(StepPart):
         self._model, self._sizes = model, sizes
         self._backend: Backend
         self._counter: DeviceCounter | None = None
-        self._counted: list[LayerLoad] = []  # on a CPU; written on the stream
+        self._counted: list[LayerLoad] = []  # only used on a CPU; the stream writes it
 
     def start(self, steps: Steps) -> None:
         self._backend = steps.backend
@@ -55,7 +55,7 @@ class ExpertLoad(StepPart):
             self._counter.count()
 
     def look(self) -> list[LayerLoad]:
-        """What the look before this one counted; empty where there was none, or where its count has not ended."""
+        """The result of the previous count, and launches the next. Empty at first or while the count still runs."""
         if self._counter is not None:
             return self._counter.look()
         found, self._counted = self._counted, []
@@ -72,10 +72,10 @@ class ExpertLoad(StepPart):
 
 
 class DeviceCounter:
-    """On an accelerator: graphs write the choices, and a kernel counts those of the newest step into pinned memory."""
+    """Counts on an accelerator: graphs store the expert ids, and a kernel counts them into pinned memory."""
 
     def __init__(self, model: Model, max_tokens: int, counts: tuple[Tensor, Tensor], accelerator: Accelerator) -> None:
-        """`counts`: of the newest step's tokens, and of its sampled rows, int32 [1] each."""
+        """`counts`: the numbers of tokens and of sampled rows in the newest step, int32 [1] each."""
         layers = model.sparse
         self._layers, self._tops = layers, [mlp.routing.top_k for mlp in layers.values()]
         self._experts = max(mlp.routing.num_experts for mlp in layers.values())
@@ -86,7 +86,7 @@ class DeviceCounter:
             mlp.lasting = choices
         self._top_k = torch.tensor(self._tops, dtype=torch.int32, device=device)
         text = model.config.text
-        # The last layer computes the sampled rows alone, but not where it is a module of transformers.
+        # The last layer computes only the sampled rows, unless it is a module of transformers.
         last = max(layers) == len(text.layers) - 1 and not text.module_routings
         self._rows = counts[0], counts[1] if last else counts[0]
         self._home = accelerator.pinned(len(layers) * COLUMNS).view(len(layers), COLUMNS)
@@ -94,7 +94,7 @@ class DeviceCounter:
         self._asked = False
 
     def look(self) -> list[LayerLoad]:
-        """As ExpertLoad.look."""
+        """See ExpertLoad.look."""
         if self._asked and not self._done.query():
             return []
         found = loads(self._layers, self._tops, self._home.tolist()) if self._asked else []
@@ -104,12 +104,12 @@ class DeviceCounter:
         return found
 
     def count(self) -> None:
-        """Launches the count; at start, so that its kernel is compiled."""
+        """Launches the count; the start calls this method too, to compile the kernel."""
         count_expert_load(self._home, self._choices, self._top_k, *self._rows, self._experts)
 
 
 def loads(layers: Iterable[int], tops: Sequence[int], lines: Sequence[Sequence[int]]) -> list[LayerLoad]:
-    """Layers that computed a row."""
+    """The loads of all layers that computed at least one row."""
     return [
         LayerLoad(layer, touched, largest * top_k / pairs)
         for layer, top_k, (touched, largest, pairs) in zip(layers, tops, lines)

@@ -1,17 +1,17 @@
-"""The part of grammars: which tokens rows may choose, by step; tokens that no choice is left about; ends of answers.
+"""Grammar: the part that masks tokens by a grammar, adds the tokens that the grammar forces, and ends answers.
 
-Owner: device thread. The step before is settled in the gap between a step's forward and its choice: matchers take its
-tokens (`collect`), then fill a line of allowed tokens for each row (`between`), which the choice obeys.
+Owner: device thread. Between a step's forward and its sampling the previous step is settled: matchers consume its
+tokens (`collect`), then fill a mask line of allowed tokens for each row (`between`), which sampling reads.
 
     host    plan N+1, launch forward N+1 | settle N: collect, after | between | launch choice N+1
     device  ............ forward N+1 ................................................. | masks, choose
 
-Tokens that a grammar leaves no choice about are a run that the host knows (`after`): they join the sequence behind step
-N's token, forward N+1 computes that token, its choice is dropped, and step N+2 computes the run.
+If only one continuation is allowed, its tokens (a run) join the sequence after step N's token (`after`). Forward N+1
+computes step N's token, the token that it samples is dropped, and step N+2 computes the run.
 
-A grammar may begin behind a token that ends an answer's free text (thinking, say). Until then it sleeps: steps are
-plain and two in flight, and the GIL-free loop asks Python behind one of the tokens that wake it. The step launched
-meanwhile chose without the grammar: its choice for the slot is dropped and made again (`redo`).
+A grammar may begin only after a token that ends free text, such as thinking. Until then the grammar sleeps: steps are
+plain, two are in flight, and the GIL-free loop returns to Python after a token that wakes the grammar. The step that
+was launched meanwhile sampled without the grammar; its token for the slot is dropped and sampled again (`redo`).
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from engine.step.step import Step
 
 
 class Grammar(StepPart):
-    """Slots with a matcher."""
+    """Matchers of the slots whose requests have a grammar."""
 
     name = "matchers"
 
     def __init__(self, config: EngineConfig, sizes: Sizes, on_host: bool) -> None:
-        # A row that jumps is not in the step behind: by default that pays on a CPU, where no step is in flight.
+        # A row with forced tokens misses the next step. By default that is worth it on a CPU: no step is in flight.
         jumps = on_host if config.jump_forward is None else config.jump_forward
         self._grammars = GrammarRows(sizes.max_slots, jumps)
         self._steps: Steps
@@ -61,7 +61,7 @@ class Grammar(StepPart):
         return SPECIAL_WATCHED if is_asleep and self._steps.backend.sampler.may_sleep(slot) else SPECIAL_ALWAYS
 
     def role(self, step: Step) -> int:
-        """Whether the choice waits is what the sampler says of the row, which knows whether its grammar sleeps."""
+        """JOINS if a row has a grammar. On an accelerator the Rules part returns WAITS for grammars that are awake."""
         return JOINS if self._grammars.has_any(step.sampled_slots) else ABSENT
 
     def between(self, step: Step) -> None:
@@ -71,7 +71,8 @@ class Grammar(StepPart):
             backend.masks.send(step, lines)
 
     def collect(self, step: Step) -> None:
-        """Rows that their grammar ends; rows that wake while a choice without the grammar is in flight."""
+        """Consumes the step's tokens: cuts and ends rows, and notes slots whose next step sampled without the grammar
+        that has just begun."""
         home, sampled = step.home, step.rows.sampled
         assert home.tokens is not None
         consumed = self._grammars.consume(step.sampled_slots, home.tokens[sampled])
@@ -90,7 +91,7 @@ class Grammar(StepPart):
         step.notes[self.name] = redone
 
     def after(self, step: Step, output: StepOutput, places: Sequence[int], scheduler: Scheduler) -> None:
-        """Behind a step's tokens stand those about which grammars leave no choice: the next step computes them all."""
+        """Drops tokens that were sampled without the grammar, and appends the tokens that grammars force."""
         settler = scheduler.settler
         for slot in step.notes.get(self.name, ()):
             settler.redo(slot)
@@ -106,7 +107,7 @@ class Grammar(StepPart):
         return self._grammars.ledger()
 
     def _watch(self, slot: int) -> None:
-        """A grammar has begun to sleep or is awake: notes the tokens that wake it."""
+        """Updates whether a slot's grammar sleeps, and which tokens wake the grammar."""
         watched = self._steps.watched
         wakers = self._row(slot).waits_for[: watched.shape[1] + 1]
         is_asleep = 0 < len(wakers) <= watched.shape[1]
@@ -120,7 +121,7 @@ class Grammar(StepPart):
 
     @staticmethod
     def _cut(step: Step, row: int, count: int, end: RowEnd | None) -> None:
-        """The matcher ends a row, or keeps `count` tokens of its run."""
+        """Cuts a row's run of tokens to `count` tokens, and ends the row if the matcher ends it."""
         home = step.home
         if end is not None and end.error is not None:
             home.invalid[row] = end.error

@@ -1,7 +1,7 @@
-"""The media part: rows of towers, or rows that clients bring, in the place of a prompt's embeddings.
+"""The media part: rows from towers, or rows from clients, replace embeddings of a prompt.
 
-Owner: device thread names media and stages features; towers run on the stream, in step order (encoder_cache). A step
-with media takes an unknown time on an accelerator, so the step behind it is planned at once.
+Owner: the device thread assigns keys to media and stages features; towers run on the stream, in step order
+(encoder_cache). On an accelerator the duration of a step with media is unknown, so the next step is planned at once.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from engine.step.parts.part import ABSENT, JOINS, StepPart, Steps, forget
 from engine.step.step import Step
 
 MEDIA_KEY = np.uint64(1 << 63)
-# Rows of the media whose kernels are compiled at start: with the largest they meet every variant of a kernel (one, odd,
-# multiples of 16; short and long segments; either order of scaling).
+# Numbers of rows of the media that run at start. Together with the largest item they compile every variant of a kernel
+# (one row, odd numbers, multiples of 16; short and long segments; either order of scaling).
 EXAMPLE_ROWS = (1, 6, 15, 30, 64, 375)
 
 
 class Media(StepPart):
-    """Every model has it: a text model without items."""
+    """The media part; every model has it, and in a text model it has no items."""
 
     name = "media"
     ranks = "every"
@@ -43,18 +43,18 @@ class Media(StepPart):
         self._config, self._model = config, model
         self._backend: Backend
         self.encoder: EncoderCache
-        self._new: dict[int, list[int]] = {}  # by slot: entries that its request was the first to name
+        self._new: dict[int, list[int]] = {}  # by slot: entries that its request was the first to use
 
     def start(self, steps: Steps) -> None:
         self._backend = steps.backend
         rank = steps.backend.rank
         has_rows = len(self._model.config.modalities) > 1 or self._config.enable_prompt_embeds
         ring = UploadRing(rank.accelerator) if rank.accelerator is not None and has_rows else None
-        # Other items in a run may round rows differently.
+        # In a shared run the other items may change how rows round, so --deterministic forbids it on accelerators.
         self.encoder = EncoderCache(self._model, rank.on_host or not self._config.deterministic, ring)
 
     def warm_up(self, walk: bool) -> None:
-        """Towers run at start with their largest items; the walk meets the kernels of smaller ones."""
+        """On the walk, runs the towers with small items to compile their kernels; Startup runs the largest items."""
         pools = self._model.pooler is not None
         for tower in each(self._model.towers) if walk else ():
             for rows in EXAMPLE_ROWS[:1] if pools else EXAMPLE_ROWS:
@@ -94,7 +94,7 @@ class Media(StepPart):
             step.times.is_a_guess()
 
     def after(self, step: Step, output: StepOutput, places: Sequence[int], scheduler: Scheduler) -> None:
-        """What the new media of a request took goes with its first news."""
+        """Adds the encoding time of a request's new media to the first output of the request."""
         for row in step.rows.sampled.tolist() if self._new else ():
             slot = int(step.rows.slots[row])
             if slot in self._new and output.has_news(places[row]):
@@ -107,17 +107,17 @@ class Media(StepPart):
         stats.encoder = EncoderCounts(clock.calls, clock.seconds, self.encoder.queries, self.encoder.hits)
 
     def ledger(self) -> dict[str, int]:
-        """Rows of media that stay cached when no request is open, too."""
+        """The number of cached entries; entries stay cached when no request is open."""
         return {"encoder_rows": len(self.encoder)}
 
     def _named(self, request: Request, place: Place, scheduler: Scheduler) -> tuple[np.ndarray, np.ndarray]:
-        """The scheduler's view of the media: runs int32 [m, 4], and keys int64 [2, tokens] that name the content.
+        """The media for the scheduler: runs int32 [m, 4], and keys int64 [2, tokens] that identify the content.
 
-        A token's key is (its id, 0). A position of a medium has two words made from the 16 bytes of the medium's name
-        and the row that the position takes: the top bit of the first says that the position is no token. Where rows are
-        added to tokens, the first position of a span names the content and its token for all positions behind, which
-        keep their ids: tokens of an answer are found again when they come as part of a longer prompt. A medium that
-        grows keeps its name; the rows of each length are an entry of their own.
+        A token's key is (id, 0). The key of a media position is a hash of the item's digest and the position's row; the
+        top bit of the first word marks a media position. If the model adds rows to tokens, only the first position of a
+        span has a hash (of the content and its token). The later positions have their ids as keys, so the prefix cache
+        finds tokens of an answer again when they return in a longer prompt. An item that grows has the same digest, but
+        an entry for each length.
         """
         adds = self._model.config.adds_media
         runs = []
@@ -141,7 +141,7 @@ class Media(StepPart):
         return np.asarray(runs, np.int32), keys
 
     def _entry(self, item: MediaInput, digest: bytes, place: Place, scheduler: Scheduler) -> int:
-        """The scheduler's entry of an item's rows; made where no request has named them."""
+        """The scheduler's entry of an item's rows; makes and stages a new entry if there is none."""
         name = digest + item.num_tokens.to_bytes(4, "little")
         entry = self.encoder.find(name)
         if entry is None:

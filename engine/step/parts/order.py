@@ -1,9 +1,9 @@
-"""The parts of a step, in the order in which their hooks are called: this list states it once.
+"""PARTS: the parts of a step, in the order in which their hooks are called.
 
-A part is a file here and an entry of PARTS. An entry makes the part for a model and its settings, or None where these
-have no use for it. Media come first: rows stand in the place of embeddings before anything reads them. Prompt
-log-probabilities and routed experts read a forward. Rules write lines before grammars, whose lines say the last word
-on what a row may choose.
+A part is a file in this folder and an entry of PARTS. An entry makes the part for a model and its settings, or returns
+None if they do not need the part. Media come first, because media rows replace embeddings before the forward reads
+them. Prompt log-probabilities and routed experts read the forward. Rules write mask lines before grammars, which have
+the last word on the allowed tokens of a row.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from engine.step.sizes import Sizes
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What decides which parts there are."""
+    """The settings that decide which parts exist."""
 
     config: EngineConfig
     model: Model
     sizes: Sizes
-    specs: Sequence[CacheSpec]  # of the model's layers
+    specs: Sequence[CacheSpec]  # caches of the model's layers
     on_host: bool
 
     @property
     def chooses(self) -> bool:
-        """The model makes tokens."""
+        """True if the model generates tokens, False if it pools."""
         return self.model.pooler is None
 
 
@@ -84,11 +84,11 @@ PARTS: list[Callable[[Setting], StepPart | None]] = [
 
 
 def parts_of(setting: Setting) -> list[StepPart]:
-    """Every part that a model has under these settings, in order."""
+    """All parts for a model and its settings, in order."""
     made = (make(setting) for make in PARTS)
     return [part for part in made if part is not None]
 
 
 def claims_of(parts: Sequence[StepPart]) -> Claim:
-    """What they take together before the KV cache is sized. Raises ConfigError."""
+    """The sum of the parts' claims, computed before the KV cache is sized. Raises ConfigError."""
     return sum((part.claim() for part in parts), Claim())

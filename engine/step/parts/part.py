@@ -1,8 +1,8 @@
-"""StepPart: a capability of the step in one file; the base whose hooks do nothing.
+"""StepPart: an optional capability of the step, in one file. This base class has hooks that do nothing.
 
-The plain step (engine/step/plain) computes tokens and chooses the next one. All else that a request may ask for is a
-part: the executor calls the hooks of those parts that have a row in a step, in the order of engine/step/parts. Hooks
-run on the device thread, but for `before`, which runs where the forward is launched: on the stream.
+The plain step (engine/step/plain) computes tokens and samples the next token. Every other feature of a request is a
+part. In each step the executor calls the hooks of the parts that have a row in it, in the order of parts/order.py.
+Hooks run on the device thread, except `before` and `after_choice`, which run on the stream.
 
     once       claim (before the KV cache is sized) -> start -> allocate -> warm_up -> layer_hook, after_choice recorded
     request    gate -> place -> admit ... -> leave -> reset
@@ -31,25 +31,25 @@ from engine.step.step import Chosen, Step
 
 log = logging.getLogger("omniloop.engine")
 
-ABSENT, JOINS, WAITS = 0, 1, 2  # roles of a part in a step; WAITS: the choice waits until `between` has run
+ABSENT, JOINS, WAITS = 0, 1, 2  # roles of a part in a step; WAITS: sampling waits until `between` has run
 
 Ranks = Literal["first", "every"]
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a part takes before the KV cache is sized; `+` adds claims of several parts."""
+    """The resources that a part needs, known before the KV cache is sized; `+` adds the claims of several parts."""
 
-    token_bytes: int = 0  # per token of the cache, in blocks of full attention: freed and found again with the block
-    step_bytes: int = 0  # of device memory, by launches of its own in the largest step
-    weight_bytes: int = 0  # of device memory, by weights that `start` loads
-    variants: int = 0  # kinds of steps for which graphs are recorded, plain steps not counted
-    specs: tuple[CacheSpec, ...] = ()  # layers of the KV cache behind the model's
+    token_bytes: int = 0  # bytes per token of the KV cache, freed and reused together with a full-attention block
+    step_bytes: int = 0  # bytes of device memory for the part's own launches in the largest step
+    weight_bytes: int = 0  # bytes of device memory for weights that `start` loads
+    variants: int = 0  # additional variants of graphs, besides those of plain steps
+    specs: tuple[CacheSpec, ...] = ()  # layers of the KV cache, appended to the model's layers
 
     def __add__(self, other: Claim) -> Claim:
         return Claim(
             self.token_bytes + other.token_bytes,
-            max(self.step_bytes, other.step_bytes),  # launches of parts follow each other
+            max(self.step_bytes, other.step_bytes),  # parts launch one after the other, so they can share memory
             self.weight_bytes + other.weight_bytes,
             self.variants + other.variants,
             self.specs + other.specs,
@@ -57,118 +57,119 @@ class Claim:
 
 
 class Steps(Protocol):
-    """The executor, as parts see it."""
+    """The executor's interface for parts."""
 
     backend: Backend
-    watched: np.ndarray  # int32 [max_slots, n]: tokens of a slot behind which the GIL-free loop asks Python; -1: none
+    watched: np.ndarray  # int32 [max_slots, n]: tokens after which the GIL-free loop returns to Python; -1: none
 
     def mark(self, slot: int) -> None:
-        """What a part says of a slot's steps (`special`) has changed."""
+        """Reads the parts' `special` bits of a slot again; a part calls this when its bits have changed."""
 
     def behind(self, step: Step) -> Step | None:
-        """The step that was launched behind this one, if any."""
+        """The step that was launched after `step`, or None."""
 
     def wake(self) -> None:
-        """Asks the device thread for another look at requests that wait at a gate; from any thread."""
+        """Asks the device thread to check the gates of waiting requests again; any thread may call this."""
 
 
 class StepPart:
-    """The base of every part: rows of a step that ask for something take part in it, others cost it nothing."""
+    """The base class of parts. A part handles the rows that need it; steps without these rows have no extra cost."""
 
-    name: ClassVar[str]  # in extras of outputs, in Step.notes, in the ledger
-    ranks: ClassVar[Ranks] = "first"  # whose device holds the part's state, where a model lies on several
-    variant = 0  # the bit of the part's graphs, where it claims some; set by the executor before `start`
+    name: ClassVar[str]  # key in extras of outputs, in Step.notes and in the ledger
+    ranks: ClassVar[Ranks] = "first"  # the ranks that hold the part's state, if a model lies on several devices
+    variant = 0  # the bit of the part's graph variant if it claims one; the executor sets it before `start`
 
     # -- once ---------------------------------------------------------------------------------------------------------
 
     def claim(self) -> Claim:
-        """What it takes; also asked where nothing is loaded (`check`). Raises ConfigError."""
+        """The part's claim; `check` calls this method without a loaded model. Raises ConfigError."""
         return Claim()
 
     def start(self, steps: Steps) -> None:
-        """The backend has its buffers, the model its weights; what is allocated here is not the KV cache's."""
+        """Allocates the part's memory outside the KV cache. The backend has its buffers and the model its weights."""
 
     def allocate(self, num_blocks: int, caches: Sequence[LayerCache]) -> None:
-        """The cache is sized; `caches`: of the layers that the part claimed."""
+        """Runs after the KV cache is sized; `caches`: the caches of the layers that the part claimed."""
 
     def warm_up(self, walk: bool) -> None:
-        """Launches every kernel of the part once, at start, before any request: later none is compiled or met first.
+        """Launches every kernel of the part once at start, so that no request has to wait for a compilation.
 
-        `walk`: launches are noted to be compiled, and do not run; a second call runs them.
+        `walk`: launches are only collected for compilation; a second call runs them.
         """
 
     def layer_hook(self) -> LayerHook | None:
-        """What is called inside each forward, recorded ones too."""
+        """A hook that runs inside each forward, recorded forwards included; None: no hook."""
         return None
 
     def after_choice(self, chosen: Chosen, variant: int) -> None:
-        """On the stream, behind a choice and before the next forward, in what graphs record; `variant`: of the graph,
-        0 for plain steps. The part of a step that is not recorded asks for the same."""
+        """On the stream: runs after sampling and before the next forward, and is recorded in graphs; `variant`: the
+        variant of the graph, 0 for plain steps. Steps without a graph call this method with their own variant."""
 
     # -- by request ---------------------------------------------------------------------------------------------------
 
     def gate(self, request: Request) -> bool:
-        """Whether a request may enter the scheduler now; else it waits outside, and `Steps.wake` has it asked again."""
+        """Whether a request may enter the scheduler now. If not, the request waits, and `Steps.wake` repeats the
+        check."""
         return True
 
     def place(self, request: Request, place: Place, scheduler: Scheduler) -> None:
-        """Completes how the scheduler knows the request. What raises refuses the request."""
+        """Completes the request's Place for the scheduler. An exception refuses the request."""
 
     def displace(self, place: Place, scheduler: Scheduler) -> None:
-        """The request was refused after `place`: what that took is given back."""
+        """Undoes `place` after the request was refused."""
 
     def admit(self, slot: int, row: LiveRow, words: np.ndarray) -> bool:
-        """Stages a slot that no step in flight knows; may change its words int32 [SLOT_WORDS], floats as their bits.
-
-        True: rows of the slot may take part.
+        """Stages a slot that no step in flight contains; may change the slot's words, int32 [SLOT_WORDS] (floats as
+        bits). Returns True if the part has to see steps with this slot.
         """
         return False
 
     def leave(self, slot: int, row: LiveRow, length: int) -> Any:
-        """Before the next plan: a traced row's slot has come back, `length` tokens are computed. What is returned is
-        an extra that reaches the loop by itself; None: nothing."""
+        """Runs before the next plan, when the slot of a traced row was freed; `length`: its computed tokens. Returns an
+        extra that is sent to the loop separately, or None."""
 
     def reset(self, slot: int, poison: bool) -> None:
-        """Forgets a freed slot that was admitted with True; with `poison` its numbers become ones that show at once."""
+        """Clears a freed slot whose `admit` returned True; `poison` writes values that make later use fail visibly."""
 
     def free(self, scheduler: Scheduler) -> None:
-        """Slots or entries of media came back from the scheduler; their rows have left."""
+        """Runs after the scheduler has freed slots or media entries; their rows have already left."""
 
     def special(self, slot: int) -> int:
-        """Bits of _fast/steady: which steps of the slot the GIL-free loop leaves to Python, and above VARIANT_SHIFT the
-        variant of the graphs that run the others."""
+        """Bits for _fast/steady: which of the slot's steps need Python, and from VARIANT_SHIFT on the graph variant of
+        the slot's other steps."""
         return 0
 
     # -- by step ------------------------------------------------------------------------------------------------------
 
     def role(self, step: Step) -> int:
-        """ABSENT, JOINS or WAITS; asked while any slot was admitted with True."""
+        """ABSENT, JOINS or WAITS; called while at least one slot is live whose `admit` returned True."""
         return ABSENT
 
     def before(self, step: Step) -> None:
-        """On the stream, before the inputs of the forward are complete."""
+        """On the stream: runs before the inputs of the forward are complete."""
 
     def between(self, step: Step) -> None:
-        """The step before has been settled, the forward of this one is launched, its choice is not."""
+        """Runs after the forward of `step` was launched and the previous step was settled, before sampling."""
 
     def collect(self, step: Step) -> None:
-        """The step's tokens are on the host, and not committed: rows may be ended or lose their token (Step.home)."""
+        """Runs when the step's tokens are on the host but not committed; may end rows or drop tokens (Step.home)."""
 
     def after(self, step: Step, output: StepOutput, places: Sequence[int], scheduler: Scheduler) -> None:
-        """The step is committed; `places`: of each plan row in the lists of the output."""
+        """Runs after the commit of the step; `places`: the index of each plan row in the lists of the output."""
 
-    # -- what others ask ----------------------------------------------------------------------------------------------
+    # -- statistics ---------------------------------------------------------------------------------------------------
 
     def gauges(self, stats: StepStats) -> None:
-        """Completes the numbers of a settled step."""
+        """Adds the part's numbers to the stats of a settled step."""
 
     def ledger(self) -> dict[str, int]:
-        """What is held for requests; zero when idle."""
+        """Counts of resources that requests hold; zero when idle."""
         return {}
 
 
 def forget(call: Callable[..., None], *args: Any) -> None:
-    """Drops what a request leaves behind. An error ends no request: the next admission writes the same places anew."""
+    """Calls a function that clears state of an ended request. Logs an error, unless the device is lost: the next
+    admission writes the same state again."""
     try:
         call(*args)
     except Exception as error:

@@ -1,7 +1,7 @@
-"""TowerRun: the run of one item's tower, cut between layers, so that steps of rows that decode come in between.
+"""TowerRun: the tower run of one item, cut between layers into pieces, so that decode steps can run between pieces.
 
-Owner: the stream, in step order. In: a tower that may pause, and the item's features where the tower reads them. Out:
-the item's rows, behind the last piece. Between two pieces the run holds its hidden states and tables.
+Owner: the stream, in step order. In: a PausingTower, and the item's features where the tower reads them. Out: the
+item's rows, after the last piece. Between two pieces the run holds its hidden states and tables.
 
     step n: piece | decode        step n + 1: piece | decode        ...        step n + k: rows | decode and prompt
 """
@@ -16,13 +16,13 @@ from engine.encoders.tower import Features, PausingTower
 
 
 class TowerRun:
-    """Begins with the first piece."""
+    """A tower run; the first call of `advance` starts the tower."""
 
     def __init__(self, tower: PausingTower, features: Features) -> None:
         self._pieces = tower.pieces([features])
 
     def advance(self, work: float) -> Tensor | None:
-        """Runs as many layers as do so much work, in the unit of the item's weight; the rows when all have run."""
+        """Runs layers until `work` is done, in the unit of the item's weight. Returns the rows after the last layer."""
         done = 0.0
         try:
             while done < work:
@@ -33,7 +33,7 @@ class TowerRun:
         return None
 
     def finish(self) -> Tensor:
-        """The rows; runs what is left."""
+        """Runs the remaining layers and returns the rows."""
         rows = self.advance(math.inf)
         assert rows is not None, "a run ends with its rows"
         return rows

@@ -1,10 +1,10 @@
-"""The part of models that pool: rows end with an array in the place of a token.
+"""The pooling part: rows of pooling models end with a pooled array instead of a token.
 
-Owner: device thread stages slots; forwards run on the stream. `HostPooling` and `DevicePooling` stand where a backend's
-forward and choice of tokens would: a row whose last token is in the step brings home no token (TokenCode.END), which
-ends its request, and its pooled line; rows of middle chunks bring home nothing. On an accelerator a step of up to
-Sizes.most_graphed tokens is one graph: forward, pooler, and the kernels that write lines and marks into pinned memory.
-Nothing is fed from step to step, so two in flight need no care.
+Owner: device thread stages slots; forwards run on the stream. `HostPooling` and `DevicePooling` replace the backend's
+forward and sampling. A row whose last prompt token is in the step returns its pooled line and TokenCode.END, which ends
+the request; rows of earlier chunks return nothing. On an accelerator a step of up to Sizes.most_graphed tokens is one
+graph: forward, pooler, and the kernels that write lines and marks into pinned memory. No step reads results of the
+previous step, so two steps in flight need no extra order.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from engine.step.parts.part import ABSENT, JOINS, StepPart
 from engine.step.sizes import Sizes
 from engine.step.step import Media, Step
 
-LINES = "lines of tokens"  # in Step.notes: float32 [num_tokens, width] on the host, maybe on their way
+LINES = "lines of tokens"  # key in Step.notes: float32 [num_tokens, width] on the host, perhaps not copied yet
 
 
 class Pooling(StepPart):
-    """Inputs wait for a slot outside of the scheduler, in the order in which they came: there may be many."""
+    """The pooling part. Inputs wait for a free slot outside the scheduler, because there may be very many."""
 
     name = "pooled"
 
     def __init__(self, sizes: Sizes) -> None:
-        self._room = sizes.max_slots  # slots that are free
+        self._room = sizes.max_slots  # the number of free slots
         self._per_token = np.zeros(sizes.max_slots, np.bool_)
         self._parts: dict[int, list[np.ndarray]] = {}  # by slot: lines of a prompt's chunks, until its last one
         self._live: set[int] = set()
@@ -72,12 +72,12 @@ class Pooling(StepPart):
         return JOINS if step.eager else ABSENT
 
     def collect(self, step: Step) -> None:
-        """Lines of all tokens of the step, which are not written again."""
+        """Collects the lines of rows that want one per token; no later step writes the step's lines."""
         lines: np.ndarray = step.notes[LINES].numpy()
         rows, found, ends = step.rows, step.home, set(step.rows.sampled.tolist())
         for row in np.flatnonzero(self._per_token[rows.slots]).tolist():
             slot, start = int(rows.slots[row]), int(rows.starts[row])
-            if rows.computed[row] == 0:  # the first chunk, maybe once more after a preemption
+            if rows.computed[row] == 0:  # the first chunk, possibly again after a preemption
                 self._parts[slot] = []
             self._parts[slot].append(lines[start : start + int(rows.lens[row])])
             if row in ends and row not in found.invalid:
@@ -88,9 +88,10 @@ class Pooling(StepPart):
 
 
 def take_lines(step: Step, lines: np.ndarray, outside: np.ndarray, num_embeddings: int) -> None:
-    """lines float32 [num_sampled, width], which are not written again; outside bool [num_sampled].
+    """Stores the pooled lines in Step.home; every row ends without a token.
 
-    A row ends without a token. One whose line is not finite, or whose ids were no tokens, ends with an error.
+    `lines`: float32 [num_sampled, width], not written again; `outside`: bool [num_sampled], rows with invalid token
+    ids. A row ends with an error if its line is not finite or its token ids are invalid.
     """
     sampled = step.rows.sampled
     chosen = np.full((len(sampled), 1), int(TokenCode.END), np.int32)
@@ -103,21 +104,21 @@ def take_lines(step: Step, lines: np.ndarray, outside: np.ndarray, num_embedding
 
 
 class HostPooling:
-    """On the CPU: a backend's forward, to a line for each row that ends."""
+    """The forward of a pooling model on the CPU: computes a line for each row that ends."""
 
     def __init__(self, model: Model, sizes: Sizes, slots: HostSlots) -> None:
         assert model.pooler is not None
         self._model, self._pooler, self._slots = model, model.pooler, slots
         self._vocab = model.config.text.vocab_size
-        self.sampler = Sampler(0, self._vocab)  # of no slot: no row of such a model chooses a token
-        self._seconds = np.zeros(sizes.max_slots, np.int32)  # by slot: where the second text of a pair begins
-        self._counted = np.zeros(sizes.max_slots, np.int32)  # by slot: the first token that counts in its pooled row
+        self.sampler = Sampler(0, self._vocab)  # without slots: no row of a pooling model samples a token
+        self._seconds = np.zeros(sizes.max_slots, np.int32)  # by slot: the first token of a pair's second text
+        self._counted = np.zeros(sizes.max_slots, np.int32)  # by slot: the first token that is pooled
 
     def admit(self, slot: int, row: LiveRow, words: np.ndarray) -> None:
         self._seconds[slot], self._counted[slot] = starts_of(row.request.pooling)
 
     def reset(self, slot: int, poison: bool) -> None:
-        """The next admission writes every number of the slot."""
+        """Does nothing: the next admission writes all values of the slot."""
 
     def launch(self, step: Step, batch: Batch) -> None:
         slots, sampled = step.rows.slots, step.rows.sampled
@@ -136,19 +137,19 @@ class HostPooling:
         take_lines(step, lines.numpy(), outside, self._vocab)
 
     def choose(self, step: Step) -> None:
-        """Nothing is chosen: the forward has filled Step.home."""
+        """Does nothing: the forward has filled Step.home."""
 
 
 class DevicePooling:
-    """On an accelerator: a backend's forward, to a line for each row that ends."""
+    """The forward of a pooling model on an accelerator: computes a line for each row that ends."""
 
-    ruled: RuledSampler | None = None  # no row chooses a token, so none has rules
+    ruled: RuledSampler | None = None  # no row samples a token, so no row has rules
 
     def __init__(self, model: Model, sizes: Sizes, buffers: StepBuffers) -> None:
         assert model.pooler is not None
         self._model, self._pooler, self._sizes, self._buffers = model, model.pooler, sizes, buffers
         self._vocab = model.config.text.vocab_size
-        self.sampler = Sampler(0, self._vocab)  # of no slot
+        self.sampler = Sampler(0, self._vocab)  # without slots
         width = self._pooler.width(model.config.text.hidden_size)
         self._lines = buffers.home.lines(width).view(torch.float32)  # [RECORDS, max_rows, width], pinned
         self.launcher: Launcher  # set by the backend
@@ -156,7 +157,7 @@ class DevicePooling:
     # -- what is launched, and recorded as graphs at start ------------------------------------------------------------
 
     def forward_into(self, kind: int, tokens: int) -> None:
-        """A step of `tokens` padded tokens, to the end: of up to as many rows, all of whose lines go home."""
+        """A whole step of `tokens` padded tokens and at most as many rows; copies the rows' lines to the host."""
         assert kind == GraphKind.MIXED
         rows = min(tokens, self._sizes.max_rows)
         self._send(self._pooler.lines(self._batch(tokens, rows, rows, []), rows, self._model.forward))
@@ -173,44 +174,44 @@ class DevicePooling:
         return batch
 
     def _send(self, lines: torch.Tensor) -> None:
-        """Lines [rows, width] and the rows' marks go home."""
+        """Launches the copy of lines [rows, width] and of the rows' marks to pinned memory."""
         pool_home(self._lines, lines, self._buffers.inputs.home)
-        self._buffers.send_tokens()  # no token is chosen: rows bring home END, or that an id was no token
+        self._buffers.send_tokens()  # instead of a token each row sends END, or OUTSIDE for an invalid id
 
     def record(self, capture: Callable[..., int], variants: Iterable[int]) -> None:
-        """No step only decodes."""
+        """Does nothing: a pooling model has no decode steps."""
 
     def record_forward(self, capture: Callable[..., int], kind: int, tokens: int) -> None:
-        """A step, all that it launches met before by a shorter forward."""
+        """Records a step. First an abridged forward with fewer launches loads every kernel."""
         with self._model.abridged():
             self.forward_into(kind, tokens)
         self.launcher.set_graph(kind, 0, tokens, capture(lambda: self.forward_into(kind, tokens), met=True))
 
     def decode(self, rows: int, variant: int = 0) -> None:
-        """No step only decodes."""
+        """Does nothing: a pooling model has no decode steps."""
 
     def warm_up(self) -> None:
-        """Nothing to do: rows of such a model have only the kernels of its forwards."""
+        """Does nothing: a pooling model uses only the kernels of its forward."""
 
     def largest(self) -> None:
-        """The most tokens."""
+        """Runs the step with the most tokens."""
         self.forward_into(GraphKind.MIXED, self._sizes.max_tokens)
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def admit(self, slot: int, row: LiveRow, words: np.ndarray) -> None:
-        """Where a pair's second text begins, and the first token that counts, in the slot's words."""
+        """Writes the start of a pair's second text and the first pooled token into the slot's words."""
         words[SlotWord.SECOND_START], words[SlotWord.POOL_START] = starts_of(row.request.pooling)
 
     def reset(self, slot: int, poison: bool) -> None:
-        """The next admission writes every word of the slot."""
+        """Does nothing: the next admission writes all words of the slot."""
 
     def kind_of(self, step: Step) -> int:
-        """Every step's tokens are prompts'."""
+        """MIXED, because all tokens are prompt tokens."""
         return GraphKind.MIXED
 
     def launch(self, step: Step, kind: int, size: int) -> None:
-        """All of the step; `size`: of the graph, 0 for none."""
+        """Launches the whole step; `size`: tokens of the graph, 0: no graph."""
         step.chosen = True
         if size:
             self.launcher.launch(step.plan, step.number, kind, size, 0)
@@ -229,18 +230,18 @@ class DevicePooling:
         self.launcher.finish()
 
     def choose(self, step: Step) -> None:
-        """Nothing waits for the step before: all of a step is launched with its forward."""
+        """Does nothing: `launch` has launched the whole step."""
 
     def collect(self, step: Step) -> None:
-        """Lines that came home with the step."""
+        """Reads the step's lines from pinned memory."""
         sampled = step.rows.sampled
         outside = self._buffers.home.ring[step.number].numpy()[sampled, 0] == TokenCode.OUTSIDE
-        lines = self._lines[step.number, : len(sampled)].numpy().copy()  # the buffer is written again
+        lines = self._lines[step.number, : len(sampled)].numpy().copy()  # a later step writes the buffer
         take_lines(step, lines, outside, self._vocab)
 
 
 def starts_of(pooling: PoolingParams | None) -> tuple[int, int]:
-    """Where an input's second text begins, 0 without one, and the first of its tokens that counts in its row."""
+    """The start of an input's second text (0: there is none), and the first token that is pooled."""
     if pooling is None:
         return 0, 0
     second = 0 if pooling.seconds is None else int(pooling.seconds[0])

@@ -1,8 +1,8 @@
-"""The part of prompt_logprobs: log-probabilities of a prompt's own tokens.
+"""The prompt_logprobs part: log-probabilities of a prompt's own tokens.
 
-Owner: device thread. A step that computes such a prompt runs eagerly, for every token's hidden state is read; they are
-projected between the forward and the choice. A prompt that is computed again after a preemption starts its list again.
-The first step that samples for the row brings the list to the loop.
+Owner: device thread. A step with tokens of such a prompt runs eagerly, because every token's hidden state is needed.
+The hidden states are projected to logits between the forward and sampling. A preempted prompt starts its list again.
+The first output of the row with a sampled token contains the list.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from engine.step.step import Step
 
 @dataclass(slots=True)
 class Due:
-    """The log-probabilities of prompt tokens that a step computes, of all its rows together."""
+    """The n log-probabilities of prompt tokens that a step computes, for all its rows."""
 
-    wanted: np.ndarray  # int64 [3, n]: a token of the step, the next token's id, and how many of the most likely
-    targets: list[tuple[list[TokenLogprob | None], int]]  # by row, and by how many it grows; n in all
-    pending: Pending | None = None  # the n log-probabilities on their way; set on the stream
+    wanted: np.ndarray  # int64 [3, n]: index of a token in the step, id of the next token, number of top entries
+    targets: list[tuple[list[TokenLogprob | None], int]]  # by row: its list, and the number of new entries (sum: n)
+    pending: Pending | None = None  # the n log-probabilities, being copied to the host; set on the stream
 
     def hand_out(self, entries: Iterable[TokenLogprob]) -> None:
         """Appends the n log-probabilities to the rows' lists."""
@@ -44,7 +44,7 @@ class Due:
 
 
 class PromptLogprobs(StepPart):
-    """By slot: the request and its list, which grows as the prompt is computed."""
+    """Stores by slot the request and its list, which grows while the prompt is computed."""
 
     name = "prompt_logprobs"
 
@@ -52,14 +52,14 @@ class PromptLogprobs(StepPart):
         self._as_logits, self._vocab = config.logprobs_mode.endswith("_logits"), model.config.text.vocab_size
         self._model, self._sizes = model, sizes
         self._rows: dict[int, tuple[Request, list[TokenLogprob | None]]] = {}
-        self._sent: set[int] = set()  # slots whose list has gone to the loop
+        self._sent: set[int] = set()  # slots whose list was sent to the loop
         self._backend: Backend
 
     def start(self, steps: Steps) -> None:
         self._backend = steps.backend
 
     def warm_up(self, walk: bool) -> None:
-        """Steps with more such tokens than CHUNK launch the same kernels several times."""
+        """Launches the kernels for up to CHUNK prompt tokens; longer steps launch the same kernels repeatedly."""
         model, most = self._model, min(CHUNK, self._sizes.max_tokens)
         hidden = torch.zeros(most, model.config.text.hidden_size, dtype=model.dtype, device=self._backend.rank.device)
         for count in one_size_per_doubling(list(range(1, most + 1))):
@@ -74,7 +74,7 @@ class PromptLogprobs(StepPart):
     def admit(self, slot: int, row: LiveRow, words: np.ndarray) -> bool:
         if row.request.sampling.prompt_logprobs is None or row.choice > 0:
             return False
-        self._rows[slot] = (row.request, [None])  # nothing predicts the first token
+        self._rows[slot] = (row.request, [None])  # the first token has no log-probability
         return True
 
     def reset(self, slot: int, poison: bool) -> None:
@@ -95,7 +95,7 @@ class PromptLogprobs(StepPart):
             step.run(self._project, step, due)
 
     def _project(self, step: Step, due: Due) -> None:
-        """On the stream, behind the forward."""
+        """On the stream, after the forward: launches the log-probabilities."""
         if step.error is not None:
             return
         try:
@@ -111,7 +111,7 @@ class PromptLogprobs(StepPart):
             due.hand_out(entries[number] for number in range(len(entries)))
 
     def after(self, step: Step, output: StepOutput, places: Sequence[int], scheduler: Scheduler) -> None:
-        """The list goes with the row's first news; a row that starts over has none in this step."""
+        """Adds the list to the row's first output; a row that starts over has no output in this step."""
         for row, slot in self._to_send(step):
             if output.has_news(places[row]):
                 step.home.extra(self.name, row, self._rows[slot][1])
@@ -121,13 +121,13 @@ class PromptLogprobs(StepPart):
         return {self.name: len(self._rows)}
 
     def _to_send(self, step: Step) -> list[tuple[int, int]]:
-        """(plan row, slot) of rows that sample, and whose list of log-probabilities was not sent yet."""
+        """(plan row, slot) of sampled rows whose list of log-probabilities was not sent yet."""
         slots = step.rows.slots[step.rows.sampled].tolist()
         rows = zip(step.rows.sampled.tolist(), slots)
         return [(row, slot) for row, slot in rows if slot in self._rows and slot not in self._sent]
 
     def _due(self, step: Step) -> Due | None:
-        """What the step's rows owe; None when that is nothing."""
+        """The log-probabilities that this step has to compute; None if there are none."""
         rows = step.rows
         found: list[np.ndarray] = []  # int64 [3, count], by row
         targets = []
@@ -142,7 +142,7 @@ class PromptLogprobs(StepPart):
                 k = request.sampling.prompt_logprobs or 0
                 wanted = np.empty((3, count), np.int64)
                 wanted[0] = np.arange(count) + rows.starts[row]
-                wanted[1] = prompt[done + 1 : done + 1 + count].clip(0, self._vocab - 1)  # they are looked up
+                wanted[1] = prompt[done + 1 : done + 1 + count].clip(0, self._vocab - 1)  # ids index the logits
                 wanted[2] = self._vocab if k == -1 else min(k, self._vocab)
                 found.append(wanted)
                 targets.append((target, count))

@@ -1,9 +1,9 @@
-"""The part of return_routed_experts: the experts that each token in the KV cache chose, stored with its block.
+"""The return_routed_experts part: stores the expert ids of each token in the KV cache with the token's block.
 
-Owner: device thread; written by the layers of steps, in step order (LayerHook). A token's place is that of its keys and
-values in a group of layers that see every token. So blocks that the prefix cache finds again bring the experts of their
-tokens along, and a row that was preempted writes its own again. When a traced row's slot comes back, the experts of all
-its tokens are read through its block table, before any later step may take its blocks.
+Owner: device thread; the layers of steps write the ids in step order (LayerHook). A token's ids have the same block and
+offset as its keys and values in a cache group with full attention. So blocks from the prefix cache contain the ids of
+their tokens, and a preempted row writes its ids again. When the slot of a traced row is freed, the ids of all its
+tokens are read through its block table, before a later step may reuse the blocks.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from engine.step.backend.base import Backend
 from engine.step.live import LiveRow, Place
 from engine.step.parts.part import Claim, StepPart, Steps
 
-CHUNK = 128  # blocks that are gathered at a time
+CHUNK = 128  # blocks that are gathered at the same time
 
 
 def routed_shape(text: TextConfig) -> tuple[int, int, torch.dtype]:
-    """(layers with experts, experts of a token, dtype of their numbers); without experts (0, 0, uint8)."""
+    """(layers with experts, experts per token, dtype of expert ids); without experts (0, 0, uint8)."""
     routings = text.routings
     if not routings:
         return 0, 0, torch.uint8
@@ -47,7 +47,7 @@ def routed_shape(text: TextConfig) -> tuple[int, int, torch.dtype]:
 
 
 class RoutedExperts(StepPart):
-    """[places, layers, top_k]: a place for every token of the cache."""
+    """Stores the expert ids of every token in the cache, [num_blocks * block_size, layers, top_k]."""
 
     name = "routed_experts"
 
@@ -55,7 +55,7 @@ class RoutedExperts(StepPart):
         self._layers, self._top_k, self._dtype = routed_shape(model.config.text)
         self._sees_all = any(spec.kind.lasts for spec in specs)
         self._backend: Backend
-        self._group: int  # the first whose layers see every token: its block tables say where a token is
+        self._group: int  # the first cache group with full attention; its block tables locate the tokens
         self._block_size: int
         self._blocks: Tensor  # [num_blocks, block_size, layers, top_k]
         self._gather: Gather | None = None
@@ -87,14 +87,14 @@ class RoutedExperts(StepPart):
         return RoutedHook(self)
 
     def places(self, batch: Batch) -> Capture:
-        """Where the tokens of a batch leave their experts."""
+        """The buffer and the positions in it to which the tokens of a batch write their expert ids."""
         return Capture(self._blocks.flatten(0, 1), batch.attention[self._group].slot_mapping)
 
     def place(self, request: Request, place: Place, scheduler: Scheduler) -> None:
         place.traced |= request.sampling.return_routed_experts
 
     def leave(self, slot: int, row: LiveRow, length: int) -> np.ndarray | None:
-        """[length, layers, top_k]; waits for their copy."""
+        """The expert ids of the row's tokens, [length, layers, top_k]; waits for the copy."""
         if not row.request.sampling.return_routed_experts:
             return None
         table = self._backend.block_table(self._group, slot)[: -(-length // self._block_size)]
@@ -104,7 +104,7 @@ class RoutedExperts(StepPart):
 
 
 class RoutedHook:
-    """Gives the layers of a forward the places of its tokens; their routers write them on the way."""
+    """Passes the buffer to the layers of a forward, whose routers write the expert ids."""
 
     def __init__(self, part: RoutedExperts) -> None:
         self._part = part
@@ -113,13 +113,13 @@ class RoutedHook:
         batch.routed, batch.whole = self._part.places(batch), True
 
     def after_layer(self, number: int, x: Stream) -> None:
-        """The router of the layer has written."""
+        """Does nothing: the router of the layer has written the ids."""
 
 
 class Gather:
-    """Blocks on their way from an accelerator, CHUNK at a time, on a stream of their own.
+    """Copies blocks from an accelerator to the host, CHUNK blocks at a time, on a separate stream.
 
-    The step in flight was planned before the blocks were free, so it does not write them.
+    The step in flight was planned before the blocks were freed, so it does not write them.
     """
 
     def __init__(self, accelerator: Accelerator, shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -129,13 +129,13 @@ class Gather:
         self._side, self._done = accelerator.side_stream(), accelerator.event()
 
     def warm_up(self, blocks: Tensor) -> None:
-        """Reads a block: nothing is met for the first time later."""
-        with self._side:  # which reads the table, and waits for no other stream
+        """Reads one block, so that later reads compile and allocate nothing."""
+        with self._side:  # this stream reads the table and waits for no other stream
             table = torch.zeros(1, dtype=torch.int32, device=blocks.device)
         self.read(blocks, table)
 
     def read(self, blocks: Tensor, table: Tensor) -> np.ndarray:
-        """The tokens of the blocks of a table, [len(table) * block_size, layers, top_k]."""
+        """The expert ids of all tokens in the blocks of a table, [len(table) * block_size, layers, top_k]."""
         parts = []
         with self._side:
             for first in range(0, len(table), CHUNK):

@@ -1,9 +1,9 @@
-"""The part of rules on an accelerator: rows whose choice takes work of the host by step.
+"""The rules part on an accelerator: handles rows whose sampling needs the host in each step.
 
-Owner: device thread. Most of what a request asks of the choice of its tokens is data in the slot's words, and every
-plain step reads it. A part of it moves with the answer: bad words of several tokens, times, log-probabilities of tokens
-by name. Rules need a line of tables on the device; a slot takes a line with its first step (sampling/lines). On the
-host the sampler applies rules itself, so there this part is absent.
+Owner: device thread. Most sampling parameters are data in the slot's words, which every plain step reads. Some
+parameters change with the answer: bad words of several tokens, time limits, log-probabilities of given token ids. Rules
+need a line in tables on the device; a slot takes a line with its first step (sampling/lines). On the CPU the sampler
+applies the rules itself, so this part does not exist there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from engine.step.step import Step
 
 
 class Rules(StepPart):
-    """Slots with rules, or with log-probabilities that no kernel of plain steps brings home."""
+    """Slots with rules, or with log-probabilities that the kernels of plain steps do not compute."""
 
     name = "rules"
 
@@ -31,10 +31,10 @@ class Rules(StepPart):
         self._vocab, self._max_rows = model.config.text.vocab_size, sizes.max_rows
         self._steps: Steps
         self._sampler: RuledSampler
-        self._parked: set[int] = set()  # slots that have lost their line: Python launches the next step of each
+        self._parked: set[int] = set()  # slots that have lost their line; Python launches their next step
 
     def claim(self) -> Claim:
-        """Float32 logits of CHUNK rows at a time, and what a sort of all values needs."""
+        """Memory for float32 logits of CHUNK rows and for sorting them."""
         return Claim(step_bytes=4 * self._vocab * 12 * min(self._max_rows, CHUNK))
 
     def start(self, steps: Steps) -> None:
@@ -56,8 +56,8 @@ class Rules(StepPart):
         return JOINS if self._sampler.is_plain(step.sampled_slots) else WAITS
 
     def before(self, step: Step) -> None:
-        """Lines for the step's slots. Words that are sent again take the slot's newest token away from it, which the
-        host knows by then: a slot takes a line with its first step, or after a step that did not name it.
+        """Assigns lines to the step's slots and sends their words. The words overwrite the slot's newest token on the
+        device. The host already has this token: a slot takes a line with its first step, or after a step without it.
         """
         staged, parked = self._sampler.take_lines(step.rows.slots)
         self._parked.update(parked)
@@ -70,7 +70,7 @@ class Rules(StepPart):
             self._steps.mark(slot)
 
     def collect(self, step: Step) -> None:
-        """Log-probabilities that took kernels of their own; tokens are counted by the rules that move with them."""
+        """Reads log-probabilities from separate kernels, and updates the rules with the sampled tokens."""
         home, sampled = step.home, step.rows.sampled
         assert home.tokens is not None
         pending: Pending | None = step.notes.get("pending")

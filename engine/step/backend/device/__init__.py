@@ -1,1 +1,1 @@
-"""Steps on an accelerator: plans in pinned records, forwards and choices recorded as graphs."""
+"""Steps on an accelerator: plans in pinned records, forwards and sampling recorded as graphs."""

@@ -1,7 +1,7 @@
 """DeviceBackend: steps on an accelerator. A plain decode step is one graph.
 
-Owner: device thread, for everything here: it launches on the compute stream, and nothing runs elsewhere. In: plans in
-pinned records. Out: steps, whose tokens arrive in a pinned ring. engine/step/backend/device/startup makes it ready.
+Owner: device thread, which launches all work on the compute stream. In: plans in pinned records. Out: steps, whose
+tokens arrive in a pinned ring. engine/step/backend/device/startup prepares the backend before the first request.
 """
 
 from __future__ import annotations
@@ -31,43 +31,43 @@ from engine.step.rows import RowArrays
 from engine.step.sizes import Sizes
 from engine.step.step import Step
 
-TILE = 128  # of the products' matrix tiles on every card that is served
+TILE = 128  # rows of a product's matrix tile, on every supported card
 
 
 class Forward(Protocol):
-    """From the inputs of a step to what its rows bring home, recorded at start."""
+    """Computes a step: from the inputs to the results on the host. Launches are recorded as graphs at start."""
 
     launcher: Launcher
 
     @property
     def sampler(self) -> StepSampler:
-        """How tokens are chosen."""
+        """Samples the tokens."""
 
     @property
     def ruled(self) -> RuledSampler | None:
-        """The same, where rules are a part of steps."""
+        """The same sampler if it has rules on the device, else None."""
 
     def admit(self, slot: int, row: LiveRow, words: np.ndarray) -> None:
-        """Stages a slot; may change its words."""
+        """Stages a slot; may change the slot's words."""
 
     def reset(self, slot: int, poison: bool) -> None:
-        """Forgets a freed slot."""
+        """Clears a freed slot."""
 
     def kind_of(self, step: Step) -> int:
-        """Which graphs may run the step's forward (GraphKind)."""
+        """The kind of graph that can run the step's forward (GraphKind)."""
 
     def launch(self, step: Step, kind: int, size: int) -> None:
-        """Forward, and the choice unless it waits; `size`: of the graph, 0 for none."""
+        """Launches the forward, and sampling unless it has to wait; `size`: tokens of the graph, 0: no graph."""
 
     def choose(self, step: Step) -> None:
-        """The choice of a step that waited."""
+        """Launches the sampling of a step whose sampling had to wait."""
 
     def collect(self, step: Step) -> None:
         """Fills Step.home."""
 
 
 class DeviceBackend:
-    """An accelerator."""
+    """Runs steps on one accelerator."""
 
     def __init__(
         self, config: EngineConfig, rank: Rank, sizes: Sizes, buffers: StepBuffers, forward: Forward, masks: Masks
@@ -94,8 +94,8 @@ class DeviceBackend:
 
     def fullness(self, tokens: int) -> float:
         text = self.rank.model.config.text
-        # Products of --deterministic are as full with any number of tiles; pairs of experts fill tiles by how tokens
-        # choose, not by their number.
+        # With --deterministic the number of tiles does not change the fullness. With experts the fullness depends on
+        # the routing of the tokens, not on their number.
         if self.config.deterministic or text.routings:
             return 1.0
         return fullness(target(), tokens, text.intermediate_size, text.hidden_size)
@@ -121,7 +121,7 @@ class DeviceBackend:
         return Step(plan, RowArrays(plan), TokensHome(self.launcher, plan.number), self.run)
 
     def begin(self, step: Step) -> None:
-        """The device's own times say when."""
+        """Does nothing: the launcher reads the device's own times."""
 
     def forward(self, step: Step) -> None:
         kind = self.forwards.kind_of(step)
@@ -139,25 +139,25 @@ class DeviceBackend:
         self._asked(step)
 
     def _asked(self, step: Step) -> None:
-        """All of the step is launched, its tokens are on their way."""
+        """Marks a step whose work is all launched: its tokens will arrive in the ring."""
         assert isinstance(step.event, TokensHome), "the events of steps here are made here"
         step.event.asked = True
 
     def done(self, step: Step, call: Callable[[Step], None]) -> None:
-        """The launcher knows when."""
+        """Does nothing: the launcher finds out when the tokens have arrived."""
 
     def collect(self, step: Step, behind: Step | None) -> None:
         times = step.times
         times.started_at = max(times.started_at, times.launched_at)
         if behind is not None:
-            behind.times.started_at = step.event.fired_at  # the device goes on with it at once
+            behind.times.started_at = step.event.fired_at  # the device starts the next step at once
             behind.times.began_before = step.event.found_done
         if step.error is None:
             times.gap_s = self.launcher.gap_s
             self.forwards.collect(step)
 
     def measure_gaps(self, every: int) -> None:
-        """Has the device's idle time measured behind one step in `every` (StepStats.gap_s)."""
+        """Measures the device's idle time after one step in `every` (StepStats.gap_s)."""
         self.launcher.measure_gaps(every)
 
     def free_unused(self) -> None:
@@ -167,7 +167,7 @@ class DeviceBackend:
         return {"positions": len(self.buffers.slots.positions)} | self.accelerator.ledger()
 
     def close(self) -> None:
-        with contextlib.suppress(RuntimeError):  # a lost device has nothing left to wait for
+        with contextlib.suppress(RuntimeError):  # a lost device raises
             self.accelerator.close()
 
 
@@ -175,7 +175,7 @@ class DeviceSteady:
     """The GIL-free loop over a backend's plans and graphs."""
 
     def __init__(self, backend: DeviceBackend, logprobs_asked: np.ndarray, logprob_lines: Tensor) -> None:
-        """`logprob_lines` int32 [records, max_rows, places of a run, words]."""
+        """`logprob_lines`: int32 [records, max_rows, tokens of a row in a step, words]."""
         self._backend = backend
         self.logprobs_asked, self.logprob_lines = logprobs_asked, logprob_lines
 

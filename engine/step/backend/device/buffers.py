@@ -1,14 +1,14 @@
-"""StepBuffers: every fixed piece of memory that steps on an accelerator pass through, allocated once at start.
+"""StepBuffers: the buffers of steps on an accelerator, allocated once at start at fixed addresses.
 
-Owner: device thread. A plan is written by the scheduler into a pinned record. The step's first kernels read it there
-and write the slots' state and the inputs of the forward; the last kernel writes the tokens into a pinned ring.
+Owner: device thread. The scheduler writes a plan into a pinned record. The step's first kernels read the record and
+write the slots' state and the inputs of the forward; the last kernel writes the tokens into a pinned ring.
 
     host      plan n -> records[n % 3]                            ring[n % 3] -> commit
                              |                                         ^
     device                   +--prep--> slots, inputs --forward--> sampled_hidden --sample
 
-A record and its line of the ring are used again three steps later: by then the step has been settled, so it has been
-read and its tokens too.
+A record and its line of the ring are used again three steps later. By then the step is settled: the device has read the
+record, and the host has read the tokens.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ MIN_UPDATES = 16384  # block-table changes that one plan may carry: 256 KiB of i
 
 
 class Cut(NamedTuple):
-    """Properties of a cache that decide into which parts and tiles attention cuts a step's rows."""
+    """The properties of a cache on which attention's work list depends: how rows are cut into parts and tiles."""
 
     num_kv_heads: int
     head_dim: int
-    codes: bool  # pages of 8 bits
+    codes: bool  # keys and values have 8 bits
 
     @property
     def per_unit(self) -> int:
@@ -59,18 +59,18 @@ class Cut(NamedTuple):
 
 
 def _cut(spec: CacheSpec) -> Cut | None:
-    """None: no attention reads this cache."""
+    """The Cut of a cache; None: no attention reads this cache."""
     if not isinstance(spec, KeyValueSpec):
         return None
     return Cut(spec.num_kv_heads, spec.head_dim, spec.dtype.itemsize == 1)
 
 
 class StepBuffers:
-    """Fixed addresses; what steps do with them is the forward's."""
+    """The buffers of all steps; the forward decides how steps use them."""
 
     def __init__(self, rank: Rank, sizes: Sizes, invariant: bool, overlays: bool, hooks: Sequence[LayerHook]) -> None:
-        """`overlays`: rows may take the place of embeddings, in recorded steps too; `invariant`: a row's result does
-        not depend on the other rows of its step."""
+        """`overlays`: media rows may replace embeddings, in recorded steps too; `invariant`: a row's result does not
+        depend on the other rows of its step."""
         assert rank.accelerator is not None
         accelerator, model = rank.accelerator, rank.model
         device, rows, tokens = accelerator.device, sizes.max_rows, sizes.max_tokens
@@ -92,7 +92,7 @@ class StepBuffers:
             rows, tokens, groups, config.axes, device, bool(config.bidirectional), bool(model.adapters)
         )
         self.sampled_hidden = torch.zeros(rows, config.text.hidden_size, dtype=model.dtype, device=device)
-        self._overlay: tuple[Tensor, Tensor] | None = None  # recorded steps read it
+        self._overlay: tuple[Tensor, Tensor] | None = None  # (marks of tokens, rows); recorded steps read it
         if overlays:
             most = sizes.most_graphed
             visible = torch.zeros(most, 1, dtype=torch.bool, device=device)
@@ -101,15 +101,15 @@ class StepBuffers:
         self.work: dict[Cut, WorkList] = self._work(1)
 
     def set_blocks(self, num_blocks: int) -> None:
-        """Makes room for the work lists, and the runs, of any step over a cache of so many blocks."""
+        """Allocates work lists and state runs for any step over a cache of so many blocks."""
         if self.states is not None:
             self.states.set_blocks(num_blocks)
         self.work = self._work(num_blocks)
 
     def _work(self, num_blocks: int) -> dict[Cut, WorkList]:
-        """A list for each way in which the layers of groups cut rows: most models have one."""
+        """A work list for each Cut among the cache groups; most models have one Cut."""
         sizes, device = self._sizes, self.home.tokens.device
-        if not self._rank.layout.keeps:  # nothing reads a list
+        if not self._rank.layout.keeps:  # no layer reads a work list
             return {}
         heads = self._rank.model.config.text.num_heads
         parts = partial(max_parts, num_blocks, sizes.block_size, sizes.max_rows)
@@ -129,7 +129,7 @@ class StepBuffers:
         }
 
     def prep(self) -> None:
-        """Launches what turns the next record into the inputs of a forward: slots, tokens, rows, work lists."""
+        """Launches the kernels that make the inputs of a forward from the next record: slots, tokens, work lists."""
         sizes, text = self._sizes, self._rank.model.config.text
         if self.states is not None:
             self.states.launch(self.records)
@@ -142,16 +142,17 @@ class StepBuffers:
             sizes.block_size,
             text.vocab_size,
         )
-        for cut, work in self.work.items():  # rows are cut alike in all groups of a cut
+        for cut, work in self.work.items():  # all groups with this Cut share the list
             meta = self._meta(self._cuts.index(cut), sizes.max_tokens, sizes.max_rows, False)
             fill_list(work, meta, text.num_heads // cut.num_kv_heads, self._invariant)
 
     def send_tokens(self) -> None:
-        """Launches what brings the chosen tokens into the step's line of the ring."""
+        """Launches the kernel that writes the sampled tokens into the step's line of the ring."""
         self.home.send(self.inputs, self.slots.tensors)
 
     def batch(self, tokens: int, rows: int, decode_only: bool, media: list[Media]) -> Batch:
-        """Views of the first `tokens` tokens, all of them read, and `rows` rows; more than the step has is padding."""
+        """A Batch over views of the first `tokens` tokens and `rows` rows; the hidden states of all tokens are read.
+        Tokens and rows beyond those of the step are padding."""
         inputs, overlay, layout = self.inputs, None, self._rank.layout
         if self._overlay is not None and not media and not decode_only and tokens <= len(self._overlay[0]):
             overlay = self._overlay[0][:tokens], self._overlay[1][:tokens]
@@ -165,7 +166,7 @@ class StepBuffers:
             attention=attention,
             caches=self._rank.caches,
             group_of=layout.group_of,
-            num_tokens=inputs.query_start[-1:],  # behind the last row
+            num_tokens=inputs.query_start[-1:],  # [1] the start behind the last row: the number of tokens
             overlay=overlay,
             adapters=None if inputs.adapters is None else inputs.adapters[:tokens],
             hooks=self.hooks,
@@ -176,14 +177,14 @@ class StepBuffers:
 
     @contextmanager
     def overlaid(self, media: list[Media]) -> Iterator[None]:
-        """A recorded forward that is launched inside reads these rows in the place of embeddings."""
+        """Context in which a launched graph of a forward reads the media rows in place of embeddings."""
         if not media:
             yield
             return
         assert self._overlay is not None
         visible, places = self._overlay
         try:
-            for start, parts in _adjacent(media):  # one copy for many rows that decode
+            for start, parts in _adjacent(media):  # one copy for adjacent runs, such as rows that decode
                 end = start + sum(map(len, parts))
                 torch.cat(parts, out=places[start:end])
                 visible[start:end] = True
@@ -192,7 +193,7 @@ class StepBuffers:
             visible.zero_()
 
     def _meta(self, group: int, tokens: int, rows: int, decode_only: bool) -> AttentionMeta:
-        inputs, decode_only = self.inputs, decode_only and not self._invariant  # an invariant list has tiles only
+        inputs, decode_only = self.inputs, decode_only and not self._invariant  # an invariant work list has only tiles
         cut = self._cuts[group]
         return AttentionMeta(
             query_start=inputs.query_start[: rows + 1],
@@ -207,7 +208,7 @@ class StepBuffers:
 
 
 def _adjacent(media: list[Media]) -> Iterator[tuple[int, list[Tensor]]]:
-    """(token_start, rows of runs that follow each other without a gap)."""
+    """Joins media runs without a gap between them: yields (token_start, rows of the joined runs)."""
     start, parts, end = 0, list[Tensor](), -1
     for first, length, rows in media:
         if first != end:

@@ -1,14 +1,13 @@
-"""DeviceForward: forward and choice of tokens on an accelerator, recorded at start and replayed by step.
+"""DeviceForward: forward and sampling on an accelerator, recorded at start and replayed in each step.
 
-Owner: device thread. A step whose rows ask for nothing special is launched whole at once, its choice of tokens
-included; the choice of one that waits is launched after the step before it has been settled. A step that a part wants
-eager, or that has more tokens than any graph, runs its forward kernel by kernel.
+Owner: device thread. A plain step is launched at once with its sampling. If sampling has to wait, sampling is launched
+after the previous step was settled. A forward runs kernel by kernel if a part wants it eager or it exceeds all graphs.
 
     host    plan n+1 |                                      plan n+2 |
     device  ... step n, n home | step n+1: prep reads its plan, forward, choice, tokens home | ...
 
-Decode sizes are recorded twice: whole for plain steps, and in parts for mixed and special ones, whose choice waits for
-the host, and where a gap is measured. That costs the start some ten milliseconds a size, and no step anything.
+Each decode size is recorded twice: as one graph for plain steps; and in parts for mixed steps, special steps, and steps
+after which a gap is measured. The second recording costs about 10 ms per size at start and nothing per step.
 """
 
 from __future__ import annotations
@@ -35,16 +34,16 @@ from engine.step.step import Chosen, Ending, Step
 
 
 class DeviceForward:
-    """Tokens."""
+    """The forward of models that generate tokens."""
 
     def __init__(
         self, config: EngineConfig, rank: Rank, sizes: Sizes, buffers: StepBuffers, endings: Sequence[Ending] = ()
     ) -> None:
-        """`endings`: called behind each choice, in what is recorded."""
+        """`endings`: functions that run after each sampling and are recorded with it."""
         assert rank.accelerator is not None
         self._config, self._model, self._sizes, self._buffers = config, rank.model, sizes, buffers
         self._vocab = rank.model.config.text.vocab_size
-        self.logprob_words = buffers.home.lines(LINE)  # log-probabilities
+        self.logprob_words = buffers.home.lines(LINE)  # the pinned ring of log-probabilities
         self.sampler = DeviceSampler(
             buffers.slots.tensors,
             sizes.max_slots,
@@ -62,18 +61,18 @@ class DeviceForward:
     # -- what is launched, and recorded as graphs at start ------------------------------------------------------------
 
     def decode(self, rows: int, variant: int = 0) -> None:
-        """Prep, and a token for each of up to `rows` rows, all of which sample: hidden states stay where they are."""
+        """A whole step of up to `rows` rows that all sample: prep, forward, sampling. Hidden states are not copied."""
         self._buffers.prep()
         self._choose(self._model.forward(self._buffers.batch(rows, rows, True, [])), variant)
 
     def forward_into(self, kind: int, tokens: int) -> None:
-        """A forward of `tokens` padded tokens, and the hidden states of its sampled rows into their fixed place."""
+        """A forward of `tokens` padded tokens; copies the hidden states of its sampled rows to `sampled_hidden`."""
         rows = min(tokens, self._sizes.max_rows)
         self._keep_sampled(self._buffers.batch(tokens, rows, kind == GraphKind.DECODE, []), rows)
 
     def _keep_sampled(self, batch: Batch, count: int) -> None:
-        """The forward of which the first `count` sampled rows are read, at most one for each token."""
-        if count == len(batch.token_ids):  # nothing to leave out: one gather at the end is fewer than two before it
+        """Runs the forward and stores the hidden states of the first `count` sampled rows (`count` <= tokens)."""
+        if count == len(batch.token_ids):  # no token can be left out: one gather at the end costs less than two before
             self._gather_sampled(self._model.forward(batch), count)
             return
         buffers = self._buffers
@@ -82,16 +81,16 @@ class DeviceForward:
         self._model.forward(batch, buffers.sampled_hidden[:count])
 
     def _gather_sampled(self, hidden: torch.Tensor, count: int) -> None:
-        """Of all tokens' hidden states [tokens, hidden_size] those of the first `count` sampled rows."""
+        """Copies hidden states of the first `count` sampled rows out of `hidden` [tokens, hidden_size]."""
         buffers = self._buffers
         torch.index_select(hidden, 0, buffers.inputs.sample_index[:count], out=buffers.sampled_hidden[:count])
 
     def choose_into(self, rows: int, variant: int = 0) -> None:
-        """A token for each of the first `rows` sampled rows that is one."""
+        """Samples a token for each of the first `rows` sampled rows; rows beyond the step's own are padding."""
         self._choose(self._buffers.sampled_hidden[:rows], variant)
 
     def _choose(self, hidden: torch.Tensor, variant: int) -> None:
-        """From the hidden states of sampled rows [rows, hidden_size] to their tokens, and those on their way home."""
+        """Samples tokens from hidden states [rows, hidden_size] and launches the copy of the tokens to the host."""
         buffers = self._buffers
         self.sampler.launch_plain(buffers.inputs, self._model.logits(hidden), buffers.home.tokens)
         self._end(hidden, variant)
@@ -102,30 +101,30 @@ class DeviceForward:
         self._buffers.send_tokens()
 
     def record(self, capture: Callable[..., int], variants: Iterable[int]) -> None:
-        """Records the graphs of steps that only decode, whole and in parts; `capture` is the accelerator's."""
+        """Records the graphs of decode-only steps, whole and in parts; `capture`: the accelerator's method."""
         for size in reversed(decode_sizes(self._sizes.max_rows, self._config.cudagraph_capture_sizes)):
             self.record_forward(capture, GraphKind.DECODE, size)
             for variant in variants:
                 choice = capture(partial(self.choose_into, size, variant))
                 self.launcher.set_graph(GraphKind.SAMPLE, variant, size, choice)
-                # A whole plain step: what has just been recorded in parts.
+                # The same step as one graph; its parts have just been recorded.
                 whole = capture(partial(self.decode, size, variant), met=True)
                 self.launcher.set_graph(GraphKind.STEP, variant, size, whole)
 
     def record_forward(self, capture: Callable[..., int], kind: int, tokens: int) -> None:
-        """A forward, all that it launches met before by a shorter one: a tenth of the whole one's launches."""
+        """Records a forward. First an abridged forward with a tenth of the launches loads every kernel."""
         with self._model.abridged():
             self.forward_into(kind, tokens)
         self.launcher.set_graph(kind, 0, tokens, capture(partial(self.forward_into, kind, tokens), met=True))
 
     def warm_up(self) -> None:
-        """Every kernel of rows with rules."""
+        """Launches every kernel for rows with rules."""
         buffers = self._buffers
         logits = self._model.logits(buffers.sampled_hidden[:1])
         self.sampler.warm_up(buffers.inputs, logits, buffers.home.tokens)
 
     def largest(self) -> None:
-        """Every token's hidden state, as eager steps want them, and the most choices."""
+        """Runs the step with the largest memory: all tokens' hidden states, as in eager steps, and all rows sample."""
         sizes = self._sizes
         rows = min(sizes.max_tokens, sizes.max_rows)
         self._model.forward(self._buffers.batch(sizes.max_tokens, rows, False, []))
@@ -134,25 +133,25 @@ class DeviceForward:
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def admit(self, slot: int, row: LiveRow, words: np.ndarray) -> None:
-        """Stages how the row's tokens are chosen, in the slot's words too."""
+        """Stages the row's sampling parameters, and completes the slot's words."""
         request = row.request
         prompt = np.asarray(request.prompt_token_ids)
         self.sampler.admit(slot, request.sampling, prompt, row.seed, words, request.is_masked)
 
     def reset(self, slot: int, poison: bool) -> None:
-        """Forgets a freed slot."""
+        """Clears a freed slot."""
         self.sampler.reset(slot, poison)
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def kind_of(self, step: Step) -> int:
-        """Graphs of steps that only decode read no media."""
+        """DECODE if the step only decodes and has no media, which decode graphs do not read; else MIXED."""
         plan = step.plan
         decodes = plan.num_decode_rows == plan.num_rows and not plan.num_media
         return GraphKind.DECODE if decodes else GraphKind.MIXED
 
     def launch(self, step: Step, kind: int, size: int) -> None:
-        """Forward, and the choice unless it waits; `size`: of the graph, 0 for none."""
+        """Launches the forward, and sampling unless it has to wait; `size`: tokens of the graph, 0: no graph."""
         plan, launcher, variant = step.plan, self.launcher, step.variant
         sample_size = launcher.pick(GraphKind.SAMPLE, plan.num_sampled, variant) if plan.num_sampled else 0
         step.chosen = not step.waits
@@ -183,7 +182,8 @@ class DeviceForward:
         self._gather_sampled(step.hidden, plan.num_sampled)
 
     def _prepare_choice(self, step: Step, sample_size: int) -> None:
-        """Behind the forward of a step that waits: logits, where a graph cannot choose for its rows."""
+        """After the forward of a step that waits: notes the size of the sampling graph, or computes the logits if no
+        graph can sample for the rows."""
         count = step.plan.num_sampled
         if sample_size and self.sampler.is_by_lines(step.sampled_slots):
             step.notes["choice"] = sample_size
@@ -191,7 +191,7 @@ class DeviceForward:
             step.notes["choice"] = self._model.logits(self._buffers.sampled_hidden[:count])
 
     def choose(self, step: Step) -> None:
-        """The choice of a step that waited. Log-probabilities that take kernels of their own: notes["pending"]."""
+        """Samples for a step that waited. Log-probabilities from separate kernels go to notes["pending"]."""
         prepared, slots, buffers = step.notes.pop("choice"), step.sampled_slots, self._buffers
         if isinstance(prepared, int):
             self.sampler.send_moved(slots)
@@ -204,23 +204,23 @@ class DeviceForward:
         step.chosen = True
 
     def collect(self, step: Step) -> None:
-        """Tokens and log-probabilities that came home with the step."""
+        """Reads the step's tokens and log-probabilities from pinned memory."""
         sampled = step.rows.sampled
-        chosen = self._buffers.home.ring[step.number].numpy()[sampled]  # a copy: the ring is written again
+        chosen = self._buffers.home.ring[step.number].numpy()[sampled]  # a copy, because a later step writes the ring
         found = self.sampler.read(step.number, sampled, step.sampled_slots)
         step.home.logprobs = {int(sampled[place]): entry for place, entry in found.items()}
         step.home.take_tokens(sampled, chosen, self._vocab)
 
 
 class DeviceMasks:
-    """Lines of a step's masks on their way into the table that the choice reads."""
+    """Uploads a step's mask lines into the table that sampling reads."""
 
     def __init__(self, upload: LineUpload, sampler: DeviceSampler) -> None:
         self._upload, self._sampler = upload, sampler
         self.memory = upload.memory
 
     def send(self, step: Step, lines: Lines) -> None:
-        """For the choice launched next; the time that masks take is a guess."""
+        """Uploads the lines for the sampling that is launched next. The step's duration is unknown after that."""
         step.times.is_a_guess()
         slots = step.sampled_slots
         self._upload.send(lines, [self._sampler.line(int(slots[place])) for place in lines.places])

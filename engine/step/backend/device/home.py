@@ -1,7 +1,7 @@
-"""Home: the pinned ring in which a step's tokens arrive, and TokensHome, the event that says so.
+"""Home: the pinned ring in which a step's tokens arrive. TokensHome: the event that fires on their arrival.
 
-Owner: device thread. The last kernel of a step writes its tokens, by plan row, into the line of the ring that has the
-number of the step's record; parts get lines of their own (`lines`), which are used again with the record.
+Owner: device thread. The last kernel of a step writes its tokens, by plan row, into the ring's line with the number of
+the step's record. Parts can allocate similar rings (`lines`); a line is used again together with its record.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from engine.device.accelerator import Accelerator
 from engine.kernels.sampling.home import send_home
 from engine.kernels.step_tensors import SlotTensors, StepInputs
 
-RECORDS = 3  # plans in turn: a record and its line are used again three steps later, when the step has been settled
+RECORDS = 3  # plans, used in turn: a record and its line are used again three steps later, after the step was settled
 
 
 class TokensHome:
-    """Fires when a step's tokens are in the pinned ring; at once when the step failed before it asked for them."""
+    """Fires when a step's tokens are in the pinned ring; fires at once if the step failed before its last launch."""
 
     __slots__ = ("_launcher", "_record", "asked", "fired_at", "found_done")
 
@@ -34,7 +34,8 @@ class TokensHome:
         self.found_done = False
 
     def wait(self, timeout: float) -> bool:
-        """Blocks without the GIL. A device that never answers is noticed by the loop, which watches this thread."""
+        """Blocks without the GIL; False after `timeout` seconds. The event loop watches this thread and notices a
+        device that never answers."""
         begun = time.perf_counter()
         done = not self.asked or self._launcher.wait(self._record, timeout)
         self.fired_at = time.perf_counter()
@@ -43,19 +44,19 @@ class TokensHome:
 
 
 class Home:
-    """Pinned lines on the host, and the runs of tokens on the device that are sent there."""
+    """The pinned ring on the host, and the device buffer of tokens that is copied there."""
 
     def __init__(self, accelerator: Accelerator, rows: int, width: int) -> None:
         self._accelerator, self._rows = accelerator, rows
         self.ring = self.lines(width)
         end = int(TokenCode.END)
         self.runs = torch.full((width, rows), end, dtype=torch.int32, device=accelerator.device)
-        self.tokens = self.runs[0]  # the first of each row's run
+        self.tokens = self.runs[0]  # [rows]: the first token of each row
 
     def lines(self, words: int) -> Tensor:
-        """int32 [RECORDS, max_rows, words], pinned: for what a part's kernels bring home with a step's tokens."""
+        """Allocates a pinned ring, int32 [RECORDS, max_rows, words], for results that arrive with a step's tokens."""
         return self._accelerator.pinned(RECORDS * self._rows * words).view(RECORDS, self._rows, words)
 
     def send(self, inputs: StepInputs, slots: SlotTensors) -> None:
-        """Launches what brings the chosen tokens into the step's line of the ring."""
+        """Launches the kernel that writes the sampled tokens into the step's line of the ring."""
         send_home(self.ring, self.runs, inputs.home, inputs.row_slot, slots)

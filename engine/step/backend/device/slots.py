@@ -1,7 +1,7 @@
-"""DeviceSlots: what the host and the device keep of live requests, and how the first reaches the second.
+"""DeviceSlots: the state of live requests by slot, on the host and on the device, and its transfer to the device.
 
-Owner: device thread. A slot's words (_fast/layout: SlotWord) are staged at admission and travel in the record of the
-first step that names the slot; positions of prompts that bring their own travel with every step that computes them.
+Owner: device thread. A slot's words (_fast/layout: SlotWord) are staged at admission and sent in the record of the
+first step that contains the slot. If a prompt has its own positions, each step sends the positions that it computes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from engine.step.sizes import Sizes
 
 
 class DeviceSlots:
-    """By slot."""
+    """Parameters and positions on the host, and tensors on the device, all indexed by slot."""
 
     def __init__(
         self, sizes: Sizes, num_groups: int, axes: int, bidirectional: Bidirectional, accelerator: Accelerator
@@ -34,8 +34,8 @@ class DeviceSlots:
         self.tensors = empty_slots(sizes.max_slots, sizes.max_blocks, num_groups, accelerator.device)
 
     def admit(self, slot: int, row: LiveRow, words: np.ndarray, adapters: Sequence[str]) -> None:
-        """Stages a request's positions, and writes what follows from them and from its adapter into the slot's words,
-        which are sent by `params.stage`. `adapters`: those of the model."""
+        """Stages a request's positions, and writes position and adapter values into the slot's words; `params.stage`
+        sends the words. `adapters`: the names of the model's adapters."""
         request = row.request
         words[SlotWord.SLOT], words[SlotWord.PROMPT_LEN] = slot, len(request.prompt_token_ids)
         words[SlotWord.POSITION_DELTA] = request.position_delta
@@ -43,24 +43,24 @@ class DeviceSlots:
         self.positions.admit(slot, request)
 
     def reset(self, slot: int, poison: bool) -> None:
-        """Forgets a freed slot."""
+        """Clears a freed slot."""
         self.params.forget(slot)
         self.positions.reset(slot, poison)
 
     def pack(self, plan: StepPlan, rows: RowArrays) -> None:
-        """Completes a planned record: the words of slots that the device does not know, and positions."""
+        """Completes a planned record with the words of slots that are new to the device, and with positions."""
         self.params.pack(plan)
         positions: np.ndarray | None = None
         if self._axes > 1 and self.positions.inside(rows).any():
             positions = self.positions.axes_of(rows, self._axes)  # int64 [axes, num_tokens]
         elif self.positions.bi_spans:
-            positions = self.positions.last_keys(rows)  # int32 [num_tokens], of tokens that see later ones
+            positions = self.positions.last_keys(rows)  # int32 [num_tokens], for tokens that attend to later ones
         if positions is not None:
             append(plan, Header.POSITIONS_AT, positions)
 
 
 def append(plan: StepPlan, word: Header, values: np.ndarray) -> None:
-    """Appends whole numbers of 32 bits to a planned record; the header's `word` says where they begin."""
+    """Appends int32 values to a planned record and writes their start into the header's `word`."""
     record = np.asarray(plan.record)
     start = plan.used_len
     record[start : start + values.size] = values.reshape(-1)

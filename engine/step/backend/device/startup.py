@@ -1,6 +1,7 @@
-"""Startup: what a rank on an accelerator does before its first request: kernels compiled, memory measured, graphs made.
+"""Startup: prepares a rank on an accelerator for its first request: compiles, measures memory, captures graphs.
 
-Owner: device thread. In: an executor over a DeviceBackend with its buffers. Out: the same, ready for steps. In order:
+Owner: device thread. In: an executor over a DeviceBackend with its buffers. Out: the same executor, ready for steps.
+The order is:
 
     compile (kernels of every kind of step) -> profile (how many KV blocks fit) -> allocate (the cache) -> capture
 """
@@ -41,37 +42,37 @@ from engine.step.sizes import (
 )
 from engine.step.step import Ending
 
-PINNED_BYTES = 4 << 20  # of one copy that a special step sends
-LARGE_MEDIA = 1024
-GRAPH_BYTES = 192 << 20  # what the driver keeps for all graphs: 112 MiB were seen with 36 layers, 90 with 28 small ones
+PINNED_BYTES = 4 << 20  # bytes of one upload in a special step
+LARGE_MEDIA = 1024  # rows of a media item
+GRAPH_BYTES = 192 << 20  # driver memory of all graphs; measured: 112 MiB for 36 layers, 90 MiB for 28 small layers
 
 
 class Recorded(Protocol):
-    """A forward whose launches are recorded."""
+    """A forward whose launches can be recorded as graphs."""
 
     def decode(self, rows: int, variant: int = 0) -> None:
-        """A whole step of rows that only decode."""
+        """Runs a whole decode-only step."""
 
     def forward_into(self, kind: int, tokens: int) -> None:
-        """A forward of so many padded tokens."""
+        """Runs a forward of so many padded tokens."""
 
     def warm_up(self) -> None:
-        """Launches that are not recorded, each once."""
+        """Launches once each kernel that no graph contains."""
 
     def largest(self) -> None:
-        """The step that takes most memory."""
+        """Runs the step that needs most memory."""
 
     def record(self, capture: Callable[..., int], variants: Iterable[int]) -> None:
-        """The graphs of steps that only decode."""
+        """Records the graphs of decode-only steps."""
 
     def record_forward(self, capture: Callable[..., int], kind: int, tokens: int) -> None:
-        """The graph of a forward."""
+        """Records the graph of a forward."""
 
 
 def token_backend(
     config: EngineConfig, rank: Rank, sizes: Sizes, hooks: Sequence[LayerHook], endings: Sequence[Ending]
 ) -> tuple[DeviceBackend, DeviceForward]:
-    """Of a model that makes tokens."""
+    """Makes the backend of a model that generates tokens."""
     assert rank.accelerator is not None
     has_media = len(rank.model.config.modalities) > 1 or config.enable_prompt_embeds
     buffers = StepBuffers(rank, sizes, config.deterministic, has_media, hooks)
@@ -86,19 +87,19 @@ def token_backend(
 def pooling_backend(
     config: EngineConfig, rank: Rank, sizes: Sizes, hooks: Sequence[LayerHook], endings: Sequence[Ending]
 ) -> tuple[DeviceBackend, DevicePooling]:
-    """Of a model that pools: every row ends with its step, which is Python's; no row chooses a token."""
+    """Makes the backend of a pooling model. No row samples a token, and Python launches every step."""
     buffers = StepBuffers(rank, sizes, config.deterministic, bool(rank.model.towers), hooks)
     forward = DevicePooling(rank.model, sizes, buffers)
     return DeviceBackend(config, rank, sizes, buffers, forward, HostMasks()), forward
 
 
 class Startup:
-    """The start of one rank."""
+    """Runs the start of one rank."""
 
     def __init__(
         self, config: EngineConfig, backend: DeviceBackend, forward: Recorded, executor: Executor, claim: Claim
     ) -> None:
-        """`claim`: of all parts."""
+        """`claim`: the sum of all parts' claims."""
         self._config, self._forward, self._executor, self._claim = config, forward, executor, claim
         self._sizes, self._rank, self._buffers = backend.sizes, backend.rank, backend.buffers
         self._accelerator, self._launcher = backend.accelerator, backend.launcher
@@ -106,9 +107,9 @@ class Startup:
         self._decode_sizes = decode_sizes(backend.sizes.max_rows, chosen) if decodes else []
 
     def compile(self, threads: int) -> None:
-        """Has the kernels of this model's steps compiled, several at a time, and products timed.
+        """Compiles the kernels of this model's steps, several at a time, and times products.
 
-        gemm/algorithms, gemm/scaled and gemm/long_products time products. A kernel that is met later compiles then.
+        gemm/algorithms, gemm/scaled and gemm/long_products time products. Any other kernel compiles at its first use.
         """
         products: Products = {}
         sizes, accelerator = self._sizes, self._accelerator
@@ -125,9 +126,9 @@ class Startup:
         accelerator.long.autotune(timed, self._rank.model.dtype)
 
     def _walk(self, products: Products) -> None:
-        """Launches of every kind; first the choice of tokens, whose kernels take longest to compile.
+        """Launches steps of every kind, sampling first, because its kernels take longest to compile.
 
-        `products` takes the weights of a layer's.
+        `products` collects the products of a layer with their weights.
         """
         sizes, text = self._sizes, self._rank.model.config.text
         self._forward.warm_up()
@@ -148,13 +149,13 @@ class Startup:
 
     @contextlib.contextmanager
     def _one_block(self) -> Iterator[None]:
-        """A cache of one block, for steps at start."""
+        """Context with a KV cache of one block, for steps at start."""
         self._allocate(1, poison=False)
         yield
         self._rank.caches = []
 
     def profile(self) -> int:
-        """Runs the largest step without a cache and returns how many KV blocks fit into the memory that is left."""
+        """Runs the largest step with a one-block cache and returns how many KV blocks fit into the remaining memory."""
         sizes, accelerator = self._sizes, self._accelerator
         with self._one_block():
             self._buffers.prep()
@@ -171,28 +172,28 @@ class Startup:
             sizes.max_chunk,
             sizes.max_rows,
             peak_bytes=peak + self._claim.step_bytes,
-            graph_bytes=graphed + GRAPH_BYTES,  # the graphs' pool holds the largest step once more
+            graph_bytes=graphed + GRAPH_BYTES,  # the graphs' pool holds the largest step a second time
             memory=accelerator.memory(),
         )
 
     def _encode_largest(self, rows: int) -> None:
-        """In every tower the item of `rows` rows that takes most memory, or as many that run together."""
+        """Runs in every tower the item of `rows` rows that needs most memory, and as many items as may run together."""
         for tower in each(self._rank.model.towers):
             item = tower.example(tower.modalities[0], rows)
             made = len(tower.encode(item))
             if isinstance(tower, SharedTower):
                 times = min(rows // max(1, made), tower.together // tower.weight(item))
-                if times > 1:  # an item has a longest length: that of a window
+                if times > 1:  # an item's length is limited to a window
                     tower.encode_together([item] * times)
 
     def _step_with_tower(self, tower: PausingTower) -> None:
-        """A step while the run of the tower's largest item pauses."""
+        """Runs the largest step while the tower's run of its largest item pauses."""
         paused = TowerRun(tower, tower.example(tower.modalities[0], self._sizes.encoder_rows))
         paused.advance(1.0)
         self._forward.largest()
 
     def _small_towers(self) -> None:
-        """Those that get graphs, as they are."""
+        """Runs the towers that get graphs, without recording them."""
 
         def run(body: Callable[[], None]) -> Callable[[], None]:
             body()
@@ -202,11 +203,11 @@ class Startup:
             tower.record(run)
 
     def _recorded_towers(self) -> list[Tower]:
-        """Of a model that pools, a step runs towers as they are."""
+        """The towers that get graphs; in pooling models no tower gets a graph."""
         return list(each(self._rank.model.towers)) if self._decode_sizes else []
 
     def allocate(self, blocks: int, poison: bool) -> None:
-        """The KV cache and what is sized by it; `blocks` includes the dummy block."""
+        """Allocates the KV cache and all buffers whose size depends on it; `blocks` includes the dummy block."""
         self._allocate(blocks, poison)
 
     def _allocate(self, blocks: int, poison: bool) -> None:
@@ -215,9 +216,9 @@ class Startup:
         self._executor.allocate(blocks)
 
     def capture(self) -> None:
-        """Records every graph, or with enforce_eager those of prep only.
+        """Records every graph; with enforce_eager only the prep graph.
 
-        No garbage is collected meanwhile: the graphs of an engine that has ended spoil a recording if they go then.
+        Garbage collection is off meanwhile: freeing graphs of an earlier engine during a recording would break it.
         """
         collects = gc.isenabled()
         gc.disable()
@@ -232,7 +233,7 @@ class Startup:
         variants = range(1 << self._claim.variants)
         self._accelerator.keep_pinned(PINNED_BYTES)
         self._accelerator.keep(self._claim.step_bytes)
-        # First: the step that prep reads has no rows yet, as the rules' kernels want it.
+        # First, because the rules' kernels need a record without rows.
         self._forward.warm_up()
         for part in self._executor.parts:
             part.warm_up(walk=False)
@@ -242,6 +243,6 @@ class Startup:
                 self._forward.record_forward(capture, GraphKind.MIXED, size)
             self._forward.record(capture, variants)
             for tower in self._recorded_towers():
-                tower.record(partial(self._accelerator.recorded, met=True))  # by the profile
+                tower.record(partial(self._accelerator.recorded, met=True))  # `met`: the profile has run them
         if self._config.enforce_eager or sizes.max_tokens > sizes.most_graphed:
-            self._forward.largest()  # leaves its room for steps without a graph; what the profile took was given back
+            self._forward.largest()  # its memory stays reserved for steps without a graph

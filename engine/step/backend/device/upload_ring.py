@@ -1,7 +1,7 @@
-"""UploadRing: host arrays on their way to the device, through a few pinned blocks that are taken once, at start.
+"""UploadRing: copies host arrays to the device through a few pinned blocks that are allocated once at start.
 
-Owner: device thread; copies take their turn on its current stream. A copy reads its source when it runs, not when it is
-asked for: a block is written again only after the event behind its last copy has fired.
+Owner: device thread; the copies run in order on its current stream. A copy reads its source when it runs, not when it
+is launched, so a block is written again only after the event of its last copy has fired.
 
     block 0 | item 1 | item 2 | 3 .. event |                            item 7 when the event has fired ...
     block 1                           | .. item 3 | item 4 | ... event |
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from engine.device.accelerator import Accelerator
 
 BLOCK_BYTES, BLOCKS = 4 << 20, 8  # a decoded picture of 1024 x 1024 has 3 MiB
-ALIGNED = 256  # bytes between which arrays begin on the device
+ALIGNED = 256  # bytes: the alignment of arrays on the device
 
 
 class UploadRing:
-    """Room for what the towers of the steps in flight read; larger items pass through it in pieces."""
+    """Pinned staging memory for inputs of towers; items larger than a block are copied in pieces."""
 
     def __init__(self, accelerator: Accelerator, block_bytes: int = BLOCK_BYTES, blocks: int = BLOCKS) -> None:
         self._device = accelerator.device
@@ -33,7 +33,7 @@ class UploadRing:
         self._used = 0  # bytes of the current block
 
     def put(self, arrays: dict[str, np.ndarray]) -> dict[str, Tensor]:
-        """The same arrays on the device, there for work that is launched from now on."""
+        """Copies arrays to the device; work that is launched after this call can read the results."""
         starts, total = {}, 0
         for name, array in arrays.items():
             starts[name] = total
@@ -58,7 +58,7 @@ class UploadRing:
                 self._used, block = 0, self._blocks[self._block]
             count = min(len(source) - done, len(block) - self._used)
             piece = block[self._used : self._used + count]
-            np.copyto(piece.numpy(), source[done : done + count])  # lets the GIL go
+            np.copyto(piece.numpy(), source[done : done + count])  # releases the GIL
             target[done : done + count].copy_(piece, non_blocking=True)
             self._copied[self._block].record()
             self._used += count

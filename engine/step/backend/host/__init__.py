@@ -1,1 +1,1 @@
-"""Steps on the CPU: a thread stands where an accelerator's stream would be."""
+"""Steps on the CPU: a thread takes the role of an accelerator's stream."""

@@ -1,7 +1,7 @@
-"""HostBackend: steps on the CPU, run by a HostStream that stands where an accelerator's stream would.
+"""HostBackend: steps on the CPU. A HostStream, which is a thread, takes the role of an accelerator's stream.
 
-Owner: device thread; the stream's thread runs what is given to `run`. In: plans. Out: steps; the stream puts each into
-the inbox when it is done, so the loop need not guess how long a step takes.
+Owner: device thread; the stream's thread runs the functions that are passed to `run`. In: plans. Out: steps; the stream
+puts each finished step into the inbox, so the device thread need not predict the end of a step.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ from engine.step.step import Step
 
 
 class Forward(Protocol):
-    """From a batch to what the rows of a step bring home."""
+    """Computes a step: from a Batch to the results of its rows."""
 
     @property
     def sampler(self) -> StepSampler:
-        """How tokens are chosen."""
+        """Samples the tokens."""
 
     def admit(self, slot: int, row: LiveRow, words: np.ndarray) -> None:
         """Stages a slot."""
 
     def reset(self, slot: int, poison: bool) -> None:
-        """Forgets a freed slot."""
+        """Clears a freed slot."""
 
     def launch(self, step: Step, batch: Batch) -> None:
-        """On the stream: the forward."""
+        """On the stream: runs the forward."""
 
     def choose(self, step: Step) -> None:
-        """On the stream: fills Step.home."""
+        """On the stream: samples, and fills Step.home."""
 
 
 class HostBackend:
-    """The CPU."""
+    """Runs steps on the CPU."""
 
-    can = Abilities(graphs=False, steady_loop=False, tile=16)  # the stream itself is a thread of Python's
+    can = Abilities(graphs=False, steady_loop=False, tile=16)  # no GIL-free loop: the stream is a Python thread
     steady: Steady | None = None
     ruled: RuledSampler | None = None
     live_counts: tuple[Tensor, Tensor] | None = None
@@ -65,7 +65,7 @@ class HostBackend:
         self.rank, self.sizes, self.hooks = rank, sizes, hooks
         self.slots, self._forward = slots, forward
         self.sampler, self.masks = forward.sampler, HostMasks()
-        # A plan is written while the step before it runs, never while its own last step does: two are enough.
+        # Two plans are enough: a plan is written while the previous step runs, after its own last step was settled.
         updates = max(1, sizes.max_rows * rank.layout.token_groups * (sizes.max_blocks + 1))
         runs = rank.layout.runs
         run_width = 0 if runs is None else runs.width
@@ -92,18 +92,18 @@ class HostBackend:
         self._forward.admit(slot, row, words)
 
     def send(self, slot: int, words: np.ndarray) -> None:
-        """The host's slots are arrays that admission has filled."""
+        """Does nothing: admission has filled the arrays of the host's slots."""
 
     def reset(self, slot: int, poison: bool) -> None:
         self.slots.reset(slot, poison)
         self._forward.reset(slot, poison)
 
     def block_table(self, group: int, slot: int) -> Tensor:
-        """Of a slot that is free: the step in flight does not write it."""
+        """A view of a freed slot's table; the step in flight does not write the table."""
         return torch.from_numpy(self.slots.block_tables[group, slot])
 
     def wait_until_read(self, plan: StepPlan) -> None:
-        """Nothing to wait for: a plan's step has been settled before its turn comes again."""
+        """Does nothing: a plan's step has been settled before the plan is used again."""
 
     def step(self, plan: StepPlan) -> Step:
         return Step(plan, RowArrays(plan), HostEvent(), self.run, waits=True)
@@ -127,13 +127,13 @@ class HostBackend:
         call(step)
 
     def collect(self, step: Step, behind: Step | None) -> None:
-        """The stream has filled the step."""
+        """Does nothing: the stream has filled the step."""
 
     def measure_gaps(self, every: int) -> None:
-        """The host's stream has no clock of its own."""
+        """Does nothing: the host's stream has no clock of its own."""
 
     def free_unused(self) -> None:
-        """Nothing to do: nothing is cached for reuse."""
+        """Does nothing: no memory is cached for reuse."""
 
     def ledger(self) -> dict[str, int]:
         return {"positions": len(self.slots.positions)}
@@ -143,7 +143,7 @@ class HostBackend:
 
 
 def _answer(work: Callable[[], T], done: Future[T]) -> None:
-    """On the stream; a fault belongs to the caller."""
+    """Runs `work` on the stream; the caller gets the result or the error through `done`."""
     try:
         done.set_result(work())
     except Exception as error:

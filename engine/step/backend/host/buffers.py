@@ -1,8 +1,8 @@
-"""StepPlan -> Batch: the tensors of one step, gathered from the plan's record and the per-slot state.
+"""StepPlan -> Batch: gathers the tensors of one step from the plan's record and the per-slot state.
 
-Runs on the stream, in step order, so the last sampled tokens of the step before are there. In: a plan whose record is
-not rewritten before this step's event has fired. Out: a Batch. On an accelerator the same arithmetic is the prep
-kernel's (engine/kernels/step_inputs).
+Runs on the stream in step order, so the tokens that the previous step sampled are available. In: a plan, which the
+scheduler does not rewrite before this step's event has fired. Out: a Batch. On an accelerator the prep kernel does the
+same arithmetic (engine/kernels/step_inputs).
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from engine.step.step import Step
 def build(
     step: Step, slots: HostSlots, rank: Rank, states: StateRows | None = None, hooks: Sequence[LayerHook] = ()
 ) -> Batch:
-    """Makes the step's Batch over the rank's caches, its media in their places.
+    """Makes the step's Batch over the rank's caches, with the step's media.
 
-    Token ids that are no row of the embedding become some that are, and their slots are marked (HostSlots.outside).
+    Token ids outside the embedding are clipped into its range, and their slots are marked (HostSlots.outside).
     """
     plan, rows, config = step.plan, step.rows, rank.model.config
     num_embeddings, block_size = config.text.vocab_size, rank.layout.block_size
     tokens, starts, lens = plan.num_tokens, rows.starts, rows.lens
     first = starts[:-1]
     row_of = np.repeat(np.arange(len(lens)), lens)  # [num_tokens]
-    index = rows.computed[row_of].astype(np.int64) + np.arange(tokens) - first[row_of]  # place in the sequence
+    index = rows.computed[row_of].astype(np.int64) + np.arange(tokens) - first[row_of]  # index in the sequence
     token_ids = np.asarray(plan.token_ids)[:tokens].astype(np.int64)
     fed = np.flatnonzero(rows.flags & RowFlag.FEED)
     token_ids[first[fed]] = slots.last_token[rows.slots[fed]]

@@ -1,7 +1,7 @@
-"""HostForward: forward and choice of tokens on the CPU.
+"""HostForward: forward and sampling on the CPU.
 
-Owner: device thread stages slots; the stream runs the rest. A step's choice waits for the step before: what its rows
-may choose is known then.
+Owner: device thread stages slots; the stream runs the rest. The sampling of a step waits until the previous step is
+settled, because the allowed tokens of its rows are known only then.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from engine.step.step import Chosen, Ending, Step
 
 
 class HostForward:
-    """Tokens."""
+    """The forward of models that generate tokens."""
 
     def __init__(
         self, config: EngineConfig, rank: Rank, sizes: Sizes, slots: HostSlots, endings: Sequence[Ending] = ()
     ) -> None:
-        """`endings`: called behind each choice."""
+        """`endings`: functions that run after each sampling."""
         self._model, self._vocab = rank.model, rank.model.config.text.vocab_size
         self._slots, self._endings = slots, endings
         self.sampler = Sampler(sizes.max_slots, self._vocab, config.logprobs_mode)
@@ -45,7 +45,7 @@ class HostForward:
     def launch(self, step: Step, batch: Batch) -> None:
         index = batch.sample_index
         assert index is not None
-        if step.eager or len(index) == step.plan.num_tokens:  # every token is read
+        if step.eager or len(index) == step.plan.num_tokens:  # every token's hidden state is read
             batch.sample_index = None
         hidden = self._model.forward(batch)  # [num_tokens or num_sampled, hidden_size]
         if step.eager:
@@ -79,7 +79,7 @@ class HostForward:
 
 
 class HostMasks:
-    """Lines of a step's masks: the sampler of the host reads them where they are written."""
+    """Mask lines of a step in host memory; the host's sampler reads them without a copy."""
 
     def memory(self, count: int, words: int) -> np.ndarray:
         return np.zeros((count, words), np.int32)

@@ -1,6 +1,6 @@
 """HostEvent: the event of a step on the host, fired by the stream's thread (engine/device/host).
 
-Owner: made by the device thread with the step, which waits for it; the stream fires it.
+Owner: the device thread makes the event with the step and waits for the event; the stream's thread fires it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import time
 
 
 class HostEvent:
-    """Fires when everything launched before it has run; `fired_at` is time.perf_counter() seconds."""
+    """Fires when the step's work on the stream has run; `fired_at`: seconds of time.perf_counter()."""
 
     __slots__ = ("_lock", "fired_at", "found_done")
 
@@ -18,10 +18,10 @@ class HostEvent:
         self._lock = threading.Lock()
         self._lock.acquire()
         self.fired_at = 0.0
-        self.found_done = False  # the stream says when a step has begun
+        self.found_done = False  # always False: the stream itself notes when a step begins
 
     def fire(self) -> None:
-        """Called once, on the stream's thread."""
+        """Fires the event; called once, on the stream's thread."""
         self.fired_at = time.perf_counter()
         self._lock.release()
 

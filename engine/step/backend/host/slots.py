@@ -1,8 +1,8 @@
-"""Per-slot state that steps on the host read by slot number: last sampled token, block tables, positions.
+"""HostSlots: per-slot state that steps on the host read by slot number: last sampled token, block tables, positions.
 
-Owner: rows are staged by the device thread at admission, when no step in flight knows the slot; after that only the
-stream touches them, in step order. Block-table changes arrive as deltas in the plan and are applied by the step that
-first needs them, so a step still running never sees a later one's table.
+Owner: the device thread stages a slot at admission, when no step in flight contains the slot; after that only the
+stream reads and writes the slot, in step order. A plan contains the changes of block tables. The first step that needs
+the changes applies them, so a running step never reads the tables of a later step.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from engine.step.positions import Positions
 
 
 class HostSlots:
-    """Arrays indexed by slot; `reset` covers every one of them."""
+    """Arrays indexed by slot; `reset` clears a slot in each array."""
 
     __slots__ = ("_adapters", "adapter", "block_tables", "last_token", "outside", "positions")
 
@@ -32,12 +32,12 @@ class HostSlots:
         self._adapters = adapters
         self.positions = Positions(max_slots, bidirectional)
         self.adapter = np.zeros(max_slots, np.int32)  # the number of the request's adapter; 0: none
-        self.last_token = np.zeros(max_slots, np.int64)  # token sampled by the last step that had the row
+        self.last_token = np.zeros(max_slots, np.int64)  # the token that the slot's last step sampled
         self.block_tables = np.zeros((num_groups, max_slots, max_blocks), np.int32)
-        self.outside = np.zeros(max_slots, np.bool_)  # one of its token ids was not a row of the embedding
+        self.outside = np.zeros(max_slots, np.bool_)  # True: a token id of the slot is outside the embedding
 
     def admit(self, slot: int, request: Request) -> None:
-        """Stages a new request's row."""
+        """Stages a new request in its slot."""
         self.positions.admit(slot, request)
         self.last_token[slot] = 0
         self.block_tables[:, slot] = 0
@@ -45,7 +45,7 @@ class HostSlots:
         self.adapter[slot] = request.adapter(self._adapters) if self._adapters else 0
 
     def reset(self, slot: int, poison: bool = False) -> None:
-        """Forgets a freed slot; with `poison` its numbers become ones that no live row may use."""
+        """Clears a freed slot; `poison` writes values that no live row may use."""
         bad = np.iinfo(np.int32).max if poison else 0
         self.positions.reset(slot, poison)
         self.last_token[slot] = bad
@@ -54,7 +54,7 @@ class HostSlots:
         self.adapter[slot] = bad
 
     def apply(self, plan: StepPlan) -> None:
-        """Writes the plan's block-table changes; later entries for the same place win."""
+        """Writes the plan's changes of block tables; the last change of an entry wins."""
         updates = np.asarray(plan.updates)[: plan.num_updates]  # [num_updates, UPDATE_WORDS]
         slot, index, block, group = (updates[:, word] for word in UpdateWord)
         self.block_tables[group, slot, index] = block

@@ -1,4 +1,4 @@
-"""The start of a rank on the CPU: slots, forward and stream; nothing is compiled, measured or recorded."""
+"""Makes the backend of a rank on the CPU: slots, forward and stream; nothing is compiled, measured or recorded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from engine.step.step import Ending
 def host_backend(
     config: EngineConfig, rank: Rank, sizes: Sizes, hooks: Sequence[LayerHook], endings: Sequence[Ending]
 ) -> HostBackend:
-    """Of a model that makes tokens, or pools."""
+    """Makes the backend of a model that generates tokens or pools."""
     model = rank.model
     groups = rank.layout.token_groups
     slots = HostSlots(sizes.max_slots, sizes.max_blocks, groups, model.config.bidirectional, model.adapters)
