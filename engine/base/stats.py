@@ -119,14 +119,11 @@ class EngineStats:
         self.steps += step.num_rows > 0  # 0 rows: these numbers belong to no step
         self.running, self.waiting = step.running, step.waiting
         self.blocks_used, self.blocks_total = step.blocks_used, step.blocks_total
-        self.preemptions, self.prefix_queries, self.prefix_hits = (
-            step.preemptions,
-            step.prefix_queries,
-            step.prefix_hits,
-        )
+        self.preemptions = step.preemptions
+        self.prefix_queries, self.prefix_hits = step.prefix_queries, step.prefix_hits
         self.encoder = step.encoder or self.encoder
         self.states = step.states or self.states
         self.generation_tokens += step.num_sampled
-        self.failed_steps += step.failed
-        self.python_steps += step.by_python
+        self.failed_steps += step.settled == SettledBy.FAILED
+        self.python_steps += step.settled != SettledBy.LOOP
         self.host_s += step.schedule_s + step.launch_s + step.commit_s

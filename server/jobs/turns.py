@@ -20,10 +20,6 @@ def turn_starts(ids: np.ndarray, is_special: Callable[[int], bool]) -> tuple[int
     A turn begins with the special token that is the prompt's first or second token and occurs again. The result has the
     start of the second turn, which follows the system text and the tools, and the newest of the other starts.
     """
-    for token in ids[:2].tolist():
-        if not is_special(token):
-            continue
-        starts = np.flatnonzero(ids == token).tolist()
-        if len(starts) > 1:
-            return tuple(starts[1:2] + starts[2:][-(MOST - 1) :])
-    return ()
+    marks = [token for token in ids[:2].tolist() if is_special(token)]
+    starts = np.flatnonzero(ids == marks[-1]).tolist()[1:] if marks else []
+    return tuple(starts[:1] + starts[1:][-(MOST - 1) :])

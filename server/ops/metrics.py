@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from _fast.histogram import Histogram
-from engine.base.stats import EncoderCounts, StateCounts
+from engine.base.stats import EncoderCounts, SettledBy, StateCounts
 from server.ops.logs import lines_dropped
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class Metrics:
         parts = (stats.schedule_s, stats.launch_s, stats.wait_s, stats.commit_s, stats.device_s)
         for observe, seconds in zip(self.observe_parts, parts):
             observe(seconds)
-        if stats.failed or self.failed_at:
+        if self.failed_at or stats.settled == SettledBy.FAILED:
             self._recovery(stats)
         if stats.gap_s:
             self.histograms["step_gap_seconds"].observe(stats.gap_s)

@@ -13,7 +13,7 @@ from _fast.seqs import SeqTable
 
 DECLARED = (Path(__file__).resolve().parents[2] / "_fast" / "seqs.pxd").read_text()
 ARRAY = re.compile(r"^    cdef (?:readonly )?\w+(?:\[::1\]|\*\*?) (\w+)(?:  # .*)?$", re.MULTILINE)
-FIELDS = ARRAY.findall(DECLARED.split("# One value per slot")[1])
+FIELDS = ARRAY.findall(DECLARED.split("one value per slot;")[1])
 
 
 def test_the_snapshot_and_the_reset_name_every_declared_array():

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from engine.kernels.record import records_in
 from engine.kernels.state.chunks import chunks_reference, empty_work, fill_work, listed
 from engine.kernels.state.conv import launch_conv
 from engine.kernels.state.delta import DeltaShape, DeltaWeights, cut, delta_rule_reference
@@ -17,6 +18,8 @@ from engine.kernels.state.selective import (
 from engine.kernels.state.selective_kernel import launch_selective
 from engine.kernels.state.ssd import SsdShape, ssd_reference
 from engine.kernels.state.ssd_rule import launch_ssd
+from engine.kernels.state_inputs import state_inputs, state_inputs_reference
+from tests.kernels.state_plans import StatePlans, same
 from tests.kernels.states import Row, delta_weights, drawn_cache, history, meta_of, on, selective_weights, ssd_weights
 
 pytestmark = pytest.mark.gpu
@@ -112,3 +115,16 @@ def test_chunks():
     work = empty_work(len(meta.base), int(meta.query_start[-1]), SIZE, "cuda")
     fill_work(work, meta, 20, SIZE)
     assert listed(work) == chunks_reference(on(meta, "cpu"), 20, SIZE)
+
+
+def test_runs_and_rows_of_a_step():
+    walk = StatePlans(1)
+    mine, theirs = walk.tables("cuda"), walk.tables()
+    records = records_in(torch.full((2, len(walk.record)), -7, dtype=torch.int32).pin_memory(), "cuda")
+    for number, _ in enumerate(walk.steps(20)):
+        records.turn.fill_(number % 2)
+        records.pinned[number % 2] = torch.from_numpy(walk.record)
+        state_inputs(mine, records, walk.sizes)
+        torch.cuda.synchronize()
+        state_inputs_reference(theirs, torch.from_numpy(walk.record), walk.sizes)
+        assert same(mine, theirs)

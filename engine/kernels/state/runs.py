@@ -75,8 +75,10 @@ def piece_at(
     lane = tl.arange(0, PIECE)
     if EACH % PIECE == 0 and DIM % PIECE == 0:
         page = tl.load(blocks + FIRST + line // EACH).to(tl.int64)
-        return page * page_stride + line % EACH * WIDTH + lane * WIDTH
-    return row_at(blocks, line + lane, page_stride, mask, FIRST, EACH, WIDTH)
+        at = page * page_stride + line % EACH * WIDTH + lane * WIDTH
+    else:
+        at = row_at(blocks, line + lane, page_stride, mask, FIRST, EACH, WIDTH)
+    return at
 
 
 @triton.jit

@@ -1,6 +1,6 @@
 """gpt-oss: attention sinks, windows in every other layer, biases everywhere, experts with a clamped activation.
 
-Released checkpoints hold the experts as 4-bit codes (MXFP4); other checkpoints hold them in bfloat16.
+Released checkpoints hold the experts as codes of 4 bits; other checkpoints hold them in bfloat16.
 """
 
 from __future__ import annotations
