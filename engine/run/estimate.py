@@ -8,6 +8,7 @@ the estimate computes them from the sizes of the layers. It raises the same Conf
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -43,6 +44,7 @@ class Estimate:
     dtype: torch.dtype  # dtype of activations
     quantised: str | None  # one line about the quantised layers
     num_tensors: int  # tensors that are read from the files
+    num_mtp: int  # tensors of multi-token-prediction layers in the files; the start does not read them
     weight_bytes: int  # bytes of weights on the device
     numbers: str  # the number format of keys and values, if it is not the activations' dtype
     kv_bytes: int  # KV cache bytes of a thousand tokens, if no sliding window drops tokens
@@ -99,6 +101,7 @@ def described(config: EngineConfig, shards: list[Shard] | None) -> Estimate:
         dtype=dtype,
         quantised=form_line(model, None if device == "cpu" else target()),
         num_tensors=len(names),
+        num_mtp=num_mtp(model, shards or []),
         weight_bytes=weights,
         numbers=numbers_line(layout.specs, dtype),
         kv_bytes=layout.token_groups * layout.block_bytes * 1000 // sizes.block_size,
@@ -110,6 +113,15 @@ def described(config: EngineConfig, shards: list[Shard] | None) -> Estimate:
         memory=memory,
         refusal=refusal,
     )
+
+
+def num_mtp(model: Model, shards: list[Shard]) -> int:
+    """The number of tensors in the files that belong to multi-token-prediction layers, under any family's name."""
+    table, text = model.weight_table(), model.config.text
+    first = len(text.layers)
+    layers = tuple(f"layers.{number}." for number in range(first, first + text.num_nextn_predict_layers))
+    names = [table.canonical(name) for shard in shards for name in shard.tensors]
+    return sum(table.ignored(name) and (name.startswith(layers) or "mtp" in re.split("[._]", name)) for name in names)
 
 
 def _host_bytes(shards: list[Shard], names: Mapping[str, str], model: Model) -> int:

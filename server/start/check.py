@@ -102,7 +102,8 @@ def of_weights(found: Estimate, shards: list[Shard] | None) -> Iterator[str]:
             sizes[tensor.dtype] += tensor.num_bytes
     dtypes = ", ".join(f"{gib(size)} {dtype}" for dtype, size in sizes.most_common())
     files = "1 file" if len(shards) == 1 else f"{len(shards)} files"
-    yield f"weights: {dtypes} in {files}, {found.num_tensors:,} tensors are read; {in_memory}"
+    unread = f", {found.num_mtp:,} of multi-token prediction are not" if found.num_mtp else ""
+    yield f"weights: {dtypes} in {files}, {found.num_tensors:,} tensors are read{unread}; {in_memory}"
 
 
 def of_states(found: Estimate) -> Iterator[str]:

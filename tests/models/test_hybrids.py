@@ -9,8 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine.base.config import EngineConfig
 from engine.base.errors import ConfigError
 from engine.models.registry import load_model_config
+from engine.run.estimate import estimate
+from engine.weights.files import open_checkpoint
 from tests import tiny, tiny_states
 from tests.invariance.devices import Answer, Device
 from tests.models.harness import Harness
@@ -107,6 +110,7 @@ def test_layers_that_predict_further_tokens_are_counted_and_not_read(tmp_path, n
     model = load(folder)
     assert model.config.text.num_nextn_predict_layers == 2
     assert len(model.layers) == len(load(tiny.checkpoint(name)).layers)
+    assert estimate(EngineConfig(str(folder)), open_checkpoint(folder)).num_mtp == 2
 
 
 def test_tensors_of_a_state_that_no_layer_has_are_left_over(tmp_path):

@@ -6,6 +6,8 @@ import json
 import shutil
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from engine.base.config import EngineConfig
 from engine.base.errors import ConfigError
@@ -28,6 +30,16 @@ def test_a_folder_is_described(capsys):
     assert "F32 in 1 file, 36 tensors are read" in said[2]
     assert said[3].startswith("KV cache: 1.5 MiB per 1,000 tokens")
     assert said[-1].startswith("context: --max-model-len 512 fits; 1.2 such contexts at one time")
+
+
+def test_tensors_of_multi_token_prediction_are_counted(tmp_path, capsys):
+    folder = shutil.copytree(tiny.checkpoint("glm4_moe"), tmp_path / "glm")
+    assert cli.main(["check", str(folder)]) == 0
+    assert "multi-token prediction" not in capsys.readouterr().out
+    file = folder / "model.safetensors"
+    save_file({**load_file(file), "model.layers.3.eh_proj.weight": torch.zeros(2)}, file)
+    assert cli.main(["check", str(folder)]) == 0
+    assert " tensors are read, 1 of multi-token prediction are not; " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
