@@ -31,7 +31,7 @@ WORD = 4  # codes of 32 bits
 PER = tl.constexpr(BLOCK // WORD)  # words of 128 columns
 TURN = 128  # words of a row that a warp reads per iteration, four per thread
 TURNS = 8  # most iterations: a thread's registers hold two rows, and the next two
-SHARE = 1024  # columns per warp, if four warps are enough
+SHARE = 1024  # columns per warp; more if a row needs more than four warps
 BUSY = 40  # up to this number of warps per unit, a program computes one block
 
 

@@ -25,11 +25,11 @@ TOKENS = 16  # tokens of one program if a step has more than 256 tokens
 
 @triton.jit
 def conv_rows(
-    token, right, first, row_begin, behind, short, kept, tail, active, projected, taps, bias, pages, column, last,
-    is_key, scale, projected_stride, page_stride, WIDTH: tl.constexpr, TAPS: tl.constexpr, KEY_HEADS: tl.constexpr,
-    UNIT: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, RING: tl.constexpr, BEFORE_FIRST: tl.constexpr,
-    RING_FIRST: tl.constexpr, RING_EACH: tl.constexpr, AGAIN_FIRST: tl.constexpr, AGAIN_EACH: tl.constexpr,
-    GROUP: tl.constexpr, SHORT: tl.constexpr,
+    token, right, first, row_begin, behind, short, base_blocks, tail, active, projected, taps, bias, pages, column,
+    last, is_key, scale, projected_stride, page_stride, WIDTH: tl.constexpr, TAPS: tl.constexpr,
+    KEY_HEADS: tl.constexpr, UNIT: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, RING: tl.constexpr,
+    BEFORE_FIRST: tl.constexpr, RING_FIRST: tl.constexpr, RING_EACH: tl.constexpr, AGAIN_FIRST: tl.constexpr,
+    AGAIN_EACH: tl.constexpr, GROUP: tl.constexpr, SHORT: tl.constexpr,
 ):  # fmt: skip
     """Computes the tokens token..right - 1 of one row, GROUP tokens at a time; the loads of a group overlap."""
     for begin in range(token, right, GROUP):
@@ -37,8 +37,8 @@ def conv_rows(
         for number in tl.static_range(GROUP + TAPS - 1):
             position = row_begin + begin - first + number - (TAPS - 1)
             source = input_row(
-                position, row_begin, behind, first, projected, pages, kept, tail, projected_stride, page_stride, WIDTH,
-                RING, TAPS, BEFORE_FIRST, RING_FIRST, RING_EACH,
+                position, row_begin, behind, first, projected, pages, base_blocks, tail, projected_stride, page_stride,
+                WIDTH, RING, TAPS, BEFORE_FIRST, RING_FIRST, RING_EACH,
             )  # fmt: skip
             end = tl.where((position >= 0) & (position < row_begin + right - first), last, 0)
             found += (tl.load(source + column, mask=column < end, other=0.0),)  # type: ignore[assignment]
@@ -120,10 +120,10 @@ def conv_kernel(
             if not SHORT:
                 wanted = short == 0
             if SHORT | wanted:
-                kept = runs + tl.load(base_run + row).to(tl.int64) * runs_stride
+                base_blocks = runs + tl.load(base_run + row).to(tl.int64) * runs_stride
                 tail = runs + tl.load(tail_run + row).to(tl.int64) * runs_stride
                 conv_rows(
-                    token, right, first, tl.load(start + row), tl.load(base + row), short, kept, tail, active,
+                    token, right, first, tl.load(start + row), tl.load(base + row), short, base_blocks, tail, active,
                     projected, taps, bias, pages, column, last, is_key, scale, projected_stride, page_stride, WIDTH,
                     TAPS, KEY_HEADS, UNIT, LOW, HIGH, RING, BEFORE_FIRST, RING_FIRST, RING_EACH, AGAIN_FIRST,
                     AGAIN_EACH, GROUP, SHORT,
@@ -166,14 +166,14 @@ def before_kernel(
         chosen &= is_short(row, base, start, query_start, checkpoint_run, count > 0, RING) == 0
     if chosen:
         column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-        kept = runs + tl.load(base_run + row).to(tl.int64) * runs_stride
+        base_blocks = runs + tl.load(base_run + row).to(tl.int64) * runs_stride
         tail = runs + tl.load(tail_run + row).to(tl.int64) * runs_stride
         left = runs + run.to(tl.int64) * runs_stride
         for place in range(TAPS - 1):
             position = ends - (TAPS - 1) + place
             source = input_row(
-                position, begin, behind, first, projected, pages, kept, tail, projected_stride, page_stride, WIDTH,
-                RING, TAPS, BEFORE_FIRST, INPUT_FIRST, INPUT_EACH,
+                position, begin, behind, first, projected, pages, base_blocks, tail, projected_stride, page_stride,
+                WIDTH, RING, TAPS, BEFORE_FIRST, INPUT_FIRST, INPUT_EACH,
             )  # fmt: skip
             found = tl.load(source + column, mask=column < tl.where(position >= 0, WIDTH, 0), other=0.0)
             target = pages + row_at(left, place, page_stride, chosen, BEFORE_FIRST, INPUT_EACH, WIDTH)

@@ -71,8 +71,11 @@ class DeltaShape:
 
         `dtype`: of the model; `state`: of S; `deltas`: of u, None for the dtype of S.
         """
-        kept = Part(self.value_heads * self.key_dim, self.value_dim, state), Part(self.taps - 1, self.conv_width, dtype)
-        return kept, (
+        state_part = (
+            Part(self.value_heads * self.key_dim, self.value_dim, state),
+            Part(self.taps - 1, self.conv_width, dtype),
+        )
+        return state_part, (
             Part(1, self.key_width, dtype),
             Part(self.value_heads, self.value_dim, deltas or state),
             Part(1, self.gate_width, wide(state)),
@@ -127,7 +130,7 @@ def unit(x: Tensor) -> Tensor:
 
 def _of_row(x: Tensor, weights: DeltaWeights, shape: DeltaShape, cache: StatePages, row: StepRow) -> Tensor:
     """x [tokens of the row, columns] -> [tokens, value_width], in the wide dtype."""
-    (kept, before), (keys, deltas, gates, inputs), pages, ring = cache.state, cache.tail, cache.pages, shape.ring
+    (state_part, before), (keys, deltas, gates, inputs), pages, ring = cache.state, cache.tail, cache.pages, shape.ring
     _, z_at, b_at, a_at, end = shape.columns
     tokens, dk, dv, heads = len(x), shape.key_dim, shape.value_dim, shape.value_heads
     active = convolved(x[:, :z_at], weights.taps, None, pages, row, before, inputs, ring)
@@ -146,7 +149,7 @@ def _of_row(x: Tensor, weights: DeltaWeights, shape: DeltaShape, cache: StatePag
     decay = by_token(torch.exp, torch.cat([held[2].view(-1, *gate.shape[1:]), gate]))
     v, known, found, outs = v.view(tokens, heads, dv), held[1].view(-1, heads, dv), [], []
     empty = active.new_zeros(heads, dk, dv)
-    state = kept.read(pages, row.base_blocks).view(heads, dk, dv).to(active.dtype) if row.base else empty
+    state = state_part.read(pages, row.base_blocks).view(heads, dk, dv).to(active.dtype) if row.base else empty
     for position in range(row.base, row.end):
         token, place = position - row.start, position - row.base
         state = state * decay[place, :, :, None]
@@ -160,7 +163,7 @@ def _of_row(x: Tensor, weights: DeltaWeights, shape: DeltaShape, cache: StatePag
         if token >= 0:
             outs.append(torch.einsum("hkv,hk->hv", state, q[token]))
         for blocks in row.targets.get(position + 1, ()):
-            kept.write(pages, blocks, state.reshape(-1, dv))
+            state_part.write(pages, blocks, state.reshape(-1, dv))
     row.write_tail(pages, deltas, ring, torch.stack(found).flatten(1))
     return by_token(lambda o, z: gated_norm(o, z, weights.norm, shape), torch.stack(outs), x[:, z_at:b_at]).flatten(1)
 

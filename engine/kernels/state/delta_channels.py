@@ -96,7 +96,7 @@ def channel_step_kernel(
         key_head = head // (VALUE_HEADS // KEY_HEADS)
         c, d, j = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_V), tl.arange(0, PLACES)
         in_key, in_value, there, fresh, old = c < KEY_DIM, d < VALUE_DIM, j < total, j >= held, j < held
-        tail, kept = (
+        tail, base_blocks = (
             run_of(runs, tail_run, row, runs_stride, count > 0), run_of(runs, base_run, row, runs_stride, count > 0)
         )  # fmt: skip
         slot = (behind + j) % RING
@@ -125,7 +125,7 @@ def channel_step_kernel(
             between = past * decay_between(now[None, :], level, (j <= t)[:, None])
             near_k, near_q = tl.sum(between * k[None, :], 1), tl.sum(between * q[None, :], 1)
             has = c < tl.where(behind > 0, KEY_DIM, 0)
-            at = row_at(kept, head * KEY_DIM + c, state_stride, has, STATE_FIRST, STATE_EACH, VALUE_DIM)
+            at = row_at(base_blocks, head * KEY_DIM + c, state_stride, has, STATE_FIRST, STATE_EACH, VALUE_DIM)
             lanes = has[:, None] & in_value[None, :]
             state = tl.load(states + at[:, None] + d[None, :], mask=lanes, other=0.0).to(tl.float32)
             far_k = tl.sum(state * (k * tl.exp(now))[:, None], 0)
@@ -146,9 +146,9 @@ def channel_step_kernel(
         if settled > 0:
             tl.debug_barrier()  # a short prompt folds values that this program has just stored
             fold(
-                states, keys, deltas, kept, run_of(runs, write_run, row, runs_stride, count > 0), tail, level, settled,
-                behind, head, key_head, d, in_value, j, state_stride, key_stride, delta_stride, KEY_HEADS, VALUE_HEADS,
-                KEY_DIM, VALUE_DIM, RING, STATE_FIRST, STATE_EACH, KEY_FIRST, KEY_EACH, DELTA_FIRST,
+                states, keys, deltas, base_blocks, run_of(runs, write_run, row, runs_stride, count > 0), tail, level,
+                settled, behind, head, key_head, d, in_value, j, state_stride, key_stride, delta_stride, KEY_HEADS,
+                VALUE_HEADS, KEY_DIM, VALUE_DIM, RING, STATE_FIRST, STATE_EACH, KEY_FIRST, KEY_EACH, DELTA_FIRST,
                 DELTA_EACH, BLOCK_K,
             )  # fmt: skip
 

@@ -72,17 +72,18 @@ def convolved(found, taps, column, inside, WIDTH: tl.constexpr, TAPS: tl.constex
 
 @triton.jit
 def keep_before(
-    settled, behind, begin, first, row, query, shared, value, in_value, projected, keys, kept, tail, runs, write_run,
-    runs_stride, projected_stride, key_stride, KEY_WIDTH: tl.constexpr, WIDTH: tl.constexpr, RING: tl.constexpr,
-    TAPS: tl.constexpr, BEFORE_FIRST: tl.constexpr, INPUT_FIRST: tl.constexpr, INPUT_EACH: tl.constexpr,
+    settled, behind, begin, first, row, query, shared, value, in_value, projected, keys, base_blocks, tail, runs,
+    write_run, runs_stride, projected_stride, key_stride, KEY_WIDTH: tl.constexpr, WIDTH: tl.constexpr,
+    RING: tl.constexpr, TAPS: tl.constexpr, BEFORE_FIRST: tl.constexpr, INPUT_FIRST: tl.constexpr,
+    INPUT_EACH: tl.constexpr,
 ):  # fmt: skip
     """Writes the inputs before a new base into its run: columns of the head's query, key and values."""
     left = runs + tl.load(write_run + row).to(tl.int64) * runs_stride
     for place in range(TAPS - 1):
         position = behind + settled - (TAPS - 1) + place
         source = input_row(
-            position, begin, behind, first, projected, keys, kept, tail, projected_stride, key_stride, WIDTH, RING,
-            TAPS, BEFORE_FIRST, INPUT_FIRST, INPUT_EACH,
+            position, begin, behind, first, projected, keys, base_blocks, tail, projected_stride, key_stride, WIDTH,
+            RING, TAPS, BEFORE_FIRST, INPUT_FIRST, INPUT_EACH,
         )  # fmt: skip
         target = keys + row_at(left, place, key_stride, position >= 0, BEFORE_FIRST, INPUT_EACH, WIDTH)
         tl.store(target + query, tl.load(source + query, mask=shared, other=0.0), mask=shared)
@@ -121,7 +122,7 @@ def delta_inputs_kernel(
     count = tl.load(query_start + row + 1) - first
     behind, begin = tl.load(base + row), tl.load(start + row)
     settled, held = tl.load(new_base + row) - behind, begin - behind
-    kept = runs + tl.load(base_run + row).to(tl.int64) * runs_stride
+    base_blocks = runs + tl.load(base_run + row).to(tl.int64) * runs_stride
     tail = runs + tl.load(tail_run + row).to(tl.int64) * runs_stride
     if (count > 0) & (held + count <= RING) & (tl.load(checkpoint_run + row * CHECKPOINTS) == 0):
         c, d, j = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_V), tl.arange(0, PLACES)
@@ -129,8 +130,8 @@ def delta_inputs_kernel(
         query, value = key_head * KEY_DIM + c, 2 * key_width + key_head * shares * VALUE_DIM + d
         for t in range(count):
             rows = input_rows(
-                begin + t, begin, behind, first, projected, keys, kept, tail, projected_stride, key_stride, width,
-                RING, TAPS, BEFORE_FIRST, INPUT_FIRST, INPUT_EACH,
+                begin + t, begin, behind, first, projected, keys, base_blocks, tail, projected_stride, key_stride,
+                width, RING, TAPS, BEFORE_FIRST, INPUT_FIRST, INPUT_EACH,
             )  # fmt: skip
             inputs_q = loaded(rows, begin + t, c, query, KEY_DIM, TAPS)
             inputs_k = loaded(rows, begin + t, c, key_width + query, KEY_DIM, TAPS)
@@ -174,8 +175,8 @@ def delta_inputs_kernel(
                 tl.debug_barrier()  # further tokens read k and g
         if settled > 0:
             keep_before(
-                settled, behind, begin, first, row, query, in_key, value, in_value, projected, keys, kept, tail, runs,
-                write_run, runs_stride, projected_stride, key_stride, key_width, width, RING, TAPS, BEFORE_FIRST,
+                settled, behind, begin, first, row, query, in_key, value, in_value, projected, keys, base_blocks, tail,
+                runs, write_run, runs_stride, projected_stride, key_stride, key_width, width, RING, TAPS, BEFORE_FIRST,
                 INPUT_FIRST, INPUT_EACH,
             )  # fmt: skip
 

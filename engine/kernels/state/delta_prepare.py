@@ -50,7 +50,10 @@ def part_of(values, place, PART: tl.constexpr):
 
 @triton.jit
 def lower_block(left, right, level_left, level_right, strict: tl.constexpr, PART: tl.constexpr):
-    """(left_i . right_j) e^{G_i - G_j}, right [channels, PART]; strict >= 0 (diagonal): 0 unless i - j >= strict."""
+    """Returns (left_i . right_j) e^{G_i - G_j} [PART, PART] for right [channels, PART].
+
+    strict >= 0, for a block on the diagonal: entries with i - j < strict are 0.
+    """
     i, j = tl.arange(0, PART)[:, None], tl.arange(0, PART)[None, :]
     product = tl.dot(left, right, input_precision="ieee")
     if strict < 0:

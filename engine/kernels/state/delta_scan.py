@@ -56,9 +56,9 @@ def delta_carry_kernel(
         c, d = tl.arange(0, BLOCK_K), tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
         in_key, in_value = c < KEY_DIM, d < VALUE_DIM
         tail = runs + tl.load(tail_run + row).to(tl.int64) * runs_stride
-        kept = runs + tl.load(base_run + row).to(tl.int64) * runs_stride
+        base_blocks = runs + tl.load(base_run + row).to(tl.int64) * runs_stride
         has = c < tl.where(behind > 0, KEY_DIM, 0)
-        state_at = row_at(kept, head * KEY_DIM + c, state_stride, has, STATE_FIRST, STATE_EACH, VALUE_DIM)
+        state_at = row_at(base_blocks, head * KEY_DIM + c, state_stride, has, STATE_FIRST, STATE_EACH, VALUE_DIM)
         state = tl.load(states + state_at[None, :] + d[:, None], mask=has[None, :] & in_value[:, None], other=0.0)
         state = state.to(tl.float32)
         if begin > behind:
@@ -137,7 +137,7 @@ def delta_carry_kernel(
 def delta_finish_kernel(
     out,  # [T, VALUE_HEADS * VALUE_DIM], in place
     active, projected, a_log, dt_bias, norm,
-    keys, gates,  # the pages in the model's dtype, and in the dtype of gates
+    keys, gates,  # views of the pages: in the model's dtype, and in the dtype of the gates
     runs, tail_run, base, new_base, start, query_start, checkpoint_run, chunks, num_chunks,
     eps, runs_stride, projected_stride, key_stride, gate_stride,
     KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,

@@ -112,7 +112,7 @@ def delta_step_kernel(
     count = tl.load(query_start + row + 1) - first
     behind = tl.load(base + row)
     settled, held = tl.load(new_base + row) - behind, tl.load(start + row) - behind
-    kept = runs + tl.load(base_run + row).to(tl.int64) * runs_stride
+    base_blocks = runs + tl.load(base_run + row).to(tl.int64) * runs_stride
     tail = runs + tl.load(tail_run + row).to(tl.int64) * runs_stride
     left = runs + tl.load(write_run + row).to(tl.int64) * runs_stride
     if (count > 0) & (held + count <= RING) & (tl.load(checkpoint_run + row * CHECKPOINTS) == 0):
@@ -130,7 +130,7 @@ def delta_step_kernel(
             for piece in tl.range(pieces, num_stages=STAGES, disable_licm=True):
                 c = piece * PIECE + tl.arange(0, PIECE)
                 place, lanes = piece_of(
-                    kept, head, piece, d, has, state_stride, STATE_FIRST, STATE_EACH, KEY_DIM, VALUE_DIM, PIECE
+                    base_blocks, head, piece, d, has, state_stride, STATE_FIRST, STATE_EACH, KEY_DIM, VALUE_DIM, PIECE
                 )
                 state = tl.load(states + place, mask=lanes, other=0.0).to(tl.float32)
                 q, k = (
@@ -178,9 +178,10 @@ def delta_step_kernel(
         if settled > held:  # the state contains tokens of this step: a short prompt
             for piece in tl.range(pieces, disable_licm=True):
                 fold_piece(
-                    states, keys, deltas, kept, left, tail, decay, gate, settled, behind, head, key_head, piece, d, has,
-                    in_value, state_stride, key_stride, delta_stride, KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM, RING,
-                    STATE_FIRST, STATE_EACH, KEY_FIRST, KEY_EACH, DELTA_FIRST, DELTA_EACH, PLACES, GROUP, PIECE,
+                    states, keys, deltas, base_blocks, left, tail, decay, gate, settled, behind, head, key_head, piece,
+                    d, has, in_value, state_stride, key_stride, delta_stride, KEY_HEADS, VALUE_HEADS, KEY_DIM,
+                    VALUE_DIM, RING, STATE_FIRST, STATE_EACH, KEY_FIRST, KEY_EACH, DELTA_FIRST, DELTA_EACH, PLACES,
+                    GROUP, PIECE,
                 )  # fmt: skip
 
 

@@ -88,7 +88,7 @@ def _of_row(
     given: SelectiveInputs, weights: SelectiveWeights, shape: SelectiveShape, cache: StatePages, row: StepRow
 ) -> Tensor:
     """Returns the row's results [tokens of the row, inner], in the wide dtype."""
-    kept, pages, kind, found = cache.state[0], cache.pages, wide(given.x.dtype), []
+    state_part, pages, kind, found = cache.state[0], cache.pages, wide(given.x.dtype), []
     for values, place in zip((given.x, given.steps, given.b), cache.tail):
         own = values[row.tokens].to(place.dtype)
         found.append(torch.cat([row.read_tail(pages, place, shape.ring).to(kind), own.to(kind)]))
@@ -99,12 +99,12 @@ def _of_row(
     rate, scaled = -weights.a_log.to(kind).exp(), dt * x
     state, outs = x.new_zeros(shape.inner, shape.state_size), []
     if row.base:
-        state = kept.read(pages, row.base_blocks).to(kind)
+        state = state_part.read(pages, row.base_blocks).to(kind)
     for position in range(row.base, row.end):
         at = position - row.base
         state = (dt[at, :, None] * rate).exp() * state + scaled[at, :, None] * b[at]
         if position >= row.start:
             outs.append(state @ c[position - row.start])
         for blocks in row.targets.get(position + 1, ()):
-            kept.write(pages, blocks, state)
+            state_part.write(pages, blocks, state)
     return (torch.stack(outs) + weights.d.to(kind) * x[row.held :]) * by_token(silu, z)

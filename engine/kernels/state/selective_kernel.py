@@ -55,11 +55,11 @@ def selective_kernel(
         behind, begin = tl.load(base + row), tl.load(start + row)
         end = begin + count
         newest = tl.where(short, begin, tl.maximum(tl.load(new_base + row), end - RING))
-        tail, kept = (
+        tail, base_blocks = (
             run_of(runs, tail_run, row, runs_stride, count > 0), run_of(runs, base_run, row, runs_stride, count > 0)
         )  # fmt: skip
         has = d < tl.where(behind > 0, INNER, 0)
-        state_at = row_at(kept, d, state_stride, has, STATE_FIRST, STATE_EACH, STATE)
+        state_at = row_at(base_blocks, d, state_stride, has, STATE_FIRST, STATE_EACH, STATE)
         state = load_wide(states + state_at[:, None] + n[None, :], has[:, None] & in_state[None, :])
         rate = -tl.exp(tl.load(a_log + d[:, None] * STATE + n[None, :], mask=whole, other=0.0))
         bias, direct = load_wide(dt_bias + d, inside), load_wide(skip + d, inside)
@@ -141,8 +141,8 @@ def launch_selective(
     meta: StateMeta,
 ) -> Tensor:
     """Returns a new [T, inner]; `inputs` [T, inner]: the convolution's, with the row stride of z."""
-    (kept, _), (x, steps, b, taps) = cache.state, cache.tail
-    states, pages, out = cache.pages.view(kept.dtype), cache.pages.view(x.dtype), torch.empty_like(given.x)
+    (state_part, _), (x, steps, b, taps) = cache.state, cache.tail
+    states, pages, out = cache.pages.view(state_part.dtype), cache.pages.view(x.dtype), torch.empty_like(given.x)
     assert given.x.stride() == given.steps.stride() == (shape.inner, 1), "x and steps have rows without gaps"
     assert given.b.stride() == given.c.stride(), "B and C lie in one product"
     assert inputs.stride() == given.z.stride(), "x and z lie in one product"
@@ -155,8 +155,9 @@ def launch_selective(
         pages, meta.runs, meta.base_run, meta.write_run, meta.tail_run, meta.base, meta.new_base, meta.start,
         meta.query_start, meta.checkpoint_run, meta.checkpoint_at, meta.runs.stride(0), given.b.stride(0),
         given.z.stride(0), states.stride(0), pages.stride(0), INNER=shape.inner, STATE=shape.state_size,
-        RING=shape.ring, STATE_FIRST=kept.first, STATE_EACH=kept.per_page, X_FIRST=x.first, X_EACH=x.per_page,
-        STEP_FIRST=steps.first, INPUT_FIRST=taps.first, BLOCK_D=BLOCK_D, **places, num_warps=4, **launch_options(),
+        RING=shape.ring, STATE_FIRST=state_part.first, STATE_EACH=state_part.per_page, X_FIRST=x.first,
+        X_EACH=x.per_page, STEP_FIRST=steps.first, INPUT_FIRST=taps.first, BLOCK_D=BLOCK_D, **places, num_warps=4,
+        **launch_options(),
     )  # fmt: skip
     if not meta.decode_only:
         tail_kernel[rows,](

@@ -92,7 +92,7 @@ def ssd_reference(
 
 def _of_row(x: Tensor, weights: SsdWeights, shape: SsdShape, cache: StatePages, row: StepRow) -> Tensor:
     """x [tokens of the row, columns] -> [tokens, inner], in the wide dtype."""
-    (kept, before), (again, steps, inputs), pages, ring = cache.state, cache.tail, cache.pages, shape.ring
+    (state_part, before), (again, steps, inputs), pages, ring = cache.state, cache.tail, cache.pages, shape.ring
     z, found, dt = x.split([shape.inner, shape.conv_width, shape.heads], 1)
     active = convolved(found, weights.taps, weights.bias, pages, row, before, inputs, ring)
     kind, heads = active.dtype, shape.heads
@@ -112,14 +112,14 @@ def _of_row(x: Tensor, weights: SsdWeights, shape: SsdShape, cache: StatePages, 
     decay, scaled = by_token(lambda own: (rate * own).exp(), dt), values * dt[:, :, None]
     state, outs = active.new_zeros(heads, shape.state_size, shape.head_dim), []
     if row.base:
-        state = kept.read(pages, row.base_blocks).view_as(state).to(kind)
+        state = state_part.read(pages, row.base_blocks).view_as(state).to(kind)
     for position in range(row.base, row.end):
         place = position - row.base
         state = state * decay[place, :, None, None] + b[place, :, :, None] * scaled[place, :, None]
         if position >= row.start:
             outs.append(torch.einsum("hnp,hn->hp", state, c[position - row.start]))
         for blocks in row.targets.get(position + 1, ()):
-            kept.write(pages, blocks, state.reshape(-1, shape.head_dim))
+            state_part.write(pages, blocks, state.reshape(-1, shape.head_dim))
     y = torch.stack(outs) + weights.d.to(kind)[:, None] * values[row.held :]
     return by_token(lambda own, gate: grouped_norm(own, gate, weights.norm, shape), y.flatten(1), z.to(kind))
 

@@ -50,11 +50,11 @@ def ssd_carry_kernel(
         behind, begin, group = tl.load(base + row), tl.load(start + row), head // (HEADS // GROUPS)
         n, p, j = tl.arange(0, BLOCK_N), tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P), tl.arange(0, PLACES)
         in_state, in_head = n < STATE, p < HEAD_DIM
-        tail, kept = (
+        tail, base_blocks = (
             run_of(runs, tail_run, row, runs_stride, count > 0), run_of(runs, base_run, row, runs_stride, count > 0)
         )  # fmt: skip
         has = n < tl.where(behind > 0, STATE, 0)
-        state_at = row_at(kept, head * STATE + n, state_stride, has, STATE_FIRST, STATE_EACH, HEAD_DIM)
+        state_at = row_at(base_blocks, head * STATE + n, state_stride, has, STATE_FIRST, STATE_EACH, HEAD_DIM)
         state = tl.load(states + state_at[None, :] + p[:, None], mask=in_head[:, None] & has[None, :], other=0.0)
         state, rate = state.to(tl.float32), -tl.exp(tl.load(a_log + head))
         if begin > behind:

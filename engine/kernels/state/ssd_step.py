@@ -71,11 +71,11 @@ def ssd_step_kernel(
         total, group = held + count, head // (HEADS // GROUPS)
         n, p, j = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_P), tl.arange(0, PLACES)
         in_state, in_head, there, fresh, old = n < STATE, p < HEAD_DIM, j < total, j >= held, j < held
-        tail, kept = (
+        tail, base_blocks = (
             run_of(runs, tail_run, row, runs_stride, count > 0), run_of(runs, base_run, row, runs_stride, count > 0)
         )  # fmt: skip
         has = n < tl.where(behind > 0, STATE, 0)
-        state_at = row_at(kept, head * STATE + n, state_stride, has, STATE_FIRST, STATE_EACH, HEAD_DIM)
+        state_at = row_at(base_blocks, head * STATE + n, state_stride, has, STATE_FIRST, STATE_EACH, HEAD_DIM)
         state = tl.load(states + state_at[:, None] + p[None, :], mask=has[:, None] & in_head[None, :], other=0.0)
         state = state.to(tl.float32)
         slot = (behind + j) % RING
@@ -115,8 +115,8 @@ def ssd_step_kernel(
                 u *= tl.sum(tl.where(chosen, size, 0.0), 0)
                 k *= tl.exp(last - tl.sum(tl.where(chosen, level, 0.0), 0))
                 state += k[:, None] * u[None, :]
-            kept = run_of(runs, write_run, row, runs_stride, settled > 0)
-            state_at = row_at(kept, head * STATE + n, state_stride, in_state, STATE_FIRST, STATE_EACH, HEAD_DIM)
+            write_blocks = run_of(runs, write_run, row, runs_stride, settled > 0)
+            state_at = row_at(write_blocks, head * STATE + n, state_stride, in_state, STATE_FIRST, STATE_EACH, HEAD_DIM)
             whole = in_state[:, None] & in_head[None, :]
             tl.store(states + state_at[:, None] + p[None, :], state.to(states.dtype.element_ty), mask=whole)
         tl.debug_barrier()
