@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
@@ -35,6 +36,13 @@ from engine.weights.load import match, weight_bytes
 from engine.weights.table import expand
 
 
+class TensorCounts(NamedTuple):
+    """Numbers of tensors in a model's files."""
+
+    read: int
+    mtp: int  # of multi-token-prediction layers, which the start does not read
+
+
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """Memory and capacity of one model on one device."""
@@ -43,8 +51,7 @@ class Estimate:
     device: str  # the device as torch names it
     dtype: torch.dtype  # dtype of activations
     quantised: str | None  # one line about the quantised layers
-    num_tensors: int  # tensors that are read from the files
-    num_mtp: int  # tensors of multi-token-prediction layers in the files; the start does not read them
+    tensors: TensorCounts  # in the files
     weight_bytes: int  # bytes of weights on the device
     numbers: str  # the number format of keys and values, if it is not the activations' dtype
     kv_bytes: int  # KV cache bytes of a thousand tokens, if no sliding window drops tokens
@@ -100,8 +107,7 @@ def described(config: EngineConfig, shards: list[Shard] | None) -> Estimate:
         device=device,
         dtype=dtype,
         quantised=form_line(model, None if device == "cpu" else target()),
-        num_tensors=len(names),
-        num_mtp=num_mtp(model, shards or []),
+        tensors=TensorCounts(len(names), num_mtp(model, shards or [])),
         weight_bytes=weights,
         numbers=numbers_line(layout.specs, dtype),
         kv_bytes=layout.token_groups * layout.block_bytes * 1000 // sizes.block_size,

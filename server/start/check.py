@@ -102,8 +102,9 @@ def of_weights(found: Estimate, shards: list[Shard] | None) -> Iterator[str]:
             sizes[tensor.dtype] += tensor.num_bytes
     dtypes = ", ".join(f"{gib(size)} {dtype}" for dtype, size in sizes.most_common())
     files = "1 file" if len(shards) == 1 else f"{len(shards)} files"
-    unread = f", {found.num_mtp:,} of multi-token prediction are not" if found.num_mtp else ""
-    yield f"weights: {dtypes} in {files}, {found.num_tensors:,} tensors are read{unread}; {in_memory}"
+    num_read, num_mtp = found.tensors
+    unread = f", {num_mtp:,} of multi-token prediction are not" if num_mtp else ""
+    yield f"weights: {dtypes} in {files}, {num_read:,} tensors are read{unread}; {in_memory}"
 
 
 def of_states(found: Estimate) -> Iterator[str]:

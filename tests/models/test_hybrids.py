@@ -110,7 +110,7 @@ def test_layers_that_predict_further_tokens_are_counted_and_not_read(tmp_path, n
     model = load(folder)
     assert model.config.text.num_nextn_predict_layers == 2
     assert len(model.layers) == len(load(tiny.checkpoint(name)).layers)
-    assert estimate(EngineConfig(str(folder)), open_checkpoint(folder)).num_mtp == 2
+    assert estimate(EngineConfig(str(folder)), open_checkpoint(folder)).tensors.mtp == 2
 
 
 def test_tensors_of_a_state_that_no_layer_has_are_left_over(tmp_path):

@@ -86,7 +86,7 @@ def test_a_published_layout_is_planned(tmp_path, monkeypatch, name):
     monkeypatch.setattr(estimate_module, "device_memory", lambda device: DeviceMemory(TIB, TIB))
     found = estimate(EngineConfig(str(tmp_path)), open_checkpoint(tmp_path))
     unread = [name for name in names if name == "lm_head.weight" and config.text.tie_embeddings]
-    assert found.num_tensors == len(names) - len(unread)
+    assert found.tensors.read == len(names) - len(unread)
     assert found.weight_bytes == layout["total_size"] - sum(2 * math.prod(shapes[name]) for name in unread)
     assert found.context == config.max_position
 
