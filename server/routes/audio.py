@@ -26,12 +26,12 @@ from server.jobs.sampling import Asked, in_range, priority_of, resolve, salt_of
 from server.routes.endpoint import check_model, gateway_priority, generating_route, one_of
 from server.schema.audio import SpeechForm, TranscriptionForm, TranslationForm
 from server.schema.common import SamplingFields
-from server.speech.choose import hearer_of
-from server.speech.hearer import Hearer, Said, Task
+from server.speech.choose import transcriber_of
 from server.speech.languages import code_of, separator
 from server.speech.listening import Listening, all_logprobs
 from server.speech.segments import FORMATS, MEDIA_TYPES, Transcript, Word, body, joined
 from server.speech.speech_stream import SpeechStream
+from server.speech.transcriber import Said, Task, Transcriber
 
 Kind = TypeVar("Kind", bound=SpeechForm)
 LISTS = ("timestamp_granularities", "include")
@@ -65,7 +65,7 @@ async def listen(request: Request, kind: type[Kind]) -> Response | None:
         fields = typed(form, kind)
         model = check_model(state, fields.model)
         task = task_of(exchange, fields, gateway_priority(request))
-        hearer = hearer_of(exchange, task)
+        transcriber = transcriber_of(exchange, task)
         if form.file is None or not (data := form.file.getvalue()):
             raise invalid("file", "file: is missing or empty; send a recording as the form's file")
         form.file = None
@@ -73,24 +73,24 @@ async def listen(request: Request, kind: type[Kind]) -> Response | None:
             with exchange.hold(1, "speech"):
                 assert state.media is not None
                 scope = scope_of(exchange, task.salt)
-                async with state.media.recording(data, hearer.cutting(), scope) as recording:
+                async with state.media.recording(data, transcriber.cutting(), scope) as recording:
                     del data
-                    return await answer(exchange, fields, task, hearer, recording, model)
+                    return await answer(exchange, fields, task, transcriber, recording, model)
 
 
 async def answer(
-    exchange: Exchange, fields: SpeechForm, task: Task, hearer: Hearer, recording: Recording, model: str
+    exchange: Exchange, fields: SpeechForm, task: Task, transcriber: Transcriber, recording: Recording, model: str
 ) -> Response | None:
     """A stream, or a body in the requested format."""
-    listening = Listening(exchange, task, hearer)
+    listening = Listening(exchange, task, transcriber)
     if task.asked.stream:
         name = f"trsc-{exchange.request_id}"
-        await SpeechStream(listening, name, model, lambda: separator(hearer.language), fields).run(recording)
+        await SpeechStream(listening, name, model, lambda: separator(transcriber.language), fields).run(recording)
         return None
     said = await listening.run(recording)
     logprobs = all_logprobs(exchange.state.tokenizer, said) if task.with_logprobs else None
     form = fields.response_format or "json"
-    content = body(transcript(task, hearer, recording, said), form)
+    content = body(transcript(task, transcriber, recording, said), form)
     if logprobs is not None and isinstance(content, dict):
         content["logprobs"] = logprobs
     if isinstance(content, str):
@@ -98,19 +98,19 @@ async def answer(
     return Response(orjson.dumps(content), media_type="application/json")
 
 
-def transcript(task: Task, hearer: Hearer, recording: Recording, said: list[Said]) -> Transcript:
+def transcript(task: Task, transcriber: Transcriber, recording: Recording, said: list[Said]) -> Transcript:
     """The transcript of all windows."""
-    heard = list(zip(recording.windows, said))
-    segments = [segment for window, found in heard for segment in hearer.segments(window, found)]
-    text = joined((found.text for found in said), separator(hearer.language))
+    windows = list(zip(recording.windows, said))
+    segments = [segment for window, found in windows for segment in transcriber.segments(window, found)]
+    text = joined((found.text for found in said), separator(transcriber.language))
     words = [
         Word(word.text, window.start + word.start, window.start + word.end)
-        for window, found in heard
+        for window, found in windows
         for word in found.words
     ]
     return Transcript(
         task.name,
-        hearer.language,
+        transcriber.language,
         recording.seconds,
         text,
         segments if task.with_segments else None,

@@ -15,9 +15,9 @@ from server.http.exchange import Exchange
 from server.routes.audio import task_of
 from server.routes.endpoint import POOLS, check_model
 from server.schema.audio import TranscriptionForm
-from server.speech.choose import hearer_of
-from server.speech.hearer import Task
+from server.speech.choose import transcriber_of
 from server.speech.realtime import RealtimeSession
+from server.speech.transcriber import Task
 
 PATH = "/v1/realtime"
 
@@ -35,7 +35,7 @@ async def realtime(exchange: Exchange, scope: Scope, receive: Receive) -> None:
     def checked(form: TranscriptionForm) -> Task:
         check_model(exchange.state, form.model)
         task = task_of(exchange, form, "")
-        hearer_of(exchange, task)  # raises if the model takes no audio, or not in this way
+        transcriber_of(exchange, task)  # raises if the model takes no audio, or not in this way
         return task
 
     named = query.get("model")

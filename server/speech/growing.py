@@ -4,7 +4,7 @@ Owner: loop, the session's tasks; resampling runs in the pool. In: 16-bit sample
 at 16 kHz, like those of a decoded recording.
 
     feed  ..|...|.|....|..  end          reader's side
-    until ------>|  grow  samples        hearer's side; `forget` drops samples that no later request needs
+    until ------>|  grow  samples        transcriber's side; `forget` drops samples that no later request needs
 """
 
 from __future__ import annotations

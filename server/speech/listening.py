@@ -1,7 +1,7 @@
 """Listening: transcribes one recording, several windows at a time.
 
-Owner: loop, the handler's task. In: a Recording and a Hearer. Out: the text of each window, in order, and text deltas
-while windows are decoded. A window's features are computed when a worker takes the window and freed after its
+Owner: loop, the handler's task. In: a Recording and a Transcriber. Out: the text of each window, in order, and text
+deltas while windows are decoded. A window's features are computed when a worker takes the window and freed after its
 transcription, so a long recording uses little memory besides its samples. Leaving `run` aborts the engine's requests.
 
     windows   0 1 2 3 ...     workers take the next one
@@ -30,7 +30,7 @@ from server.jobs.job import Job, note_media
 from server.output.logprobs import TokenNames
 from server.output.text import TextStream
 from server.render.tokenizer import Tokenizer
-from server.speech.hearer import MAX_ID, Hearer, Said, Task
+from server.speech.transcriber import MAX_ID, Said, Task, Transcriber
 from server.state import AppState
 
 ENDED_BY_TOKEN = (FinishReason.STOP, FinishReason.STOP_TOKEN)
@@ -58,7 +58,7 @@ def ignore_text(index: int, text: str, tokens: Sequence[TokenLogprob]) -> None:
 class Listening:
     """The transcription of one recording. Owner: loop. An OpenAnswer for operators and a draining server."""
 
-    def __init__(self, exchange: Exchange, task: Task, hearer: Hearer) -> None:
+    def __init__(self, exchange: Exchange, task: Task, transcriber: Transcriber) -> None:
         self.exchange = exchange
         self.task = task
         self.on_text: OnText = ignore_text
@@ -67,12 +67,12 @@ class Listening:
         self.audio_tokens = 0
         self.generated_tokens = 0
         self._state: AppState = exchange.state
-        self._hearer = hearer
+        self._transcriber = transcriber
         self._metrics = AnswerMetrics(exchange, task.asked)
         self._workers: list[asyncio.Task[None]] = []
         self._streams: set[TokenStream] = set()
         self._aborted = False
-        self._begun = asyncio.Event()  # set when `Hearer.begin` has returned
+        self._begun = asyncio.Event()  # set when `Transcriber.begin` has returned
 
     async def run(self, recording: Recording) -> list[Said]:
         """The text of each window. Raises the error that ended the transcription early."""
@@ -157,10 +157,10 @@ class Listening:
                 break
             processed = await self._processed(recording, number)
             if number == 0:
-                await self._hearer.begin(self.ask, processed)
+                await self._transcriber.begin(self.ask, processed)
                 self._begun.set()
             await self._begun.wait()
-            said[number] = await self._hearer.transcribe(self.ask, number, recording.windows[number], processed)
+            said[number] = await self._transcriber.transcribe(self.ask, number, recording.windows[number], processed)
             self.on_text(number, "", ())
 
     async def _processed(self, recording: Recording, number: int) -> Processed:

@@ -23,9 +23,9 @@ from server.errors import ApiError
 from server.http.exchange import Exchange
 from server.output.text import TextStream
 from server.speech.growing import GrowingSound
-from server.speech.hearer import Said, Task
 from server.speech.listening import ENDED_BY_TOKEN, Listening
-from server.speech.voxtral_realtime import VoxtralRealtimeHearer
+from server.speech.transcriber import Said, Task
+from server.speech.voxtral_realtime import VoxtralRealtimeTranscriber
 
 FRESH_ROWS = 3  # a request has at least so many more rows (of 80 ms) than the one before
 SHARE = 64  # and at least this fraction of the window, whose rows the encoder computes again
@@ -34,10 +34,10 @@ SHARE = 64  # and at least this fraction of the window, whose rows the encoder c
 class LiveListening(Listening):
     """The live transcription of one turn. Owner: loop."""
 
-    def __init__(self, exchange: Exchange, task: Task, hearer: VoxtralRealtimeHearer) -> None:
-        super().__init__(exchange, task, hearer)
-        self._live = hearer
-        self._processor = hearer.processor
+    def __init__(self, exchange: Exchange, task: Task, transcriber: VoxtralRealtimeTranscriber) -> None:
+        super().__init__(exchange, task, transcriber)
+        self._live = transcriber
+        self._processor = transcriber.processor
         limits = self._state.engine.limits
         rows = min(limits.encoder_capacity, limits.max_model_len) - self._processor.before - self._processor.behind - 1
         longest = int(self._state.config.speech.transcription_window * SAMPLE_RATE)

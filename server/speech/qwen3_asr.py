@@ -1,4 +1,4 @@
-"""Qwen3AsrHearer: requests to Qwen3-ASR, and the text inside its output.
+"""Qwen3AsrTranscriber: requests to Qwen3-ASR, and the text inside its output.
 
 Owner: loop. In: windows of a recording. Out: Said. The model writes the language before the text. If the client names
 no language, a first request for each window ends at the marker after the language, and a second request continues from
@@ -20,8 +20,8 @@ from mm.recording import Window
 from server.errors import invalid, not_here
 from server.http.exchange import Exchange
 from server.render.prompt import Prompt
-from server.speech.hearer import SILENT_SOUND, Ask, ChatHearer, Said, Task
 from server.speech.languages import LANGUAGES, name_of
+from server.speech.transcriber import SILENT_SOUND, Ask, ChatTranscriber, Said, Task
 
 LANGUAGE, MARK, NONE = "language ", "<asr_text>", "None"  # "None": no speech
 TRANSCRIBED = frozenset((
@@ -40,7 +40,7 @@ def spoken(code: str) -> str:
 CODES = {spoken(code): code for code in LANGUAGES}
 
 
-class Qwen3AsrHearer(ChatHearer):
+class Qwen3AsrTranscriber(ChatTranscriber):
     """One transcription's requests to Qwen3-ASR."""
 
     def __init__(self, exchange: Exchange, task: Task) -> None:

@@ -23,15 +23,15 @@ from server.errors import ApiError, from_media, internal
 from server.http.exchange import Exchange, fault
 from server.jobs.job import scope_of
 from server.schema.audio import TranscriptionForm
-from server.speech.choose import hearer_of
+from server.speech.choose import transcriber_of
 from server.speech.growing import GrowingSound
-from server.speech.hearer import Task
 from server.speech.languages import separator
 from server.speech.listening import Listening, OnText, all_logprobs, logprobs_of
 from server.speech.live import LiveListening
 from server.speech.realtime_events import described, wave
 from server.speech.speech_stream import InOrder
-from server.speech.voxtral_realtime import VoxtralRealtimeHearer
+from server.speech.transcriber import Task
+from server.speech.voxtral_realtime import VoxtralRealtimeTranscriber
 
 TaskOf = Callable[[TranscriptionForm], Task]
 
@@ -115,7 +115,7 @@ class TurnWorker:
 
     def transcribes_live(self, form: TranscriptionForm) -> bool:
         """Whether the served model transcribes a turn while it is spoken."""
-        return isinstance(hearer_of(self._exchange, self._task_of(form)), VoxtralRealtimeHearer)
+        return isinstance(transcriber_of(self._exchange, self._task_of(form)), VoxtralRealtimeTranscriber)
 
     async def run(self) -> None:
         """Transcribe turns until the session ends, or the server drains."""
@@ -158,8 +158,8 @@ class TurnWorker:
         exchange, state = self._exchange, self._state
         exchange.first_token, exchange.arrival = 0.0, time.monotonic()  # each turn has its own deadlines
         task = self._task_of(turn.form)
-        hearer = hearer_of(exchange, task)
-        order, first = InOrder(lambda: separator(hearer.language)), 0
+        transcriber = transcriber_of(exchange, task)
+        order, first = InOrder(lambda: separator(transcriber.language)), 0
         if turn.plain:
             self._whole = self._whole or Whole(order)
             order, first = self._whole.order, self._whole.order.front
@@ -167,16 +167,16 @@ class TurnWorker:
         listening: Listening
         with exchange.hold(1, "speech"):
             if isinstance(turn.sound, GrowingSound):
-                assert isinstance(hearer, VoxtralRealtimeHearer), "other models transcribe what is committed"
-                listening = live = LiveListening(exchange, task, hearer)
+                assert isinstance(transcriber, VoxtralRealtimeTranscriber), "other models transcribe what is committed"
+                listening = live = LiveListening(exchange, task, transcriber)
                 live.on_text = on_text
                 said, seconds = await live.follow(turn.sound), turn.sound.seconds
             else:
-                listening = Listening(exchange, task, hearer)
+                listening = Listening(exchange, task, transcriber)
                 listening.on_text = on_text
-                assert state.media is not None, "the route has looked for a model that hears"
+                assert state.media is not None, "the route has looked for a model that takes audio"
                 wav, scope = wave(turn.sound, turn.rate), scope_of(exchange, task.salt)
-                async with state.media.recording(wav, hearer.cutting(), scope) as recording:
+                async with state.media.recording(wav, transcriber.cutting(), scope) as recording:
                     said, seconds = await listening.run(recording), recording.seconds
         if self._whole is not None:
             self._whole.prompt_tokens += listening.prompt_tokens

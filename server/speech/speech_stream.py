@@ -24,8 +24,8 @@ from server.errors import ApiError
 from server.http.exchange import ClientGone
 from server.http.sse import DONE, EventStream
 from server.schema.audio import SpeechForm
-from server.speech.hearer import Said
 from server.speech.listening import Listening, all_logprobs, logprobs_of
+from server.speech.transcriber import Said
 
 
 class InOrder:

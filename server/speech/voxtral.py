@@ -1,4 +1,4 @@
-"""VoxtralHearer: requests to Voxtral, with its own transcription marker in place of an instruction.
+"""VoxtralTranscriber: requests to Voxtral, with its own transcription marker in place of an instruction.
 
 Owner: loop. In: windows of a recording. Out: Said. A task with a client's prompt or a translation goes through chat
 instead, since the marker's form has only a language. The form is mistral-common's
@@ -12,12 +12,12 @@ from __future__ import annotations
 import numpy as np
 
 from server.render.prompt import Prompt
-from server.speech.hearer import ChatHearer
+from server.speech.transcriber import ChatTranscriber
 
 MARKS = ("<s>", "[INST]", "[BEGIN_AUDIO]", "[AUDIO]", "[/INST]")
 
 
-class VoxtralHearer(ChatHearer):
+class VoxtralTranscriber(ChatTranscriber):
     """One transcription's requests to Voxtral."""
 
     async def _rendered(self) -> Prompt:

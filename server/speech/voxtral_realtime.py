@@ -1,4 +1,4 @@
-"""VoxtralRealtimeHearer: requests to Voxtral Realtime, which consist only of the sound.
+"""VoxtralRealtimeTranscriber: requests to Voxtral Realtime, which consist only of the sound.
 
 Owner: loop. In: windows of a recording, or of a growing sound (server/speech/live). Out: Said. The model's processor
 makes the whole prompt of a window (mm/processors/voxtral_realtime.py), and the answer ends with the window's sound. The
@@ -18,10 +18,10 @@ from server.errors import not_here
 from server.http.exchange import Exchange
 from server.jobs.job import Job
 from server.render.prompt import Prompt
-from server.speech.hearer import ChatHearer, Task
+from server.speech.transcriber import ChatTranscriber, Task
 
 
-class VoxtralRealtimeHearer(ChatHearer):
+class VoxtralRealtimeTranscriber(ChatTranscriber):
     """One transcription's requests to Voxtral Realtime."""
 
     def __init__(self, exchange: Exchange, task: Task) -> None:
@@ -35,7 +35,7 @@ class VoxtralRealtimeHearer(ChatHearer):
     @property
     def processor(self) -> VoxtralRealtime:
         media = self._state.media
-        assert media is not None, "the model hears"
+        assert media is not None, "the model takes audio"
         assert isinstance(media.processor, VoxtralRealtime), "its own"
         return media.processor
 

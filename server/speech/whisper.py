@@ -1,4 +1,4 @@
-"""WhisperHearer: requests to Whisper: prompts of marker tokens, language detection, temperature fallback.
+"""WhisperTranscriber: requests to Whisper: prompts of marker tokens, language detection, temperature fallback.
 
 Owner: loop. In: windows of a recording. Out: Said, by the rules of OpenAI's whisper: a text that repeats itself or has
 a low log-probability is sampled again at a higher temperature; a window with a high no-speech probability and a low
@@ -32,9 +32,9 @@ from server.jobs.job import Job, job_of
 from server.jobs.sampling import Asked
 from server.render.prompt import Prompt
 from server.render.whisper_tokens import WhisperTokens
-from server.speech.hearer import Ask, Said, Task
 from server.speech.segments import Segment, Word, average_logprob, compression_ratio
 from server.speech.timed import text_of, timed
+from server.speech.transcriber import Ask, Said, Task
 from server.speech.words import FRAME_S, words_of
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
@@ -43,7 +43,7 @@ LEAST_AVG_LOGPROB = -1.0
 MAX_NO_SPEECH_PROB = 0.6
 
 
-class WhisperHearer:
+class WhisperTranscriber:
     """Builds and sends one transcription's requests to Whisper."""
 
     def __init__(self, exchange: Exchange, task: Task, tokens: WhisperTokens) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from engine.encoders.windows import VOXTRAL_ROWS, AveragedTower, read_flamingo
 from engine.models.base.family import Family
-from engine.models.media.hearing import hearing
 from engine.models.media.seeing import text
+from engine.models.media.with_audio import with_audio
 
 FAMILY = Family(
     name="Audio Flamingo 3",
     architectures=("AudioFlamingo3ForConditionalGeneration",),
-    model=hearing(AveragedTower, VOXTRAL_ROWS),
+    model=with_audio(AveragedTower, VOXTRAL_ROWS),
     text=text,
     towers={"audio": read_flamingo},
     processor="windows:AudioFlamingo",

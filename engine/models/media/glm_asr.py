@@ -7,7 +7,7 @@ from engine.checkpoint.section import Section
 from engine.encoders.windows import GLM_ASR_ROWS, WindowsTower, read_glm_asr
 from engine.models.base.family import Family
 from engine.models.media import seeing
-from engine.models.media.hearing import hearing
+from engine.models.media.with_audio import with_audio
 
 
 def text(body: Section, outer: Section) -> TextConfig:
@@ -20,7 +20,7 @@ def text(body: Section, outer: Section) -> TextConfig:
 FAMILY = Family(
     name="GLM-ASR",
     architectures=("GlmAsrForConditionalGeneration",),
-    model=hearing(WindowsTower, GLM_ASR_ROWS),
+    model=with_audio(WindowsTower, GLM_ASR_ROWS),
     text=text,
     towers={"audio": read_glm_asr},
     processor="windows:GlmAsr",

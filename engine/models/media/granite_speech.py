@@ -19,10 +19,10 @@ from engine.models.base.adapting import adapt, read_adapter
 from engine.models.base.decoder import Decoder
 from engine.models.base.family import Family
 from engine.models.media import seeing
-from engine.models.media.hearing import PREFIXES, hearing
+from engine.models.media.with_audio import PREFIXES, with_audio
 
 ADAPTER = "adapter_config.json"
-plain = hearing(GraniteSpeechTower, rows(), tower_name="encoder", ignore=UNREAD)
+plain = with_audio(GraniteSpeechTower, rows(), tower_name="encoder", ignore=UNREAD)
 
 
 def model(config: ModelConfig, dtype: torch.dtype, device: str) -> Decoder:

@@ -35,7 +35,7 @@ UNSEEN = (
     "*.audio_projection.vision.*",
     "*_for_vision_speech.*",
 )
-UNHEARD = ("*.lora_?.speech.weight", "embed_tokens_extend.audio_embed.*")
+UNREAD_AUDIO = ("*.lora_?.speech.weight", "embed_tokens_extend.audio_embed.*")
 
 
 class Phi4MM(Phi3):
@@ -61,7 +61,7 @@ class Phi4MM(Phi3):
                 media.append("audio")
         self.towers = by_modality(self.vision, self.audio)
         ignore += UNSEEN if self.vision is None else ()
-        ignore += UNHEARD if self.audio is None else ()
+        ignore += UNREAD_AUDIO if self.audio is None else ()
         self.table = replace(self.table, ignore=tuple(ignore))
         if adapters := self.adapters_of(media):
             adapt(self, adapters)

@@ -54,8 +54,8 @@ class Qwen3Asr(Llama):
         tower = config.towers.get("audio")
         self.audio = Qwen3AudioTower(tower, dtype, device) if isinstance(tower, Qwen3AudioConfig) else None
         self.towers = by_modality(self.audio)
-        heard = rows("audio", "audio_tower", PROJECTORS[THINKER in config.raw])
-        self.table = replace(self.table, rows=(*self.table.rows, *heard))
+        audio_rows = rows("audio", "audio_tower", PROJECTORS[THINKER in config.raw])
+        self.table = replace(self.table, rows=(*self.table.rows, *audio_rows))
 
 
 FAMILY = Family(

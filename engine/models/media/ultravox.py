@@ -16,12 +16,12 @@ from engine.encoders.ultravox import UltravoxTower, read_audio, rows
 from engine.models.base.decoder import Decoder
 from engine.models.base.family import Family
 from engine.models.media import seeing
-from engine.models.media.hearing import hearing
+from engine.models.media.with_audio import with_audio
 
 UNREAD = ("decoder.*", "proj_out.weight")  # unused tensors of a complete Whisper
 TOWERS = {  # whether the encoder comes from the repository of a complete Whisper -> Family.model
-    False: hearing(UltravoxTower, rows("audio_tower")),
-    True: hearing(UltravoxTower, rows("encoder"), ignore=UNREAD),
+    False: with_audio(UltravoxTower, rows("audio_tower")),
+    True: with_audio(UltravoxTower, rows("encoder"), ignore=UNREAD),
 }
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from engine.encoders.windows import VOXTRAL_ROWS, WindowsTower, read_voxtral
 from engine.models.base.family import Family
-from engine.models.media.hearing import hearing
 from engine.models.media.seeing import text
+from engine.models.media.with_audio import with_audio
 
 FAMILY = Family(
     name="Voxtral",
     architectures=("VoxtralForConditionalGeneration",),
-    model=hearing(WindowsTower, VOXTRAL_ROWS),
+    model=with_audio(WindowsTower, VOXTRAL_ROWS),
     text=text,
     towers={"audio": read_voxtral},
     processor="windows:Voxtral",

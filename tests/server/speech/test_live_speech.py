@@ -15,9 +15,9 @@ import pytest_asyncio
 
 from engine.base.request import FinishReason
 from server.speech.growing import GrowingSound
-from server.speech.hearer import Said
 from server.speech.listening import Listening
 from server.speech.realtime_events import wave
+from server.speech.transcriber import Said
 from tests import tiny_realtime
 from tests.server.conftest import config_of, maker, ready
 from tests.server.speech.test_audio import send

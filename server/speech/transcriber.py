@@ -1,7 +1,7 @@
-"""Hearer: builds the requests to the engine that transcribe one window of a recording.
+"""Transcriber: builds the requests to the engine that transcribe one window of a recording.
 
-Owner: loop. ChatHearer is for models that take audio in chat messages: the window is an audio part of a message, and an
-instruction follows it. In: a request's Task, and windows. Out: Jobs for the engine, and Segments.
+Owner: loop. ChatTranscriber is for models that take audio in chat messages: the window is an audio part of a message,
+and an instruction follows it. In: a request's Task, and windows. Out: Jobs for the engine, and Segments.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Ask(Protocol):
         ids at or above `text_below` are left out of the text."""
 
 
-class Hearer(Protocol):
+class Transcriber(Protocol):
     """Builds and sends one transcription's requests to the engine."""
 
     @property
@@ -93,7 +93,7 @@ class Hearer(Protocol):
         """The window's text as segments with start and end times."""
 
 
-class ChatHearer:
+class ChatTranscriber:
     """Transcribes with a model that takes audio as a part of a chat message."""
 
     def __init__(self, exchange: Exchange, task: Task) -> None:
@@ -104,7 +104,7 @@ class ChatHearer:
 
     def cutting(self) -> Cutting:
         speech, media = self._state.config.speech, self._state.media
-        assert media is not None, "the model hears"
+        assert media is not None, "the model takes audio"
         assert media.processor is not None, "with a processor"
         longest = min(speech.transcription_window, media.processor.longest_sound)
         return Cutting(longest, speech.transcription_pause)
@@ -123,7 +123,7 @@ class ChatHearer:
     def _job(self, processed: Processed, prompt: Prompt, asked: Asked) -> Job:
         """One request about a window."""
         task, media = self._task, self._state.media
-        assert media is not None, "the model hears"
+        assert media is not None, "the model takes audio"
         spliced = splice(prompt.token_ids, prompt.slots, [processed], media.processor)
         return job_of(self._exchange, prompt, spliced, asked, salt=task.salt, priority=task.priority, param="prompt")
 

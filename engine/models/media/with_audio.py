@@ -23,7 +23,7 @@ from engine.weights.table import Row
 PREFIXES = ("model.", "language_model.", "model.")
 
 
-def hearing(
+def with_audio(
     tower: Callable[[Any, torch.dtype, str], Tower],
     rows: tuple[Row, ...],
     tower_name: str = "audio",
