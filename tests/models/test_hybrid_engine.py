@@ -62,9 +62,9 @@ async def test_so_do_those_of_an_accelerators_steps(name, monkeypatch):
     await check(name)
 
 
-def seen(name, shown):
+def seen(name, mix):
     """Transformers' greedy tokens after images and videos."""
-    model, inputs = oracle(name), oracle_inputs(name, shown)
+    model, inputs = oracle(name), oracle_inputs(name, mix)
     model.generation_config.eos_token_id = model.model.rope_deltas = None
     made = model.generate(**inputs, max_new_tokens=TOKENS, do_sample=False)
     return made[0, inputs["input_ids"].shape[1] :].tolist()
@@ -73,9 +73,9 @@ def seen(name, shown):
 @pytest.mark.parametrize("name", tiny_states.SEEING)
 async def test_tokens_behind_pictures_and_films_equal_transformers(name):
     mixes = ("picture", "large picture", "picture, film, picture")
-    want = [await asyncio.to_thread(seen, name, shown) for shown in mixes]
+    want = [await asyncio.to_thread(seen, name, mix) for mix in mixes]
     async with running(tiny.checkpoint(name), dtype="float32", max_prefill_chunk=13) as served:
         for _ in range(2):
-            got = await asyncio.gather(*[answer(served, request(name, shown)) for shown in mixes])
+            got = await asyncio.gather(*[answer(served, request(name, mix)) for mix in mixes])
             assert [choices[0] for choices in got] == want
         assert served.stats.prefix_hits > 0

@@ -52,14 +52,14 @@ async def test_tokens_of_a_busy_engine_equal_transformers(name):
     await check_busy(tiny.checkpoint(name), Device("cpu"), want)
 
 
-@pytest.mark.parametrize("shown", ["large picture", "picture, film, picture"])
+@pytest.mark.parametrize("media", ["large picture", "picture, film, picture"])
 @pytest.mark.parametrize("name", tiny_states.SEEING)
 @torch.inference_mode()
-def test_pictures_and_films_equal_transformers(name, shown):
+def test_pictures_and_films_equal_transformers(name, media):
     harness = Harness(load(tiny.checkpoint(name)))
     oracle(name).model.rope_deltas = None
-    want = oracle(name)(**oracle_inputs(name, shown)).logits[0]
-    assert (harness.prefill(prepare(name, shown, harness), 7) - want).abs().max() <= 2 * TOLERANCE  # many tokens
+    want = oracle(name)(**oracle_inputs(name, media)).logits[0]
+    assert (harness.prefill(prepare(name, media, harness), 7) - want).abs().max() <= 2 * TOLERANCE  # many tokens
 
 
 def changed(folder, tmp_path, config=None, tensors=None):
