@@ -12,6 +12,7 @@ cdef class Checkpoints:
     cdef int32_t most_new  # most new runs in a plan
     cdef int32_t num_new
     cdef int32_t[::1] new  # ids of runs whose blocks were not sent to the device
+    cdef int64_t[::1] sent  # by id of a run: the newest step whose plan sends its blocks to the device
     cdef int32_t[::1] below  # by block of the primary group: the head of the state attached to it; 0: none
     cdef int32_t[::1] under  # by head: the block to which it is attached
     cdef uint8_t[::1] hits  # by head: number of rows that began at this state
@@ -30,7 +31,7 @@ cdef class Checkpoints:
     cdef void supersede(self, block_t head, block_t above) noexcept nogil
     cdef void drop(self, block_t head) noexcept nogil
     cdef void drop_all(self) noexcept nogil
-    cdef void send(self, StepPlan plan) noexcept nogil
+    cdef void send(self, StepPlan plan, int64_t step) noexcept nogil
     cdef bint is_new(self, block_t head, StepPlan plan) noexcept nogil
     cdef void send_again(self, StepPlan plan) noexcept nogil
     cdef block_t _oldest(self) noexcept nogil

@@ -38,6 +38,7 @@ cdef class Checkpoints:
         self.most_idle = max(<int32_t>(share * pool.total), size) if share > 0.0 else 0
         self.most_new = most_new
         self.new = array("i", bytes(4 * (2 * most_new + 1)))
+        self.sent = array("q", [-1] * pool.heads.shape[0])
         self.below = array("i", bytes(4 * (pool.total + 1 if size else 1)))
         self.hits = array("B", bytes(pool.total + 1 if size else 1))
         self.under = array("i", bytes(4 * (pool.total + 1 if size else 1)))
@@ -174,8 +175,8 @@ cdef class Checkpoints:
             if self.pool.heads[i] > 0 and self.pool.named[self.pool.heads[i]]:
                 self.drop(self.pool.heads[i])
 
-    cdef void send(self, StepPlan plan) noexcept nogil:
-        """Write the blocks of new runs into a plan that has rows: the run's id, then its blocks, then zeros."""
+    cdef void send(self, StepPlan plan, int64_t step) noexcept nogil:
+        """Write the blocks of new runs into this step's plan: the run's id, then its blocks, then zeros."""
         cdef int32_t width = plan.lines.run_width
         cdef int32_t* line = plan.lines.runs
         cdef int32_t count = 0
@@ -187,6 +188,7 @@ cdef class Checkpoints:
             if block <= 0:  # broken up again
                 continue
             line[0] = self.new[k]
+            self.sent[self.new[k]] = step
             for i in range(1, width + 1):
                 line[i] = block
                 if block:
@@ -204,6 +206,8 @@ cdef class Checkpoints:
         for k in range(plan.lines.record[HEADER_NUM_RUNS]):
             run = plan.lines.runs[k * (plan.lines.run_width + 1)]
             head = self.pool.heads[run]
+            if self.sent[run] != plan.step_id:  # formed anew since, and sent by a later plan
+                continue
             if head > 0 and self.pool.refs[head] == 0 and not self.pool.named[head]:
                 self.pool.break_up(head)
             elif head > 0 and self.num_new < 2 * self.most_new:  # the next step has given it to another row
@@ -211,9 +215,5 @@ cdef class Checkpoints:
                 self.num_new += 1
 
     cdef bint is_new(self, block_t head, StepPlan plan) noexcept nogil:
-        """Whether the plan sends the run's blocks to the device."""
-        cdef int32_t k
-        for k in range(plan.lines.record[HEADER_NUM_RUNS] if head else 0):
-            if plan.lines.runs[k * (plan.lines.run_width + 1)] == self.pool.ids[head]:
-                return True
-        return False
+        """Whether the plan was the last to send the run's blocks to the device."""
+        return head and self.sent[self.pool.ids[head]] == plan.step_id

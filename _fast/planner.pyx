@@ -206,7 +206,7 @@ cdef class Planner:
             if self.shares.of[slot] > 1:
                 self._row(slot, self.shares.of[slot], plan)
         if self.stateful and plan.num_rows:
-            self.tables.states.cache.send(plan)
+            self.tables.states.cache.send(plan, self.next_step)
 
     cdef void _row(self, slot_t slot, int32_t count, StepPlan plan) noexcept nogil:
         """Write a row, and record its tokens as computed and its sample as pending, as they are after the launch."""

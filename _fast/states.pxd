@@ -1,5 +1,6 @@
 from _fast.blocks cimport BlockPool
 from _fast.checkpoints cimport Checkpoints
+from _fast.layout cimport CHECKPOINTS
 from _fast.plan cimport StepPlan
 from _fast.seqs cimport SeqTable
 from _fast.types cimport block_t, int32_t, int64_t, slot_t
@@ -20,6 +21,7 @@ cdef struct RowState:  # state of a slot; runs by their heads, 0 is none
     block_t old_run  # the newest step reads it, if it writes another run; released when the row is planned again
     block_t write_run  # run for the next base
     block_t tail_run
+    block_t checkpoints[CHECKPOINTS]  # runs of intermediate states that the newest step writes; later ones are 0
     int32_t base
     int32_t old_base
     int32_t sure  # bases up to here belong to committed steps

@@ -191,6 +191,7 @@ cdef class StateRuns:
         column[STATE_BASE_RUN * width] = self.pool.ids[of.base_run]
         column[STATE_TAIL_RUN * width] = self.pool.ids[of.tail_run]
         column[STATE_BASE * width] = of.base
+        memset(of.checkpoints, 0, sizeof(of.checkpoints))
         if not new_base:
             return
         column[STATE_WRITE_RUN * width] = self.pool.ids[of.write_run]
@@ -203,6 +204,7 @@ cdef class StateRuns:
             if not head:
                 self.cache.num_dropped += num_places - k
                 break
+            of.checkpoints[k] = head
             column[(STATE_CHECKPOINT_RUN + k) * width] = self.pool.ids[head]
             column[(STATE_CHECKPOINT_AT + k) * width] = places[k]
         of.old_run, of.old_base = of.base_run, of.base
@@ -294,8 +296,12 @@ cdef class StateRuns:
             run[0] = 0
 
     cdef bint has_new_runs(self, slot_t slot, StepPlan plan) noexcept nogil:
-        """Whether the row has a run whose blocks this plan sends to the device."""
+        """Whether the row, or its newest step, has a run whose blocks this plan was the last to send to the device."""
         cdef RowState* row = &self.rows[slot]
+        cdef int32_t k
+        for k in range(CHECKPOINTS):
+            if self.cache.is_new(row.checkpoints[k], plan):
+                return True
         return (
             self.cache.is_new(row.base_run, plan) or self.cache.is_new(row.old_run, plan)
             or self.cache.is_new(row.write_run, plan) or self.cache.is_new(row.tail_run, plan)

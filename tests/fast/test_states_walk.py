@@ -104,8 +104,10 @@ class StateWalk(Walk):
             row = scheduler.states.row(slot)
             runs |= {row[name] for name in ("base_run", "old_run", "write_run", "tail_run")} - {0}
         for plan, *_ in self.launched:
-            for column in plan.states[5:9]:
-                runs |= set(column[plan.num_decode_rows : plan.num_rows]) - {0}
+            for column in plan.states[5:9]:  # runs of checkpoints
+                runs |= set(column[: plan.num_rows]) - {0}
+                # A decode row on an accelerator writes no checkpoint: its base moves by one chunk.
+                assert self.device.chunk == 1 or not any(column[: plan.num_decode_rows])
         members = [block for run in runs for block in scheduler.pool.run(run)]
         assert len(set(members)) == len(members)
         assert not blocks & set(members)

@@ -19,6 +19,7 @@ class StateDevice(Device):
         self.state_blocks, self.tail_blocks = sizes
         self.ring = chunk - 1 + 3 * width
         self.runs = {}  # id -> blocks
+        self.unsent = set()  # ids of runs whose blocks only a failed step has sent
         self.blocks = {}  # block -> content that a run wrote into the block
         self.written_in = {}  # id of a state's run -> the step that wrote the run
         self.written_by = {}  # slot -> the run that the slot's newest fold wrote
@@ -29,6 +30,7 @@ class StateDevice(Device):
     def run(self, plan, requests, fails):
         for run_id, blocks in plan.new_runs.items():
             self.runs[run_id] = [block for block in blocks if block]
+        self.unsent = self.unsent | set(plan.new_runs) if fails else self.unsent - set(plan.new_runs)
         self.columns = plan.states
         self.step = plan.step_id
         rows = range(plan.num_rows)
@@ -56,6 +58,7 @@ class StateDevice(Device):
         slot, start, count = plan.row_slot[row], plan.row_computed[row], plan.row_len[row]
         base, new_base = self.at(row, StateColumn.BASE), self.at(row, StateColumn.NEW_BASE)
         base_run, tail = self.at(row, StateColumn.BASE_RUN), self.at(row, StateColumn.TAIL_RUN)
+        request.broken |= not self.unsent.isdisjoint({base_run, tail, *(run for run, _ in self.written(row))})
         assert base % self.chunk == 0
         assert base <= start
         assert len(self.runs[tail]) == self.tail_blocks
