@@ -14,7 +14,7 @@ from engine.kernels.gemm.float8 import float8_product
 from engine.kernels.gemm.float8 import tile_of as float8_tile_of
 from engine.kernels.gemm.float8_few import few_tile_of, float8_few_product
 from engine.kernels.gemm.float8_few import takes as takes_few
-from engine.kernels.gemm.float8_row import RowsCut, float8_row_product
+from engine.kernels.gemm.float8_row import Floats, RowsCut, float8_row_product, takes_floats
 from engine.kernels.gemm.float8_weight import pack_float8
 from engine.kernels.gemm.group_weight import pack_groups
 from engine.kernels.gemm.groups import groups_product, packed, tile_of
@@ -292,6 +292,32 @@ def test_one_row_of_fp8_by_fp8(group, cut):
     wide = x.view(torch.float8_e4m3fn).double() * scales.double().T.repeat_interleave(group, 1)
     want = wide @ weight.dense().T
     assert float((got.double() - want).norm() / want.norm()) < LIMIT
+
+
+@pytest.mark.skipif(not target().multiplies_float8, reason="no units for e4m3")
+@pytest.mark.parametrize("depth", [512, 2048, 5120, 17408])
+@pytest.mark.parametrize("how", ["token", "number", "blocks"])
+def test_one_row_that_becomes_fp8(depth, how, monkeypatch):
+    """The kernel that quantises its row gives what it gives for codes that another kernel has made."""
+    inputs = FLOATS.get(how) or Inputs(torch.tensor(0.01, device="cuda"), Kind.E4M3)
+    given = on_device(codes_of(Kind.E4M3, 1040, depth, inputs.group or depth, False))
+    codes = Codes(Kind.E4M3, given.values, given.scale.float(), given.group, inputs=inputs)
+    weight = pack_float8(codes, torch.randn(1040, device="cuda"), torch.bfloat16, ScaledProducts(), False)
+    x, halves = (torch.randn(1, depth * n, device="cuda", dtype=torch.bfloat16) for n in (1, 2))
+    gain, stream = torch.rand(depth, device="cuda") + 0.5, torch.randn(1, 1040, device="cuda", dtype=torch.bfloat16)
+
+    def results():
+        yield weight.linear(x)
+        yield weight.linear(x, residual=stream)
+        yield weight.of_halves(halves, Activation.SILU)
+        yield weight.of_normed(x, gain, 1e-6, None, None)
+
+    monkeypatch.setattr("engine.kernels.gemm.float8_row.SMALL", 1 << 30)
+    assert takes_floats(Floats(halves, inputs, None, 0.0, Activation.SILU), weight.weight)
+    got = list(results())
+    monkeypatch.setattr("engine.kernels.gemm.float8_weight.takes_floats", lambda *_: False)
+    for one, other in zip(got, results(), strict=True):
+        assert float((one.double() - other.double()).norm() / other.double().norm()) < LIMIT
 
 
 @pytest.mark.skipif(target().arch != "sm_90", reason="a kernel for sm_90")

@@ -7,22 +7,26 @@ Both operands are e4m3. With one row the time is spent on reading the weight. A 
 several warps share the columns of two rows, and codes go to the unit without moving between threads (gemm/diagonals).
 In each iteration a thread's columns are within a block of 128 columns, so scales multiply sums, one per thread and
 weight row, which are added in float32. Weights do not depend on the previous kernel, so a program loads its first rows
-and scales before it waits for x.
-Users: gemm/dispatch_float8.
+and scales before it waits for x. If x is floats, every program quantises it (gemm/made_codes), which costs less than a
+launch before the product.
+Users: gemm/dispatch_float8, gemm/float8_weight.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from engine.kernels.activation import Activation
+from engine.kernels.gemm.codes import Inputs
 from engine.kernels.gemm.descriptors import is_aligned
 from engine.kernels.gemm.diagonals import on_diagonals
 from engine.kernels.gemm.float8 import BLOCK, Tile, float8_product_reference
-from engine.kernels.gemm.groups import Packed
+from engine.kernels.gemm.groups import Packed, makes_pairs
+from engine.kernels.gemm.made_codes import made_of
 from engine.kernels.gemm.widen import E4M3, widened
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import target, tl, triton
@@ -31,6 +35,7 @@ WORD = 4  # codes of 32 bits
 PER = tl.constexpr(BLOCK // WORD)  # words of 128 columns
 TURN = 128  # words of a row that a warp reads per iteration, four per thread
 TURNS = 8  # most iterations: a thread's registers hold two rows, and the next two
+SMALL = 1 << 22  # numbers of a weight
 SHARE = 1024  # columns per warp; more if a row needs more than four warps
 BUSY = 40  # up to this number of warps per unit, a program computes one block
 
@@ -100,8 +105,9 @@ def two_lines(words, scales, bias, n, end, line, groups, BLOCKED: tl.constexpr, 
 @triton.jit
 def float8_row_kernel(
     out,  # [width]
-    x,  # [runs * 4] int32 words of codes
-    x_scales,  # [groups] float32
+    x,  # [runs * 4] int32 words of codes; MADE: [runs * 16] floats, or [runs * 8] int32 of two bfloat16 when PAIRS
+    x_scales,  # [groups] float32; MADE: [] float32 when STATIC
+    gain,  # [runs * 16] float32: the norm of x is quantised; or None
     words,  # [width, runs * 4] int32
     scales,  # [width, groups]
     bias,  # [width] or None
@@ -110,9 +116,16 @@ def float8_row_kernel(
     runs,  # runs of 16 columns in a row
     groups,  # groups of 128 columns when BLOCKED, else 1
     blocks,  # blocks of two weight rows per program
+    eps,
     BLOCKED: tl.constexpr,
     NATIVE: tl.constexpr,  # matrix units multiply e4m3
     KIND: tl.constexpr,  # e4m3's number in gemm/widen
+    MADE: tl.constexpr,  # x is quantised here
+    ACT: tl.constexpr,  # an Activation: x is gate, then up; -1: none
+    STATIC: tl.constexpr,  # STATIC, POWERS: as in gemm/quantise_floats
+    POWERS: tl.constexpr,
+    ROUNDS: tl.constexpr,  # an instruction rounds to e4m3
+    PAIRS: tl.constexpr,
     TURN: tl.constexpr,  # words of a row that are read at a time
     TURNS: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -125,10 +138,15 @@ def float8_row_kernel(
         words, scales, bias, piece, end, line, groups, BLOCKED, TURN, TURNS
     )
     grid_wait(OVERLAP)
-    tokens, factors = line_of(x, x_scales, line, BLOCKED, TURN, TURNS)
-    factor = 1.0
-    if not BLOCKED:
-        factor = tl.load(x_scales)
+    if MADE:
+        tokens, factors, factor = made_of(
+            x, x_scales, gain, eps, 0, line, BLOCKED, STATIC, POWERS, ROUNDS, ACT, PAIRS, TURN, TURNS
+        )
+    else:
+        tokens, factors = line_of(x, x_scales, line, BLOCKED, TURN, TURNS)
+        factor = 1.0
+        if not BLOCKED:
+            factor = tl.load(x_scales)
     for _ in range(blocks):
         ahead, y, z = piece + 2, 0.0, 0.0
         following = two_lines(words, scales, bias, ahead, end, line, groups, BLOCKED, TURN, TURNS)
@@ -185,21 +203,78 @@ def float8_row_product(
         float8_product_reference(x, x_scales, weight, bias, residual, out, Tile(16, 64, BLOCK, BLOCK, 1, 4))
 
 
+class Floats(NamedTuple):
+    """A row of floats and how it becomes the codes that are multiplied."""
+
+    x: Tensor  # [1, K]; with an activation [1, 2K]: gate, then up
+    inputs: Inputs
+    gain: Tensor | None = None  # [K]: rms_norm(x, gain, eps) is quantised
+    eps: float = 0.0
+    activation: Activation | None = None
+
+
+def takes_floats(floats: Floats, weight: Packed) -> bool:
+    """Whether the kernel quantises and multiplies this row faster than two kernels: measured on an H200.
+
+    Every program repeats a norm or an activation, which costs more than a launch if there are many programs.
+    """
+    device = target()
+    if not (device.multiplies_float8 and device.widens_fp8 and makes_pairs(floats.x) and takes(floats.x, weight)):
+        return False
+    plain = floats.gain is None and floats.activation is None
+    return plain or len(weight.codes) * weight.depth <= SMALL
+
+
+def cut_of_floats(width: int, depth: int, units: int) -> RowsCut:
+    """Like `cut_of`: fewer warps share a row if there are many programs, because each quantises the whole row."""
+    blocks, warps = cut_of(width, depth, units)
+    least = triton.next_power_of_2(triton.cdiv(depth, TURNS * TURN * WORD))
+    return RowsCut(blocks, max(least, warps // 2) if width * warps > 4 * BUSY * units else warps)
+
+
+def launch_float8_row_of_floats(
+    floats: Floats, weight: Packed, bias: Tensor | None, residual: Tensor | None, out: Tensor,
+    cut: RowsCut | None = None, native: bool = True, pairs: bool = True,
+) -> None:  # fmt: skip
+    """Quantises the row and multiplies it: arguments as `launch_float8_row_product`; pairs: x is read in 32 bits."""
+    x, inputs, gain, eps, activation = floats
+    depth = x.shape[1] // (1 if activation is None else 2)
+    assert x.shape[0] == 1 and x.is_contiguous() and depth == weight.depth
+    assert bool(inputs.group) == (weight.scales is not None) and inputs.group in (0, BLOCK)
+    assert gain is None or (activation is None and gain.shape == (depth,))
+    made = {
+        "MADE": True, "ACT": -1 if activation is None else int(activation), "STATIC": inputs.scale is not None,
+        "POWERS": inputs.powers, "ROUNDS": native, "PAIRS": pairs,
+    }  # fmt: skip
+    row, cut = x.view(torch.int32) if pairs else x, cut or cut_of_floats(len(weight.codes), depth, target().num_units)
+    _launch(row, inputs.scale, gain, eps, weight, bias, residual, out, cut, native, made)
+
+
 def launch_float8_row_product(
     x: Tensor, x_scales: Tensor, weight: Packed, bias: Tensor | None, residual: Tensor | None, out: Tensor,
     cut: RowsCut | None = None, native: bool = False,
 ) -> None:  # fmt: skip
     """The Triton kernel; arguments as `float8_row_product`. `native`: matrix units multiply e4m3."""
-    (rows, depth), width, blocked = x.shape, len(weight.codes), weight.scales is not None
+    groups = -(-weight.depth // BLOCK) if weight.scales is not None else 1
+    assert x.shape == (1, weight.depth) and x.is_contiguous()
+    assert x_scales.shape == (groups, 1) and x_scales.is_contiguous()
+    plain = {"MADE": False, "ACT": -1, "STATIC": False, "POWERS": False, "ROUNDS": False, "PAIRS": False}
+    _launch(x.view(torch.int32), x_scales, None, 0.0, weight, bias, residual, out, cut, native, plain)
+
+
+def _launch(
+    x: Tensor, x_scales: Tensor | None, gain: Tensor | None, eps: float, weight: Packed, bias: Tensor | None,
+    residual: Tensor | None, out: Tensor, cut: RowsCut | None, native: bool, constants: dict[str, Any],
+) -> None:  # fmt: skip
+    width, depth, blocked = len(weight.codes), weight.depth, weight.scales is not None
     scales = weight.row_scales if weight.scales is None else weight.scales
     groups = -(-depth // BLOCK) if blocked else 1
-    assert rows == 1 and x.is_contiguous() and depth == weight.depth and depth % (4 * WORD) == 0
+    assert depth % (4 * WORD) == 0 and out.shape == (1, width)
     assert scales is not None and (blocked == (weight.row_scales is None)) and scales.numel() == width * groups
-    assert x_scales.shape == (groups, 1) and x_scales.is_contiguous() and out.shape == (1, width)
     cut = cut or cut_of(width, depth, target().num_units)
     turn, words = TURN * cut.warps, weight.codes.view(torch.int32)
     float8_row_kernel[(triton.cdiv(width, 2 * cut.blocks),)](
-        out, x.view(torch.int32), x_scales, words, scales, bias, residual, width, depth // (4 * WORD), groups,
-        cut.blocks, BLOCKED=blocked, NATIVE=native, KIND=E4M3, TURN=turn, TURNS=triton.cdiv(depth // WORD, turn),
-        num_warps=cut.warps, num_stages=1, **launch_options(),
+        out, x, x_scales, gain, words, scales, bias, residual, width, depth // (4 * WORD), groups, cut.blocks, eps,
+        BLOCKED=blocked, NATIVE=native, KIND=E4M3, TURN=turn, TURNS=triton.cdiv(depth // WORD, turn),
+        num_warps=cut.warps, num_stages=1, **constants, **launch_options(),
     )  # fmt: skip

@@ -2,7 +2,8 @@
 
 One kernel quantises the inputs, fused with the preceding norm or gated activation if there is one. Then codes are
 multiplied with codes, at every number of rows, so that a recomputed prefix has the same bits. gemm/dispatch_float8
-chooses the kernel. Users: quantised layers on devices whose units multiply e4m3.
+chooses the kernel. The kernel for one row of floats quantises the row itself. Users: quantised layers on devices whose
+units multiply e4m3.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from engine.kernels.gemm.dispatch_float8 import FLOAT8, INVARIANT, Product, choo
 from engine.kernels.gemm.epilogue import Unscaled
 from engine.kernels.gemm.float8 import BLOCK
 from engine.kernels.gemm.float8_library import blocks_of
+from engine.kernels.gemm.float8_row import Floats, launch_float8_row_of_floats, takes_floats
 from engine.kernels.gemm.groups import Packed, packed
 from engine.kernels.gemm.quantise_floats import quantise_floats
 from engine.kernels.gemm.scaled import ScaledProducts
@@ -52,10 +54,10 @@ class Float8Weight(Weight):
         return self.bias
 
     def linear(self, x: Tensor, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
-        """Two launches, three if the library multiplies and there is a residual."""
+        """One launch for one row on most devices; else two, three if the library multiplies and there is a residual."""
         rows, width = x if x.dim() == 2 else x.reshape(-1, x.shape[-1]), len(self.weight.codes)
         y = x.new_empty(len(rows), width) if out is None else out.view(-1, width)
-        self._multiply(*quantise_floats(rows, self.inputs), None if residual is None else residual.view(-1, width), y)
+        self._multiply(Floats(rows, self.inputs), None if residual is None else residual.view(-1, width), y)
         return y.view(*x.shape[:-1], width) if out is None else out
 
     def of_halves(
@@ -63,18 +65,22 @@ class Float8Weight(Weight):
     ) -> Tensor:
         """As `linear` of `glu`, with the same bits and no additional launch."""
         y = halves.new_empty(len(halves), len(self.weight.codes)) if out is None else out
-        self._multiply(*quantise_floats(halves, self.inputs, activation=activation), residual, y)
+        self._multiply(Floats(halves, self.inputs, activation=activation), residual, y)
         return y
 
     def of_normed(
         self, residual: Tensor, gain: Tensor, eps: float, prescaled: Unscaled | None, activation: Activation | None
     ) -> Tensor:
         y = residual.new_empty(len(residual), len(self.weight.codes))
-        self._multiply(*quantise_floats(residual, self.inputs, gain, eps), None, y)
+        self._multiply(Floats(residual, self.inputs, gain, eps), None, y)
         return y if activation is None else glu(y, activation)
 
-    def _multiply(self, codes: Tensor, scales: Tensor, added: Tensor | None, y: Tensor) -> None:
+    def _multiply(self, floats: Floats, added: Tensor | None, y: Tensor) -> None:
         self.products.record(self.weight)
+        if not self.invariant and takes_floats(floats, self.weight):
+            launch_float8_row_of_floats(floats, self.weight, self.bias, added, y)
+            return
+        codes, scales = quantise_floats(*floats)
         product = Product(codes, scales, self.weight, self.bias, self.narrow, self.products.is_librarys)
         choose(INVARIANT if self.invariant else FLOAT8, product).launch(product, added, y)
 

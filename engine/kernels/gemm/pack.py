@@ -96,7 +96,8 @@ def pack_pieces(pieces: list[Codes | Tensor], bias: Tensor | None, placement: Pl
         _pack_codes(run, None, placement, gated=False) if isinstance(run, Codes) else pack(run, None, placement)
         for run in runs
     )
-    return PartsWeight(tuple(parts), bias)
+    widths = tuple(len(run.values if isinstance(run, Codes) else run) for run in runs)
+    return PartsWeight(tuple(parts), widths, bias)
 
 
 def _runs(pieces: list[Codes | Tensor]) -> list[Codes | Tensor]:

@@ -18,6 +18,7 @@ class PartsWeight(Weight):
     """The weight of one layer."""
 
     parts: tuple[Weight, ...]  # the stacked matrices, in order
+    widths: tuple[int, ...]  # their rows
     bias: Tensor | None  # [out_features] float32
 
     @property
@@ -32,7 +33,12 @@ class PartsWeight(Weight):
         return self.bias
 
     def linear(self, x: Tensor, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
-        y = torch.cat([part.linear(x) for part in self.parts], dim=-1)
+        if x.numel() == x.shape[-1]:  # the parts of one row are contiguous in the result
+            y = x.new_empty(*x.shape[:-1], sum(self.widths))
+            for part, place in zip(self.parts, y.split(self.widths, -1), strict=True):
+                part.linear(x, place)
+        else:
+            y = torch.cat([part.linear(x) for part in self.parts], dim=-1)
         if self.bias is not None:
             y = (y + self.bias).to(x.dtype)
         if residual is not None:

@@ -26,10 +26,11 @@ from engine.kernels.gemm.descriptors import is_aligned
 from engine.kernels.gemm.diagonals import on_diagonals
 from engine.kernels.gemm.float8_row import met
 from engine.kernels.gemm.groups import Packed, makes_pairs
+from engine.kernels.gemm.made_codes import made_of
 from engine.kernels.gemm.one_row import as_float
 from engine.kernels.gemm.quantise_floats import CodedRows
 from engine.kernels.gemm.widen import BLOCK, widened
-from engine.kernels.moe.pairs_codes import CODE_OPERANDS, CODES, FLOATS, MADE, OF_CODES, made_of, tokens_of
+from engine.kernels.moe.pairs_codes import CODE_OPERANDS, CODES, FLOATS, MADE, OF_CODES, tokens_of
 from engine.kernels.moe.sort import Pairs
 from engine.kernels.pdl import grid_wait, launch_options, wait_then_allow
 from engine.kernels.target import target, tl, triton
@@ -211,7 +212,7 @@ def pairs_float8_kernel(
             tokens, factors, weight = tokens_of(x, x_scales, token, rows, line, GROUPED, TURN, TURNS)
         else:
             tokens, factors, weight = made_of(
-                x, x_scales, token, line, GROUPED, STATIC, POWERS, ROUNDS, PAIRS, TURN, TURNS
+                x, x_scales, None, 0.0, token, line, GROUPED, STATIC, POWERS, ROUNDS, -1, PAIRS, TURN, TURNS
             )  # fmt: skip
         if weights is not None:
             weight *= tl.load(weights + pair)

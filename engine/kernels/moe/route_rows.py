@@ -4,9 +4,9 @@
     logits  = n W^T (+ bias), float32; scores, ranks, experts and weights as in moe/route
 
 A program multiplies one row by the router's rows of a few experts, which it reads before it waits for the row. The
-program that arrives last has all logits of its row and chooses: an expert's place is the number of experts that rank
-before it, so all places are found in parallel. A row's bits depend on no other row, but moe/route, for more rows, sums
-in another order. If experts multiply codes, one more program per row makes the codes.
+program that arrives last has all logits of its row and chooses: the highest of all keys, top_k times. A row's bits
+depend on no other row, but moe/route, for more rows, sums in another order. If experts multiply codes, one more program
+per row makes the codes.
 Users: engine/layers/moe.
 """
 
@@ -30,48 +30,39 @@ from engine.kernels.target import target, tl, triton
 
 MAX_ROWS = 16
 MAX_DEPTH = 8192  # columns of a row, which a program holds in registers
-MAX_EXPERTS = 256  # all pairs of experts are compared
-RIVALS = 32  # experts with which all experts are compared at a time
+MAX_EXPERTS = 256  # a larger number was not measured
 WARPS = 4
-
-
-@triton.jit
-def ranks_of(logits, highest, total, correction, expert, real, SIGMOID: tl.constexpr):
-    """Return scores and ranks of a row's experts; an expert's bits are the same in every call."""
-    scores = 1.0 / (1.0 + tl.exp(-logits)) if SIGMOID else tl.exp(logits - highest) / total
-    ranks = scores
-    if correction is not None:
-        ranks += tl.load(correction + expert, mask=real, other=0.0)
-    return scores, ranks
+LEAST_KEY = tl.constexpr(-(1 << 62))
 
 
 @triton.jit
 def choose_row(
     chosen, weights, capture, mapping, capture_line, logits, correction, scales, row, real_row, experts, eps, least_sum,
     scale, SIGMOID: tl.constexpr, TOP_K: tl.constexpr, RENORMALISE: tl.constexpr, COLUMNS: tl.constexpr,
-    RIVALS: tl.constexpr,
 ):  # fmt: skip
     """Choose the experts of one row, whose logits are already written."""
     mine = tl.arange(0, COLUMNS)
     real = mine < experts
     x = tl.load(logits + row * experts + mine, mask=real, other=float("-inf"), cache_modifier=".cg")
-    highest, total = 0.0, 1.0
-    if not SIGMOID:
-        highest = tl.max(x, 0)
-        total = tl.sum(tl.exp(x - highest), 0)
-    scores, ranks = ranks_of(x, highest, total, correction, mine, real, SIGMOID)
+    if SIGMOID:
+        scores = 1.0 / (1.0 + tl.exp(-x))
+    else:
+        scores = tl.exp(x - tl.max(x, 0))
+        scores /= tl.sum(scores, 0)
+    ranks = scores
+    if correction is not None:
+        ranks += tl.load(correction + mine, mask=real, other=0.0)
     broken = tl.sum(tl.where(real & (ranks != ranks), 1, 0), 0) > 0
     ranks, scores = tl.where(broken, 0.0, ranks), tl.where(broken, float("nan"), scores)
-    place = tl.zeros([COLUMNS], tl.int32)
-    for first in tl.static_range(0, COLUMNS, RIVALS):  # as many comparisons at a time as fit in registers
-        other = first + tl.arange(0, RIVALS)
-        there = other < experts
-        y = tl.load(logits + row * experts + other, mask=there, other=float("-inf"), cache_modifier=".cg")
-        _, rivals = ranks_of(y, highest, total, correction, other, there, SIGMOID)
-        rivals = tl.where(broken, 0.0, rivals)[None, :]
-        level = (rivals == ranks[:, None]) & (other[None, :] < mine[:, None])
-        before = there[None, :] & ((rivals > ranks[:, None]) | level)
-        place += tl.sum(before.to(tl.int32), 1)
+    # A key orders like a rank; of equal ranks the expert with the lower number has the higher key.
+    bits = (ranks + 0.0).to(tl.int32, bitcast=True)  # -0 becomes 0
+    key = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) * COLUMNS + (COLUMNS - 1 - mine)
+    key = tl.where(real, key, LEAST_KEY)
+    place = tl.full([COLUMNS], TOP_K, tl.int32)
+    for turn in tl.static_range(TOP_K):
+        best = key == tl.max(key, 0)
+        place = tl.where(best, turn, place)
+        key = tl.where(best, LEAST_KEY, key)
     taken = real & (place < TOP_K)
     given = scores
     if RENORMALISE:
@@ -117,7 +108,6 @@ def route_rows_kernel(
     TOP_K: tl.constexpr,
     RENORMALISE: tl.constexpr,
     COLUMNS: tl.constexpr,  # power of two >= experts
-    RIVALS: tl.constexpr,  # experts with which all experts are compared at a time
     BLOCK_N: tl.constexpr,  # experts of a program
     BLOCK_K: tl.constexpr,  # power of two >= depth
     STATIC: tl.constexpr,  # STATIC, POWERS, GROUP, NATIVE: as in gemm/quantise_floats
@@ -152,7 +142,7 @@ def route_rows_kernel(
         tl.debug_barrier()  # every thread's logits are written before the arrival is counted
         if tl.atomic_add(arrived + row, 1, sem="acq_rel") == tl.num_programs(0) - LAST:
             choose_row(chosen, weights, capture, mapping, capture_line, logits, correction, scales, row, real_row,
-                       experts, eps, least_sum, scale, SIGMOID, TOP_K, RENORMALISE, COLUMNS, RIVALS)  # fmt: skip
+                       experts, eps, least_sum, scale, SIGMOID, TOP_K, RENORMALISE, COLUMNS)  # fmt: skip
             tl.store(arrived + row, 0)
 
 
@@ -216,9 +206,8 @@ def launch_route_rows(
         chosen, weights, normed, codes, code_scales, form.scale, ids, logits, arrivals(x.device), x, gain, router,
         bias, correction, scales, count, mapping, line, experts, depth, norm_eps, routing.eps, routing.least_sum,
         routing.scale, SIGMOID=routing.score == "sigmoid", TOP_K=top_k, RENORMALISE=routing.norm_topk_prob,
-        COLUMNS=triton.next_power_of_2(experts), RIVALS=min(RIVALS, triton.next_power_of_2(experts)), BLOCK_N=block_n,
-        BLOCK_K=block_k, STATIC=form.scale is not None, POWERS=form.powers, GROUP=form.group, NATIVE=native,
-        num_warps=WARPS, num_stages=1, **launch_options(),
+        COLUMNS=triton.next_power_of_2(experts), BLOCK_N=block_n, BLOCK_K=block_k, STATIC=form.scale is not None,
+        POWERS=form.powers, GROUP=form.group, NATIVE=native, num_warps=WARPS, num_stages=1, **launch_options(),
     )  # fmt: skip
     return normed, chosen, weights, coded
 

@@ -17,7 +17,7 @@ from engine.kernels.moe.mxfp4 import mxfp4_kernel, mxfp4_tile
 from engine.kernels.moe.pairs import TURN, pairs_kernel
 from engine.kernels.moe.pairs_float8 import pairs_float8_kernel
 from engine.kernels.moe.route import BLOCK_K, BLOCK_M, BLOCK_N, route_kernel
-from engine.kernels.moe.route_rows import RIVALS, WARPS, route_rows_kernel
+from engine.kernels.moe.route_rows import WARPS, route_rows_kernel
 from engine.kernels.moe.sort import BLOCKS, sort_kernel
 from engine.kernels.moe.tiles import LINES
 from engine.kernels.moe.values import values_kernel
@@ -143,7 +143,7 @@ KERNELS = {
     **{
         f"route of few rows {name}": (
             route_rows_kernel, {**ROUTE_ROWS, "router": router},
-            {"SIGMOID": sigmoid, "TOP_K": 8, "RENORMALISE": True, "COLUMNS": experts, "RIVALS": RIVALS, "BLOCK_N": 4,
+            {"SIGMOID": sigmoid, "TOP_K": 8, "RENORMALISE": True, "COLUMNS": experts, "BLOCK_N": 4,
              "BLOCK_K": 4096, "OVERLAP": True, **WITHOUT_CODES, **rest},
             {"num_warps": WARPS, "num_stages": 1},
         )

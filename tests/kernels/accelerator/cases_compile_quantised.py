@@ -52,8 +52,8 @@ ONE_ROW = {
     "depth": "i32", "line": "i32", "groups": "i32", "blocks": "i32", "parts": "i32", "eps": "fp32",
 }  # fmt: skip
 FLOAT8_ROW = {
-    "out": T, "x": "*i32", "x_scales": "*fp32", "words": "*i32", "scales": "*fp32", "bias": "*fp32", "residual": T,
-    "width": "i32", "runs": "i32", "groups": "i32", "blocks": "i32",
+    "out": T, "x": "*i32", "x_scales": "*fp32", "gain": "*fp32", "words": "*i32", "scales": "*fp32", "bias": "*fp32",
+    "residual": T, "width": "i32", "runs": "i32", "groups": "i32", "blocks": "i32", "eps": "fp32",
 }  # fmt: skip
 
 TWO_PROGRAMS = (228 << 10) // 2 - 1024  # shared memory in bytes per program if two programs share a multiprocessor
@@ -120,10 +120,25 @@ def one_row(group, gated=False, zeros=False, once=True):
     return one_row_kernel, ONE_ROW, constants, {"num_warps": 4, "num_stages": 1}
 
 
-def float8_row(blocked):
+def float8_row(blocked, made=False, normed=False, act=-1, warps=1):
     # 1024 columns: with the iterations of 4096 columns the same instructions would repeat four times.
-    constants = {"BLOCKED": blocked, "NATIVE": True, "KIND": E4M3, "TURN": 128, "TURNS": 2, "OVERLAP": True}
-    return float8_row_kernel, FLOAT8_ROW, constants, {"num_warps": 1, "num_stages": 1}
+    constants = {
+        "BLOCKED": blocked, "NATIVE": True, "KIND": E4M3, "MADE": made, "ACT": act, "STATIC": False, "POWERS": False,
+        "ROUNDS": True, "PAIRS": made, "TURN": 128 * warps, "TURNS": 2, "OVERLAP": True,
+    }  # fmt: skip
+    absent = ([] if normed else ["gain"]) + (["x_scales"] if made else [])
+    constants |= dict.fromkeys(absent)
+    signature = {name: kind for name, kind in FLOAT8_ROW.items() if name not in constants}
+    return float8_row_kernel, signature, constants, {"num_warps": warps, "num_stages": 1}
+
+
+def for_target(name, target):
+    """A kernel's arguments; a row of floats is read in pairs where instructions quantise pairs."""
+    kernel, signature, constants, options = KERNELS[name]
+    if constants.get("MADE") and target not in OVERLAPPING:
+        constants = {**constants, "NATIVE": False, "ROUNDS": False, "PAIRS": False}
+        signature = {**signature, "x": T}
+    return kernel, signature, constants, options
 
 
 KERNELS = {
@@ -132,6 +147,8 @@ KERNELS = {
     "one row, 128, in turns": one_row(128, once=False),
     "one row of fp8": float8_row(False),
     "one row of fp8, blocks": float8_row(True),
+    "one row that becomes fp8, normed, blocks": float8_row(True, True, normed=True),
+    "one row that becomes fp8, activated, blocks": float8_row(True, True, act=int(Activation.SILU), warps=2),
     "int4 128": product(INT4, 16, 128, apart=True),
     "int4 32 zeros": product(INT4, 64, 32, zeros=True),
     "int4 32 float zeros": float_zeros(*product(INT4, 16, 32, zeros=True)),
@@ -165,7 +182,7 @@ KERNELS = {
 
 @pytest.mark.parametrize(("name", "target"), cases(KERNELS))
 def test_compiles(name, target):
-    made = compiles(target, *KERNELS[name])
+    made = compiles(target, *for_target(name, target))
     # To the nearest, ties to even, like the integer version.
     if name.startswith("rows to fp8") and target in OVERLAPPING:
         assert "cvt.rn.satfinite.e4m3x2.f32" in made.asm["ptx"]
@@ -223,11 +240,20 @@ def test_few_rows_of_fp8_compile(rows):
     assert made.metadata.shared <= TWO_PROGRAMS
 
 
-@pytest.mark.parametrize("blocked", [True, False])
+@pytest.mark.parametrize(
+    "form",
+    [
+        float8_row(True),
+        float8_row(False),
+        float8_row(True, True, warps=2),
+        float8_row(True, True, normed=True, warps=4),
+        float8_row(False, True, act=int(Activation.SILU)),
+    ],
+)
 @pytest.mark.parametrize("blocks", [1, None])
-def test_words_of_a_row_lie_in_threads_as_their_instruction_takes_them(blocked, blocks):
+def test_words_of_a_row_lie_in_threads_as_their_instruction_takes_them(form, blocks):
     """Triton makes an argument of 1 a constant: then there is no loop over blocks."""
-    kernel, signature, constants, options = float8_row(blocked)
+    kernel, signature, constants, options = form
     if blocks is not None:
         constants = {**constants, "blocks": blocks}
     signature = {name: kind for name, kind in signature.items() if name not in constants}

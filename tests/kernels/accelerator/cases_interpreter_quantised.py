@@ -12,7 +12,12 @@ from engine.kernels.gemm.codes import FOUR_BITS, Codes, Inputs, Kind, decoded
 from engine.kernels.gemm.epilogue import Unscaled
 from engine.kernels.gemm.float8 import float8_product_reference, launch_float8_product
 from engine.kernels.gemm.float8_few import few_tile_of, launch_float8_few_product
-from engine.kernels.gemm.float8_row import RowsCut, launch_float8_row_product
+from engine.kernels.gemm.float8_row import (
+    Floats,
+    RowsCut,
+    launch_float8_row_of_floats,
+    launch_float8_row_product,
+)
 from engine.kernels.gemm.groups import KINDS, Tile, groups_product_reference, launch_groups_product, packed
 from engine.kernels.gemm.one_row import Cut, launch_one_row_product, one_row_product_reference
 from engine.kernels.gemm.quantise_floats import launch_quantise_floats, quantise_floats_reference
@@ -300,3 +305,29 @@ def test_one_row_of_fp8_by_fp8(width, depth, blocks, cut):
     x[0, 5] = 0x7F  # a NaN
     launch_float8_row_product(x, scales, weight, bias, residual, got, cut)
     assert got.isnan().all()
+
+
+@pytest.mark.parametrize(("width", "depth", "how", "cut"), [
+    (9, 1280, "groups", None), (11, 656, "token", RowsCut(3, 1)), (6, 4112, "groups", RowsCut(1, 2)),
+    (5, 256, "number", None), (5, 512, "powers", None),
+])  # fmt: skip
+@pytest.mark.parametrize("before", ["nothing", "norm", "activation"])
+def test_one_row_that_becomes_fp8(width, depth, how, cut, before):
+    """As if a kernel had quantised the row: the same codes, so the same sums but for their order."""
+    inputs = FLOATS[how]
+    weight = packed(codes_of(Kind.E4M3, width, depth, inputs.group or depth), words=False)
+    x = torch.randn(1, depth * (2 if before == "activation" else 1))
+    gain = torch.rand(depth) + 0.5 if before == "norm" else None
+    activation = Activation.SILU if before == "activation" else None
+    bias, residual = torch.randn(width), torch.randn(1, width)
+    got, want = torch.empty(1, width), torch.empty(1, width, dtype=torch.float64)
+    floats = Floats(x, inputs, gain, 1e-5, activation)
+    launch_float8_row_of_floats(floats, weight, bias, residual, got, cut, native=False, pairs=False)
+    codes, scales = quantise_floats_reference(x, inputs, gain, 1e-5, activation)
+    float8_product_reference(codes, scales, weight, bias, residual, want, Tile(16, 64, 128, 128, 1, 4))
+    # Sums and exponentials in another order round a few values to the next code.
+    assert float((got.double() - want).norm() / want.norm()) < (1e-6 if before == "nothing" else 2e-3)
+    if before != "norm":  # NumPy's maximum warns of a row without numbers
+        x[0, 5] = float("nan")
+        launch_float8_row_of_floats(floats, weight, bias, residual, got, cut, native=False, pairs=False)
+        assert got.isnan().all()
