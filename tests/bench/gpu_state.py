@@ -47,28 +47,20 @@ PLACES = 32
 TUNINGS: tuple[dict[str, Any] | None, ...] = (
     None,
     {"PIECE": 16, "num_warps": 1},
-    {"PIECE": 16, "num_warps": 2},
-    {"PIECE": 16, "num_warps": 2, "maxnreg": 128},
-    {"PIECE": 16, "num_warps": 4},
-    {"PIECE": 32, "num_warps": 4},
-    {"PIECE": 32, "num_warps": 4, "maxnreg": 96},
-    {"PIECE": 16, "num_warps": 2, "STAGES": 3},
-    {"PIECE": 16, "num_warps": 4, "STAGES": 3},
-    {"PIECE": 16, "num_warps": 4, "STAGES": 4, "maxnreg": 128},
-    {"PIECE": 32, "num_warps": 4, "STAGES": 3, "maxnreg": 128},
-    {"PIECE": 16, "num_warps": 2, "GROUP": 8},
+    {"PIECE": 32, "num_warps": 1},
+    {"PIECE": 32, "num_warps": 2},
+    {"PIECE": 64, "num_warps": 2},
+    {"PIECE": 128, "num_warps": 4},
+    {"PIECE": 16, "num_warps": 1, "STAGES": 3},
+    {"PIECE": 32, "num_warps": 1, "GROUP": 8},
 )
 SCANS: tuple[dict[str, Any], ...] = (
     {"TURN": True},
-    {"num_warps": 2},
-    {"num_warps": 8},
-    {"BLOCK_V": 64},  # uses matrix instructions of four warps
-    {"STAGES": 1},
-    {"STAGES": 3},
-    {"TURN": True, "STAGES": 3},
-    {"TURN": True, "num_warps": 8},
-    {"BLOCK_V": 16, "num_warps": 2},
-    {"BLOCK_V": 16, "TURN": True},
+    {"num_warps": 4},
+    {"STAGES": 2},
+    {"BLOCK_V": 64, "STAGES": 1},  # uses matrix instructions of four warps
+    {"BLOCK_V": 16, "num_warps": 4},
+    {"BLOCK_V": 16, "num_warps": 4, "TURN": True},
 )
 time_of = partial(times_of, device="cuda")
 

@@ -21,18 +21,23 @@ from engine.kernels.state.runs import decay_between, running_sum, sigmoid
 from engine.kernels.target import tl, triton
 
 SIZE = 64  # positions of a chunk
+WARPS = 2
 
 
 @triton.jit
-def inverse_block(a, BLOCK: tl.constexpr):
-    """Inverts I + a row by row, a [BLOCK, BLOCK] strictly lower triangular."""
-    i, j = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
-    found = tl.where(i == j, 1.0, 0.0)
+def inverse_blocks(first, second, third, fourth, BLOCK: tl.constexpr):
+    """Inverts I + a row by row for four strictly lower triangular a [BLOCK, BLOCK] at once, a thread has all four."""
+    a = tl.join(tl.join(first, second), tl.join(third, fourth))
+    i, j = tl.arange(0, BLOCK)[:, None, None, None], tl.arange(0, BLOCK)[None, :, None, None]
+    found = tl.broadcast_to(tl.where(i == j, 1.0, 0.0), a.shape)
     for row in range(1, BLOCK):
         line = tl.sum(tl.where(i == row, a, 0.0), 0)  # this row of a
         line = tl.sum(line[:, None] * found, 0)
-        found = tl.where(i == row, found - line[None, :], found)
-    return found
+        found = tl.where(i == row, found - line[None], found)
+    one, other = tl.split(found)
+    one, next_one = tl.split(one)
+    other, next_other = tl.split(other)
+    return one, next_one, other, next_other
 
 
 @triton.jit
@@ -115,7 +120,7 @@ def delta_prepare_kernel(
         t, in_keys, right = active + turned, (c < KEY_DIM)[:, None], count - part[None, :]
         # (I + A)^-1: blocks on the diagonal by substitution, the other blocks from the inverted ones.
         k0, t0 = tl.load(k, mask=in_key & (left > 0), other=0.0), tl.load(t, mask=in_keys & (right > 0), other=0.0)
-        x00 = inverse_block(b0 * lower_block(k0, t0, g0, g0, 1, PART), PART)
+        a00 = b0 * lower_block(k0, t0, g0, g0, 1, PART)
         k1 = tl.load(k + step, mask=in_key & (left > PART), other=0.0)
         a10 = b1 * lower_block(k1, t0, g1, g0, -1, PART)
         k2 = tl.load(k + 2 * step, mask=in_key & (left > 2 * PART), other=0.0)
@@ -123,14 +128,15 @@ def delta_prepare_kernel(
         k3 = tl.load(k + 3 * step, mask=in_key & (left > 3 * PART), other=0.0)
         a30 = b3 * lower_block(k3, t0, g3, g0, -1, PART)
         t1 = tl.load(t + step, mask=in_keys & (right > PART), other=0.0)
-        x11 = inverse_block(b1 * lower_block(k1, t1, g1, g1, 1, PART), PART)
+        a11 = b1 * lower_block(k1, t1, g1, g1, 1, PART)
         a21 = b2 * lower_block(k2, t1, g2, g1, -1, PART)
         a31 = b3 * lower_block(k3, t1, g3, g1, -1, PART)
         t2 = tl.load(t + 2 * step, mask=in_keys & (right > 2 * PART), other=0.0)
-        x22 = inverse_block(b2 * lower_block(k2, t2, g2, g2, 1, PART), PART)
+        a22 = b2 * lower_block(k2, t2, g2, g2, 1, PART)
         a32 = b3 * lower_block(k3, t2, g3, g2, -1, PART)
         t3 = tl.load(t + 3 * step, mask=in_keys & (right > 3 * PART), other=0.0)
-        x33 = inverse_block(b3 * lower_block(k3, t3, g3, g3, 1, PART), PART)
+        a33 = b3 * lower_block(k3, t3, g3, g3, 1, PART)
+        x00, x11, x22, x33 = inverse_blocks(a00, a11, a22, a33, PART)
         x10 = -exact_dot(x11, exact_dot(a10, x00))
         x21 = -exact_dot(x22, exact_dot(a21, x11))
         x32 = -exact_dot(x33, exact_dot(a32, x22))
@@ -167,6 +173,6 @@ def launch_prepare(
         inverse, mixed, levels, betas, active, projected, weights.a_log, weights.dt_bias, work.chunks, work.count,
         levels.stride(0), projected.stride(0), KEY_HEADS=shape.key_heads, VALUE_HEADS=shape.value_heads,
         KEY_DIM=shape.key_dim, VALUE_DIM=shape.value_dim, B=b, A=a,
-        BLOCK_K=max(16, triton.next_power_of_2(shape.key_dim)), PART=SIZE // 4, num_warps=2, **launch_options(),
+        BLOCK_K=max(16, triton.next_power_of_2(shape.key_dim)), PART=SIZE // 4, num_warps=WARPS, **launch_options(),
     )  # fmt: skip
     return inverse, mixed, levels, betas

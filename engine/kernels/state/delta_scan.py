@@ -238,8 +238,9 @@ def launch_core(
     assert not shape.per_channel, "rows with a gate per channel are not scanned in chunks"
     block_k = max(16, triton.next_power_of_2(shape.key_dim))
     most = max(16, triton.next_power_of_2(shape.value_dim))
-    options = {"BLOCK_V": min(32, most), "num_warps": 4, "TURN": False}
-    options |= {"STAGES": 2 if target().loads_past_registers else 1, **(tuning or {})}
+    options = {"BLOCK_V": min(32, most), "num_warps": 8, "TURN": False}
+    deep = target().loads_past_registers and active.dtype.itemsize == 2  # three chunks of float32 exceed shared memory
+    options |= {"STAGES": 3 if deep else 1, **(tuning or {})}
     inverse, mixed, levels, betas = launch_prepare(active, projected, weights, shape, work)
     delta_carry_kernel[triton.cdiv(shape.value_dim, options["BLOCK_V"]), heads, len(meta.base)](
         out, inverse, mixed, levels, betas, active, *views, meta.runs, meta.base_run, meta.write_run, meta.tail_run,

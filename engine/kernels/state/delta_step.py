@@ -27,16 +27,15 @@ from engine.kernels.target import target, tl, triton
 
 @triton.jit
 def folded(
-    state, decay, gate, settled, behind, head, key_head, c, d, tail, keys, deltas, key_stride, delta_stride,
+    state, decay, weights, settled, behind, head, key_head, c, d, tail, keys, deltas, key_stride, delta_stride,
     KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     RING: tl.constexpr, KEY_FIRST: tl.constexpr, KEY_EACH: tl.constexpr, DELTA_FIRST: tl.constexpr,
-    DELTA_EACH: tl.constexpr, PLACES: tl.constexpr, GROUP: tl.constexpr,
+    DELTA_EACH: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """Folds `settled` positions after the base into channels c of a state; loads of GROUP positions overlap."""
-    j = tl.arange(0, PLACES)
     state *= decay
     for begin in tl.range(0, settled, GROUP, disable_licm=True):
-        found_k, found_u = (), ()
+        found_k, found_u, factors = (), (), ()
         for number in tl.static_range(GROUP):
             there = begin + number < settled
             slot = (behind + begin + number) % RING
@@ -44,38 +43,38 @@ def folded(
             found_k += (tl.load(keys + at + c, mask=c < tl.where(there, KEY_DIM, 0), other=0.0),)  # type: ignore[assignment]
             at = row_at(tail, slot * VALUE_HEADS + head, delta_stride, there, DELTA_FIRST, DELTA_EACH, VALUE_DIM)
             found_u += (tl.load(deltas + at + d, mask=d < tl.where(there, VALUE_DIM, 0), other=0.0),)  # type: ignore[assignment]
+            factors += (tl.load(weights + begin + number, mask=there, other=0.0),)  # type: ignore[assignment]
         for number in tl.static_range(GROUP):
-            k = found_k[number].to(tl.float32) * decay_behind(gate, j, begin + number, settled)
-            state += k[:, None] * found_u[number].to(tl.float32)[None, :]
+            state += (found_k[number].to(tl.float32) * factors[number])[:, None] * found_u[number].to(tl.float32)[None]
     return state
 
 
 @triton.jit
 def piece_of(
     blocks, head, piece, d, has, state_stride, FIRST: tl.constexpr, EACH: tl.constexpr, KEY_DIM: tl.constexpr,
-    VALUE_DIM: tl.constexpr, PIECE: tl.constexpr,
+    VALUE_DIM: tl.constexpr, PIECE: tl.constexpr, EARLY: tl.constexpr = False,
 ):  # fmt: skip
     """Offsets of one piece of a head's state [PIECE, columns] in the pages of a run, and the mask of its numbers."""
     c, line = piece * PIECE + tl.arange(0, PIECE), head * KEY_DIM + piece * PIECE
-    at = piece_at(blocks, line, state_stride, c < KEY_DIM, FIRST, EACH, VALUE_DIM, KEY_DIM, PIECE)
+    at = piece_at(blocks, line, state_stride, c < KEY_DIM, FIRST, EACH, VALUE_DIM, KEY_DIM, PIECE, EARLY)
     return at[:, None] + d[None, :], (c < KEY_DIM)[:, None] & has[None, :]
 
 
 @triton.jit
 def fold_piece(
-    states, keys, deltas, old, new, tail, decay, gate, settled, behind, head, key_head, piece, d, has, in_value,
+    states, keys, deltas, old, new, tail, decay, weights, settled, behind, head, key_head, piece, d, has, in_value,
     state_stride, key_stride, delta_stride, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, RING: tl.constexpr, STATE_FIRST: tl.constexpr,
     STATE_EACH: tl.constexpr, KEY_FIRST: tl.constexpr, KEY_EACH: tl.constexpr, DELTA_FIRST: tl.constexpr,
-    DELTA_EACH: tl.constexpr, PLACES: tl.constexpr, GROUP: tl.constexpr, PIECE: tl.constexpr,
+    DELTA_EACH: tl.constexpr, GROUP: tl.constexpr, PIECE: tl.constexpr,
 ):  # fmt: skip
     """Folds the settled positions into a piece of run `old`; writes the piece into run `new`."""
     place, lanes = piece_of(old, head, piece, d, has, state_stride, STATE_FIRST, STATE_EACH, KEY_DIM, VALUE_DIM, PIECE)
     state = tl.load(states + place, mask=lanes, other=0.0).to(tl.float32)
     state = folded(
-        state, decay, gate, settled, behind, head, key_head, piece * PIECE + tl.arange(0, PIECE), d, tail, keys, deltas,
-        key_stride, delta_stride, KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM, RING, KEY_FIRST, KEY_EACH, DELTA_FIRST,
-        DELTA_EACH, PLACES, GROUP,
+        state, decay, weights, settled, behind, head, key_head, piece * PIECE + tl.arange(0, PIECE), d, tail, keys,
+        deltas, key_stride, delta_stride, KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM, RING, KEY_FIRST, KEY_EACH,
+        DELTA_FIRST, DELTA_EACH, GROUP,
     )  # fmt: skip
     place, lanes = piece_of(
         new, head, piece, d, in_value, state_stride, STATE_FIRST, STATE_EACH, KEY_DIM, VALUE_DIM, PIECE
@@ -87,7 +86,7 @@ def fold_piece(
 def delta_step_kernel(
     out,  # [T, VALUE_HEADS * VALUE_DIM]
     heads,  # [T, 2 * KEY_HEADS * KEY_DIM + VALUE_HEADS * VALUE_DIM] float32
-    near,  # [T, VALUE_HEADS, 2, PLACES] float32
+    near,  # [T, VALUE_HEADS, 3, PLACES] float32
     projected,  # [T, q | k | v | z | b | a]
     norm,  # [VALUE_DIM]
     states, keys, deltas, gates,  # the pages in the dtypes of these parts
@@ -103,36 +102,51 @@ def delta_step_kernel(
     GROUP: tl.constexpr, PIECE: tl.constexpr, STAGES: tl.constexpr, BLOCK_V: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One program computes one value head of one row."""
-    grid_wait(OVERLAP)
     row, head = tl.program_id(1), tl.program_id(0)
     key_width: tl.constexpr = KEY_HEADS * KEY_DIM
     width: tl.constexpr = 2 * key_width + VALUE_HEADS * VALUE_DIM
     pieces: tl.constexpr = (KEY_DIM + PIECE - 1) // PIECE
-    first = tl.load(query_start + row)
-    count = tl.load(query_start + row + 1) - first
-    behind = tl.load(base + row)
-    settled, held = tl.load(new_base + row) - behind, tl.load(start + row) - behind
-    base_blocks = runs + tl.load(base_run + row).to(tl.int64) * runs_stride
-    tail = runs + tl.load(tail_run + row).to(tl.int64) * runs_stride
-    left = runs + tl.load(write_run + row).to(tl.int64) * runs_stride
-    if (count > 0) & (held + count <= RING) & (tl.load(checkpoint_run + row * CHECKPOINTS) == 0):
-        key_head = head // (VALUE_HEADS // KEY_HEADS)
-        d, j = tl.arange(0, BLOCK_V), tl.arange(0, PLACES)
-        in_value, slot = d < VALUE_DIM, (behind + j) % RING
-        has = d < tl.where(behind > 0, VALUE_DIM, 0)
+    # Plans and states of earlier steps are read before the wait (kernels/pdl).
+    first = tl.load(query_start + row, cache_modifier=".cg")
+    count = tl.load(query_start + row + 1, cache_modifier=".cg") - first
+    behind = tl.load(base + row, cache_modifier=".cg")
+    settled = tl.load(new_base + row, cache_modifier=".cg") - behind
+    held = tl.load(start + row, cache_modifier=".cg") - behind
+    base_blocks = runs + tl.load(base_run + row, cache_modifier=".cg").to(tl.int64) * runs_stride
+    tail = runs + tl.load(tail_run + row, cache_modifier=".cg").to(tl.int64) * runs_stride
+    left = runs + tl.load(write_run + row, cache_modifier=".cg").to(tl.int64) * runs_stride
+    checkpoint = tl.load(checkpoint_run + row * CHECKPOINTS, cache_modifier=".cg")
+    short = (count > 0) & (held + count <= RING) & (checkpoint == 0)
+    key_head = head // (VALUE_HEADS // KEY_HEADS)
+    d, j = tl.arange(0, BLOCK_V), tl.arange(0, PLACES)
+    in_value, slot = d < VALUE_DIM, (behind + j) % RING
+    has = d < tl.where((behind > 0) & short, VALUE_DIM, 0)
+    whole = tl.zeros([1], tl.float32)
+    if pieces == 1:
+        place, lanes = piece_of(
+            base_blocks, head, 0, d, has, state_stride, STATE_FIRST, STATE_EACH, KEY_DIM, VALUE_DIM, PIECE, True
+        )
+        whole = tl.load(states + place, mask=lanes, other=0.0, cache_modifier=".cg")
+    grid_wait(OVERLAP)
+    if short:
         gate_at = row_at(tail, slot, gate_stride, j < held + count, GATE_FIRST, GATE_EACH, VALUE_HEADS)
         gate = tl.load(gates + gate_at + head, mask=j < held + count, other=0.0)
         decay = decay_behind(gate, j, -1, settled)
+        factors = near + (first.to(tl.int64) * VALUE_HEADS + head) * (3 * PLACES) + 2 * PLACES
         for t in tl.range(count, disable_licm=True):
             token = (first + t).to(tl.int64)
             made = heads + token * width + key_head * KEY_DIM
             far_k, far_q = tl.zeros([BLOCK_V], tl.float32), tl.zeros([BLOCK_V], tl.float32)
             for piece in tl.range(pieces, num_stages=STAGES, disable_licm=True):
                 c = piece * PIECE + tl.arange(0, PIECE)
-                place, lanes = piece_of(
-                    base_blocks, head, piece, d, has, state_stride, STATE_FIRST, STATE_EACH, KEY_DIM, VALUE_DIM, PIECE
-                )
-                state = tl.load(states + place, mask=lanes, other=0.0).to(tl.float32)
+                if pieces == 1:
+                    state = whole.to(tl.float32)
+                else:
+                    place, lanes = piece_of(
+                        base_blocks, head, piece, d, has, state_stride, STATE_FIRST, STATE_EACH, KEY_DIM, VALUE_DIM,
+                        PIECE,
+                    )  # fmt: skip
+                    state = tl.load(states + place, mask=lanes, other=0.0).to(tl.float32)
                 q, k = (
                     tl.load(made + c, mask=c < KEY_DIM, other=0.0),
                     tl.load(made + key_width + c, mask=c < KEY_DIM, other=0.0),
@@ -141,9 +155,9 @@ def delta_step_kernel(
                 far_q += tl.sum(state * q[:, None], 0)
                 if (t == 0) & (settled > 0) & (settled <= held):
                     state = folded(
-                        state, decay, gate, settled, behind, head, key_head, c, d, tail, keys, deltas, key_stride,
+                        state, decay, factors, settled, behind, head, key_head, c, d, tail, keys, deltas, key_stride,
                         delta_stride, KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM, RING, KEY_FIRST, KEY_EACH,
-                        DELTA_FIRST, DELTA_EACH, PLACES, GROUP,
+                        DELTA_FIRST, DELTA_EACH, GROUP,
                     )  # fmt: skip
                     place, lanes = piece_of(
                         left, head, piece, d, in_value, state_stride, STATE_FIRST, STATE_EACH, KEY_DIM, VALUE_DIM, PIECE
@@ -153,7 +167,7 @@ def delta_step_kernel(
             change_at = row_at(tail, slot * VALUE_HEADS + head, delta_stride, seen, DELTA_FIRST, DELTA_EACH, VALUE_DIM)
             old = seen[:, None] & in_value[None, :]
             change = tl.load(deltas + change_at[:, None] + d[None, :], mask=old, other=0.0).to(tl.float32)
-            weights = near + (token * VALUE_HEADS + head) * (2 * PLACES) + j
+            weights = near + (token * VALUE_HEADS + head) * (3 * PLACES) + j
             near_k, near_q = tl.load(weights), tl.load(weights + PLACES)
             own_q = tl.sum(tl.where(j == held + t, near_q, 0.0), 0)
             far = decay_behind(gate, j, -1, held + t + 1)
@@ -178,10 +192,10 @@ def delta_step_kernel(
         if settled > held:  # the state contains tokens of this step: a short prompt
             for piece in tl.range(pieces, disable_licm=True):
                 fold_piece(
-                    states, keys, deltas, base_blocks, left, tail, decay, gate, settled, behind, head, key_head, piece,
-                    d, has, in_value, state_stride, key_stride, delta_stride, KEY_HEADS, VALUE_HEADS, KEY_DIM,
-                    VALUE_DIM, RING, STATE_FIRST, STATE_EACH, KEY_FIRST, KEY_EACH, DELTA_FIRST, DELTA_EACH, PLACES,
-                    GROUP, PIECE,
+                    states, keys, deltas, base_blocks, left, tail, decay, factors, settled, behind, head, key_head,
+                    piece, d, has, in_value, state_stride, key_stride, delta_stride, KEY_HEADS, VALUE_HEADS, KEY_DIM,
+                    VALUE_DIM, RING, STATE_FIRST, STATE_EACH, KEY_FIRST, KEY_EACH, DELTA_FIRST, DELTA_EACH, GROUP,
+                    PIECE,
                 )  # fmt: skip
 
 
@@ -223,8 +237,7 @@ def launch_states(
     """Launches delta_step_kernel with the results of delta_inputs."""
     views, (runs_stride, *strides), found = places_of(cache, meta)
     _, z, b, _, _ = shape.columns
-    piece = min(32, max(16, triton.next_power_of_2(shape.key_dim)))
-    options = {"PIECE": piece, "GROUP": 4, "STAGES": 1, **(tuning or step_options(piece * shape.value_dim))}
+    options = {"GROUP": 4, "STAGES": 1, **(tuning or step_options(shape, len(meta.base)))}
     delta_step_kernel[shape.value_heads, len(meta.base)](
         out, heads, near, projected, weights.norm, *views, meta.runs, meta.base_run, meta.write_run, meta.tail_run,
         meta.base, meta.new_base, meta.start, meta.query_start, meta.checkpoint_run, shape.eps, runs_stride,
@@ -235,9 +248,13 @@ def launch_states(
     )  # fmt: skip
 
 
-def step_options(numbers: int) -> dict[str, Any]:
-    """Options of a program that computes `numbers` numbers of a state at once: warps, registers per thread."""
-    options: dict[str, Any] = {"num_warps": max(1, min(4, numbers // 1024))}
-    if target().bounds_registers and numbers >= 1 << 12:
-        options["maxnreg"] = 128  # so that a multiprocessor runs four programs at once
-    return options
+def step_options(shape: DeltaShape, rows: int) -> dict[str, Any]:
+    """How a program reads its state, as measured on an H200 with 32 heads of 128 x 128.
+
+    Few programs hold a whole state each, so that all loads are in flight at once. Of many programs each is one warp: a
+    sum over the channels then needs no other warp.
+    """
+    few = shape.value_heads * rows <= 2 * target().num_units
+    numbers, warps = (1 << 14, 4) if few else (1 << 12, 1)
+    most = triton.next_power_of_2(shape.key_dim)
+    return {"PIECE": min(most, max(8, numbers // triton.next_power_of_2(shape.value_dim))), "num_warps": warps}

@@ -15,9 +15,17 @@ def run_of(runs, ids, row, runs_stride, mask):
 
 
 @triton.jit
-def row_at(blocks, line, page_stride, mask, FIRST: tl.constexpr, EACH: tl.constexpr, WIDTH: tl.constexpr):
-    """Offsets of rows `line` of a part; a page holds EACH rows of WIDTH numbers, row 0 is in the run's page FIRST."""
-    page = tl.load(blocks + FIRST + line // EACH, mask=mask, other=0).to(tl.int64)
+def row_at(
+    blocks, line, page_stride, mask, FIRST: tl.constexpr, EACH: tl.constexpr, WIDTH: tl.constexpr,
+    EARLY: tl.constexpr = False,
+):  # fmt: skip
+    """Offsets of rows `line` of a part; a page holds EACH rows of WIDTH numbers, row 0 is in the run's page FIRST.
+
+    EARLY, before grid_wait: loads bypass the unit's cache (kernels/pdl).
+    """
+    page = tl.load(blocks + FIRST + line // EACH, mask=mask, other=0, cache_modifier=".cg" if EARLY else "").to(
+        tl.int64
+    )
     return page * page_stride + line % EACH * WIDTH
 
 
@@ -69,15 +77,15 @@ def sigmoid(x):
 @triton.jit
 def piece_at(
     blocks, line, page_stride, mask, FIRST: tl.constexpr, EACH: tl.constexpr, WIDTH: tl.constexpr, DIM: tl.constexpr,
-    PIECE: tl.constexpr,
+    PIECE: tl.constexpr, EARLY: tl.constexpr = False,
 ):  # fmt: skip
     """row_at for rows line..line + PIECE - 1 of a head with DIM rows; loads one block number if one page has them."""
     lane = tl.arange(0, PIECE)
     if EACH % PIECE == 0 and DIM % PIECE == 0:
-        page = tl.load(blocks + FIRST + line // EACH).to(tl.int64)
+        page = tl.load(blocks + FIRST + line // EACH, cache_modifier=".cg" if EARLY else "").to(tl.int64)
         at = page * page_stride + line % EACH * WIDTH + lane * WIDTH
     else:
-        at = row_at(blocks, line + lane, page_stride, mask, FIRST, EACH, WIDTH)
+        at = row_at(blocks, line + lane, page_stride, mask, FIRST, EACH, WIDTH, EARLY)
     return at
 
 
@@ -85,7 +93,7 @@ def piece_at(
 def input_row(
     position, begin, behind, first, projected, pages, before, tail, projected_stride, page_stride, WIDTH: tl.constexpr,
     RING: tl.constexpr, TAPS: tl.constexpr, BEFORE_FIRST: tl.constexpr, INPUT_FIRST: tl.constexpr,
-    INPUT_EACH: tl.constexpr,
+    INPUT_EACH: tl.constexpr, EARLY: tl.constexpr = False,
 ):  # fmt: skip
     """Address of the convolution's input of one position: in the step, in the ring, or before the base.
 
@@ -94,6 +102,9 @@ def input_row(
     held = position >= behind
     line = tl.where(held, position % RING, TAPS - 1 + position - behind)
     blocks = tl.where(held, tail + INPUT_FIRST, before + BEFORE_FIRST)
-    page = tl.load(blocks + line // INPUT_EACH, mask=(position < begin) & (position >= 0), other=0).to(tl.int64)
+    inside = (position < begin) & (position >= 0)
+    page = tl.load(blocks + line // INPUT_EACH, mask=inside, other=0, cache_modifier=".cg" if EARLY else "").to(
+        tl.int64
+    )
     stored = pages + page * page_stride + line % INPUT_EACH * WIDTH
     return tl.where(position >= begin, projected + (first + position - begin).to(tl.int64) * projected_stride, stored)

@@ -67,7 +67,7 @@ KERNELS = {
         {"out": T, "heads": F, "near": F, "projected": T, "norm": F, **PAGES, **RUNS, **FEW, "eps": "fp32", **STRIDES},
         {**HEADS, **PLACES, "Z": 8192, "B": 12288, "SIGMOID": False, "PLACES": 32, "GROUP": 4, "PIECE": 32,
          "STAGES": 1, "BLOCK_V": 128, "OVERLAP": True},
-        {"num_warps": 4},
+        {"num_warps": 1},
     ),
     "delta step by channels": (
         channel_step_kernel,
@@ -95,7 +95,7 @@ KERNELS = {
          "level_stride": "i32", **{name: "i32" for name in STRIDES if name != "projected_stride"}},
         {**HEADS, **PLACES, "PLACES": 32, "BLOCK_K": 128, "BLOCK_V": 32, "SIZE": 64, "STAGES": 1, "TURN": False,
          "OVERLAP": True},
-        {"num_warps": 4},
+        {"num_warps": 8},
     ),
     "delta finish": (
         delta_finish_kernel,
