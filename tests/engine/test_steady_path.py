@@ -77,6 +77,7 @@ RULES = [
     {},
     {"temperature": 1.0, "top_p": 0.9, "seed": 5},
     {"repetition_penalty": 1.3},
+    {"temperature": 1.2, "top_n_sigma": 1.0, "xtc_probability": 0.5, "xtc_threshold": 0.01, "seed": 4},
     {"logit_bias": ((5, 3.0), (17, -100.0))},
     {"bad_words": ((7,), (30, 31))},
     {"logprobs": 3},
