@@ -103,7 +103,7 @@ def launch_choose(
     tiles = room.moments.shape[1]
     cut_kernel[(rows,)](
         *first, room.moments, tables.counts, tables.seen, tables.repeats, tables.breakers, *last, tiles, **same,
-        EXACT=thresholds, SHIFT=shift, LANES=lanes, TILES=triton.next_power_of_2(tiles), CHUNK=CHUNK,
+        EXACT=thresholds, SHIFT=shift, LANES=lanes, TILES=triton.next_power_of_2(tiles), WIDE=LANES, CHUNK=CHUNK,
         HISTORY=tables.history,
     )  # fmt: skip
 

@@ -21,8 +21,8 @@ from engine.kernels.sampling.noise import GROUP_STREAM, TOKEN_STREAM, noise, noi
 from engine.kernels.sampling.pick import is_cut, limits_of
 from engine.kernels.sampling.rules import line_of, record_token
 from engine.kernels.sampling.top_n_sigma import TOP_N_SIGMA, WIDTH, reach_of
-from engine.kernels.sampling.top_p_rejection import TRIALS
-from engine.kernels.sampling.xtc import xtc_of
+from engine.kernels.sampling.top_p_rejection import TRIALS, numbers
+from engine.kernels.sampling.xtc import is_narrowed, xtc_of
 from engine.kernels.step_tensors import real, seed_of, word
 from engine.kernels.target import tl, triton
 
@@ -134,35 +134,64 @@ def least_above(at, chosen, count, vocab, edge, GROUP: tl.constexpr, CHUNK: tl.c
 
 
 @triton.jit
-def draw(at, chosen, count, whole, top, part, group, vocab, least, most, highest, scale, seed, place, stream,
-         GROUP: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
+def list_above(chosen, best, num_groups, bound, WIDE: tl.constexpr):
+    """Write the list of the groups whose best is >= `bound`; return their number."""
+    count = 0
+    tl.debug_barrier()  # the list before has been read
+    for first in range(0, num_groups, WIDE):
+        group = first + tl.arange(0, WIDE)
+        reached = tl.load(best + group, mask=group < num_groups, other=float("-inf")) >= bound
+        tl.store(chosen + count + tl.cumsum(reached.to(tl.int32), 0) - 1, group, mask=reached)
+        count += tl.sum(reached.to(tl.int32), 0)
+    tl.debug_barrier()
+    return count
+
+
+@triton.jit
+def draw_whole(best, mass, num_groups, most, highest, scale, seed, place, stream, WIDE: tl.constexpr):
+    """Draw a group whose best is < `most` by its mass; return it with its score."""
+    high = tl.full([WIDE], float("-inf"), tl.float32)
+    winner = tl.zeros([WIDE], tl.int32)
+    for first in range(0, num_groups, WIDE):
+        top, part, group = numbers(best, mass, first, num_groups, WIDE)
+        score = (top - highest) * scale + tl.log2(part) + noise(seed, place, group, stream + 1)
+        score = tl.where((top < most) & (part > 0.0), score, float("-inf"))
+        winner = tl.where(score > high, group, winner)
+        high = tl.maximum(score, high)
+    return tl.min(tl.where(high == tl.max(high, 0), winner, num_groups), 0), tl.max(high, 0)
+
+
+@triton.jit
+def draw(at, chosen, count, best, mass, num_groups, whole, vocab, least, most, highest, scale, seed, place, stream,
+         NARROW: tl.constexpr, GROUP: tl.constexpr, WIDE: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
     """Draw one of the tokens with logits from `least` to `most`: first the group, then the token, as in pick.py.
 
-    The candidates are tokens of the chosen groups; with `whole` also all tokens of groups whose best is <= `most`.
-    `highest`: a logit from which weights are measured.
+    The candidates are tokens of the chosen groups; with `whole` also all tokens of groups whose best is < `most`.
+    `highest`: a logit from which weights are measured. NARROW: there may be a `most`.
     """
-    best = tl.full([CHUNK], float("-inf"), tl.float32)
+    high = tl.full([CHUNK], float("-inf"), tl.float32)
     winner = tl.zeros([CHUNK], tl.int32)
     for first in range(0, count, CHUNK):
         x, token = read(at, chosen, first, count, vocab, GROUP, CHUNK)
-        inside = (x >= least) & (x <= most)
+        inside = x >= least
+        if NARROW:
+            inside = inside & (x <= most)
         held = tl.sum(tl.where(inside, tl.exp2((x - highest) * scale), 0.0), 1)
-        number = tl.min(token, 1) // GROUP
-        score = tl.log2(held) + noise(seed, place, number, stream + 1)
-        winner = tl.where(score > best, number, winner)
-        best = tl.maximum(best, score)
-    mine = tl.min(tl.where(best == tl.max(best, 0), winner, vocab), 0)
+        group = tl.min(token, 1) // GROUP
+        score = tl.log2(held) + noise(seed, place, group, stream + 1)
+        winner = tl.where(score > high, group, winner)
+        high = tl.maximum(high, score)
+    group = tl.min(tl.where(high == tl.max(high, 0), winner, vocab), 0)
     if whole:
-        scores = (top - highest) * scale + tl.log2(part) + noise(seed, place, group, stream + 1)
-        scores = tl.where((top <= most) & (part > 0.0), scores, float("-inf"))
-        other = tl.min(tl.where(scores == tl.max(scores, 0), group, vocab), 0)
-        mine = tl.where(tl.max(scores, 0) > tl.max(best, 0), other, mine)
-    token = mine * GROUP + tl.arange(0, GROUP)
+        other, score_of = draw_whole(best, mass, num_groups, most, highest, scale, seed, place, stream, WIDE)
+        group = tl.where(score_of > tl.max(high, 0), other, group)
+    token = group * GROUP + tl.arange(0, GROUP)
     x = tl.load(at + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
-    score = tl.where(
-        (x >= least) & (x <= most), (x - highest) * scale + noise(seed, place, token, stream), float("-inf")
-    )
-    return mine * GROUP + tl.argmax(score, 0)
+    inside = x >= least
+    if NARROW:
+        inside = inside & (x <= most)
+    score = tl.where(inside, (x - highest) * scale + noise(seed, place, token, stream), float("-inf"))
+    return group * GROUP + tl.argmax(score, 0)
 
 
 @triton.jit
@@ -184,22 +213,14 @@ def first_key(top, part, highest, scale, need, by_count, by_mass, gap, SHIFT: tl
 
 
 @triton.jit
-def list_groups(chosen, group, reached):
-    """Write the list of the groups in `reached`; return their number."""
-    tl.debug_barrier()  # the list before has been read
-    tl.store(chosen + tl.cumsum(reached.to(tl.int32), 0) - 1, group, mask=reached)
-    tl.debug_barrier()
-    return tl.sum(reached.to(tl.int32), 0)
-
-
-@triton.jit
 def cut_from(
     at, chosen, best, mass, num_groups, vocab, heat, k, p, floor, reach, likely, seed, place, result,
-    OPEN: tl.constexpr, TRIALS: tl.constexpr, EXACT: tl.constexpr, SHIFT: tl.constexpr, GROUP: tl.constexpr,
-    LANES: tl.constexpr, CHUNK: tl.constexpr,
+    OPEN: tl.constexpr, TRIALS: tl.constexpr, EXACT: tl.constexpr, SHIFT: tl.constexpr, NARROW: tl.constexpr,
+    GROUP: tl.constexpr, LANES: tl.constexpr, WIDE: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Return token, threshold and largest possible logit of a row with logits at `at`; `result` is its token or OPEN,
-    `reach` the distance that top-n-sigma allows, `likely` XTC's threshold or 1. Pointers are the row's."""
+    """Return token, threshold and largest possible logit of a row with logits at `at`; `result` is its token or OPEN.
+    Pointers are the row's. NARROW: the row may have `reach`, the distance that top-n-sigma allows, and `likely`, XTC's
+    threshold or 1."""
     scale = scale_of(heat)
     group = tl.arange(0, LANES)
     top = tl.load(best + group, mask=group < num_groups, other=float("-inf"))
@@ -217,7 +238,10 @@ def cut_from(
         bounded = gap < float("inf")
         by_mass = (p < 1.0) & (bounded == 0)
         key = first_key(top, part, highest, scale, need, by_count, by_mass, gap, SHIFT, GROUP)
-        count = list_groups(chosen, group, (key_of(top, SHIFT) >= key) & (group < num_groups))
+        reached = (key_of(top, SHIFT) >= key) & (group < num_groups)
+        count = tl.sum(reached.to(tl.int32), 0)
+        tl.store(chosen + tl.cumsum(reached.to(tl.int32), 0) - 1, group, mask=reached)
+        tl.debug_barrier()
         if by_count:
             key = search(at, chosen, count, vocab, key, highest, scale, need, True, SHIFT, GROUP, CHUNK)
         if p < 1.0:
@@ -232,10 +256,10 @@ def cut_from(
             if whole == 0:
                 total, _, _ = weigh(at, chosen, count, vocab, least, least, least, highest, scale, False, GROUP, CHUNK)
             edge = tl.maximum(least, highest + tl.log2(likely * total) / scale)
-            number, low = least_above(at, chosen, list_groups(chosen, group, top >= edge), vocab, edge, GROUP, CHUNK)
+            count = list_above(chosen, best, num_groups, edge, WIDE)
+            number, low = least_above(at, chosen, count, vocab, edge, GROUP, CHUNK)
             most = tl.where(number > 1, low, float("inf"))
-            listed = tl.where(whole, top > most, key_of(top, SHIFT) >= key) & (group < num_groups)
-            count = list_groups(chosen, group, listed)
+            count = list_above(chosen, best, num_groups, tl.where(whole, most, least), WIDE)
         token = result
         if EXACT:
             # Sums in another order may give a threshold above the drawn token's logit.
@@ -243,8 +267,8 @@ def cut_from(
             least = tl.minimum(least, drawn)
         if token == OPEN:
             token = draw(
-                at, chosen, count, whole, top, part, group, vocab, least, most, tl.minimum(highest, most), scale, seed,
-                place, 2 * TRIALS, GROUP, CHUNK,
+                at, chosen, count, best, mass, num_groups, whole if NARROW else False, vocab, least, most,
+                tl.minimum(highest, most), scale, seed, place, 2 * TRIALS, NARROW, GROUP, WIDE, CHUNK,
             )  # fmt: skip
     return token, least, most
 
@@ -256,7 +280,7 @@ def cut_kernel(
     chosen,  # [rows, num_groups] int32: room for the list of groups
     best,  # [rows, num_groups] float32
     mass,  # [rows, num_groups] float32
-    work,  # [rows, vocab] float32: logits of rows with rules
+    work,  # [rows, vocab] float32: logits of rows that have rules or are narrowed
     logits,  # [rows, vocab]: logits of the other rows
     words,  # [slots, SLOT_WORDS]
     moments,  # [rows, num_tiles, MOMENTS] float32
@@ -278,6 +302,7 @@ def cut_kernel(
     GROUP: tl.constexpr,
     LANES: tl.constexpr,  # power of two >= num_groups
     TILES: tl.constexpr,  # power of two >= num_tiles
+    WIDE: tl.constexpr,  # groups whose numbers are read together
     CHUNK: tl.constexpr,
     HISTORY: tl.constexpr,
 ):
@@ -301,16 +326,18 @@ def cut_kernel(
         likely = xtc_of(words, slot, place, heat)
         # A greedy row has no limits other than top-n-sigma.
         k, p, floor = tl.where(heat > 0.0, k, 0), tl.where(heat > 0.0, p, 1.0), tl.where(heat > 0.0, floor, 0.0)
-        # Two copies, because logits and work have different types.
-        if rules < 0:
+        # Two copies, because logits and work have different types; only the second one is for narrowed rows.
+        if (rules < 0) & (is_narrowed(words, slot) == 0):
             token, least, most = cut_from(
                 logits + row.to(tl.int64) * logits_stride, chosen + own, best + own, mass + own, num_groups, vocab,
-                heat, k, p, floor, reach, likely, code, place, result, OPEN, TRIALS, EXACT, SHIFT, GROUP, LANES, CHUNK,
+                heat, k, p, floor, float("inf"), 1.0, code, place, result, OPEN, TRIALS, EXACT, SHIFT, False, GROUP,
+                LANES, WIDE, CHUNK,
             )  # fmt: skip
         else:
             token, least, most = cut_from(
                 work + row.to(tl.int64) * vocab, chosen + own, best + own, mass + own, num_groups, vocab,
-                heat, k, p, floor, reach, likely, code, place, result, OPEN, TRIALS, EXACT, 0, GROUP, LANES, CHUNK,
+                heat, k, p, floor, reach, likely, code, place, result, OPEN, TRIALS, EXACT, 0, True, GROUP, LANES,
+                WIDE, CHUNK,
             )  # fmt: skip
         tl.store(tokens_out + target, token)
         tl.store(word(words, slot, LAST_TOKEN), tl.maximum(token, 0))

@@ -5,8 +5,8 @@
 The kernels that choose tokens read these [rows, vocab / GROUP] numbers and then only the groups that they need. The
 order of a group's sum does not depend on the number of rows. mass is NaN if the group contains NaN or +inf, and 0 if it
 contains only -inf (a ban). For a slot with rules, x are the logits after the rules (rules.py); they are also written to
-`work`, from which the row is read afterwards. A row with top-n-sigma also gets its moments (top_n_sigma.py). Rows
-without rules pay for one predicate. User: choose.
+`work`, from which the row is read afterwards; so are rows with top-n-sigma, which also get their moments, or XTC. Other
+rows pay for one predicate. User: choose.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -29,6 +29,7 @@ from engine.kernels.sampling.rules import (
     ruled_reference,
 )
 from engine.kernels.sampling.top_n_sigma import MOMENTS, TOP_N_SIGMA, WIDTH, join_moments, moments_of, moments_reference
+from engine.kernels.sampling.xtc import is_narrowed
 from engine.kernels.step_tensors import SlotTensors, real, word
 from engine.kernels.target import tl, triton
 
@@ -37,7 +38,7 @@ GROUP = 64  # tokens
 TILE = 64  # groups per program
 PART = tl.constexpr(
     16
-)  # groups at a time in rows with rules or top-n-sigma; few registers, so that other rows keep occupancy
+)  # groups at a time in rows that are written to `work`; few registers, so that other rows keep occupancy
 LEAST_HEAT = 1e-30  # lower temperatures are raised to this value, so that 1 / temperature stays finite
 
 
@@ -87,7 +88,7 @@ def groups_kernel(
         scale, line = scale_of(real(words, slot, TEMPERATURE)), line_of(words, slot)
         sigma = real(words, slot, TOP_N_SIGMA)
         at, own = logits + row.to(tl.int64) * logits_stride, row.to(tl.int64) * num_groups
-        if (line < 0) & (sigma <= 0.0):
+        if (line < 0) & (is_narrowed(words, slot) == 0):
             group = tl.program_id(0) * TILE + tl.arange(0, TILE)
             token = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
             x = tl.load(at + token, mask=token < vocab, other=float("-inf")).to(tl.float32)

@@ -18,6 +18,7 @@ from torch import Tensor
 from _fast.layout import SamplerWord
 from engine.kernels.sampling.draw import mix64, uniform
 from engine.kernels.sampling.noise import fraction, fraction_reference
+from engine.kernels.sampling.top_n_sigma import TOP_N_SIGMA
 from engine.kernels.sampling.top_p_rejection import TRIALS
 from engine.kernels.step_tensors import real, seed_of
 from engine.kernels.target import tl, triton
@@ -29,6 +30,12 @@ MOST = tl.constexpr(HIGHEST)
 STREAM = 2 * TRIALS + 2  # the streams before belong to the draws of tokens
 OWN_STREAM = tl.constexpr(STREAM)
 KEY = np.uint64(0x5854_4320_6472_6177)  # separates the CPU's draws for XTC from its draws of tokens
+
+
+@triton.jit
+def is_narrowed(words, slot):
+    """Whether a slot has top-n-sigma or XTC; then its logits are also in `work`."""
+    return (real(words, slot, TOP_N_SIGMA) > 0.0) | (real(words, slot, PROBABILITY) > 0.0)
 
 
 @triton.jit

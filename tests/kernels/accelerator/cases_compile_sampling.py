@@ -42,7 +42,8 @@ KERNELS = {
             cut_kernel,
             {**OUT, "logits": dtype, "words": I, "moments": F, **COUNTED, "repeats": I, "breakers": I, **LAST,
              "num_tiles": "i32"},
-            {**ROW, "LANES": 4096, "TILES": 64, "HISTORY": MAX_HISTORY, "EXACT": exact, "SHIFT": shift, "CHUNK": CHUNK},
+            {**ROW, "LANES": 4096, "TILES": 64, "WIDE": LANES, "HISTORY": MAX_HISTORY, "EXACT": exact, "SHIFT": shift,
+             "CHUNK": CHUNK},
             {"num_warps": 8},
         )
         for dtype, shift, exact in (("*bf16", 16, False), ("*fp32", 0, False), ("*fp32", 0, True))
