@@ -220,8 +220,8 @@ def _check_samplers(params: SamplingParams, limits: Limits) -> None:
     _in_range("dry_allowed_length", params.dry_allowed_length, 1, MAX_HISTORY)
     _in_range("dry_penalty_last_n", params.dry_penalty_last_n, -1, MAX_HISTORY)
     size, needed = len(params.dry_breakers), -(-limits.vocab_size // 8)
-    if params.dry_multiplier and size != needed:
-        raise RequestError(f"dry_breakers has {size} bytes; a bit per token is needed: {needed} bytes")
+    if size not in (0, needed):
+        raise RequestError(f"dry_breakers has {size} bytes; a bit per token is needed, {needed} bytes, or none")
 
 
 def _check_some_allowed(params: SamplingParams, allowed: set[int]) -> None:

@@ -73,7 +73,7 @@ class Samplers:
     dry_base: float = 1.75  # factor of the penalty for each further token
     dry_allowed_length: int = 2
     dry_penalty_last_n: int = -1  # last tokens of the text in which repetitions are found; -1: as many as possible
-    dry_breakers: bytes = b""  # the tokens at which repetitions end: token t is bit t % 8 of byte t // 8; [vocab / 8]
+    dry_breakers: bytes = b""  # the tokens at which repetitions end: token t is bit t % 8 of byte t // 8
 
 
 @dataclass(frozen=True, slots=True)

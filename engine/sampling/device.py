@@ -230,7 +230,6 @@ class DeviceSampler:
         rules = SamplingParams(
             logit_bias=((0, 1.0),), allowed_token_ids=(0, 1), presence_penalty=1.0, repetition_penalty=1.1,
             bad_words=((0, 1),), logprobs=2, logprob_token_ids=(0,), top_n_sigma=1.0, dry_multiplier=1.0,
-            dry_breakers=bytes(-(-self._vocab // 8)),
         )  # fmt: skip
         self.admit(0, rules, np.zeros(1, np.int32), 0, np.zeros(SLOT_WORDS, np.int32))
         self.take_lines(np.zeros(1, np.int64))

@@ -34,8 +34,10 @@ class DryHistory:
         self._allowed, self._vocab = params.dry_allowed_length, vocab
         last = params.dry_penalty_last_n
         self.window = history if last < 0 else min(last, history)  # tokens
-        packed = np.frombuffer(params.dry_breakers, np.uint8)
-        self.breaks = np.unpackbits(packed, count=vocab, bitorder="little").view(np.bool_)  # [vocab]
+        self.breaks = np.zeros(vocab, np.bool_)
+        if params.dry_breakers:
+            packed = np.frombuffer(params.dry_breakers, np.uint8)
+            self.breaks = np.unpackbits(packed, count=vocab, bitorder="little").view(np.bool_)
         self.line = np.zeros(line_len(history), np.int32)
         tokens, lags = self.line[HEAD_LEN:].reshape(PARTS, history)[:2]
         text = np.ascontiguousarray(prompt[-self.window :], np.int32)

@@ -118,7 +118,6 @@ async def with_samplers(engine: Any, shape: str, draw: np.random.Generator) -> d
         for name, rules in SAMPLED.items():
             if not rules.keys() <= SamplingParams.__dataclass_fields__.keys():
                 continue  # an older checkout
-            rules = rules | ({"dry_breakers": bytes(-(-vocab // 8))} if "dry_multiplier" in rules else {})
             sampling = SamplingParams(max_tokens=WINDOW + 2 * rows, ignore_eos=True, seed=7, **rules)
             step_s, _ = await steps_of(engine, [Request(prompt, sampling) for prompt in prompts])
             seen.setdefault(f"{shape}, {rows} rows after {length} tokens, {name}", []).append(1e3 * step_s)
@@ -214,7 +213,7 @@ def main() -> None:
                         seen.setdefault(case, {}).setdefault(label, []).append(value)
             for case, found in seen.items():
                 if case.startswith(shape + ","):
-                    print(line(case, found) + beside_plain(case, seen), flush=True)
+                    print(line(case, found) + share_of_plain(case, seen), flush=True)
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
         (args.out / "gpu_step.json").write_text(json.dumps({"milliseconds": seen}, indent=1))
@@ -227,7 +226,7 @@ def line(case: str, found: dict[str, list[float]]) -> str:
     return text + (f", ratio {middle['this'] / middle['baseline']:.4f}" if len(middle) == 2 else "")
 
 
-def beside_plain(case: str, seen: dict[str, dict[str, list[float]]]) -> str:
+def share_of_plain(case: str, seen: dict[str, dict[str, list[float]]]) -> str:
     """The speed of a case with a sampler, as a part of the speed without it."""
     plain = case.partition(" with ")[0]
     if plain == case or plain not in seen:

@@ -26,6 +26,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "all cuts": {**DRAWN, "top_k": 40, "top_p": 0.9, "min_p": 0.01},
     "top-n-sigma": {**DRAWN, "top_n_sigma": 1.0},
     "XTC": {**DRAWN, "xtc_probability": 0.5, "xtc_threshold": 0.05},
+    "DRY": {"dry_multiplier": 0.8},
     "bias": {"logit_bias": ((5, 3.0),)},
     "allowed": {"allowed_token_ids": (7, 8, 9)},
     "bad words": {"bad_words": ((7,), (30, 31))},

@@ -216,7 +216,6 @@ CASES = {
     "samplers": (
         {
             "dry_multiplier": 1.0,
-            "dry_breakers": bytes(tiny.VOCAB_SIZE // 8),
             "top_n_sigma": 2.0,
             "xtc_probability": 0.3,
         },

@@ -213,9 +213,9 @@ def test_rows_without_top_n_sigma_and_xtc_keep_their_tokens_among_rows_with_them
         ((SamplerWord.TOP_N_SIGMA, 1.5), (SamplerWord.XTC_PROBABILITY, 1.0), (SamplerWord.XTC_THRESHOLD, 0.05))
     ):
         narrow.slots.real(word)[: len(KINDS) : 2] = value if number else 0.0
-    beside = chosen(launch_choose, logits, narrow)[0]
-    assert torch.equal(alone[2:-1:2], beside[2:-1:2])
-    assert not torch.equal(alone, beside)
+    mixed = chosen(launch_choose, logits, narrow)[0]
+    assert torch.equal(alone[2:-1:2], mixed[2:-1:2])
+    assert not torch.equal(alone, mixed)
     narrow.slots.real(SamplerWord.XTC_PROBABILITY).fill_(1e-12)  # applies to no token
     assert torch.equal(chosen(launch_choose, logits, narrow)[0], alone)
 
