@@ -12,7 +12,10 @@ Each byte is processed once (stop strings form one Aho-Corasick automaton), so t
 cimport cython
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdlib cimport calloc, free, realloc
-from libc.string cimport memmove
+from libc.string cimport memchr, memcmp, memmove
+
+cdef enum:
+    MOST_HELD = 64  # bytes of a text in TokenTable.mark_holding
 
 
 @cython.final
@@ -47,6 +50,35 @@ cdef class TokenTable:
     def is_special(self, Py_ssize_t token_id):
         """Whether `skip_special` omits this token."""
         return 0 <= token_id < self.num_tokens and self._flags[token_id] != 0
+
+    def mark_holding(self, bytes text not None, uint8_t[::1] bits not None):
+        """Set the bit of every token whose bytes contain `text`: token t is bit t % 8 of bits[t // 8]. Ids beyond the
+        bits are left out. The time is linear in the table for every text."""
+        cdef Py_ssize_t count = min(<Py_ssize_t>self.num_tokens, 8 * bits.shape[0])
+        cdef Py_ssize_t size = len(text), at, token = 0, end
+        cdef const uint8_t* wanted = <const uint8_t*>(<char*>text)
+        cdef const uint8_t* found
+        if not 1 <= size <= MOST_HELD:
+            raise ValueError(f"a text of {size} bytes; need 1 to {MOST_HELD}")
+        if count == 0:
+            return
+        with nogil:
+            at, end = 0, self._offsets[count]
+            while at + size <= end:
+                found = <const uint8_t*>memchr(self._data + at, wanted[0], end - size + 1 - at)
+                if found == NULL:
+                    break
+                at = found - self._data
+                if memcmp(found, wanted, size) != 0:
+                    at += 1
+                    continue
+                while self._offsets[token + 1] <= at:
+                    token += 1
+                if at + size <= self._offsets[token + 1]:
+                    bits[token >> 3] |= <uint8_t>(1 << (token & 7))
+                    at = self._offsets[token + 1]
+                else:
+                    at += 1
 
     def join(self, token_ids, bint skip_special=False):
         """Return the concatenated bytes of several tokens."""

@@ -117,6 +117,18 @@ class SlotWord(IntEnum):
     ADAPTER = 20  # the number of the adapter with which the slot's tokens are computed; 0: none
 
 
+class SamplerWord(IntEnum):
+    """More of a slot's row: the numbers of samplers that few requests use."""
+
+    TOP_N_SIGMA = 21  # float; 0: off
+    XTC_PROBABILITY = 22  # float, as is the next; 0: off
+    XTC_THRESHOLD = 23
+    DRY_MULTIPLIER = 24  # float, as is the next
+    DRY_BASE = 25
+    DRY_ALLOWED = 26  # tokens of a repetition without penalty
+    DRY_WINDOW = 27  # last tokens of the text in which repetitions are found
+
+
 class GraphKind(IntEnum):
     """Contents of a recorded graph; Launcher holds graphs by kind, variant and size."""
 
@@ -136,7 +148,7 @@ CHECKPOINTS = 4  # most intermediate states that a step writes for a row
 STATE_COLUMNS = StateColumn.CHECKPOINT_AT + CHECKPOINTS
 HEADER_LEN = padded(len(Header))
 UPDATE_WORDS = len(UpdateWord)
-SLOT_WORDS = padded(len(SlotWord))  # int32 values of a slot's row
+SLOT_WORDS = padded(len(SlotWord) + len(SamplerWord))  # int32 values of a slot's row
 
 
 def column_at(column: RowColumn, max_rows: int) -> int:
@@ -180,7 +192,7 @@ def new_runs(max_rows: int) -> int:
 def declarations() -> str:
     """Return the text of layout.pxd."""
     lines = ["# Written by setup.py from layout.py, which says what these are.", ""]
-    for kind in (Header, RowColumn, StateColumn, RowFlag, TokenCode, UpdateWord, SlotWord, GraphKind):
+    for kind in (Header, RowColumn, StateColumn, RowFlag, TokenCode, UpdateWord, SlotWord, SamplerWord, GraphKind):
         first = "".join(letter if letter.islower() or not k else " " for k, letter in enumerate(kind.__name__))
         prefix = first.split()[0].upper()
         lines += [f"cdef enum:  # {kind.__name__}", *(f"    {prefix}_{one.name} = {one.value}" for one in kind), ""]

@@ -19,8 +19,11 @@ from engine.base.request import ROWS, Modality, Request, SamplingParams
 PLAIN = SamplingParams()
 CHANGING = (  # parameters that name tokens or request log-probabilities; most requests leave them out
     "stop_token_ids", "min_tokens", "logit_bias", "allowed_token_ids", "bad_words", "logprobs", "prompt_logprobs",
-    "logprob_token_ids", "not_first_token_ids",
+    "logprob_token_ids", "not_first_token_ids", "dry_multiplier", "top_n_sigma", "xtc_probability",
 )  # fmt: skip
+MAX_SIGMA = 100.0  # largest top_n_sigma
+MAX_DRY = 100.0  # largest dry_multiplier and dry_base
+MAX_HISTORY = 8192  # last tokens of a text in which DRY finds repetitions
 MAX_EDITS = 2048  # token ids of one request whose logits are changed one by one
 
 
@@ -181,6 +184,7 @@ def _check_sampling(params: SamplingParams, limits: Limits) -> None:
 
 def _check_changes(params: SamplingParams, limits: Limits) -> None:
     """The parameters of `CHANGING`."""
+    _check_samplers(params, limits)
     top = limits.vocab_size if limits.max_logprobs == -1 else limits.max_logprobs
     for name, asked in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
         if asked is not None:
@@ -204,6 +208,20 @@ def _check_changes(params: SamplingParams, limits: Limits) -> None:
         )
     if params.allowed_token_ids is not None:
         _check_some_allowed(params, set(params.allowed_token_ids))
+
+
+def _check_samplers(params: SamplingParams, limits: Limits) -> None:
+    """Top-n-sigma, XTC and DRY."""
+    _in_range("top_n_sigma", params.top_n_sigma, 0.0, MAX_SIGMA)
+    _in_range("xtc_probability", params.xtc_probability, 0.0, 1.0)
+    _in_range("xtc_threshold", params.xtc_threshold, 0.0, 1.0)
+    _in_range("dry_multiplier", params.dry_multiplier, 0.0, MAX_DRY)
+    _in_range("dry_base", params.dry_base, 1.0, MAX_DRY)
+    _in_range("dry_allowed_length", params.dry_allowed_length, 1, MAX_HISTORY)
+    _in_range("dry_penalty_last_n", params.dry_penalty_last_n, -1, MAX_HISTORY)
+    size, needed = len(params.dry_breakers), -(-limits.vocab_size // 8)
+    if size not in (0, needed):
+        raise RequestError(f"dry_breakers has {size} bytes; a bit per token is needed, {needed} bytes, or none")
 
 
 def _check_some_allowed(params: SamplingParams, allowed: set[int]) -> None:

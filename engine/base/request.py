@@ -63,11 +63,26 @@ class TimestampRules:
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingParams:
+class Samplers:
+    """The settings of DRY, top-n-sigma and XTC, which engine/kernels/sampling/{dry,top_n_sigma,xtc} define."""
+
+    top_n_sigma: float = 0.0  # standard deviations of the logits below the largest logit
+    xtc_probability: float = 0.0  # of each token
+    xtc_threshold: float = 0.1  # least probability of the tokens that XTC may exclude; above 0.5 there are none
+    dry_multiplier: float = 0.0  # penalty of a repetition of dry_allowed_length tokens
+    dry_base: float = 1.75  # factor of the penalty for each further token
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1  # last tokens of the text in which repetitions are found; -1: as many as possible
+    dry_breakers: bytes = b""  # the tokens at which repetitions end: token t is bit t % 8 of byte t // 8
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams(Samplers):
     """Sampling settings of one request. All values are resolved and in range (checked at the HTTP edge).
 
-    Order of operations: logit_bias, allowed ids, bad words, min_tokens, mask -> penalties -> temperature
-    -> min_p -> top_k -> top_p -> draw. temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off.
+    Order of operations: logit_bias, allowed ids, bad words, min_tokens, mask -> penalties -> DRY -> top_n_sigma
+    -> temperature -> min_p -> top_k -> top_p -> XTC -> draw. temperature 0 is greedy; top_k 0, top_p 1, min_p 0,
+    dry_multiplier 0, top_n_sigma 0 and xtc_probability 0 are off.
     """
 
     max_tokens: int = 16  # tokens to generate at most, >= 1; the engine caps it to the context

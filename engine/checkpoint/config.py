@@ -18,7 +18,11 @@ from engine.checkpoint.section import Section
 
 log = logging.getLogger(__name__)
 
-GENERATION_KEYS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens", "do_sample")
+GENERATION_KEYS = (
+    "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens", "do_sample", "dry_multiplier",
+    "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers", "top_n_sigma", "xtc_probability",
+    "xtc_threshold",
+)  # fmt: skip
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 

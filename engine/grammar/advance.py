@@ -34,7 +34,7 @@ LEAST_JUMP = 2  # least forced tokens of a jump: a single token costs a step wit
 MOST_BYTES = 256  # bytes of forced text per jump
 WATCHED_FIELDS = (  # fields of SamplingParams that require work for each token and so exclude jumps
     "presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens", "logit_bias", "allowed_token_ids",
-    "not_first_token_ids", "bad_words", "timestamps", "logprobs", "logprob_token_ids",
+    "not_first_token_ids", "bad_words", "timestamps", "logprobs", "logprob_token_ids", "dry_multiplier",
 )  # fmt: skip
 CONFLICT = (
     "no token was left that the grammar, bad_words and allowed_token_ids allow together, or the grammar grew too "

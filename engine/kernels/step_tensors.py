@@ -1,8 +1,8 @@
 """Fixed tensors of steps on an accelerator, and access to a slot's numbers in kernels.
 
 Owner: device thread, at start; then the stream, in step order. SlotTensors holds the device's state of live requests;
-StepInputs is one step as forward and sampler read it. `layout.SlotWord` defines the contents of a slot's row. A kernel
-gets `words` and reads a number with `word` and `real`:
+StepInputs is one step as forward and sampler read it. `layout.SlotWord` and `layout.SamplerWord` define the contents of
+a slot's row. A kernel gets `words` and reads a number with `word` and `real`:
 
     TOP_K = tl.constexpr(int(SlotWord.TOP_K))                  in the kernel's module
     k = tl.load(word(words, slot, TOP_K))                      in the kernel
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from _fast.layout import SLOT_WORDS, SlotWord
+from _fast.layout import SLOT_WORDS, SamplerWord, SlotWord
 from engine.kernels.target import tl, triton
 
 ROW = tl.constexpr(SLOT_WORDS)
@@ -30,11 +30,11 @@ class SlotTensors:
     block_tables: Tensor  # [num_groups, max_slots + 1, max_blocks] int32
     words: Tensor  # [max_slots + 1, SLOT_WORDS] int32, floats as their bits
 
-    def word(self, number: SlotWord) -> Tensor:
+    def word(self, number: SlotWord | SamplerWord) -> Tensor:
         """Return this number of every slot, int32 [max_slots + 1], a view."""
         return self.words[:, number]
 
-    def real(self, number: SlotWord) -> Tensor:
+    def real(self, number: SlotWord | SamplerWord) -> Tensor:
         """Return this number of every slot, float32 [max_slots + 1], a view."""
         return self.words.view(torch.float32)[:, number]
 

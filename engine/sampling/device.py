@@ -19,12 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from _fast.layout import SLOT_WORDS, SlotWord
+from _fast.layout import SLOT_WORDS, SamplerWord, SlotWord
 from engine.base.config import LogprobsMode
 from engine.base.request import SamplingParams, TokenLogprob
 from engine.kernels.sampling.choose import choose, choose_room
-from engine.kernels.sampling.rules import COUNTED, SEEN
+from engine.kernels.sampling.rules import COUNTED, REPEATS, SEEN
 from engine.kernels.sampling.top_logprobs import MOST, top_logprobs
+from engine.sampling.dry import LEAST_HISTORY
 from engine.sampling.lines import RuleLines, allowed_bits
 from engine.sampling.logprobs import CHUNK, together
 from engine.sampling.pending import Pending, logprob_lines, prompt_logprobs, send
@@ -54,8 +55,10 @@ class DeviceSampler:
         logprobs_mode: LogprobsMode,
         max_logprobs: int,
         logprob_words: Tensor,
+        history: int = LEAST_HISTORY,
     ) -> None:
-        """logprob_words: int32 [buffers, max_rows, LINE] in pinned memory: kernels/sampling/top_logprobs writes it."""
+        """logprob_words: int32 [buffers, max_rows, LINE] in pinned memory: kernels/sampling/top_logprobs writes it;
+        history: tokens in which DRY finds repetitions, a power of two."""
         self._slots = slots
         self._device = torch.device(device)
         self._vocab = vocab
@@ -64,7 +67,7 @@ class DeviceSampler:
         self._as_logits = logprobs_mode in ("raw_logits", "processed_logits")
         self._room = choose_room(max_rows, vocab, self._device)
         self._tops = torch.zeros_like(self._room.chosen)
-        self.lines = RuleLines(max_rows, vocab, self._device)
+        self.lines = RuleLines(max_rows, vocab, self._device, history)
         self.logprob_words = logprob_words
         self.asked = np.zeros(max_slots, np.uint8)  # by slot: 1 + top log-probabilities to report; 0: no report
         self._how = np.zeros(max_slots, np.uint8)  # by slot: bits SPECIAL, MOVES, APART
@@ -93,10 +96,21 @@ class DeviceSampler:
         reals[SlotWord.TEMPERATURE], reals[SlotWord.TOP_P] = params.temperature, params.top_p
         reals[SlotWord.MIN_P], reals[SlotWord.REPETITION] = params.min_p, params.repetition_penalty
         reals[SlotWord.PRESENCE], reals[SlotWord.FREQUENCY] = params.presence_penalty, params.frequency_penalty
+        reals[SamplerWord.TOP_N_SIGMA] = params.top_n_sigma
+        reals[SamplerWord.XTC_PROBABILITY], reals[SamplerWord.XTC_THRESHOLD] = (
+            params.xtc_probability,
+            params.xtc_threshold,
+        )
         how = APART * (params.timestamps is not None)
         if has_grammar or needs_rules(params):
-            rules = self._rules[slot] = RowRules(params, prompt, self._vocab, has_grammar)
+            rules = self._rules[slot] = RowRules(params, prompt, self._vocab, self.lines.tables.history, has_grammar)
             words[SlotWord.RULE_KINDS], words[SlotWord.NUM_EDITS] = rules.kinds, len(rules.edits)
+            if rules.dry is not None:
+                reals[SamplerWord.DRY_MULTIPLIER], reals[SamplerWord.DRY_BASE] = params.dry_multiplier, params.dry_base
+                words[SamplerWord.DRY_ALLOWED], words[SamplerWord.DRY_WINDOW] = (
+                    params.dry_allowed_length,
+                    rules.dry.window,
+                )
             self._words[slot] = words
             self._unlined.add(slot)
             how |= SPECIAL * (rules.moves or has_grammar) | MOVES * (rules.moves and not has_grammar)
@@ -157,7 +171,7 @@ class DeviceSampler:
         effect."""
         rules = self._rules[slot]
         reports = self.asked[slot] or slot in self._logprobs
-        return not (rules.moves or rules.kinds & (SEEN | COUNTED) or rules.params.min_tokens or reports)
+        return not (rules.moves or rules.kinds & (SEEN | COUNTED | REPEATS) or rules.params.min_tokens or reports)
 
     def set_asleep(self, slot: int, asleep: bool) -> None:
         """Sets whether a slot's grammar sleeps; if the slot may sleep, its steps are plain meanwhile."""
@@ -215,7 +229,7 @@ class DeviceSampler:
         """
         rules = SamplingParams(
             logit_bias=((0, 1.0),), allowed_token_ids=(0, 1), presence_penalty=1.0, repetition_penalty=1.1,
-            bad_words=((0, 1),), logprobs=2, logprob_token_ids=(0,),
+            bad_words=((0, 1),), logprobs=2, logprob_token_ids=(0,), top_n_sigma=1.0, dry_multiplier=1.0,
         )  # fmt: skip
         self.admit(0, rules, np.zeros(1, np.int32), 0, np.zeros(SLOT_WORDS, np.int32))
         self.take_lines(np.zeros(1, np.int64))
@@ -305,10 +319,11 @@ class DeviceSampler:
         return pending
 
     def _processed(self, logits: Tensor, rows: Tensor, slots: Tensor) -> Tensor:
-        """The logits from which the tokens of sampled rows were drawn, -inf for impossible tokens; greedy rows are
-        neither scaled nor cut. logits float32 [n, vocab]; rows, slots int64 [n]."""
+        """The logits from which the tokens of sampled rows were drawn, -inf for impossible tokens; greedy rows are not
+        scaled, and only cut by top-n-sigma. logits float32 [n, vocab]; rows, slots int64 [n]."""
         has_rules = self._slots.word(SlotWord.RULE_LINE).index_select(0, slots)[:, None] > 0
         logits = torch.where(has_rules, self._room.work.index_select(0, rows), logits)
         heat = self._slots.real(SlotWord.TEMPERATURE).index_select(0, slots)
         scaled = logits / torch.where(heat > 0, heat, 1.0)[:, None]
-        return scaled.masked_fill_(logits < self._room.threshold.index_select(0, rows)[:, None], float("-inf"))
+        least, most = self._room.bounds.index_select(0, rows)[:, :, None].unbind(1)  # [n, 1] each
+        return scaled.masked_fill_((logits < least) | (logits > most), float("-inf"))

@@ -18,17 +18,21 @@ from engine.sampling.pending import home, send
 from engine.sampling.rules import RowRules
 
 TOGETHER = 64  # lines per copy: a mebibyte with a large vocabulary
+HISTORIES = 8  # lines of repetitions per copy: a mebibyte with the longest history
 
 
 class RuleLines:
     """The tables, and which slot holds which line."""
 
-    def __init__(self, num_lines: int, vocab: int, device: torch.device) -> None:
-        self.tables = rule_tables(num_lines, vocab, device)
+    def __init__(self, num_lines: int, vocab: int, device: torch.device, history: int) -> None:
+        """history: tokens of a slot's text in which DRY finds repetitions, a power of two."""
+        self.tables = rule_tables(num_lines, vocab, device, history)
         self._vocab = vocab
         self._free = list(range(num_lines))
         self._line_of: dict[int, int] = {}  # by slot
-        self._parked: dict[int, tuple[Tensor, Tensor]] = {}  # by slot: counts and seen tokens, on the host
+        # By slot: counts, seen tokens and, with DRY, repetitions, on the host.
+        self._parked: dict[int, tuple[Tensor, Tensor, Tensor | None]] = {}
+        self._with_repeats: set[int] = set()  # lines
 
     def __len__(self) -> int:
         """Lines in use."""
@@ -58,10 +62,13 @@ class RuleLines:
         back = [(self._line_of[slot], of) for slot, of in rules.items() if slot in self._parked]
         self._set_edits(back)
         self.set_bits(self.tables.allowed, allowed_bits(back))
+        self._set_breakers(back)
         for slot in rules.keys() & self._parked.keys():
-            line, (counts, seen) = self._line_of[slot], self._parked.pop(slot)
+            line, (counts, seen, repeats) = self._line_of[slot], self._parked.pop(slot)
             self.tables.counts[line].copy_(counts, non_blocking=True)
             self.tables.seen[line].copy_(seen, non_blocking=True)
+            if repeats is not None:
+                self.tables.repeats[line].copy_(repeats, non_blocking=True)
         return parked
 
     def release(self, slot: int, poison: bool = False) -> None:
@@ -69,11 +76,14 @@ class RuleLines:
         self._parked.pop(slot, None)
         line = self._line_of.pop(slot, None)
         if line is not None:
+            self._with_repeats.discard(line)
             if poison:
                 self.tables.counts[line].fill_(2**30)
                 self.tables.seen[line].fill_(-1)
                 self.tables.allowed[line].zero_()
                 self.tables.edits[line].fill_(MAX_EDITS)
+                self.tables.repeats[line].fill_(2**30)
+                self.tables.breakers[line].fill_(-1)
             self._free.append(line)
 
     def set_bits(self, table: Tensor, named: list[tuple[int, np.ndarray]]) -> None:
@@ -93,7 +103,9 @@ class RuleLines:
     def _park(self, slot: int) -> None:
         """Copies the counts of the slot's line to the host, after the steps that count there."""
         line = self._line_of.pop(slot)
-        self._parked[slot] = home(self.tables.counts[line]), home(self.tables.seen[line])
+        repeats = home(self.tables.repeats[line]) if line in self._with_repeats else None
+        self._parked[slot] = home(self.tables.counts[line]), home(self.tables.seen[line]), repeats
+        self._with_repeats.discard(line)
         self._free.append(line)
 
     def _write(self, fresh: list[tuple[int, RowRules]]) -> None:
@@ -111,6 +123,19 @@ class RuleLines:
         counted = [line for line, of in fresh if of.kinds & COUNTED]
         if counted:
             self.tables.counts.index_fill_(0, send(np.array(counted, np.int64), self.tables.counts.device), 0)
+
+        self._set_breakers(fresh)
+        histories = [(line, of.dry.line) for line, of in fresh if of.dry is not None]
+        for start in range(0, len(histories), HISTORIES):
+            lines, values = zip(*histories[start : start + HISTORIES])
+            sent = send(np.column_stack((np.array(lines, np.int32), np.stack(values))), self.tables.repeats.device)
+            self.tables.repeats.index_copy_(0, sent[:, 0].long(), sent[:, 1:])
+
+    def _set_breakers(self, named: list[tuple[int, RowRules]]) -> None:
+        """Writes the breakers of lines with DRY."""
+        breaks = [(line, of.dry.breaks) for line, of in named if of.dry is not None]
+        self.set_bits(self.tables.breakers, breaks)
+        self._with_repeats.update(line for line, _ in breaks)
 
     def _set_edits(self, named: list[tuple[int, RowRules]]) -> None:
         """Writes the lists of edits with one scatter of all their words."""

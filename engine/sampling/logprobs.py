@@ -13,6 +13,7 @@ import torch
 from engine.base.request import SamplingParams, TokenLogprob
 from engine.kernels.sampling.logprobs import log_sum, logprobs
 from engine.kernels.sampling.top_k_top_p import top_k_top_p
+from engine.kernels.sampling.xtc import xtc
 
 CHUNK = 64  # prompt positions whose logits [chunk, vocab] exist at a time
 TOP_MAX = 256  # most top tokens of a normal row; rows that want more are computed separately
@@ -38,17 +39,20 @@ def answer_logprobs(
     return found
 
 
-def processed(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> torch.Tensor:
+def processed(
+    logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float, likely: float
+) -> torch.Tensor:
     """The logits float32 [vocab] from which a token is drawn, -inf for impossible tokens. Greedy rows are not scaled.
 
-    logits float32 [vocab], after the row's rules.
+    logits float32 [vocab], after the row's rules and top-n-sigma; likely: XTC's threshold if it applies, else 1.
     """
     if temperature == 0.0:
         return logits.clone()
     line = logits[None, :] / temperature  # [1, vocab]
     one = torch.ones(1)
-    accepted = top_k_top_p(line, one, torch.tensor([top_k]), one * top_p, one * min_p) > 0
-    return line.masked_fill(~accepted, float("-inf"))[0]
+    probs = top_k_top_p(line, one, torch.tensor([top_k]), one * top_p, one * min_p)[0]
+    accepted = (xtc(probs, likely) if likely < 1.0 else probs) > 0
+    return line[0].masked_fill(~accepted, float("-inf"))
 
 
 def together(wanted: np.ndarray, vocab: int) -> Iterator[tuple[np.ndarray, int]]:

@@ -1,11 +1,12 @@
-"""The rules of one request that change logits before sampling: bias, allowed ids, bad words, min_tokens, penalties.
+"""The rules of one request that change its logits: bias, allowed ids, bad words, min_tokens, penalties, DRY.
 
 Owner: the device thread makes them at admission. Rules are data: the CPU's sampler applies them in torch, the
 accelerator's sampler sends them to the device:
 
     edits   (token, value, until): value is added to the token's logit; -inf before the answer's token number `until`
     bits()  the tokens that may be chosen: allowed ids that complete no bad word; None: all tokens
-    kinds   the tables that are used: seen tokens (repetition), counts (presence, frequency), bits
+    kinds   the tables that are used: seen tokens (repetition), counts (presence, frequency), bits, repetitions (DRY)
+    dry     the state of DRY after the prompt
 
 Only bad words of several tokens and timestamps change the bits during the answer; `record` passes each token to both.
 """
@@ -15,7 +16,8 @@ from __future__ import annotations
 import numpy as np
 
 from engine.base.request import SamplingParams
-from engine.kernels.sampling.rules import ALLOWED, COUNTED, SEEN
+from engine.kernels.sampling.rules import ALLOWED, COUNTED, REPEATS, SEEN
+from engine.sampling.dry import DryHistory
 from engine.sampling.timestamps import Timestamps
 
 
@@ -29,6 +31,7 @@ def needs_rules(params: SamplingParams) -> bool:
         or params.not_first_token_ids
         or params.timestamps is not None
         or has_penalties(params)
+        or has_dry(params)
     )
 
 
@@ -37,13 +40,23 @@ def has_penalties(params: SamplingParams) -> bool:
     return bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0)
 
 
+def has_dry(params: SamplingParams) -> bool:
+    """Whether repetitions are punished."""
+    return bool(params.dry_multiplier and params.dry_penalty_last_n)
+
+
 class RowRules:
     """Compiled rules of one slot's request."""
 
-    __slots__ = ("_allowed", "_keep", "_tail", "_words", "edits", "has_grammar", "kinds", "params", "prompt", "times")
+    __slots__ = (
+        "_allowed", "_keep", "_tail", "_words", "dry", "edits", "has_grammar", "kinds", "params", "prompt", "times",
+    )  # fmt: skip
 
-    def __init__(self, params: SamplingParams, prompt: np.ndarray, vocab: int, has_grammar: bool = False) -> None:
-        """prompt int32 [prompt_len]; if the row has a grammar, engine/grammar writes the bits."""
+    def __init__(
+        self, params: SamplingParams, prompt: np.ndarray, vocab: int, history: int, has_grammar: bool = False
+    ) -> None:
+        """prompt int32 [prompt_len]; history: tokens in which DRY may find repetitions; if the row has a grammar,
+        engine/grammar writes the bits."""
         self.params = params
         values = dict.fromkeys(sorted(params.edited_token_ids), 0.0)
         for token, value in params.logit_bias:
@@ -54,6 +67,8 @@ class RowRules:
         self.edits = [(token, value, until.get(token, 0)) for token, value in values.items()]
         self.kinds = SEEN * (params.repetition_penalty != 1.0)
         self.kinds |= COUNTED * bool(params.presence_penalty or params.frequency_penalty)
+        self.kinds |= REPEATS * has_dry(params)
+        self.dry = DryHistory(params, prompt, vocab, history) if has_dry(params) else None
         self.prompt = prompt[(prompt >= 0) & (prompt < vocab)] if self.kinds & SEEN else prompt[:0]
         self._allowed = None  # bool [vocab], without bad words of several tokens
         self.times = None if params.timestamps is None else Timestamps(params.timestamps)

@@ -10,11 +10,14 @@ import numpy as np
 import torch
 
 from engine.base.config import LogprobsMode
+from engine.base.limits import MAX_HISTORY
 from engine.base.mask_lines import Lines
 from engine.base.request import SamplingParams, TokenLogprob
 from engine.kernels.sampling.draw import draw
 from engine.kernels.sampling.penalties import penalties
 from engine.kernels.sampling.top_k_top_p import top_k_top_p
+from engine.kernels.sampling.top_n_sigma import top_n_sigma
+from engine.kernels.sampling.xtc import xtc, xtc_applies
 from engine.sampling.logprobs import answer_logprobs, processed
 from engine.sampling.rules import RowRules, has_penalties, needs_rules
 from engine.sampling.timestamps import weigh
@@ -26,7 +29,7 @@ class RuledRow:
     __slots__ = ("_banned", "_counts", "_in_prompt", "_rules", "_tokens", "_until", "_values")
 
     def __init__(self, params: SamplingParams, prompt: np.ndarray, vocab: int) -> None:
-        rules = self._rules = RowRules(params, prompt, vocab)
+        rules = self._rules = RowRules(params, prompt, vocab, MAX_HISTORY)
         self._tokens = torch.tensor([token for token, _, _ in rules.edits], dtype=torch.int64)
         self._values = torch.tensor([value for _, value, _ in rules.edits], dtype=torch.float32)
         self._until = torch.tensor([until for _, _, until in rules.edits], dtype=torch.int64)
@@ -63,11 +66,17 @@ class RuledRow:
             params = self._rules.params
             numbers = params.presence_penalty, params.frequency_penalty, params.repetition_penalty
             penalties(logits, self._counts, self._in_prompt, *numbers)
+        if self._rules.dry is not None:
+            self._rules.dry.apply(logits)
+        if self._rules.params.top_n_sigma:
+            logits.masked_fill_(logits < top_n_sigma(logits, self._rules.params.top_n_sigma), float("-inf"))
 
     def record(self, token: int) -> None:
         """Counts a sampled token."""
         if self._counts is not None:
             self._counts[token] += 1
+        if self._rules.dry is not None:
+            self._rules.dry.record(token)
         if self._rules.moves:
             self._rules.record(token)
             self._ban()
@@ -85,6 +94,8 @@ class Sampler:
         self._top_p = np.ones(max_slots, np.float32)
         self._min_p = np.zeros(max_slots, np.float32)
         self._seed = np.zeros(max_slots, np.uint64)
+        self._xtc_probability = np.zeros(max_slots, np.float32)
+        self._xtc_threshold = np.zeros(max_slots, np.float32)
         self._special = np.zeros(max_slots, np.bool_)  # has rules or log-probabilities
         self._rules: dict[int, RuledRow] = {}
         self._logprobs: dict[int, SamplingParams] = {}
@@ -106,7 +117,9 @@ class Sampler:
         self._top_p[slot] = params.top_p
         self._min_p[slot] = params.min_p
         self._seed[slot] = seed & 0xFFFF_FFFF_FFFF_FFFF
-        if masked or needs_rules(params):
+        self._xtc_probability[slot] = params.xtc_probability
+        self._xtc_threshold[slot] = params.xtc_threshold
+        if masked or needs_rules(params) or params.top_n_sigma:
             self._rules[slot] = RuledRow(params, prompt, self._vocab)
         if params.logprobs is not None:
             self._logprobs[slot] = params
@@ -116,6 +129,7 @@ class Sampler:
         """Forgets a freed slot; with `poison` its values are overwritten by values that would be noticed at once."""
         bad = np.float32(np.nan) if poison else np.float32(0)
         self._temperature[slot] = self._top_p[slot] = self._min_p[slot] = bad
+        self._xtc_probability[slot] = self._xtc_threshold[slot] = bad
         self._top_k[slot] = 0
         self._seed[slot] = 0
         self._special[slot] = False
@@ -172,7 +186,7 @@ class Sampler:
                 line = lines.flags(allowed[row], self._vocab) if lines is not None and row in allowed else None
                 rules.apply(logits[row], int(index[row]), line)
         if not self._raw:
-            values = {row: self._processed(logits[row], int(slots[row])) for row in asked}
+            values = {row: self._processed(logits[row], slots[row : row + 1], index[row : row + 1]) for row in asked}
         tokens = self._choose(logits, slots, index, finite)
         tokens[~finite] = -1
         for row in special:
@@ -182,15 +196,20 @@ class Sampler:
         wanted = {row: self._logprobs[int(slots[row])] for row in asked if finite[row]}
         return tokens, answer_logprobs(values, tokens, wanted, self._as_logits) if wanted else {}
 
-    def _processed(self, logits: torch.Tensor, slot: int) -> torch.Tensor:
-        """The logits from which the row's token is drawn."""
+    def _processed(self, logits: torch.Tensor, slots: np.ndarray, index: np.ndarray) -> torch.Tensor:
+        """The logits float32 [vocab] from which the token of one row is drawn; slots, index int [1]."""
         return processed(
             logits,
-            float(self._temperature[slot]),
-            int(self._top_k[slot]),
-            float(self._top_p[slot]),
-            float(self._min_p[slot]),
+            float(self._temperature[slots[0]]),
+            int(self._top_k[slots[0]]),
+            float(self._top_p[slots[0]]),
+            float(self._min_p[slots[0]]),
+            float(self._xtc_threshold[slots[0]]) if self._applies_xtc(slots, index)[0] else 1.0,
         )
+
+    def _applies_xtc(self, slots: np.ndarray, index: np.ndarray) -> np.ndarray:
+        """bool [rows]: whether XTC applies to the rows' next tokens."""
+        return xtc_applies(self._xtc_probability[slots], self._xtc_threshold[slots], self._seed[slots], index)
 
     def _choose(self, logits: torch.Tensor, slots: np.ndarray, index: np.ndarray, finite: np.ndarray) -> np.ndarray:
         temperature = self._temperature[slots]
@@ -209,5 +228,8 @@ class Sampler:
             torch.from_numpy(self._top_p[at]),
             torch.from_numpy(self._min_p[at]),
         )
+        if self._xtc_probability[at].any():
+            for row in np.flatnonzero(self._applies_xtc(at, index[drawn])).tolist():
+                probs[row] = xtc(probs[row], float(self._xtc_threshold[at[row]]))
         tokens[drawn] = draw(probs, self._seed[at], index[drawn]).numpy()
         return tokens

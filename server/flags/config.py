@@ -22,7 +22,11 @@ from server.flags.pooling_flags import PoolingFlags
 from server.flags.rows_flags import RowsFlags
 
 EMBEDDED = Path(__file__).parents[1] / "embedded"
-FILE_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
+SAMPLERS = (
+    "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers", "top_n_sigma",
+    "xtc_probability", "xtc_threshold",
+)  # fmt: skip
+FILE_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens", *SAMPLERS)
 SAMPLING_DEFAULTS = (*FILE_DEFAULTS, "presence_penalty", "frequency_penalty")  # --override-generation-config
 MODALITIES: tuple[Modality, ...] = ("image", "audio", "video")
 

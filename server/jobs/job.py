@@ -103,8 +103,9 @@ def job_of(
     wanted = state.defaults.get("max_new_tokens", room) if asked.max_tokens is None else asked.max_tokens
     most = max(1, min(wanted, room))
     params, least = asked.params, min(asked.params.min_tokens, most)
-    if prompt.rows and params.repetition_penalty != 1.0:  # the checkpoint's default; the ids of rows mean nothing
-        params = replace(params, repetition_penalty=1.0)
+    if prompt.rows and (params.repetition_penalty != 1.0 or params.dry_multiplier):
+        # The checkpoint's defaults; the ids of rows mean nothing.
+        params = replace(params, repetition_penalty=1.0, dry_multiplier=0.0)
     if params.max_tokens != most or params.min_tokens != least:
         params = replace(params, max_tokens=most, min_tokens=least)
     request = Request(

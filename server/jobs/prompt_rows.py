@@ -25,6 +25,7 @@ NEEDS_TOKENS = {
     "prompt_logprobs": (None,),
     "truncate_prompt_tokens": (None,),
     "repetition_penalty": (None, 1.0),
+    "dry_multiplier": (None, 0.0),
     "use_beam_search": (None, False),
 }
 

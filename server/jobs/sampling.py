@@ -17,6 +17,7 @@ from engine.base.errors import ConfigError
 from engine.base.request import SamplingParams
 from server.errors import ApiError, invalid, not_here, quoted, size_within
 from server.flags.config import FILE_DEFAULTS, Config, LimitsConfig
+from server.jobs.samplers import has_samplers, samplers_of
 from server.output.repetition import Repetition
 from server.render.vocabulary import Vocabulary
 from server.schema.common import RepetitionFields, SamplingFields
@@ -29,7 +30,7 @@ MAX_PATTERN = 256  # tokens of a repeated pattern
 BEAM_CANNOT = (
     "logit_bias", "allowed_token_ids", "bad_words", "min_tokens",
     "presence_penalty", "frequency_penalty", "repetition_penalty", "logprob_token_ids",
-    "return_routed_experts",
+    "return_routed_experts", "top_n_sigma", "xtc_probability", "dry_multiplier",
 )  # fmt: skip
 # Fields that most requests leave out, read by `special_fields`.
 SPECIAL = (
@@ -112,6 +113,7 @@ def resolve(
         seed=None if body.seed in (None, -1) else int(in_range("seed", body.seed, -INT64 - 1, INT64)),
         eos_token_ids=vocabulary.eos,
         ignore_eos=bool(body.ignore_eos),
+        **(samplers_of(number, body, defaults, vocabulary) if has_samplers(body, defaults) else {}),
         **(special_fields(body, logprobs, max_tokens, limits, vocabulary) if is_special else {}),
     )
     n = 1 if body.n is None else int(in_range("n", body.n, 1, limits.max_n))

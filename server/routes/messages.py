@@ -21,6 +21,7 @@ from server.answers.answer import Answer
 from server.answers.messages import MessageEvents, whole_message
 from server.answers.respond import answer_with, json_body
 from server.errors import ApiError, invalid, quoted
+from server.flags.config import SAMPLERS
 from server.http.body import read_json
 from server.http.exchange import Exchange, exchange_of
 from server.http.watch import client_present, preparing
@@ -111,6 +112,7 @@ def check(state: AppState, body: MessagesBody) -> Asked:
         top_k=body.top_k,
         stop=body.stop_sequences,
         stream=body.stream,
+        **{name: getattr(body, name) for name in SAMPLERS},
     )
     most = min(body.max_tokens, 2**31 - 1)  # capped to 31 bits, never refused
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from server.errors import invalid, not_here, quoted
+from server.flags.config import SAMPLERS
 from server.jobs.sampling import Asked, in_range, resolve
 from server.routes.chat_fields import EFFORTS
 from server.routes.endpoint import one_of, refuse_experts
@@ -28,6 +29,7 @@ INCLUDE = (
 
 SAMPLED = (
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed",
+    *SAMPLERS,
     "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "logit_bias", "structured_outputs",
 )  # fmt: skip
 

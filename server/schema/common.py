@@ -12,6 +12,7 @@ import msgspec
 
 from server.schema import fields
 from server.schema.fields import said
+from server.schema.samplers import SamplerFields
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -31,7 +32,7 @@ class RepetitionFields(msgspec.Struct, kw_only=True):
     ] = None
 
 
-class SamplingFields(msgspec.Struct, kw_only=True):
+class SamplingFields(SamplerFields, kw_only=True):
     """The fields of API.md section 4 that both generation routes take."""
 
     model: fields.Model = None

@@ -26,6 +26,23 @@ ChatTemplateKwargs = Annotated[dict[str, Any] | None, said("Variables for the ch
 ComparedBy = Annotated[
     str | None, said("How pairs are compared by a model with both: embed (whole texts) or token_embed (tokens).")
 ]
+DryAllowedLength = Annotated[
+    int | None, said("Tokens of a repetition without a penalty of dry_multiplier, from 1 to 8192.", 2)
+]
+DryBase = Annotated[
+    float | None, said("Factor of a repetition's penalty for each further token of it, from 1 to 100.", 1.75)
+]
+DryMultiplier = Annotated[
+    float | None,
+    said("Subtracted from the logits of tokens that continue a repetition, from 0 (off) to 100; see dry_base.", 0.8),
+]
+DryPenaltyLastN = Annotated[
+    int | None, said("Last tokens of the text that are searched for repetitions; -1: 8192, which is the most.", -1)
+]
+DrySequenceBreakers = Annotated[
+    list[str] | None,
+    said("Texts that end repetitions; every token whose text holds one is also never punished.", ["\n", ":", '"', "*"]),
+]
 EndsOpen = Annotated[bool | None, said("Whether a rendered conversation ends with the beginning of an answer.")]
 FrequencyPenalty = Annotated[
     float | None, said("Subtracted from the logits of generated tokens for each time they occurred, from -2 to 2.", 0.5)
@@ -87,7 +104,20 @@ Temperature = Annotated[
 TopK = Annotated[
     int | None, said("Sampling takes this many of the likeliest tokens; 0 and -1 switch the limit off.", 50)
 ]
+TopNSigma = Annotated[
+    float | None,
+    said(
+        "Sampling takes tokens at most this many standard deviations of the logits below the likeliest one; 0: all.", 1
+    ),
+]
 TopP = Annotated[
     float | None,
     said("Sampling takes the likeliest tokens whose probabilities sum to this share, above 0 and at most 1.", 0.9),
+]
+XtcProbability = Annotated[
+    float | None, said("How often XTC excludes the likeliest tokens, from 0 to 1; 0 switches it off.", 0.5)
+]
+XtcThreshold = Annotated[
+    float | None,
+    said("XTC excludes tokens of at least this probability, except the least likely of them; above 0.5 none.", 0.1),
 ]

@@ -50,7 +50,20 @@ class CountBody(msgspec.Struct, kw_only=True):
     cache_salt: fields.CacheSalt = None
 
 
-class MessagesBody(CountBody, kw_only=True):
+class SampledMessages(CountBody, kw_only=True):
+    """Samplers that most requests leave out, as in SamplerFields."""
+
+    dry_multiplier: fields.DryMultiplier = None
+    dry_base: fields.DryBase = None
+    dry_allowed_length: fields.DryAllowedLength = None
+    dry_penalty_last_n: fields.DryPenaltyLastN = None
+    dry_sequence_breakers: fields.DrySequenceBreakers = None
+    top_n_sigma: fields.TopNSigma = None
+    xtc_probability: fields.XtcProbability = None
+    xtc_threshold: fields.XtcThreshold = None
+
+
+class MessagesBody(SampledMessages, kw_only=True):
     """The fields of the prompt and of the answer."""
 
     max_tokens: Annotated[int, said("Most tokens to generate.", 256)]

@@ -62,7 +62,20 @@ class InputBody(msgspec.Struct, kw_only=True):
     prompt: Annotated[dict[str, Any] | None, said("Refused: this server stores no prompts.")] = None
 
 
-class ResponsesBody(InputBody, kw_only=True):
+class SampledInput(InputBody, kw_only=True):
+    """Samplers that most requests leave out, as in SamplerFields."""
+
+    dry_multiplier: fields.DryMultiplier = None
+    dry_base: fields.DryBase = None
+    dry_allowed_length: fields.DryAllowedLength = None
+    dry_penalty_last_n: fields.DryPenaltyLastN = None
+    dry_sequence_breakers: fields.DrySequenceBreakers = None
+    top_n_sigma: fields.TopNSigma = None
+    xtc_probability: fields.XtcProbability = None
+    xtc_threshold: fields.XtcThreshold = None
+
+
+class ResponsesBody(SampledInput, kw_only=True):
     """The fields of the prompt and of the answer."""
 
     max_output_tokens: Annotated[int | None, said("Most tokens to generate.", 256)] = None

@@ -79,7 +79,8 @@ def complete(state: AppState) -> None:
     log_vocabularies(state.tokenizer.vocab_size, engine.model.text.vocab_size)
     tokenizer, width = state.tokenizer, engine.model.text.vocab_size
     ends = (*engine.model.eos_token_ids, *(token for token in tokenizer.ends if token < width))
-    state.vocabulary = Vocabulary(width, tuple(dict.fromkeys(ends)), tokenizer.encode, tokenizer.require_texts)
+    named = tuple(dict.fromkeys(ends))
+    state.vocabulary = Vocabulary(width, named, tokenizer.encode, tokenizer.require_texts, tokenizer.table)
     if tokenizer.vocab_size > engine.model.text.vocab_size + MORE_IDS:
         log.warning("structured output is off: the tokenizer has many more ids than the model has logits")
         state.grammars = None

@@ -1,10 +1,12 @@
-"""The time of a step, in this checkout and in another one on the same card: plain rows, rows under a schema, pictures.
+"""The time of a step, in this checkout and in another one on the same card: plain rows, rows under a schema, pictures,
+rows with samplers.
 
 Random weights of real shapes, one engine per process, without HTTP. Checkouts alternate, --rounds times each, so that a
 change of the card's clock affects both. A step's time is the median between the ends of consecutive steps in which all
-rows decode. Pictures are timed from the first request to the last first token. Prints both columns and their ratio, and
-writes gpu_step.json into --out. Run: python -m tests.bench.gpu_step [--baseline CHECKOUT] [--only 0.6b,8b,vl-7b]
-[--rounds 2] [--out DIR]
+rows decode. Pictures are timed from the first request to the last first token. Rows with samplers have prompts of 2,048
+tokens from few words, which DRY finds again and again; their steps are compared with plain ones after the same prompts.
+Prints both columns and their ratio, and writes gpu_step.json into --out. Run: python -m tests.bench.gpu_step
+[--baseline CHECKOUT] [--only 0.6b,8b,vl-7b] [--rounds 2] [--samplers] [--out DIR]
 """
 
 from __future__ import annotations
@@ -27,6 +29,14 @@ import numpy as np
 CASES = {"0.6b": (1, 32, 256), "8b": (32,), "vl-7b": (), "tiny": (1, 4), "tiny-vl": ()}  # rows; none: pictures
 CASES |= dict.fromkeys(("qwen-35b-a3b-fp8", "qwen-27b-fp8", "nano"), (1, 16, 64))
 SCHEMA = {"type": "array", "minItems": 1000, "items": {"type": "string", "maxLength": 40}}
+SAMPLED = {
+    "greedy": {"temperature": 0.0},
+    "greedy with DRY": {"temperature": 0.0, "dry_multiplier": 0.8},
+    "drawn": {"temperature": 0.8},
+    "drawn with DRY": {"temperature": 0.8, "dry_multiplier": 0.8},
+    "drawn with top-n-sigma": {"temperature": 0.8, "top_n_sigma": 1.0},
+    "drawn with XTC": {"temperature": 0.8, "xtc_probability": 0.5, "xtc_threshold": 0.1},
+}
 PICTURES, PICTURE_ROWS = 32, 1024
 WINDOW, REPEATS = 192, 3  # steps per measurement; measurements per process
 SWITCH_INTERVAL_S = 0.0005  # as in server/start/process: the loop passes the GIL to the device thread soon
@@ -92,8 +102,30 @@ async def pictures_of(engine: Any, draw: np.random.Generator) -> list[Any]:
     return requests
 
 
-async def measured(shape: str, folder: str, device: str, only_schema: bool) -> dict[str, float]:
-    """Milliseconds of this checkout, by case."""
+def repetitive(draw: np.random.Generator, vocab: int, rows: int, length: int) -> np.ndarray:
+    """Prompts int32 [rows, length] of sixty-four words of four tokens."""
+    words = draw.integers(2, vocab, (64, 4), dtype=np.int32)
+    return words[draw.integers(0, len(words), (rows, length // 4))].reshape(rows, length)
+
+
+async def with_samplers(engine: Any, shape: str, draw: np.random.Generator) -> dict[str, list[float]]:
+    """Milliseconds of steps with and without samplers, by case."""
+    from engine import Request, SamplingParams
+
+    vocab, rows, length = engine.limits.vocab_size, *((32, 2048) if shape == "0.6b" else (4, 128))
+    prompts, seen = repetitive(draw, vocab, rows, length), dict[str, list[float]]()
+    for _ in range(REPEATS):
+        for name, rules in SAMPLED.items():
+            if not rules.keys() <= SamplingParams.__dataclass_fields__.keys():
+                continue  # an older checkout
+            sampling = SamplingParams(max_tokens=WINDOW + 2 * rows, ignore_eos=True, seed=7, **rules)
+            step_s, _ = await steps_of(engine, [Request(prompt, sampling) for prompt in prompts])
+            seen.setdefault(f"{shape}, {rows} rows after {length} tokens, {name}", []).append(1e3 * step_s)
+    return seen
+
+
+async def measured(shape: str, folder: str, device: str, only: str) -> dict[str, float]:
+    """Milliseconds of this checkout, by case; only: "schema", "samplers", or "" for all but samplers."""
     from engine import Engine, EngineConfig, Request, SamplingParams
 
     engine = Engine(EngineConfig(folder, load_format="dummy", device=device, enable_prefix_caching=False))
@@ -106,11 +138,13 @@ async def measured(shape: str, folder: str, device: str, only_schema: bool) -> d
         sampling = SamplingParams(max_tokens=WINDOW + 2 * rows // 8, temperature=0.0, ignore_eos=True)
         return [Request(prompt, sampling, grammar=grammar) for prompt in prompts]
 
-    for _ in range(0 if only_schema else REPEATS):
+    if only == "samplers":
+        seen = await with_samplers(engine, shape, draw)
+    for _ in range(0 if only else REPEATS):
         for rows in CASES[shape]:
             step_s, _ = await steps_of(engine, requests(rows))
             seen.setdefault(f"{shape}, {rows} rows", []).append(1e3 * step_s)
-    if shape in ("0.6b", "tiny"):
+    if shape in ("0.6b", "tiny") and only != "samplers":
         grammar, rows = grammar_of(vocab), 32 if shape == "0.6b" else 4
         for _ in range(REPEATS):
             step_s, _ = await steps_of(engine, requests(rows, grammar))
@@ -135,7 +169,7 @@ def run_in(checkout: Path, shape: str, folder: str, args: argparse.Namespace) ->
         "--device",
         args.device,
     ]
-    command += ["--schema"] * args.schema
+    command += ["--schema"] * args.schema + ["--samplers"] * args.samplers
     environment = {**os.environ, "PYTHONPATH": f"{checkout}:{os.environ.get('PYTHONPATH', '')}"}
     done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=400)
     if done.returncode:
@@ -154,12 +188,14 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--schema", action="store_true", help="of 0.6b the rows under a schema alone")
+    parser.add_argument("--samplers", action="store_true", help="rows with DRY, top-n-sigma and XTC alone")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.inside:
+        only = "schema" if args.schema else "samplers" * args.samplers
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        print(json.dumps(asyncio.run(measured(args.inside, args.folder, args.device, args.schema))))
+        print(json.dumps(asyncio.run(measured(args.inside, args.folder, args.device, only))))
         return
     # From this checkout: a process with --inside imports another checkout's modules.
     from tests.bench.shapes import SHAPES, write_folder
@@ -177,7 +213,7 @@ def main() -> None:
                         seen.setdefault(case, {}).setdefault(label, []).append(value)
             for case, found in seen.items():
                 if case.startswith(shape + ","):
-                    print(line(case, found), flush=True)
+                    print(line(case, found) + share_of_plain(case, seen), flush=True)
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
         (args.out / "gpu_step.json").write_text(json.dumps({"milliseconds": seen}, indent=1))
@@ -188,6 +224,15 @@ def line(case: str, found: dict[str, list[float]]) -> str:
     middle = {label: statistics.median(values) for label, values in found.items()}
     text = f"{case}: " + ", ".join(f"{label} {value:.3f} ms" for label, value in middle.items())
     return text + (f", ratio {middle['this'] / middle['baseline']:.4f}" if len(middle) == 2 else "")
+
+
+def share_of_plain(case: str, seen: dict[str, dict[str, list[float]]]) -> str:
+    """The speed of a case with a sampler, as a part of the speed without it."""
+    plain = case.partition(" with ")[0]
+    if plain == case or plain not in seen:
+        return ""
+    without, own = (statistics.median(seen[name]["this"]) for name in (plain, case))
+    return f", {without / own:.3f} of the speed without"
 
 
 if __name__ == "__main__":

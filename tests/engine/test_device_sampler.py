@@ -9,10 +9,10 @@ import torch
 
 import engine.sampling.lines
 import engine.sampling.pending
-from _fast.layout import SLOT_WORDS, SlotWord
+from _fast.layout import SLOT_WORDS, SamplerWord, SlotWord
 from engine.base.request import SamplingParams, TokenLogprob
+from engine.kernels.sampling.bits import unpack
 from engine.kernels.sampling.logprobs import logprobs
-from engine.kernels.sampling.rules import unpack
 from engine.kernels.sampling.top_logprobs import LINE, MOST
 from engine.kernels.step_tensors import empty_inputs, empty_slots
 from engine.sampling.device import DeviceSampler, prompt_logprobs
@@ -21,7 +21,8 @@ from engine.sampling.rules import RowRules
 from engine.sampling.sampler import Sampler
 from tests.engine.test_sampler import expected_probs
 
-VOCAB, SLOTS, ROWS = 50, 12, 8
+VOCAB, SLOTS, ROWS = 50, 14, 8
+DRY = {"dry_multiplier": 2.0, "dry_breakers": bytes([1, 0, 128, 0, 0, 0, 0])}
 ACCELERATOR = pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")
 WHERE = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, ACCELERATOR])]
 MODES = ["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
@@ -35,9 +36,11 @@ RULES = [
     {"presence_penalty": 1.5},
     {"frequency_penalty": 0.7, "repetition_penalty": 1.3},
     {"repetition_penalty": 0.7, "allowed_token_ids": tuple(range(0, 50, 3)), "logit_bias": ((3, 2.0),)},
-    {"logprobs": 3},
+    {"logprobs": 3, "top_n_sigma": 0.5},
     {"logprobs": -1, "presence_penalty": 0.5},
     {"logprobs": 0, "logprob_token_ids": (4, 44), "bad_words": ((2,),)},
+    {**DRY, "dry_allowed_length": 1, "repetition_penalty": 1.1},
+    {**DRY, "dry_penalty_last_n": 5, "logit_bias": ((6, 5.0),), "logprobs": 2},
 ]
 
 
@@ -88,7 +91,7 @@ class Both:
     def stage(self, slot: int, params: SamplingParams, ids: np.ndarray, seed: int) -> None:
         """Admission, and what the prep kernel does with the slot's row."""
         words = np.zeros(SLOT_WORDS, np.int32)
-        words[SlotWord.SLOT] = slot
+        words[SlotWord.SLOT], words[SlotWord.PROMPT_LEN] = slot, len(ids)
         self.device.admit(slot, params, ids, seed, words)
         self.send(words)
 
@@ -175,6 +178,9 @@ def test_lines_that_were_given_up_are_written_again():
         {"min_p": 0.1},
         {"temperature": 1.5, "top_k": 20, "top_p": 0.7, "min_p": 0.02},
         {"logit_bias": ((3, 2.0),), "top_p": 0.9},
+        {"top_n_sigma": 1.0, "temperature": 1.5},
+        {"xtc_probability": 1.0, "xtc_threshold": 0.04},
+        {"logit_bias": ((3, 2.0),), "top_n_sigma": 2.0, "top_k": 9, "xtc_probability": 1.0, "xtc_threshold": 0.2},
     ],
 )
 def test_draws_follow_the_distribution(rules):
@@ -220,6 +226,7 @@ def test_equal_logits_have_the_same_order_next_to_a_row_that_wants_all():
 def test_a_request_draws_the_same_tokens_whoever_shares_the_step():
     both = Both()
     kinds = [{}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.2}, {"presence_penalty": 1.0}, {"logprobs": 2}]
+    kinds += [{"top_n_sigma": 1.0}, {"xtc_probability": 0.5, "xtc_threshold": 0.01}]
     for slot, rules in enumerate(kinds):
         both.admit(slot, rules, seed=2**63 + slot)
     logits = logits_of(len(kinds))
@@ -275,12 +282,14 @@ def test_words_of_a_slot_hold_every_number_the_device_reads():
     both = Both()
     params = SamplingParams(
         temperature=0.25, top_k=10**6, top_p=0.5, min_p=0.125, presence_penalty=-1.5, frequency_penalty=0.75,
-        repetition_penalty=1.25,
+        repetition_penalty=1.25, top_n_sigma=1.5, xtc_probability=0.5, xtc_threshold=0.375,
     )  # fmt: skip
     both.stage(2, params, np.zeros(1, np.int32), -5)
     reals = (SlotWord.TEMPERATURE, SlotWord.TOP_P, SlotWord.MIN_P, SlotWord.PRESENCE, SlotWord.FREQUENCY)
     assert [both.slots.real(number)[2].item() for number in reals] == [0.25, 0.5, 0.125, -1.5, 0.75]
     assert both.slots.real(SlotWord.REPETITION)[2] == 1.25
+    reals = (SamplerWord.TOP_N_SIGMA, SamplerWord.XTC_PROBABILITY, SamplerWord.XTC_THRESHOLD)
+    assert [both.slots.real(number)[2].item() for number in reals] == [1.5, 0.5, 0.375]
     assert (both.slots.word(SlotWord.TOP_K)[2], both.slots.seed[2]) == (50, -5)
 
 
@@ -364,7 +373,7 @@ def test_lines_of_a_step_are_written_with_one_copy_of_each_kind(monkeypatch):
     for slot in range(ROWS):
         asked = {"presence_penalty": 1.0, "repetition_penalty": 1.2} if slot % 2 else {"allowed_token_ids": (slot, 3)}
         asked |= {"logit_bias": ((slot, 1.5), (9, -2.0)), "min_tokens": 4, "eos_token_ids": (9,)}
-        rules[slot] = RowRules(SamplingParams(**asked), np.array([slot, 40, 40, VOCAB + 5]), VOCAB)
+        rules[slot] = RowRules(SamplingParams(**asked), np.array([slot, 40, 40, VOCAB + 5]), VOCAB, 64)
     sent = []
 
     def send(values, device):
@@ -372,7 +381,7 @@ def test_lines_of_a_step_are_written_with_one_copy_of_each_kind(monkeypatch):
         return torch.from_numpy(values.copy())
 
     monkeypatch.setattr(engine.sampling.lines, "send", send)
-    lines = RuleLines(ROWS, VOCAB, torch.device("cpu"))
+    lines = RuleLines(ROWS, VOCAB, torch.device("cpu"), 64)
     tables = lines.tables
     tables.counts.fill_(9)
     assert lines.take(rules, set(rules)) == []

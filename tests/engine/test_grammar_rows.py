@@ -213,6 +213,14 @@ CASES = {
     "logprobs": ({"logprobs": 2}, {}),
     "processed": ({"logprobs": 2}, {"logprobs_mode": "processed_logprobs"}),
     "greedy": ({"temperature": 0.0}, {}),
+    "samplers": (
+        {
+            "dry_multiplier": 1.0,
+            "top_n_sigma": 2.0,
+            "xtc_probability": 0.3,
+        },
+        {"num_gpu_blocks_override": 24, "max_model_len": 256},
+    ),
     "cuts": ({"top_k": 5, "top_p": 0.9, "min_p": 0.01}, {}),
 }
 
@@ -221,7 +229,7 @@ CASES = {
     ("where", "case"),
     [
         *(("host", case) for case in CASES),
-        *(("device", case) for case in ("n", "rules", "processed")),
+        *(("device", case) for case in ("n", "rules", "processed", "samplers")),
         *(("steady", case) for case in ("chunks", "pressure", "logprobs", "cuts")),
     ],
 )

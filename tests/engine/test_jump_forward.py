@@ -181,6 +181,7 @@ async def test_an_answer_that_is_left_in_the_middle_leaves_nothing():
         {"presence_penalty": 0.1},
         {"frequency_penalty": 0.1},
         {"repetition_penalty": 1.1},
+        {"dry_multiplier": 1.0},
         {"min_tokens": 3},
         {"logit_bias": ((5, 1.0),)},
         {"allowed_token_ids": (5,)},

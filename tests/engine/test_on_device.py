@@ -207,6 +207,7 @@ RULES = {
     "bad words": {"bad_words": ((7,), (30, 31), (40, 41, 42))},
     "penalties": {"presence_penalty": 0.7, "frequency_penalty": 0.4},
     "repetition": {"repetition_penalty": 1.3},
+    "DRY": {"dry_multiplier": 2.0, "dry_allowed_length": 1, "dry_breakers": bytes([32] + 39 * [0])},
     "min tokens": {"eos_token_ids": tuple(range(150)), "min_tokens": 10, "ignore_eos": False},
     "all": {"logit_bias": ((9, 2.0),), "bad_words": ((12,),), "repetition_penalty": 1.1, "frequency_penalty": 0.2},
 }

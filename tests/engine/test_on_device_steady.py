@@ -106,6 +106,7 @@ async def special_load(engine: Engine) -> None:
         {"logprobs": 5},
         {"prompt_logprobs": 3, "logprobs": 20},
         {"min_p": 0.05, "temperature": 1.2},
+        {"top_n_sigma": 1.0, "xtc_probability": 0.5, "temperature": 1.2, "dry_multiplier": 0.8},
         {},
     )
     sent = [text_request(ids, 20, ignore_eos=True, **rules[k % len(rules)]) for k, ids in enumerate(PROMPTS)]

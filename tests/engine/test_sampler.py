@@ -8,6 +8,7 @@ from engine.base.request import SamplingParams
 from engine.kernels.sampling.draw import draw, uniform
 from engine.kernels.sampling.top_k_top_p import top_k_top_p
 from engine.sampling.sampler import Sampler
+from tests.kernels.sampling import fits
 
 VOCAB = 50
 
@@ -23,9 +24,13 @@ def sample_one(logits: torch.Tensor, prompt: list[int] | None = None, index: int
     return int(tokens[0])
 
 
-def expected_probs(logits: torch.Tensor, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) -> np.ndarray:
-    """The definition of the distribution, written as loops in float64."""
-    scaled = logits.double().numpy() / temperature
+def expected_probs(
+    logits: torch.Tensor, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, top_n_sigma=0.0, **xtc
+) -> np.ndarray:
+    """The definition of the distribution, written as loops in float64; XTC applies always or never."""
+    given = logits.double().numpy()
+    low = given.max() - top_n_sigma * given.std() if top_n_sigma else -np.inf
+    scaled = np.where(given >= low, given / temperature, -np.inf)
     probs = np.exp(scaled - scaled.max())
     probs /= probs.sum()
     keep = probs >= min_p * probs.max()
@@ -39,6 +44,12 @@ def expected_probs(logits: torch.Tensor, temperature=1.0, top_k=0, top_p=1.0, mi
             if mass >= top_p * total:
                 kept[place] = 0
             mass += kept[place]
+    kept /= kept.sum()
+    threshold = xtc.get("xtc_threshold", 0.1)
+    likely = [token for token in range(len(kept)) if kept[token] >= max(threshold, 1e-300)]
+    if xtc.get("xtc_probability") == 1 and threshold <= 0.5 and len(likely) > 1:
+        least = min(kept[token] for token in likely)
+        kept = np.where(kept > least, 0, kept)
     return kept / kept.sum()
 
 
@@ -74,6 +85,38 @@ def test_draws_follow_the_distribution(rules):
     # Wilson-Hilferty: about the 99.9 % point of the chi-squared distribution.
     limit = freedom * (1 - 2 / (9 * freedom) + 3.09 * np.sqrt(2 / (9 * freedom))) ** 3 if freedom else 1e-6
     assert chi2 <= limit
+
+
+NARROW = [
+    {"top_n_sigma": 1.0, "temperature": 1.5},
+    {"xtc_probability": 1.0, "xtc_threshold": 0.04},
+    {"xtc_probability": 1.0, "xtc_threshold": 0.0, "top_k": 7},
+    {"xtc_probability": 1.0, "xtc_threshold": 0.6},
+    {"top_n_sigma": 2.0, "top_p": 0.9, "xtc_probability": 1.0, "xtc_threshold": 0.1, "temperature": 0.8},
+]
+
+
+@pytest.mark.parametrize("rules", NARROW)
+def test_top_n_sigma_and_xtc_draw_from_their_definitions(rules):
+    count = 1500
+    logits = logits_of(1, 3)
+    wanted = expected_probs(logits[0], **rules)
+    sampler = Sampler(1, VOCAB)
+    sampler.admit(0, SamplingParams(**rules), np.zeros(1, np.int32), 5)
+    drawn, _ = sampler.sample(logits.expand(count, -1).clone(), np.zeros(count, np.int64), np.arange(count))
+    assert fits(np.bincount(drawn, minlength=VOCAB), wanted)
+
+
+def test_xtc_applies_by_its_own_draws_and_never_to_greedy_rows():
+    logits = logits_of(1, 3)
+    plain = [sample_one(logits, index=k) for k in range(200)]
+    xtc = {"xtc_threshold": 0.01}
+    assert [sample_one(logits, index=k, xtc_probability=1e-12, **xtc) for k in range(200)] == plain
+    often = [sample_one(logits, index=k, xtc_probability=0.5, **xtc) for k in range(200)]
+    always = [sample_one(logits, index=k, xtc_probability=1.0, **xtc) for k in range(200)]
+    assert all(found in pair for found, pair in zip(often, zip(plain, always)))
+    assert often not in (plain, always)
+    assert sample_one(logits, temperature=0.0, xtc_probability=1.0, **xtc) == int(logits.argmax())
 
 
 def test_uniform_is_uniform_and_depends_on_seed_and_index():

@@ -77,6 +77,8 @@ RULES = [
     {},
     {"temperature": 1.0, "top_p": 0.9, "seed": 5},
     {"repetition_penalty": 1.3},
+    {"temperature": 1.2, "top_n_sigma": 1.0, "xtc_probability": 0.5, "xtc_threshold": 0.01, "seed": 4},
+    {"dry_multiplier": 1.0, "dry_allowed_length": 1},
     {"logit_bias": ((5, 3.0), (17, -100.0))},
     {"bad_words": ((7,), (30, 31))},
     {"logprobs": 3},
@@ -120,7 +122,8 @@ async def test_rows_with_rules_and_log_probabilities_decode_without_python(made,
     asked = [
         {}, {"repetition_penalty": 1.3}, {"presence_penalty": 0.8, "frequency_penalty": 0.4, "logprobs": 2},
         {"logit_bias": ((5, 3.0), (9, -100.0), (17, 2.5))}, {"logprobs": 5},
-        {"logprobs": 0, "temperature": 0.7, "seed": 3},
+        {"logprobs": 0, "temperature": 0.7, "seed": 3, "xtc_probability": 0.5},
+        {"dry_multiplier": 2.0, "dry_allowed_length": 1, "top_n_sigma": 1.0},
         {"bad_words": ((7,), (11,)), "min_tokens": 60}, {"allowed_token_ids": tuple(range(3, 60)), "logprobs": 20},
     ]  # fmt: skip
 

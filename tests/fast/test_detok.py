@@ -147,3 +147,18 @@ def test_cost_is_linear(stops):
     # Another process that displaces the caches can spoil one measurement; a quadratic cost would spoil all of them.
     assert any(seconds(1 << 18) / seconds(1 << 17) <= 2.5 for _ in range(4))
     assert any(seconds(1 << 16) / (1 << 16) < 5e-6 for _ in range(4))  # seconds per token; 0.2 µs alone on a core
+
+
+def test_tokens_that_hold_a_text_are_marked():
+    draw = random.Random(0)
+    for _ in range(200):
+        pieces = [bytes(draw.choices(b"ab\n", k=draw.randrange(4))) for _ in range(draw.randrange(1, 40))]
+        made, wanted = table_of(pieces), bytes(draw.choices(b"ab\n", k=draw.randrange(1, 4)))
+        for count in (len(pieces), 8):  # the bits may end before the table
+            bits = bytearray(-(-count // 8))
+            made.mark_holding(wanted, bits)
+            marked = {token for token in range(8 * len(bits)) if bits[token // 8] >> token % 8 & 1}
+            assert marked == {token for token, piece in enumerate(pieces) if wanted in piece and token < 8 * len(bits)}
+    for wrong in (b"", b"x" * 65):
+        with pytest.raises(ValueError, match="need 1 to 64"):
+            made.mark_holding(wrong, bytearray(8))

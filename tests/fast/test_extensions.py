@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 ROOM = (
     "blocks", "checkpoints", "detok", "device_calls", "encoder", "entries", "gap_clock", "graph_table", "histogram",
-    "kinds", "lane", "launcher", "names", "params", "plan", "planner", "prefix", "queue", "ring", "running",
+    "kinds", "lane", "launcher", "names", "params", "plan", "planner", "prefix", "queue", "repeats", "ring", "running",
     "scheduler", "seqs", "settle", "shares", "states", "steady", "tables", "turns",
 )  # fmt: skip
 WALKS = (

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from _fast.layout import SlotWord
+from _fast.layout import SamplerWord, SlotWord
 from engine.base.limits import MAX_EDITS
 from engine.kernels.sampling.rules import ALLOWED, COUNTED, SEEN, RuleTables, rule_tables
+from engine.kernels.sampling.xtc import xtc_of_reference
 from engine.kernels.step_tensors import SlotTensors, empty_slots
 
 # temperature, top_k, top_p, min_p
@@ -30,6 +31,21 @@ KINDS = [
     (0.01, 5, 0.5, 0.0),
 ]
 
+
+# one of the kinds above, top_n_sigma, xtc_probability, xtc_threshold
+NARROW = [
+    ((0.0, 0, 1.0, 0.0), 1.0, 1.0, 0.1),
+    ((1.0, 0, 1.0, 0.0), 1.0, 0.0, 0.1),
+    ((0.7, 0, 1.0, 0.0), 0.0, 1.0, 0.05),
+    ((1.0, 0, 0.9, 0.0), 0.0, 0.5, 0.02),
+    ((0.6, 20, 0.95, 0.0), 1.5, 0.5, 0.1),
+    ((1.3, 200, 1.0, 0.0), 2.5, 1.0, 0.01),
+    ((0.8, 0, 1.0, 0.05), 0.7, 1.0, 0.5),
+    ((1.0, 0, 0.9, 0.0), 2.0, 0.0, 0.1),
+    ((1.2, 0, 1.0, 0.0), 0.0, 1.0, 0.0),
+    ((2.0, 0, 1.0, 0.0), 0.0, 1.0, 0.6),
+    ((1.0, 0, 0.3, 0.001), 1.2, 0.5, 0.001),
+]
 
 # presence, frequency, repetition, kinds, edits (token, value, until)
 RULES = [
@@ -71,6 +87,41 @@ def rows_of(
     row = torch.arange(count, dtype=torch.int32, device=device)
     tokens = torch.full((count + 2,), -7, dtype=torch.int32, device=device)
     return Rows(slots, row + 1, row.clone(), row * 3 + 1, tokens, rule_tables(lines, vocab, device))
+
+
+def narrow_rows(rows: Rows) -> Rows:
+    """The same rows; row r has top-n-sigma and XTC of NARROW's entry r modulo their number."""
+    count = len(rows.row)
+    for number, word in enumerate((SamplerWord.TOP_N_SIGMA, SamplerWord.XTC_PROBABILITY, SamplerWord.XTC_THRESHOLD), 1):
+        rows.slots.real(word)[:count] = torch.tensor(
+            [NARROW[r % len(NARROW)][number] for r in range(count)], device=rows.row.device
+        )
+    return rows
+
+
+def applies_to(rows: Rows, row: int) -> bool:
+    """Whether XTC applies to the row's token, if its probability is above 0."""
+    seed, place = int(rows.slots.seed[row]), int(rows.place[row])
+    chance, threshold = NARROW[row % len(NARROW)][2:]
+    return xtc_of_reference(chance, threshold, 1.0, seed, place) < 1
+
+
+def narrowed_tokens(
+    line: Tensor, kind: tuple[float, int, float, float], sigmas: float, chance: float, threshold: float, applies: bool
+) -> np.ndarray:
+    """The tokens that may be drawn, by the definitions of top-n-sigma and XTC, over float64; every token of greedy rows
+    that top-n-sigma keeps."""
+    x = line.double().cpu().numpy()
+    finite = x[np.isfinite(x)]
+    keep = np.isfinite(x) & (x >= (finite.max() - sigmas * finite.std() if sigmas else -np.inf))
+    if kind[0] == 0:
+        return keep
+    keep &= allowed_tokens(torch.from_numpy(np.where(keep, x, -np.inf)), *kind)
+    weight = np.where(keep, np.exp((x - finite.max()) / kind[0]), 0)
+    likely = keep & (weight >= threshold * weight.sum())
+    if applies and chance and threshold <= 0.5 and likely.sum() > 1:
+        keep &= x <= x[likely].min()
+    return keep
 
 
 def with_rules(rows: Rows, vocab: int, every: int = 2) -> Rows:
@@ -134,4 +185,6 @@ def fits(seen: np.ndarray, weight: np.ndarray) -> bool:
     if wanted[~used].sum() >= 5:
         parts.append((seen[~used].sum() - wanted[~used].sum()) ** 2 / wanted[~used].sum())
     freedom = used.sum() + len(parts) - 2
+    if freedom == 0:  # only one token has a weight
+        return True
     return bool(sum(parts) <= freedom * (1 - 2 / (9 * freedom) + 3.09 * np.sqrt(2 / (9 * freedom))) ** 3)

@@ -26,7 +26,7 @@ def seed():
 def chosen(logits, rows):
     """(tokens by row, thresholds) from poisoned outputs; tokens must not depend on whether thresholds are requested."""
     room = choose_room(len(logits), logits.shape[1], "cuda")
-    for field in (room.best, room.mass, room.threshold):
+    for field in (room.best, room.mass, room.moments, room.bounds):
         field.fill_(float("nan"))
     room.chosen.fill_(2**30)
     tokens = torch.full_like(rows.tokens, -7)
@@ -35,7 +35,7 @@ def chosen(logits, rows):
     again = torch.full_like(tokens, -7)
     choose(again, rows.slots, tables_of(rows, logits), room, logits, rows.row, rows.slot, rows.place, thresholds=True)
     assert torch.equal(again, tokens)
-    return tokens[rows.row.long()], room.threshold
+    return tokens[rows.row.long()], room.bounds[:, 0]
 
 
 def tables_of(rows, logits):

@@ -15,7 +15,7 @@ from server.schema.chat import ChatBody
 from server.schema.common import RepetitionFields, SamplingFields, StreamOptions
 from server.schema.completion import CompletionBody
 from server.schema.generate import Features, GenerateBody, Place, TokenSampling
-from server.schema.messages import CountBody, MessagesBody
+from server.schema.messages import CountBody, MessagesBody, SampledMessages
 from server.schema.pooling import (
     ClassifyBody,
     EmbeddingBody,
@@ -25,7 +25,8 @@ from server.schema.pooling import (
     ScoreBody,
     VectorsBody,
 )
-from server.schema.responses import InputBody, ReasoningOptions, ResponsesBody, TextOptions
+from server.schema.responses import InputBody, ReasoningOptions, ResponsesBody, SampledInput, TextOptions
+from server.schema.samplers import SamplerFields
 from server.schema.tokenize import AbortBody, DetokenizeBody, TokenizeBody
 
 ENGINE = "jobs/test_sampling_fields.py::test_the_field_reaches_the_engine"
@@ -42,6 +43,11 @@ ECHO = "routes/test_responses.py::test_echo_follows_the_request"
 
 AUDIO = "speech/test_audio.py::"
 EXPERTS = "routes/test_routed_experts.py::test_routes_without_a_place_for_experts_refuse_by_name"
+
+SAMPLERS = (
+    "dry_multiplier dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers top_n_sigma xtc_probability "
+    "xtc_threshold"
+)
 
 TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
     SamplingFields: {
@@ -66,6 +72,9 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
         "jobs/test_sampling_fields.py::test_fields_that_vllm_removed_are_logged_once": "guided_json guided_regex "
         "guided_choice guided_grammar",
     },
+    SamplerFields: {ENGINE: SAMPLERS},
+    SampledInput: {"routes/test_responses.py::test_sampling_fields_reach_the_engine": SAMPLERS},
+    SampledMessages: {"routes/test_messages.py::test_sampling_fields_reach_the_engine": SAMPLERS},
     StreamOptions: {
         "routes/test_chat.py::test_stream_comes_in_the_exact_order_and_equals_the_whole_answer": "include_usage",
         "routes/test_chat.py::test_continuous_usage_runs_on_every_chunk": "continuous_usage_stats",

@@ -1,13 +1,13 @@
 """Rows that pick leaves open: the exact threshold without sorting, and a token drawn from the logits at or above it.
 
-    keep x if 2^((x - max) * scale) >= min_p;  then of these, x if fewer than k are larger;
-    then of these, x if the mass of larger x is below p * the mass of all of these
+    keep x if max - x <= n * sigma and 2^((x - max) * scale) >= min_p;  then of these, x if fewer than k are larger;
+    then of these, x if the mass of larger x is below p * the mass of all of these;  then XTC (xtc.py)
 
-as in top_k_top_p.py; all ties at a threshold are included. The groups' numbers give a lower bound of the threshold:
-enough groups have a larger best (top-k), or hold enough mass above the bound (top-p). Only groups that reach the bound
-are read again; a search over the ordered bits of their logits finds the exact threshold. Peaked rows read a few dozen
-groups, a flat row reads all. Rows that already have their token are searched only if the caller needs the thresholds.
-User: choose.
+as in top_n_sigma.py and top_k_top_p.py; all ties at a threshold are included. The groups' numbers give a lower bound of
+the threshold: enough groups have a larger best (top-k), or hold enough mass above the bound (top-p). Only groups that
+reach the bound are read again; a search over the ordered bits of their logits finds the exact threshold. Peaked rows
+read a few dozen groups, a flat row reads all. Rows that already have their token are searched only if the caller needs
+the thresholds. User: choose.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from _fast.layout import SlotWord
 from engine.kernels.sampling.groups import GROUP, scale_of, scale_reference
 from engine.kernels.sampling.noise import GROUP_STREAM, TOKEN_STREAM, noise, noise_reference
 from engine.kernels.sampling.pick import is_cut, limits_of
-from engine.kernels.sampling.rules import count_token, line_of
-from engine.kernels.sampling.top_p_rejection import TRIALS
-from engine.kernels.step_tensors import seed_of, word
+from engine.kernels.sampling.rules import line_of, record_token
+from engine.kernels.sampling.top_n_sigma import TOP_N_SIGMA, WIDTH, reach_of
+from engine.kernels.sampling.top_p_rejection import TRIALS, numbers
+from engine.kernels.sampling.xtc import is_narrowed, xtc_of
+from engine.kernels.step_tensors import real, seed_of, word
 from engine.kernels.target import tl, triton
 
 LAST_TOKEN = tl.constexpr(int(SlotWord.LAST_TOKEN))
@@ -120,55 +122,122 @@ def search(at, chosen, count, vocab, lowest, highest, scale, need,
 
 
 @triton.jit
-def draw(at, chosen, count, vocab, least, highest, scale, seed, place, stream,
-         GROUP: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
-    """Draw one of the tokens whose logit is >= `least`: first the group, then the token, as in pick.py."""
-    best = tl.full([CHUNK], float("-inf"), tl.float32)
+def least_above(at, chosen, count, vocab, edge, GROUP: tl.constexpr, CHUNK: tl.constexpr):
+    """Return how many of the chosen groups' logits are >= `edge`, and the smallest of them."""
+    number = tl.zeros([CHUNK, GROUP], tl.int32)
+    low = tl.full([CHUNK, GROUP], float("inf"), tl.float32)
+    for first in range(0, count, CHUNK):
+        x, _ = read(at, chosen, first, count, vocab, GROUP, CHUNK)
+        number += (x >= edge).to(tl.int32)
+        low = tl.minimum(low, tl.where(x >= edge, x, float("inf")))
+    return tl.sum(tl.sum(number, 1), 0), tl.min(tl.min(low, 1), 0)
+
+
+@triton.jit
+def list_above(chosen, best, num_groups, bound, WIDE: tl.constexpr):
+    """Write the list of the groups whose best is >= `bound`; return their number."""
+    count = 0
+    tl.debug_barrier()  # the list before has been read
+    for first in range(0, num_groups, WIDE):
+        group = first + tl.arange(0, WIDE)
+        reached = tl.load(best + group, mask=group < num_groups, other=float("-inf")) >= bound
+        tl.store(chosen + count + tl.cumsum(reached.to(tl.int32), 0) - 1, group, mask=reached)
+        count += tl.sum(reached.to(tl.int32), 0)
+    tl.debug_barrier()
+    return count
+
+
+@triton.jit
+def draw_whole(best, mass, num_groups, most, highest, scale, seed, place, stream, WIDE: tl.constexpr):
+    """Draw a group whose best is < `most` by its mass; return it with its score."""
+    high = tl.full([WIDE], float("-inf"), tl.float32)
+    winner = tl.zeros([WIDE], tl.int32)
+    for first in range(0, num_groups, WIDE):
+        top, part, group = numbers(best, mass, first, num_groups, WIDE)
+        score = (top - highest) * scale + tl.log2(part) + noise(seed, place, group, stream + 1)
+        score = tl.where((top < most) & (part > 0.0), score, float("-inf"))
+        winner = tl.where(score > high, group, winner)
+        high = tl.maximum(score, high)
+    return tl.min(tl.where(high == tl.max(high, 0), winner, num_groups), 0), tl.max(high, 0)
+
+
+@triton.jit
+def draw(at, chosen, count, best, mass, num_groups, whole, vocab, least, most, highest, scale, seed, place, stream,
+         NARROW: tl.constexpr, GROUP: tl.constexpr, WIDE: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
+    """Draw one of the tokens with logits from `least` to `most`: first the group, then the token, as in pick.py.
+
+    The candidates are tokens of the chosen groups; with `whole` also all tokens of groups whose best is < `most`.
+    `highest`: a logit from which weights are measured. NARROW: there may be a `most`.
+    """
+    high = tl.full([CHUNK], float("-inf"), tl.float32)
     winner = tl.zeros([CHUNK], tl.int32)
     for first in range(0, count, CHUNK):
         x, token = read(at, chosen, first, count, vocab, GROUP, CHUNK)
-        held = tl.sum(tl.where(x >= least, tl.exp2((x - highest) * scale), 0.0), 1)
+        inside = x >= least
+        if NARROW:
+            inside = inside & (x <= most)
+        held = tl.sum(tl.where(inside, tl.exp2((x - highest) * scale), 0.0), 1)
         group = tl.min(token, 1) // GROUP
         score = tl.log2(held) + noise(seed, place, group, stream + 1)
-        winner = tl.where(score > best, group, winner)
-        best = tl.maximum(best, score)
-    group = tl.min(tl.where(best == tl.max(best, 0), winner, vocab), 0)
+        winner = tl.where(score > high, group, winner)
+        high = tl.maximum(high, score)
+    group = tl.min(tl.where(high == tl.max(high, 0), winner, vocab), 0)
+    if whole:
+        other, score_of = draw_whole(best, mass, num_groups, most, highest, scale, seed, place, stream, WIDE)
+        group = tl.where(score_of > tl.max(high, 0), other, group)
     token = group * GROUP + tl.arange(0, GROUP)
     x = tl.load(at + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
-    score = tl.where(x >= least, (x - highest) * scale + noise(seed, place, token, stream), float("-inf"))
+    inside = x >= least
+    if NARROW:
+        inside = inside & (x <= most)
+    score = tl.where(inside, (x - highest) * scale + noise(seed, place, token, stream), float("-inf"))
     return group * GROUP + tl.argmax(score, 0)
 
 
 @triton.jit
+def first_key(top, part, highest, scale, need, by_count, by_mass, gap, SHIFT: tl.constexpr, GROUP: tl.constexpr):
+    """Return a lower bound of the threshold's key from the groups' numbers, and from `gap`: the threshold's least
+    distance from the largest logit."""
+    key = key_of(tl.full([], -3.4028234e38, tl.float32), SHIFT)
+    if by_count | by_mass:
+        # Slightly more than needed, because sums in another order may differ in their last bits.
+        more = tl.where(by_count, need, need * 1.00001)
+        key = bound_key(top, part, highest, scale, more, by_count, SHIFT, 1 if SHIFT else 4096, GROUP)
+    if gap < float("inf"):
+        # The first key whose value is not below the bound: a positive bfloat16 key stands for the smallest
+        # of its float32 values, a negative key for the largest.
+        lowest = key_of(highest - gap, 0).to(tl.int64)
+        up = tl.where(lowest >= 0, (1 << SHIFT) - 1, 0)
+        key = tl.maximum(key, ((lowest + up) >> SHIFT).to(tl.int32))
+    return key
+
+
+@triton.jit
 def cut_from(
-    at, chosen, best, mass, num_groups, vocab, heat, k, p, floor, seed, place, result,
-    OPEN: tl.constexpr, TRIALS: tl.constexpr, EXACT: tl.constexpr, SHIFT: tl.constexpr, GROUP: tl.constexpr,
-    LANES: tl.constexpr, CHUNK: tl.constexpr,
+    at, chosen, best, mass, num_groups, vocab, heat, k, p, floor, reach, likely, seed, place, result,
+    OPEN: tl.constexpr, TRIALS: tl.constexpr, EXACT: tl.constexpr, SHIFT: tl.constexpr, NARROW: tl.constexpr,
+    GROUP: tl.constexpr, LANES: tl.constexpr, WIDE: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Return token and threshold of a row with logits at `at`; `result` is its token or OPEN. Pointers are the
-    row's."""
+    """Return token, threshold and largest possible logit of a row with logits at `at`; `result` is its token or OPEN.
+    Pointers are the row's. NARROW: the row may have `reach`, the distance that top-n-sigma allows, and `likely`, XTC's
+    threshold or 1."""
     scale = scale_of(heat)
     group = tl.arange(0, LANES)
     top = tl.load(best + group, mask=group < num_groups, other=float("-inf"))
     part = tl.load(mass + group, mask=group < num_groups, other=0.0)
     highest = tl.max(top, 0)
     bad = (tl.max(tl.where(part == part, 0, 1), 0) > 0) | (highest == float("-inf"))
-    token, least = -1, float("-inf")
+    token, least, most = -1, float("-inf"), float("inf")
     if bad == 0:
         by_count = (k > 0) & (k < vocab)
         total = tl.sum(part * tl.exp2((top - highest) * scale), 0)
         need = tl.where(by_count, k.to(tl.float32), p * total)
-        key = key_of(tl.full([], -3.4028234e38, tl.float32), SHIFT)
-        if by_count | (floor <= 0.0):
-            # Slightly more than needed, because sums in another order may differ in their last bits.
-            more = tl.where(by_count, need, need * 1.00001)
-            key = bound_key(top, part, highest, scale, more, by_count, SHIFT, 1 if SHIFT else 4096, GROUP)
+        gap = reach
         if floor > 0.0:
-            # The first key whose value is not below the bound: a positive bfloat16 key stands for the smallest
-            # of its float32 values, a negative key for the largest.
-            lowest = key_of(highest + tl.log2(tl.minimum(floor, 1.0)) / scale, 0).to(tl.int64)
-            up = tl.where(lowest >= 0, (1 << SHIFT) - 1, 0)
-            key = tl.maximum(key, ((lowest + up) >> SHIFT).to(tl.int32))
+            gap = tl.minimum(gap, -tl.log2(tl.minimum(floor, 1.0)) / scale)
+        bounded = gap < float("inf")
+        by_mass = (p < 1.0) & (bounded == 0)
+        key = first_key(top, part, highest, scale, need, by_count, by_mass, gap, SHIFT, GROUP)
         reached = (key_of(top, SHIFT) >= key) & (group < num_groups)
         count = tl.sum(reached.to(tl.int32), 0)
         tl.store(chosen + tl.cumsum(reached.to(tl.int32), 0) - 1, group, mask=reached)
@@ -176,47 +245,66 @@ def cut_from(
         if by_count:
             key = search(at, chosen, count, vocab, key, highest, scale, need, True, SHIFT, GROUP, CHUNK)
         if p < 1.0:
-            if by_count | (floor > 0.0):
+            if by_count | bounded:
                 least = value_of(key, SHIFT)
                 rest, _, _ = weigh(at, chosen, count, vocab, least, least, least, highest, scale, False, GROUP, CHUNK)
                 need = p * rest
             key = search(at, chosen, count, vocab, key, highest, scale, need, False, SHIFT, GROUP, CHUNK)
         least = value_of(key, SHIFT)
+        whole = (by_count | (p < 1.0) | bounded) == 0
+        if likely < 1.0:
+            if whole == 0:
+                total, _, _ = weigh(at, chosen, count, vocab, least, least, least, highest, scale, False, GROUP, CHUNK)
+            edge = tl.maximum(least, highest + tl.log2(likely * total) / scale)
+            count = list_above(chosen, best, num_groups, edge, WIDE)
+            number, low = least_above(at, chosen, count, vocab, edge, GROUP, CHUNK)
+            most = tl.where(number > 1, low, float("inf"))
+            count = list_above(chosen, best, num_groups, tl.where(whole, most, least), WIDE)
         token = result
         if EXACT:
             # Sums in another order may give a threshold above the drawn token's logit.
             drawn = tl.load(at + token, mask=token >= 0, other=float("inf")).to(tl.float32)
             least = tl.minimum(least, drawn)
         if token == OPEN:
-            token = draw(at, chosen, count, vocab, least, highest, scale, seed, place, 2 * TRIALS, GROUP, CHUNK)
-    return token, least
+            token = draw(
+                at, chosen, count, best, mass, num_groups, whole if NARROW else False, vocab, least, most,
+                tl.minimum(highest, most), scale, seed, place, 2 * TRIALS, NARROW, GROUP, WIDE, CHUNK,
+            )  # fmt: skip
+    return token, least, most
 
 
 @triton.jit
 def cut_kernel(
     tokens_out,  # [max_rows] int32
-    threshold,  # [rows] float32: the smallest logit that may be drawn
+    bounds,  # [rows, 2] float32: the smallest and the largest logit that may be drawn
     chosen,  # [rows, num_groups] int32: room for the list of groups
     best,  # [rows, num_groups] float32
     mass,  # [rows, num_groups] float32
-    work,  # [rows, vocab] float32: logits of rows with rules
+    work,  # [rows, vocab] float32: logits of rows that have rules or are narrowed
     logits,  # [rows, vocab]: logits of the other rows
     words,  # [slots, SLOT_WORDS]
-    counts,  # [lines, vocab], as the next in RuleTables
+    moments,  # [rows, num_tiles, MOMENTS] float32
+    counts,  # [lines, vocab], as the next three in RuleTables
     seen,
+    repeats,
+    breakers,
     sample_row,  # [rows], as are the next two
     sample_slot,
     sample_place,
     vocab,
     logits_stride,
     num_groups,
+    num_tiles,
     OPEN: tl.constexpr,
     TRIALS: tl.constexpr,
-    EXACT: tl.constexpr,  # rows that have their token need thresholds, too
+    EXACT: tl.constexpr,  # rows that have their token need bounds, too
     SHIFT: tl.constexpr,  # 16 for bfloat16 logits, else 0
     GROUP: tl.constexpr,
     LANES: tl.constexpr,  # power of two >= num_groups
+    TILES: tl.constexpr,  # power of two >= num_tiles
+    WIDE: tl.constexpr,  # groups whose numbers are read together
     CHUNK: tl.constexpr,
+    HISTORY: tl.constexpr,
 ):
     """A program handles one row. It ends at once if the row has no cut and no rules, or has its token and not EXACT."""
     row = tl.program_id(0)
@@ -227,36 +315,50 @@ def cut_kernel(
     result = tl.load(tokens_out + target, mask=target >= 0, other=-1)
     wanted = result == OPEN
     if EXACT:
-        wanted = (result == OPEN) | ((result >= 0) & is_cut(heat, k, p, floor, vocab))
-    token, least = result, float("-inf")
+        cut = is_cut(heat, k, p, floor, vocab) | (real(words, slot, TOP_N_SIGMA) > 0.0)
+        wanted = (result == OPEN) | ((result >= 0) & cut)
+    token, least, most = result, float("-inf"), float("inf")
     if wanted:
         place, code, own = tl.load(sample_place + row), seed_of(words, slot), row.to(tl.int64) * num_groups
-        # Two copies, because logits and work have different types.
-        if rules < 0:
-            token, least = cut_from(
+        reach, sigmas = float("inf"), real(words, slot, TOP_N_SIGMA)
+        if sigmas > 0.0:
+            reach = reach_of(moments + row.to(tl.int64) * num_tiles * WIDTH, sigmas, num_tiles, TILES)
+        likely = xtc_of(words, slot, place, heat)
+        # A greedy row has no limits other than top-n-sigma.
+        k, p, floor = tl.where(heat > 0.0, k, 0), tl.where(heat > 0.0, p, 1.0), tl.where(heat > 0.0, floor, 0.0)
+        # Two copies, because logits and work have different types; only the second one is for narrowed rows.
+        if (rules < 0) & (is_narrowed(words, slot) == 0):
+            token, least, most = cut_from(
                 logits + row.to(tl.int64) * logits_stride, chosen + own, best + own, mass + own, num_groups, vocab,
-                heat, k, p, floor, code, place, result, OPEN, TRIALS, EXACT, SHIFT, GROUP, LANES, CHUNK,
+                heat, k, p, floor, float("inf"), 1.0, code, place, result, OPEN, TRIALS, EXACT, SHIFT, False, GROUP,
+                LANES, WIDE, CHUNK,
             )  # fmt: skip
         else:
-            token, least = cut_from(
+            token, least, most = cut_from(
                 work + row.to(tl.int64) * vocab, chosen + own, best + own, mass + own, num_groups, vocab,
-                heat, k, p, floor, code, place, result, OPEN, TRIALS, EXACT, 0, GROUP, LANES, CHUNK,
+                heat, k, p, floor, reach, likely, code, place, result, OPEN, TRIALS, EXACT, 0, True, GROUP, LANES,
+                WIDE, CHUNK,
             )  # fmt: skip
         tl.store(tokens_out + target, token)
         tl.store(word(words, slot, LAST_TOKEN), tl.maximum(token, 0))
-        tl.store(threshold + row, least)
+        tl.store(bounds + 2 * row, least)
+        tl.store(bounds + 2 * row + 1, most)
     if (rules >= 0) & (token >= 0):
-        count_token(token, vocab, words, slot, rules, counts, seen)
+        place = tl.load(sample_place + row)
+        record_token(token, vocab, words, slot, rules, place, counts, seen, repeats, breakers, HISTORY)
 
 
-def threshold_reference(line: Tensor, heat: float, top_k: int, top_p: float, min_p: float) -> float:
-    """Specification, with sorted float64: the smallest logit of line float32 [vocab] that may be drawn."""
+def threshold_reference(
+    line: Tensor, heat: float, top_k: int, top_p: float, min_p: float, bound: float = float("-inf")
+) -> float:
+    """Specification, with sorted float64: the smallest logit of line float32 [vocab] that may be drawn; `bound`: the
+    one of top-n-sigma."""
     scale = scale_reference(heat)
     ordered = line.sort(descending=True).values.double()
     weight = torch.exp2((ordered - ordered[0]) * scale)
-    least = float("-inf")
+    least = float(ordered[ordered >= bound].min()) if bound > float("-inf") else bound
     if min_p > 0:
-        least = float(ordered[weight >= min(min_p, 1.0)].min())
+        least = max(least, float(ordered[weight >= min(min_p, 1.0)].min()))
     if 0 < top_k < len(line):
         least = max(least, float(ordered[top_k - 1]))
     if top_p < 1:
@@ -268,11 +370,21 @@ def threshold_reference(line: Tensor, heat: float, top_k: int, top_p: float, min
     return least
 
 
-def draw_reference(line: Tensor, least: float, heat: float, seed: int, place: int) -> int:
-    """Specification of the draw from line float32 [vocab], among tokens whose logit is >= `least`."""
+def most_reference(line: Tensor, least: float, heat: float, likely: float) -> float:
+    """Specification: the largest logit of line float32 [vocab] that XTC leaves, of the logits >= `least`; inf: all.
+    `likely`: XTC's threshold, or 1."""
+    weight = torch.exp2((line.double() - float(line.max())) * scale_reference(heat))
+    weight[line < least] = 0.0
+    found = line[(weight > 0) & (weight >= likely * weight.sum())] if likely < 1 else line[:0]
+    return float(found.min()) if len(found) > 1 else float("inf")
+
+
+def draw_reference(line: Tensor, least: float, heat: float, seed: int, place: int, most: float = float("inf")) -> int:
+    """Specification of the draw from line float32 [vocab], among tokens whose logit is from `least` to `most`."""
     scale, vocab, stream = scale_reference(heat), len(line), 2 * TRIALS
+    inside = (line >= least) & (line <= most)
     score = torch.full((-(-vocab // GROUP) * GROUP,), float("-inf"))
-    score[:vocab] = torch.where(line >= least, (line - line.max()) * scale, float("-inf"))
+    score[:vocab] = torch.where(inside, (line - min(float(line.max()), most)) * scale, float("-inf"))
     score = score.view(-1, GROUP)
     group = torch.arange(len(score))
     held = torch.log2(torch.exp2(score).sum(1)) + noise_reference(seed, place, group, stream + GROUP_STREAM)

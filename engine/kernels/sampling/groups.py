@@ -5,7 +5,8 @@
 The kernels that choose tokens read these [rows, vocab / GROUP] numbers and then only the groups that they need. The
 order of a group's sum does not depend on the number of rows. mass is NaN if the group contains NaN or +inf, and 0 if it
 contains only -inf (a ban). For a slot with rules, x are the logits after the rules (rules.py); they are also written to
-`work`, from which the row is read afterwards. Rows without rules pay for one predicate. User: choose.
+`work`, from which the row is read afterwards; so are rows with top-n-sigma, which also get their moments, or XTC. Other
+rows pay for one predicate. User: choose.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -16,15 +17,28 @@ import math
 import torch
 from torch import Tensor
 
-from _fast.layout import SlotWord
-from engine.kernels.sampling.rules import RuleTables, line_of, ruled, ruled_reference
-from engine.kernels.step_tensors import SlotTensors, real
+from _fast.layout import SamplerWord, SlotWord
+from engine.kernels.sampling.dry import HEAD, PARTS_OF_LINE, scatter
+from engine.kernels.sampling.rules import (
+    IS_REPEATS,
+    RULE_KINDS,
+    RuleTables,
+    lengths_in,
+    line_of,
+    ruled,
+    ruled_reference,
+)
+from engine.kernels.sampling.top_n_sigma import MOMENTS, TOP_N_SIGMA, WIDTH, join_moments, moments_of, moments_reference
+from engine.kernels.sampling.xtc import is_narrowed
+from engine.kernels.step_tensors import SlotTensors, real, word
 from engine.kernels.target import tl, triton
 
 TEMPERATURE = tl.constexpr(int(SlotWord.TEMPERATURE))
 GROUP = 64  # tokens
 TILE = 64  # groups per program
-PART = tl.constexpr(16)  # groups at a time in rows with rules; few registers, so that other rows keep occupancy
+PART = tl.constexpr(
+    16
+)  # groups at a time in rows that are written to `work`; few registers, so that other rows keep occupancy
 LEAST_HEAT = 1e-30  # lower temperatures are raised to this value, so that 1 / temperature stays finite
 
 
@@ -48,13 +62,15 @@ def sum_up(best, mass, x, group, num_groups, scale):
 def groups_kernel(
     best,  # [rows, num_groups] float32
     mass,  # [rows, num_groups] float32
+    moments,  # [rows, num_tiles, MOMENTS] float32
     work,  # [rows, vocab] float32
     logits,  # [rows, vocab]
     words,  # [slots, SLOT_WORDS]
-    counts,  # [lines, vocab], as the next three in RuleTables
+    counts,  # [lines, vocab], as the next four in RuleTables
     seen,
     allowed,
     edits,
+    repeats,
     sample_row,  # [rows], as are the next two
     sample_slot,
     sample_place,
@@ -63,20 +79,28 @@ def groups_kernel(
     num_groups,
     GROUP: tl.constexpr,
     TILE: tl.constexpr,
+    HISTORY: tl.constexpr,
 ):
     """A program handles TILE groups of one row."""
     row = tl.program_id(1)
     if tl.load(sample_row + row) >= 0:
         slot = tl.load(sample_slot + row)
         scale, line = scale_of(real(words, slot, TEMPERATURE)), line_of(words, slot)
+        sigma = real(words, slot, TOP_N_SIGMA)
         at, own = logits + row.to(tl.int64) * logits_stride, row.to(tl.int64) * num_groups
-        if line < 0:
+        if (line < 0) & (is_narrowed(words, slot) == 0):
             group = tl.program_id(0) * TILE + tl.arange(0, TILE)
             token = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
             x = tl.load(at + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
             sum_up(best + own, mass + own, x, group, num_groups, scale)
         else:
             place = tl.load(sample_place + row)
+            count, mean, square = 0.0, 0.0, 0.0
+            if (line >= 0) & ((tl.load(word(words, slot, RULE_KINDS)) & IS_REPEATS) != 0):
+                first = tl.program_id(0) * TILE * GROUP
+                mine = repeats + line.to(tl.int64) * (HEAD + PARTS_OF_LINE * HISTORY)
+                count_here = tl.minimum(TILE * GROUP, vocab - first)
+                scatter(lengths_in(work + row.to(tl.int64) * vocab), mine, first, count_here, HISTORY, PART * GROUP)
             for part in range(0, TILE, PART):
                 group = tl.program_id(0) * TILE + part + tl.arange(0, PART)
                 token = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
@@ -87,11 +111,20 @@ def groups_kernel(
                     place, counts, seen, allowed, edits,
                 )  # fmt: skip
                 sum_up(best + own, mass + own, x, group, num_groups, scale)
+                if sigma > 0.0:
+                    count_b, mean_b, square_b = moments_of(x)
+                    count, mean, square = join_moments(count, mean, square, count_b, mean_b, square_b)
+            if sigma > 0.0:
+                at_moments = moments + (row.to(tl.int64) * tl.num_programs(0) + tl.program_id(0)) * WIDTH
+                tl.store(at_moments, count)
+                tl.store(at_moments + 1, mean)
+                tl.store(at_moments + 2, square)
 
 
 def groups(
     best: Tensor,
     mass: Tensor,
+    moments: Tensor,
     work: Tensor,
     logits: Tensor,
     slots: SlotTensors,
@@ -102,6 +135,7 @@ def groups(
 ) -> None:
     """Write best and mass float32 [rows, num_groups], except lines of rows whose sample_row is -1.
 
+    moments float32 [rows or more, ceil(num_groups / TILE), MOMENTS]: receives those of rows with top-n-sigma.
     work float32 [rows or more, vocab]: receives logits of rows with rules, after the rules. logits [rows, vocab],
     bfloat16, float16 or float32, unit stride along the row; the rest as in StepInputs.
     """
@@ -110,16 +144,18 @@ def groups(
     assert logits.stride(1) == 1 and best.is_contiguous() and mass.shape == best.shape and mass.is_contiguous()
     assert num_groups == -(-vocab // GROUP) and min(len(best), len(work), len(sample_row), len(sample_place)) >= rows
     assert work.is_contiguous() and work.shape[1] == tables.counts.shape[1] == vocab
+    assert moments.is_contiguous() and moments.shape[1:] == (triton.cdiv(num_groups, TILE), MOMENTS)
     groups_kernel[(triton.cdiv(num_groups, TILE), rows)](
-        best, mass, work, logits, slots.words, tables.counts, tables.seen, tables.allowed, tables.edits,
-        sample_row, sample_slot, sample_place, vocab, logits.stride(0), num_groups,
-        GROUP=GROUP, TILE=TILE, num_warps=4,
+        best, mass, moments, work, logits, slots.words, tables.counts, tables.seen, tables.allowed, tables.edits,
+        tables.repeats, sample_row, sample_slot, sample_place, vocab, logits.stride(0), num_groups,
+        GROUP=GROUP, TILE=TILE, HISTORY=tables.history, num_warps=4,
     )  # fmt: skip
 
 
 def groups_reference(
     best: Tensor,
     mass: Tensor,
+    moments: Tensor,
     work: Tensor,
     logits: Tensor,
     slots: SlotTensors,
@@ -137,6 +173,8 @@ def groups_reference(
         x, slot = logits[row].float(), int(sample_slot[row])
         if int(rule_line[slot]):
             x = work[row] = ruled_reference(x, tables, slots, slot, int(sample_place[row]))
+        if float(slots.real(SamplerWord.TOP_N_SIGMA)[slot]) > 0:
+            moments[row] = moments_reference(x, TILE * GROUP)
         line = torch.full((num_groups * GROUP,), float("-inf"))
         line[:vocab] = x
         line = line.view(num_groups, GROUP)

@@ -1,11 +1,11 @@
 """Random numbers for draws on the device: a stateless function of (seed, place in the answer, number).
 
-    word = Philox4x32-10(key = seed, counter = (number, place, stream))   stream = TOKEN or GROUP, plus 2 per draw
+    word = Philox4x32-10(key = seed, counter = (number, place, stream))   stream = TOKEN or GROUP, plus 2 per draw; XTC
     v = (word + 1/2) / 2^32;  noise = -log2(-ln(1 - v))
 
 Each number has the largest `log2(weight) + noise` with a probability proportional to its weight (Gumbel-max).
 -ln(1 - v) is computed as a series if v is small: winners have small v, and 1 - v would drop the bits in which they
-differ. Philox: Salmon et al. 2011. Users: pick and cut.
+differ. Philox: Salmon et al. 2011. Users: pick, cut and xtc.
 """
 
 from __future__ import annotations
@@ -21,19 +21,31 @@ NEAREST_TO_ONE = 1 - 2.0**-24  # the largest float32 below 1
 
 
 @triton.jit
-def noise(seed, place, number, stream):
-    """Return float32 in number's shape; seed int64, place and stream int32 are scalars, number is int32."""
+def fraction(seed, place, number, stream):
+    """Return v, float32 in number's shape, above 0 and below 1; seed int64, place and stream int32 are scalars, number
+    is int32."""
     zero = number * 0
     word, _, _, _ = tl.philox(seed, number, zero + place, zero + stream, zero)
-    v = tl.minimum(word.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10, 0.99999994)
+    return tl.minimum(word.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10, 0.99999994)
+
+
+@triton.jit
+def noise(seed, place, number, stream):
+    """Return float32 in number's shape; arguments as for `fraction`."""
+    v = fraction(seed, place, number, stream)
     small = v * (1.0 + v * (0.5 + v * 0.33333334))
     exponential = tl.where(v < 0.015625, small, tl.log2(1.0 - v) * -0.6931471805599453)
     return -tl.log2(exponential)
 
 
+def fraction_reference(seed: int, place: int, number: Tensor, stream: int) -> Tensor:
+    """Specification: number int64 [n] -> float32 [n]."""
+    return (philox(seed, place, number, stream).float() * 2.0**-32 + 2.0**-33).clamp(max=NEAREST_TO_ONE)
+
+
 def noise_reference(seed: int, place: int, number: Tensor, stream: int) -> Tensor:
     """Specification: number int64 [n] -> float32 [n]."""
-    v = (philox(seed, place, number, stream).float() * 2.0**-32 + 2.0**-33).clamp(max=NEAREST_TO_ONE)
+    v = fraction_reference(seed, place, number, stream)
     small = v * (1.0 + v * (0.5 + v * (1 / 3)))
     return -torch.log2(torch.where(v < 2.0**-6, small, -torch.log(1.0 - v)))
 

@@ -5,7 +5,8 @@
     top-p:  the first of a few such draws, each with its own noise, that top-p accepts (see top_p_rejection)
 
 Draws are exact, because a group's mass is the mass of its tokens; a draw needs only num_groups + GROUP random numbers.
-Rows with top-k, min-p or a small top-p, and rows whose draws were all refused, stay OPEN. User: choose.
+Rows with top-k, min-p, top-n-sigma or a small top-p, rows to which XTC applies, and rows whose draws were all refused,
+stay OPEN. User: choose.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from _fast.layout import SlotWord
 from engine.kernels.sampling.groups import GROUP, scale_of, scale_reference
 from engine.kernels.sampling.noise import GROUP_STREAM, TOKEN_STREAM, noise, noise_reference
 from engine.kernels.sampling.rules import line_of
+from engine.kernels.sampling.top_n_sigma import TOP_N_SIGMA
 from engine.kernels.sampling.top_p_rejection import LEAST_P, accepts, numbers
+from engine.kernels.sampling.xtc import xtc_of
 from engine.kernels.step_tensors import real, seed_of, word
 from engine.kernels.target import tl, triton
 
@@ -104,7 +107,7 @@ def pick_from(at, chosen, best, mass, num_groups, vocab, heat, cut, left, p, see
 @triton.jit
 def pick_kernel(
     tokens_out,  # [max_rows] int32
-    threshold,  # [rows] float32: the smallest logit that may be drawn
+    bounds,  # [rows, 2] float32: the smallest and the largest logit that may be drawn
     chosen,  # [rows, num_groups] int32: room for a list of groups
     best,  # [rows, num_groups] float32
     mass,  # [rows, num_groups] float32
@@ -132,9 +135,14 @@ def pick_kernel(
         heat, k, p, floor = limits_of(words, slot)
         cut = is_cut(heat, k, p, floor, vocab)
         left = tl.where(cut, tl.where(is_tried(k, p, floor, vocab, LEAST_P), TRIALS, 0), 1)
+        place = tl.load(sample_place + row)
+        if (heat > 0.0) & (real(words, slot, TOP_N_SIGMA) > 0.0):
+            left = 0
+        if xtc_of(words, slot, place, heat) < 1.0:
+            left = 0
         result = tl.where(left > 0, -1, OPEN)
         if left > 0:
-            code, place, own = seed_of(words, slot), tl.load(sample_place + row), row.to(tl.int64) * num_groups
+            code, own = seed_of(words, slot), row.to(tl.int64) * num_groups
             # Two copies, because logits and work have different types.
             if line_of(words, slot) < 0:
                 result = pick_from(
@@ -147,7 +155,8 @@ def pick_kernel(
                     heat, cut, left, p, code, place, OPEN, GROUP, LANES, CHUNK,
                 )  # fmt: skip
         tl.store(tokens_out + target, result)
-        tl.store(threshold + row, float("-inf"))
+        tl.store(bounds + 2 * row, float("-inf"))
+        tl.store(bounds + 2 * row + 1, float("inf"))
         if result != OPEN:
             tl.store(word(words, slot, LAST_TOKEN), tl.maximum(result, 0))
 

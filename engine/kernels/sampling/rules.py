@@ -1,13 +1,14 @@
-"""A slot's rules for the logits of its next token: bias, bans, allowed ids, penalties; and the count of chosen tokens.
+"""A slot's rules for the logits of its next token: bias, bans, allowed ids, penalties; and the record of chosen tokens.
 
     x = x + value                        an edit (token, value, until); before token number `until` it adds -inf
     x = x - inf                          if the token has no bit in `allowed`
     x = x / r if x > 0 else x * r        if the token has a bit in `seen`: prompt and answer (r: repetition)
     x = x - frequency * count - presence * (count > 0)             count: times in the answer
+    x = x - the penalty of repetitions                             (dry.py)
 
 A slot with rules has one line in each table of RuleTables; SlotWord defines the line and which entries are used. A ban
-adds -inf, so NaN and +inf still yield NaN and are detected. Bit t of a line of bits is bit t % 32 of its word t // 32.
-Other kernels call these functions: `groups` applies rules when it reads the logits, `cut` counts the token.
+adds -inf, so NaN and +inf still yield NaN and are detected. Other kernels call these functions: `groups` applies rules
+when it reads the logits, `cut` records the token.
 """
 
 from __future__ import annotations
@@ -17,8 +18,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from _fast.layout import SlotWord
+from _fast.layout import SamplerWord, SlotWord
 from engine.base.limits import MAX_EDITS
+from engine.kernels.sampling.bits import bits_at, unpack
+from engine.kernels.sampling.dry import (
+    HEAD,
+    HEAD_LEN,
+    PARTS,
+    PARTS_OF_LINE,
+    line_len,
+    remember,
+    remember_reference,
+    repeated,
+    repeated_reference,
+)
 from engine.kernels.sampling.penalties import penalties_reference
 from engine.kernels.step_tensors import SlotTensors, real, word
 from engine.kernels.target import tl, triton
@@ -29,8 +42,9 @@ NUM_EDITS = tl.constexpr(int(SlotWord.NUM_EDITS))
 PRESENCE = tl.constexpr(int(SlotWord.PRESENCE))
 FREQUENCY = tl.constexpr(int(SlotWord.FREQUENCY))
 REPETITION = tl.constexpr(int(SlotWord.REPETITION))
-SEEN, COUNTED, ALLOWED = 1, 2, 4  # bits of SlotWord.RULE_KINDS
+SEEN, COUNTED, ALLOWED, REPEATS = 1, 2, 4, 8  # bits of SlotWord.RULE_KINDS
 IS_SEEN, IS_COUNTED, IS_ALLOWED = tl.constexpr(SEEN), tl.constexpr(COUNTED), tl.constexpr(ALLOWED)
+IS_REPEATS = tl.constexpr(REPEATS)
 LINE_OF_EDITS = tl.constexpr(3 * MAX_EDITS)
 LANES = tl.constexpr(256)  # edits that are processed together
 
@@ -43,11 +57,19 @@ class RuleTables:
     seen: Tensor  # [lines, ceil(vocab / 32)] int32, bits: in the prompt or the answer
     allowed: Tensor  # [lines, ceil(vocab / 32)] int32, bits: may be chosen
     edits: Tensor  # [lines, MAX_EDITS, 3] int32: token, value (float bits), until; no token twice
+    repeats: Tensor  # [lines, dry.line_len(history)] int32
+    breakers: Tensor  # [lines, ceil(vocab / 32)] int32, bits: ends repetitions
+
+    @property
+    def history(self) -> int:
+        """Tokens of the text in which repetitions are found."""
+        return (self.repeats.shape[1] - HEAD_LEN) // PARTS
 
 
-def rule_tables(lines: int, vocab: int, device: str | torch.device) -> RuleTables:
-    """Allocate tables of zeros."""
-    shapes = (lines, vocab), (lines, -(-vocab // 32)), (lines, -(-vocab // 32)), (lines, MAX_EDITS, 3)
+def rule_tables(lines: int, vocab: int, device: str | torch.device, history: int = 64) -> RuleTables:
+    """Allocate tables of zeros; history: a power of two."""
+    bits = lines, -(-vocab // 32)
+    shapes = (lines, vocab), bits, bits, (lines, MAX_EDITS, 3), (lines, line_len(history)), bits
     return RuleTables(*(torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes))
 
 
@@ -55,12 +77,6 @@ def rule_tables(lines: int, vocab: int, device: str | torch.device) -> RuleTable
 def line_of(words, slot):
     """Return the line of a slot's rules; -1 for a slot without rules."""
     return tl.load(word(words, slot, RULE_LINE)) - 1
-
-
-@triton.jit
-def bits_at(table, token, inside):
-    """Whether each token's bit is set in a line of bits."""
-    return ((tl.load(table + (token >> 5), mask=inside, other=0) >> (token & 31)) & 1) != 0
 
 
 @triton.jit
@@ -79,12 +95,22 @@ def add_edits(work, edits, count, first, end, place):
 
 
 @triton.jit
+def lengths_in(work):
+    """The row's `work` as room for int32 values."""
+    return work.to(tl.pointer_type(tl.int32), bitcast=True)
+
+
+@triton.jit
 def ruled(x, token, first, end, vocab, work, words, slot, line, place, counts, seen, allowed, edits):
     """Apply the slot's rules to the logits x of tokens first .. end - 1; also write them to `work`, the row's
-    [vocab]."""
+    [vocab], where `scatter` has written the lengths of repetitions."""
     inside = token < vocab
     at, num_words = line.to(tl.int64), (vocab + 31) // 32
     kinds, num_edits = tl.load(word(words, slot, RULE_KINDS)), tl.load(word(words, slot, NUM_EDITS))
+    length = token * 0
+    if (kinds & IS_REPEATS) != 0:
+        length = tl.load(lengths_in(work) + token, mask=inside, other=0)
+        tl.debug_barrier()  # all lengths are read before logits take their place
     if num_edits > 0:
         tl.store(work + token, x, mask=inside)
         add_edits(work, edits + at * LINE_OF_EDITS, num_edits, first, tl.minimum(end, vocab), place)
@@ -98,13 +124,15 @@ def ruled(x, token, first, end, vocab, work, words, slot, line, place, counts, s
         count = tl.load(counts + at * vocab + token, mask=inside, other=0)
         x -= real(words, slot, FREQUENCY) * count.to(tl.float32)
         x -= tl.where(count > 0, real(words, slot, PRESENCE), 0.0)
+    if (kinds & IS_REPEATS) != 0:
+        x = repeated(x, length, words, slot)
     tl.store(work + token, x, mask=inside)
     return x
 
 
 @triton.jit
-def count_token(token, vocab, words, slot, line, counts, seen):
-    """Record the token (0 <= token < vocab) in the slot's line."""
+def record_token(token, vocab, words, slot, line, place, counts, seen, repeats, breakers, HISTORY: tl.constexpr):
+    """Record the token number `place` of the answer (0 <= token < vocab) in the slot's line."""
     at, kinds = line.to(tl.int64), tl.load(word(words, slot, RULE_KINDS))
     if (kinds & IS_COUNTED) != 0:
         count = counts + at * vocab + token
@@ -112,6 +140,9 @@ def count_token(token, vocab, words, slot, line, counts, seen):
     if (kinds & IS_SEEN) != 0:
         bits = seen + at * ((vocab + 31) // 32) + (token >> 5)
         tl.store(bits, tl.load(bits) | (1 << (token & 31)))
+    if (kinds & IS_REPEATS) != 0:
+        own, breaks = repeats + at * (HEAD + PARTS_OF_LINE * HISTORY), breakers + at * ((vocab + 31) // 32)
+        remember(token, vocab, words, slot, place, own, breaks, HISTORY)
 
 
 def ruled_reference(logits: Tensor, tables: RuleTables, slots: SlotTensors, slot: int, place: int) -> Tensor:
@@ -129,18 +160,19 @@ def ruled_reference(logits: Tensor, tables: RuleTables, slots: SlotTensors, slot
         nothing = torch.zeros(len(x), dtype=torch.int32)
         counts = tables.counts[line] if kinds & COUNTED else nothing
         penalties_reference(x, counts, unpack(tables.seen[line], len(x)), *numbers)
-    return x
+    return repeated_reference(x, tables.repeats[line], slots, slot) if kinds & REPEATS else x
 
 
-def count_reference(token: int, tables: RuleTables, slots: SlotTensors, slot: int) -> None:
-    """Specification of count_token."""
+def record_reference(token: int, tables: RuleTables, slots: SlotTensors, slot: int, place: int) -> None:
+    """Specification of record_token."""
     line, kinds = int(slots.word(SlotWord.RULE_LINE)[slot]) - 1, int(slots.word(SlotWord.RULE_KINDS)[slot])
     if kinds & COUNTED:
         tables.counts[line, token] += 1
     if kinds & SEEN:
         tables.seen[line, token >> 5] |= torch.tensor(1 << (token & 31)).to(torch.int32)
-
-
-def unpack(words: Tensor, vocab: int) -> Tensor:
-    """Unpack one line of bits, int32 [words], to bool [vocab]."""
-    return ((words[:, None] >> torch.arange(32, dtype=torch.int32, device=words.device)) & 1).bool().reshape(-1)[:vocab]
+    if kinds & REPEATS:
+        vocab = tables.counts.shape[1]
+        numbers = (int(slots.word(one)[slot]) for one in (SamplerWord.DRY_WINDOW, SamplerWord.DRY_ALLOWED))
+        position = int(slots.word(SlotWord.PROMPT_LEN)[slot]) + place
+        breaks = unpack(tables.breakers[line], vocab).numpy()
+        remember_reference(token, vocab, tables.repeats[line].numpy(), breaks, position, *numbers)

@@ -3,6 +3,7 @@
 import pytest
 import triton  # noqa: F401  (must precede the import of any kernel file)
 
+from engine.base.limits import MAX_HISTORY
 from engine.kernels.sampling.cut import CHUNK, cut_kernel
 from engine.kernels.sampling.groups import GROUP, TILE, groups_kernel
 from engine.kernels.sampling.logprobs import BLOCK, log_sum_kernel
@@ -15,7 +16,7 @@ I, F = "*i32", "*fp32"  # noqa: E741
 LAST = {
     "sample_row": I, "sample_slot": I, "sample_place": I, "vocab": "i32", "logits_stride": "i32", "num_groups": "i32",
 }  # fmt: skip
-OUT = {"tokens_out": I, "threshold": F, "chosen": I, "best": F, "mass": F, "work": F}
+OUT = {"tokens_out": I, "bounds": F, "chosen": I, "best": F, "mass": F, "work": F}
 COUNTED = {"counts": I, "seen": I}
 ROW = {"OPEN": OPEN, "TRIALS": TRIALS, "GROUP": GROUP}
 KERNELS = {
@@ -23,8 +24,9 @@ KERNELS = {
     **{
         f"groups {dtype}": (
             groups_kernel,
-            {"best": F, "mass": F, "work": F, "logits": dtype, "words": I, **COUNTED, "allowed": I, "edits": I, **LAST},
-            {"GROUP": GROUP, "TILE": TILE}, {"num_warps": 4},
+            {"best": F, "mass": F, "moments": F, "work": F, "logits": dtype, "words": I, **COUNTED, "allowed": I,
+             "edits": I, "repeats": I, **LAST},
+            {"GROUP": GROUP, "TILE": TILE, "HISTORY": MAX_HISTORY}, {"num_warps": 4},
         )
         for dtype in ("*bf16", "*fp32")
     },
@@ -37,8 +39,12 @@ KERNELS = {
     },
     **{
         f"cut {dtype} {exact}": (
-            cut_kernel, {**OUT, "logits": dtype, "words": I, **COUNTED, **LAST},
-            {**ROW, "LANES": 4096, "EXACT": exact, "SHIFT": shift, "CHUNK": CHUNK}, {"num_warps": 8},
+            cut_kernel,
+            {**OUT, "logits": dtype, "words": I, "moments": F, **COUNTED, "repeats": I, "breakers": I, **LAST,
+             "num_tiles": "i32"},
+            {**ROW, "LANES": 4096, "TILES": 64, "WIDE": LANES, "HISTORY": MAX_HISTORY, "EXACT": exact, "SHIFT": shift,
+             "CHUNK": CHUNK},
+            {"num_warps": 8},
         )
         for dtype, shift, exact in (("*bf16", 16, False), ("*fp32", 0, False), ("*fp32", 0, True))
     },

@@ -6,7 +6,7 @@ import pytest
 import torch
 import triton  # noqa: F401  (must precede the import of any kernel file; TRITON_INTERPRET sets the mode)
 
-from _fast.layout import SlotWord
+from _fast.layout import SamplerWord, SlotWord
 from engine.kernels.sampling import choose, cut
 from engine.kernels.sampling.choose import choose_reference, choose_room, launch_choose
 from engine.kernels.sampling.groups import groups, groups_reference
@@ -14,9 +14,21 @@ from engine.kernels.sampling.logprobs import launch_log_sum, log_sum_reference
 from engine.kernels.sampling.noise import philox
 from engine.kernels.sampling.rules import COUNTED, rule_tables
 from engine.kernels.sampling.top_logprobs import LINE, MOST, launch_top_logprobs, top_logprobs_reference
+from engine.kernels.sampling.top_n_sigma import MOMENTS
 from engine.kernels.sampling.top_p_rejection import LEAST_P
 from engine.kernels.step_tensors import empty_slots
-from tests.kernels.sampling import KINDS, RULES, Rows, allowed_tokens, rows_of, with_rules
+from tests.kernels.sampling import (
+    KINDS,
+    NARROW,
+    RULES,
+    Rows,
+    allowed_tokens,
+    applies_to,
+    narrow_rows,
+    narrowed_tokens,
+    rows_of,
+    with_rules,
+)
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:(overflow|divide by zero|invalid value|All-NaN slice) encountered:RuntimeWarning"
@@ -30,19 +42,20 @@ def seed():
 
 
 def chosen(run, logits, rows: Rows, thresholds=True):
-    """(tokens, last tokens, thresholds) of a run whose output buffers were poisoned."""
+    """(tokens, last tokens, bounds [rows, 2]) of a run whose output buffers were poisoned."""
     room = choose_room(len(logits), logits.shape[1], "cpu")
-    for field in (room.best, room.mass, room.threshold):
+    for field in (room.best, room.mass, room.moments, room.bounds):
         field.fill_(float("nan"))
     room.chosen.fill_(2**30)
     room.work.fill_(float("nan"))
     slots = replace(rows.slots, words=rows.slots.words.clone())
     slots.word(SlotWord.LAST_TOKEN).fill_(-9)
     tokens, tables = rows.tokens.clone(), rows.tables
+    tables = replace(tables, counts=tables.counts.clone(), seen=tables.seen.clone())  # a run counts its tokens
     if tables.counts.shape[1] != logits.shape[1]:
         tables = rule_tables(1, logits.shape[1], "cpu")
     run(tokens, slots, tables, room, logits, rows.row, rows.slot, rows.place, thresholds)
-    return tokens, slots.word(SlotWord.LAST_TOKEN), room.threshold
+    return tokens, slots.word(SlotWord.LAST_TOKEN), room.bounds
 
 
 @pytest.mark.covering(1)
@@ -60,7 +73,7 @@ def test_tokens_and_thresholds(vocab, spread, dtype):
         if kind[0] > 0:
             keep = allowed_tokens(logits[row], *kind)
             line = logits[row].float()
-            assert torch.equal((line >= got[2][row]) & line.isfinite(), torch.from_numpy(keep)), kind
+            assert torch.equal((line >= got[2][row, 0]) & line.isfinite(), torch.from_numpy(keep)), kind
 
 
 @pytest.mark.covering(1)
@@ -120,8 +133,9 @@ def test_groups_of_strided_rows():
     row, slot = torch.tensor([0, -1, 2]), torch.tensor([1, 0, 2])
     got = torch.full((2, 3, 6), -1.0)
     want = got.clone()
-    groups(got[0], got[1], work, logits, slots, tables, row, slot, row)
-    groups_reference(want[0], want[1], work, logits, slots, tables, row, slot, row)
+    moments = torch.zeros(3, 1, MOMENTS)
+    groups(got[0], got[1], moments, work, logits, slots, tables, row, slot, row)
+    groups_reference(want[0], want[1], moments, work, logits, slots, tables, row, slot, row)
     assert torch.allclose(got, want)
     assert (got[:, 1] == -1).all()
 
@@ -169,6 +183,41 @@ def test_a_row_keeps_its_token_among_rows_with_rules():
     logits = (torch.randn(len(KINDS), vocab) * 2).bfloat16()
     alone, beside = chosen(launch_choose, logits, plain)[0], chosen(launch_choose, logits, mixed)[0]
     assert torch.equal(alone[2:-1:2], beside[2:-1:2])
+
+
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("vocab", "spread"), [(60, 2.0), (4500, 1.0)])
+def test_top_n_sigma_and_xtc(vocab, spread, dtype):
+    """With and without rules: tokens, and which logits may be drawn."""
+    rows = narrow_rows(rows_of(len(NARROW), [kind for kind, *_ in NARROW]))
+    logits = (torch.randn(len(rows.row), vocab) * spread).to(dtype)
+    logits[:, 3::7] = float("-inf")
+    got, want = chosen(launch_choose, logits, rows), chosen(choose_reference, logits, rows)
+    assert torch.equal(got[0], want[0])
+    assert torch.equal(got[0], chosen(launch_choose, logits, rows, thresholds=False)[0])
+    for row, (line, (low, high)) in enumerate(zip(logits.float(), got[2].tolist())):
+        keep = narrowed_tokens(logits[row], *NARROW[row % len(NARROW)], applies_to(rows, row))
+        assert torch.equal((line >= low) & (line <= high) & line.isfinite(), torch.from_numpy(keep)), row
+    ruled = with_rules(rows, vocab, every=3)
+    assert torch.equal(chosen(launch_choose, logits, ruled)[0], chosen(choose_reference, logits, ruled)[0])
+
+
+def test_rows_without_top_n_sigma_and_xtc_keep_their_tokens_among_rows_with_them():
+    plain = rows_of(len(KINDS), KINDS)
+    logits = (torch.randn(len(KINDS), 700) * 2).bfloat16()
+    alone = chosen(launch_choose, logits, plain)[0]
+    words = plain.slots.words.clone()
+    narrow = replace(plain, slots=replace(plain.slots, words=words))
+    for number, (word, value) in enumerate(
+        ((SamplerWord.TOP_N_SIGMA, 1.5), (SamplerWord.XTC_PROBABILITY, 1.0), (SamplerWord.XTC_THRESHOLD, 0.05))
+    ):
+        narrow.slots.real(word)[: len(KINDS) : 2] = value if number else 0.0
+    mixed = chosen(launch_choose, logits, narrow)[0]
+    assert torch.equal(alone[2:-1:2], mixed[2:-1:2])
+    assert not torch.equal(alone, mixed)
+    narrow.slots.real(SamplerWord.XTC_PROBABILITY).fill_(1e-12)  # applies to no token
+    assert torch.equal(chosen(launch_choose, logits, narrow)[0], alone)
 
 
 @pytest.mark.parametrize("vocab", [40, 4096, 9001])

@@ -9,9 +9,11 @@ import logging
 import math
 import shutil
 
+import numpy as np
 import pytest
 
 import engine.run.start
+from _fast.detok import TokenTable
 from engine.base.errors import ConfigError
 from engine.base.request import SamplingParams
 from server.errors import ApiError
@@ -27,7 +29,14 @@ from tests.server.conftest import config_of, maker, ready
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-VOCABULARY = Vocabulary(100, (99,), lambda text: [40 + len(text)], lambda param: None)
+TEXTS = [b"a", b'"', b"ba", b"c", b"", b"d", b"e", b"f", b"c\n"]  # the other tokens have none
+VOCABULARY = Vocabulary(
+    100,
+    (99,),
+    lambda text: [40 + len(text)],
+    lambda param: None,
+    TokenTable(b"".join(TEXTS), np.cumsum([0, *map(len, TEXTS)], dtype=np.int32), bytes(len(TEXTS))),
+)
 
 
 @pytest.fixture
@@ -56,6 +65,21 @@ def asked(defaults=None, config: Config | None = None, **fields):
         ({"presence_penalty": 0.5}, "presence_penalty", 0.5),
         ({"frequency_penalty": -0.5}, "frequency_penalty", -0.5),
         ({"repetition_penalty": 1.3}, "repetition_penalty", 1.3),
+        ({"dry_multiplier": 0.8}, "dry_multiplier", 0.8),
+        ({"dry_base": 1.5}, "dry_base", 1.5),
+        ({"dry_allowed_length": 3}, "dry_allowed_length", 3),
+        ({"dry_penalty_last_n": 64}, "dry_penalty_last_n", 64),
+        ({"dry_multiplier": 1, "dry_sequence_breakers": ["a", "c\n"]}, "dry_breakers", bytes([0b101, 0b1, *bytes(11)])),
+        (
+            {"dry_multiplier": 1},
+            "dry_breakers",
+            bytes([0b10, 0b1, *bytes(11)]),
+        ),  # tokens with a line end, a colon, a quote or a star
+        ({"dry_multiplier": 1, "dry_sequence_breakers": []}, "dry_breakers", bytes(13)),
+        ({"top_n_sigma": 1.5}, "top_n_sigma", 1.5),
+        ({"top_n_sigma": -1}, "top_n_sigma", 0.0),
+        ({"xtc_probability": 0.5}, "xtc_probability", 0.5),
+        ({"xtc_threshold": 0.25}, "xtc_threshold", 0.25),
         ({"seed": 11}, "seed", 11),
         ({"seed": -1}, "seed", None),
         ({"ignore_eos": True}, "ignore_eos", True),
@@ -95,10 +119,12 @@ async def test_the_field_reaches_the_answer(fields, name, value):
 
 async def test_defaults_come_from_checkpoint_operator_and_request_in_this_order():
     generation = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.05, "max_new_tokens": 9}
-    found = defaults_from(generation, {"top_k": 7, "presence_penalty": 0.25})
+    generation |= {"top_n_sigma": 2.0}
+    found = defaults_from(generation, {"top_k": 7, "presence_penalty": 0.25, "xtc_probability": 0.5})
     params = asked(found, top_p=0.5).params
     assert (params.temperature, params.top_k, params.top_p) == (0.6, 7, 0.5)
     assert (params.repetition_penalty, params.presence_penalty) == (1.05, 0.25)
+    assert (params.top_n_sigma, params.xtc_probability) == (2.0, 0.5)
     assert found["max_new_tokens"] == 9
     assert defaults_from({"do_sample": False, "temperature": 0.7, "top_p": 0.9}, {})["temperature"] == 0.0
     assert defaults_from({"do_sample": False}, {"temperature": 0.4})["temperature"] == 0.4
@@ -127,6 +153,20 @@ async def test_a_penalty_of_the_checkpoint_holds_for_a_request_that_names_none(
     assert penalised == await said(tiny_client, repetition_penalty=1.9)
     assert plain == await said(tiny_client)
     assert len(set(penalised)) > len(set(plain))
+
+
+async def test_dry_ends_a_repetition_and_its_breakers_let_it_pass(tiny_client):
+    """The tiny model repeats itself; with DRY it does not, unless every token of its answer breaks repetitions."""
+    body = {"prompt": list(range(40, 60)), "max_tokens": 40, "ignore_eos": True, "temperature": 0}
+
+    async def said(**fields) -> str:
+        return (await tiny_client.post("/v1/completions", {**body, **fields})).json()["choices"][0]["text"]
+
+    plain, dry = await said(), await said(dry_multiplier=20, dry_allowed_length=1)
+    words = sorted(set(plain))
+    assert len(set(dry)) > len(words)
+    assert await said(dry_multiplier=20, dry_penalty_last_n=0) == plain
+    assert await said(dry_multiplier=20, dry_sequence_breakers=words) == plain
 
 
 async def test_generation_config_vllm_ignores_the_checkpoint(serve, state):

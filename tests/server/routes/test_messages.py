@@ -154,9 +154,14 @@ async def test_max_tokens_is_capped_by_the_context_and_not_refused(client, submi
 
 
 async def test_sampling_fields_reach_the_engine(client, submitted):
-    await ask(client, max_tokens=3, temperature=0.5, top_p=0.25, top_k=7)
+    numbers = {"top_n_sigma": 1.5, "xtc_probability": 0.5, "xtc_threshold": 0.25, "dry_multiplier": 0.5}
+    numbers |= {"dry_base": 1.5, "dry_allowed_length": 3, "dry_penalty_last_n": 64}
+    breakers = {"dry_sequence_breakers": ["the"]}
+    await ask(client, max_tokens=3, temperature=0.5, top_p=0.25, top_k=7, **numbers, **breakers)
     params = submitted[0].sampling
     assert (params.max_tokens, params.temperature, params.top_p, params.top_k) == (3, 0.5, 0.25, 7)
+    assert {name: getattr(params, name) for name in numbers} == numbers
+    assert params.dry_breakers == client.state.vocabulary.holding(("the",)) != bytes(len(params.dry_breakers))
 
 
 async def test_prefill_is_continued_and_not_repeated(endless):

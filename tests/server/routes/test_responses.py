@@ -177,10 +177,16 @@ async def test_sampling_fields_reach_the_engine(client, monkeypatch):
     params = seen[0].sampling
     assert (params.max_tokens, params.temperature, params.top_p, params.top_k) == (3, 0.5, 0.25, 7)
     numbers = {"min_p": 0.1, "presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.5, "seed": 11}
-    await ask(client, **numbers, ignore_eos=True, stop_token_ids=[7], logit_bias={"3": 5}, cache_salt="tenant")
+    numbers |= {"top_n_sigma": 1.5, "xtc_probability": 0.5, "xtc_threshold": 0.25, "dry_multiplier": 0.5}
+    numbers |= {"dry_base": 1.5, "dry_allowed_length": 3, "dry_penalty_last_n": 64}
+    breakers = {"dry_sequence_breakers": ["the"]}
+    await ask(
+        client, **numbers, **breakers, ignore_eos=True, stop_token_ids=[7], logit_bias={"3": 5}, cache_salt="tenant"
+    )
     params = seen[1].sampling
     assert {name: getattr(params, name) for name in numbers} == numbers
     assert (params.ignore_eos, params.stop_token_ids, params.logit_bias) == (True, (7,), ((3, 5.0),))
+    assert params.dry_breakers == client.state.vocabulary.holding(("the",)) != bytes(len(params.dry_breakers))
     assert seen[1].cache_salt != seen[0].cache_salt
 
 

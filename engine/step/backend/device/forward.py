@@ -25,6 +25,7 @@ from engine.base.mask_lines import Lines
 from engine.kernels.sampling.top_logprobs import LINE
 from engine.layers.batch import Batch
 from engine.sampling.device import DeviceSampler
+from engine.sampling.dry import history_for
 from engine.sampling.masks import LineUpload
 from engine.step.backend.device.buffers import StepBuffers
 from engine.step.live import LiveRow
@@ -53,6 +54,7 @@ class DeviceForward:
             config.logprobs_mode,
             config.max_logprobs,
             self.logprob_words,
+            history_for(sizes.max_model_len),
         )
         self.ruled = self.sampler
         self._endings = endings

@@ -1,0 +1,3 @@
+from typing import Any
+
+def repeats(tokens: Any, lengths: Any) -> None: ...
