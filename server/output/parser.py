@@ -18,7 +18,7 @@ from typing import Any
 from server.output.events import Event, NewId, Sink, TooManyCalls
 from server.output.harmony import Harmony, harmony
 from server.output.markers import Markers
-from server.output.reasoning import ReasoningFormat, State, continued_state, state_of, think
+from server.output.reasoning import ReasoningFormat, State, begin_answer, continued_state, state_of, think
 from server.output.source import Reader, Source, until
 from server.output.tools.base import Schemas, ToolFormat
 from server.output.tools.formats import ANY_MODEL
@@ -66,6 +66,21 @@ class OutputParser:
         if not self._source.pending:
             self.reasoning_tokens += self._waiting
             self._waiting = 0
+
+    @property
+    def answering(self) -> bool:
+        """Whether the newest text is of the answer, not of reasoning or of a message's header."""
+        return self._source.answering
+
+    def gate(self) -> None:
+        """From here on, `given_back` returns text of the answer that arrived together with the end of the reasoning."""
+        self._source.gated = True
+
+    def given_back(self) -> str:
+        """The text that was fed and is not parsed: the caller matches stop strings in it and feeds the result."""
+        source = self._source
+        text, source.given_back = source.given_back, ""
+        return text
 
     def finish(self, cut: bool = False) -> None:
         """End the answer; `cut`: by a length limit. If only calls are allowed, unfinished text is dropped, not
@@ -229,6 +244,7 @@ def _answer(
     wrappers: tuple[str, ...] = ()
     if reasoning is not None:
         yield from think(source, sink, reasoning, state, fresh)
+        yield from begin_answer(source)
         wrappers = reasoning.wrappers
     if tools is not None:
         if wrappers:  # wrappers surround calls too

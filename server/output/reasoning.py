@@ -95,17 +95,19 @@ def think(source: Source, sink: Sink, form: ReasoningFormat, state: State, fresh
     before, behind = form.lines[1], form.lines[2]
     if state == "closed":
         return
+    source.answering = False
     if state == "may open":
         source.keep()
         yield from space(source)
         found = yield from accept(source, *form.begins)
-        if not found and not form.always:
-            sink.content(form.prefix + source.take_buffered())
+        opens = found or form.always
+        if found and form.suffix:
+            opens = yield from _closed(source)
+        if not opens:
+            sink.content(form.prefix)
+            source.unread()
             return
         space_first = source.take_buffered()
-        if found and form.suffix and not (yield from _closed(source)):
-            sink.content(form.prefix + space_first)
-            return
         fresh = bool(found)
         if not found:
             sink.reasoning(space_first)
@@ -133,6 +135,18 @@ def think(source: Source, sink: Sink, form: ReasoningFormat, state: State, fresh
         source.at -= len(marker)
     else:
         yield from newlines(source, behind)
+
+
+def begin_answer(source: Source) -> Reader[None]:
+    """The text from here on is the answer, in which a client's stop strings are matched.
+
+    If the source is gated, its caller gets the text back that has already arrived, and feeds what the stop strings
+    leave of it.
+    """
+    source.answering = True
+    if source.gated and source.pending:
+        source.give_back()
+        yield
 
 
 def _closed(source: Source) -> Reader[bool]:

@@ -25,14 +25,19 @@ SPACE = " \t\r\n"
 
 
 class Source:
-    """Text that is not read yet begins at `at`. `closed`: no more text will come."""
+    """Text that is not read yet begins at `at`. `closed`: no more text will come. `gated`: text of the answer that
+    arrives together with the end of the reasoning is given back, see `begin_answer`.
+    """
 
-    __slots__ = ("_buffered", "at", "closed", "text")
+    __slots__ = ("_buffered", "answering", "at", "closed", "gated", "given_back", "text")
 
     def __init__(self, text: str = "", closed: bool = False) -> None:
         self.text = text
         self.at = 0
         self.closed = closed
+        self.answering = True  # whether the newest text is of the answer, not of reasoning or of a header
+        self.gated = False
+        self.given_back = ""
         self._buffered: list[str] | None = None
 
     def feed(self, text: str) -> None:
@@ -57,6 +62,15 @@ class Source:
         found = "".join(self._buffered or ()) + self.text[: self.at]
         self.release()
         return found
+
+    def unread(self) -> None:
+        """Read the buffered text again; ends the buffering."""
+        self.text = self.take_buffered() + self.text
+
+    def give_back(self) -> None:
+        """Give the text that is not read yet back to the caller, who feeds it again."""
+        self.given_back += self.text[self.at :]
+        self.text = self.text[: self.at]
 
     def release(self) -> None:
         """End the buffering."""
