@@ -47,7 +47,10 @@ from engine.weights.progress import ProgressLine
 log = logging.getLogger("omniloop")
 
 # Files other than weights: configurations, all supported tokenizer formats, templates, the index of the weights.
-OTHER_FILES = ("*.json", "*.jinja", "*.model", "*.model.v*", "*.tiktoken", "additional_chat_templates/*.jinja")
+OTHER_FILES = (
+    "*.json", "*.jinja", "*.model", "*.model.v*", "*.tiktoken", "merges.txt", "vocab.txt",
+    "additional_chat_templates/*.jinja",
+)  # fmt: skip
 # The small files that show whether a model consists of adapters.
 ALWAYS = tuple(f"{name}/{ADAPTER_CONFIG}" for name in ("*-lora", *FOLDERS.values()))
 NOT_TAKEN = ("*/*.json", "*.bin.index.json", "*.h5.index.json", "*.msgpack.index.json", "*/*.model")

@@ -78,7 +78,7 @@ def complete(state: AppState) -> None:
     log_defaults(state.defaults)
     log_vocabularies(state.tokenizer.vocab_size, engine.model.text.vocab_size)
     tokenizer, width = state.tokenizer, engine.model.text.vocab_size
-    ends = (*engine.model.eos_token_ids, *(token for token in tokenizer.ends if token < width))
+    ends = (*engine.model.eos_token_ids, *(token for token in tokenizer.end_tokens() if token < width))
     state.vocabulary = Vocabulary(width, tuple(dict.fromkeys(ends)), tokenizer.encode, tokenizer.require_texts)
     if tokenizer.vocab_size > engine.model.text.vocab_size + MORE_IDS:
         log.warning("structured output is off: the tokenizer has many more ids than the model has logits")
