@@ -48,7 +48,22 @@ def make_app(state: AppState) -> ASGIApp:
         await router(scope, receive, send)
 
     inner = into_handlers(root, lambda: faults_of(state)) if state.config.health.debug_faults else root
-    return Exchanges(Edge(Gate(inner, state), state), state)
+    app = Exchanges(Edge(Gate(inner, state), state), state)
+    root_path = state.config.server.root_path
+    return without_prefix(app, root_path) if root_path else app
+
+
+def without_prefix(app: ASGIApp, prefix: str) -> ASGIApp:
+    """The app under a path prefix too, for a proxy that forwards the prefix; all checks see the path without it."""
+    begin = f"{prefix}/"
+
+    async def inner(scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if path == prefix or path.startswith(begin):
+            scope = {**scope, "path": path[len(prefix) :] or "/"}
+        await app(scope, receive, send)
+
+    return inner
 
 
 async def socket(scope: Scope, receive: Receive) -> None:
