@@ -12,6 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
+from engine.base.errors import ConfigError
+from engine.weights.files import open_checkpoint
 from server.render.load_tokenizer import load_tokenizer
 from tests import tiny
 from tests.server.conftest import config_of, maker, ready
@@ -23,7 +25,7 @@ HI = [{"role": "user", "content": "Hi"}]
 
 def copied(tmp_path: Path, name: str = "qwen2") -> Path:
     """A tiny checkpoint that a test may change."""
-    return Path(shutil.copytree(tiny.checkpoint(name), tmp_path / name))
+    return Path(shutil.copytree(tiny.checkpoint(name), tmp_path / name, dirs_exist_ok=True))
 
 
 def rewrite(path: Path, **fields: Any) -> None:
@@ -84,3 +86,74 @@ async def test_a_tokenizer_of_several_files_is_served(tmp_path):
         assert reply.json()["tokens"] == want
         reply = await http.post("/v1/chat/completions", json={"messages": HI, "max_tokens": 4})
         assert reply.status_code == 200, reply.text
+
+
+def one_numbered(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+
+
+def another_name(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "Qwen2-tuned.safetensors")
+
+
+def shards_without_index(folder: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(tensors)
+    for number in (1, 2):
+        part = {name: tensors[name] for name in names[number - 1 :: 2]}
+        save_file(part, folder / f"model-0000{number}-of-00002.safetensors", metadata={"format": "pt"})
+
+
+async def first_token(http: httpx.AsyncClient) -> str:
+    reply = await http.post("/v1/completions", json={"prompt": "the cat", "max_tokens": 4, "temperature": 0})
+    assert reply.status_code == 200, reply.text
+    return reply.json()["choices"][0]["text"]
+
+
+async def test_weights_without_an_index_are_the_same_model(tmp_path):
+    texts = set()
+    for change in (None, one_numbered, another_name, shards_without_index):
+        folder = copied(tmp_path / (change.__name__ if change else "whole"))
+        if change is not None:
+            change(folder)
+        async with served(folder) as http:
+            texts.add(await first_token(http))
+    assert len(texts) == 1
+
+
+async def test_incomplete_or_ambiguous_weights_are_refused(tmp_path):
+    folder = copied(tmp_path)
+    shards_without_index(folder)
+    first, second = (folder / f"model-0000{number}-of-00002.safetensors" for number in (1, 2))
+    held = second.read_bytes()
+    second.unlink()
+    with pytest.raises(ConfigError, match=r"lacks model-00002-of-00002.safetensors of 2 numbered files"):
+        open_checkpoint(folder)
+    second.write_bytes(held)
+    (folder / "copy.safetensors").write_bytes(held)
+    with pytest.raises(ConfigError, match=r"both hold .*, and no model.safetensors.index.json says which"):
+        open_checkpoint(folder)
+    (folder / "copy.safetensors").rename(folder / "other-00001-of-00002.safetensors")
+    with pytest.raises(ConfigError, match="holds several checkpoints"):
+        open_checkpoint(folder)
+    for path in folder.glob("*.safetensors"):
+        path.unlink()
+    with pytest.raises(ConfigError, match="holds no weights"):
+        open_checkpoint(folder)
+    assert first != second
+
+
+async def test_sampling_defaults_beyond_a_requests_bounds_are_clamped(tmp_path, caplog):
+    folder = copied(tmp_path)
+    beyond = {"top_k": 100_000, "temperature": 3.5, "repetition_penalty": 2.5, "top_p": 1.5, "do_sample": True}
+    rewrite(folder / "generation_config.json", **beyond)
+    with caplog.at_level("INFO", "omniloop"):
+        async with served(folder) as http:
+            assert http.state.defaults | {"temperature": 2.0, "repetition_penalty": 2.0} == http.state.defaults
+            assert (http.state.defaults["top_k"], http.state.defaults["top_p"]) == (0, 1.0)
+            await first_token(http)
+    assert "generation_config.json: top_k=100000 is used as 0" in caplog.text
+    assert "generation_config.json: temperature=3.5 is used as 2.0" in caplog.text
