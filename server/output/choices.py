@@ -125,7 +125,7 @@ class ChoiceStream:
         else:
             text = read(ids)
         if reason and self.text.stopped is None:
-            text += self.text.finish() if self.parser is None else self._rest()
+            text += self.text.finish() if self.parser is None else self._rest(reason is FinishReason.LENGTH)
         if self.text.stopped is not None:
             return self._stopped(delta, text, self.num_tokens - before, runs_on)
         piece = Piece(text, ids, delta.logprobs, stop_engine=runs_on and bool(reason))
@@ -159,18 +159,22 @@ class ChoiceStream:
         assert self.parser is not None
         more = ""
         if self.parser.answering and self.text.paused:
-            again = self.parser.given_back()
-            more = self.text.resume(again)
+            again, mark = self.parser.given_back(), self.parser.end_mark
+            more = self.text.resume(mark if mark in self.text.stops.forms else again)  # clients may stop at the marker
             texts[-1] = texts[-1][: max(0, len(texts[-1]) - len(again))]
         elif not self.parser.answering and not self.text.paused:
             more = self.text.pause()
         texts[-1] += more
         self.parser.feed(more)
 
-    def _rest(self) -> str:
-        """End the text; returns the text that was held back, after feeding it to the parser."""
+    def _rest(self, cut: bool) -> str:
+        """End the text; returns the text that was held back, after feeding it to the parser. A call that is `cut` ends
+        without half a character.
+        """
         assert self.parser is not None
         text = self.text.finish()
+        if cut and self.parser.in_call:
+            text = text.rstrip("\ufffd")
         if text:
             self.parser.feed(text)
         return text

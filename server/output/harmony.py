@@ -47,6 +47,8 @@ def harmony(source: Source, sink: Sink, form: Harmony, *, reasons: bool, calls: 
     source.keep()
     yield from space(source)
     marker = yield from accept(source, RECIPIENT, form.channel, form.start, form.message)
+    if not marker and source.cut:  # in the middle of the first header
+        return
     if not marker:  # text before the first channel
         source.unread()
         yield from begin_answer(source)
@@ -69,7 +71,7 @@ def harmony(source: Source, sink: Sink, form: Harmony, *, reasons: bool, calls: 
                 sink.content(read)
                 words = []
             marker = yield from _body(source, sink, form, words, reasons, calls)
-        elif _says_something(words, cut=not marker):
+        elif not (source.cut and not marker) and _says_something(words, cut=not marker):
             sink.content(read.removesuffix(marker))
 
 

@@ -76,11 +76,21 @@ class OutputParser:
         """From here on, `given_back` returns text of the answer that arrived together with the end of the reasoning."""
         self._source.gated = True
 
+    @property
+    def end_mark(self) -> str:
+        """The marker that ended the reasoning; "" if there was none."""
+        return self._source.end_mark
+
     def given_back(self) -> str:
         """The text that was fed and is not parsed: the caller matches stop strings in it and feeds the result."""
         source = self._source
         text, source.given_back = source.given_back, ""
         return text
+
+    @property
+    def in_call(self) -> bool:
+        """Whether the text is inside a call."""
+        return self._sink.in_call
 
     def finish(self, cut: bool = False) -> None:
         """End the answer; `cut`: by a length limit. If only calls are allowed, unfinished text is dropped, not
@@ -89,7 +99,7 @@ class OutputParser:
         if not self._ended:
             self._drop_cut_mark()
             self._sink.muted = cut and self._must_call
-            self._source.closed = True
+            self._source.closed, self._source.cut = True, cut
             if self._sink.thinking:
                 self.reasoning_tokens += self._waiting
             self._advance()

@@ -25,17 +25,20 @@ SPACE = " \t\r\n"
 
 
 class Source:
-    """Text that is not read yet begins at `at`. `closed`: no more text will come. `gated`: text of the answer that
+    """Text that is not read yet begins at `at`. `closed`: no more text will come; `cut`: because a length
+    limit cut the answer, so what is incomplete is dropped. `gated`: text of the answer that
     arrives together with the end of the reasoning is given back, see `begin_answer`.
     """
 
-    __slots__ = ("_buffered", "answering", "at", "closed", "gated", "given_back", "text")
+    __slots__ = ("_buffered", "answering", "at", "closed", "cut", "end_mark", "gated", "given_back", "text")
 
     def __init__(self, text: str = "", closed: bool = False) -> None:
         self.text = text
         self.at = 0
         self.closed = closed
+        self.cut = False
         self.answering = True  # whether the newest text is of the answer, not of reasoning or of a header
+        self.end_mark = ""  # the marker that ended the reasoning
         self.gated = False
         self.given_back = ""
         self._buffered: list[str] | None = None
@@ -172,7 +175,8 @@ def until(source: Source, markers: tuple[str, ...], emit: Emit) -> Reader[str]:
                 source.at = found.end()
                 return marker
             if source.closed:
-                emit(text[end:])
+                if not source.cut or len(text) - end < 2:  # one character is hardly a marker
+                    emit(text[end:])
                 source.at = len(text)
                 return ""
         elif source.closed:

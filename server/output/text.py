@@ -17,11 +17,12 @@ class StopStrings:
     the text.
     """
 
-    __slots__ = ("compiled", "texts")
+    __slots__ = ("compiled", "forms", "texts")
 
     def __init__(self, texts: Sequence[str], markers: Mapping[str, str] | None = None) -> None:
         self.texts = tuple(texts)
         forms = [*self.texts, *(spelled(text, markers) for text in self.texts)] if markers else self.texts
+        self.forms = frozenset(forms)
         self.compiled = StopSet([text.encode() for text in forms]) if forms else None
 
 
