@@ -78,4 +78,6 @@ def no_such_path(path: str, known: list[str]) -> ApiError:
     if not known:
         return not_found("there is no such path")
     near = difflib.get_close_matches(path[:LONGEST_PATH], known, n=1, cutoff=0.8)
-    return not_found(f"there is no such path; {f'did you mean {near[0]}?' if near else '/docs lists those that are'}")
+    return not_found(
+        f"there is no such path; {f'did you mean {near[0]}?' if near else '/docs/api lists those that are'}"
+    )

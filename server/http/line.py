@@ -73,6 +73,8 @@ def until_close(cycle: RequestResponseCycle, app: ASGIApp) -> ASGIApp:
     """The app for a client of HTTP/1.0, which knows no chunks: an answer of unknown length ends with the connection."""
 
     async def old(scope: Scope, receive: Receive, send: Send) -> None:
+        sized = False
+
         async def write(message: Message) -> None:
             nonlocal sized
             if message["type"] == "http.response.start":
@@ -82,7 +84,6 @@ def until_close(cycle: RequestResponseCycle, app: ASGIApp) -> ASGIApp:
                 cycle.expected_content_length = len(message.get("body", b""))
             await send(message)
 
-        sized = False
         await app(scope, receive, write)
 
     return old
