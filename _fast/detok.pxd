@@ -59,5 +59,6 @@ cdef class Detokenizer:
     cdef bint _replace(self) noexcept nogil
     cdef bint _push(self, uint8_t byte) noexcept nogil
     cdef int _token(self, const uint8_t* data, Py_ssize_t size) noexcept nogil
+    cdef Py_ssize_t _held(self) noexcept nogil
     cdef str _take(self, Py_ssize_t size)
     cdef Py_ssize_t plain(self, int32_t token_id) noexcept nogil

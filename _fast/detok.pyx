@@ -241,7 +241,7 @@ cdef class Detokenizer:
             raise MemoryError
         if code > 0:
             return self._close()
-        return self._take(self._len - (self._stops._depth[self._node] if self._stops is not None else 0))
+        return self._take(self._len - self._held())
 
     cdef Py_ssize_t plain(self, int32_t token_id) noexcept nogil:
         """Fast path of feed() for one token, without stop strings and `first`: return the size of the new text.
@@ -262,6 +262,33 @@ cdef class Detokenizer:
         """Count tokens without visible text (an end token)."""
         if not self._ended:
             self.num_tokens += count
+
+    def pause(self):
+        """Match no stop strings from here on; return the text that was held back for one."""
+        self._stops = None
+        self._node = 0
+        return self._take(self._len)
+
+    def resume(self, str text, StopSet stops not None):
+        """Match stop strings, first in `text`, which has been returned before; return what may be emitted of it.
+
+        Bytes of a character that is still incomplete come after `text`. After `finish`, nothing is held back.
+        """
+        cdef bytes data = text.encode()
+        cdef uint8_t byte
+        self._stops = stops
+        if self.matched >= 0:
+            return ""
+        if self._reserve(len(data) + 16) < 0:
+            raise MemoryError
+        for byte in data:
+            if self._emit(byte):
+                return self._close()
+        return self._take(self._len - self._held())
+
+    cdef Py_ssize_t _held(self) noexcept nogil:
+        # Bytes at the end of the text that may become a stop string.
+        return self._stops._depth[self._node] if self._stops is not None else 0
 
     def finish(self):
         """Return the rest: the held text, with U+FFFD for bytes that did not complete a character."""

@@ -90,6 +90,10 @@ class MediaOptions:
         red, green, blue = made.background  # JSON gives a list
         return dataclasses.replace(made, background=(red, green, blue))
 
+    def with_frames(self, num_frames: int) -> MediaOptions:
+        """The same options with this number of a film's frames."""
+        return dataclasses.replace(self, num_frames=num_frames)
+
     def reading(self, modality: Modality) -> bytes:
         """The options that decoders read: part of the content hash, next to the processor's settings."""
         chosen: tuple[Any, ...] = {

@@ -31,6 +31,7 @@ from mm.cache import ProcessorCache
 from mm.client_rows import read_grid, read_rows
 from mm.decode.alarm import Alarm, too_complex
 from mm.decode.magic import agrees, as_audio, sniff
+from mm.decode.picture_film import PICTURES, pack, whole
 from mm.decode.whole import check_whole
 from mm.errors import MediaError, busy, invalid, not_allowed, too_large, unsupported
 from mm.fetch import Fetcher
@@ -40,9 +41,18 @@ from mm.limits import MediaLimits
 from mm.open import OPENERS, Encoded, Opened, Opener
 from mm.permits import DecodePermit, DecodePermits, MediaRequest
 from mm.processors.base import Processor
-from mm.sources import Embedded, decode_base64, invalid_data_url, parse_base64, parse_data_url
+from mm.sources import (
+    Embedded,
+    EmbeddedPictures,
+    decode_base64,
+    invalid_data_url,
+    parse_base64,
+    parse_data_url,
+    parse_film_url,
+)
 
 T = TypeVar("T")
+Source = Embedded | EmbeddedPictures | bytes
 DIGEST_BYTES = 16
 AT_ONCE = 48 << 20  # bytes reserved before a JPEG's header is read: enough to decode a picture of 1080p
 
@@ -83,7 +93,7 @@ class ItemJob:
         self._request = request
         self._ref = ref
         self._modality: Modality = ref.modality
-        self._source: Embedded | GivenRows | bytes | str | None = None
+        self._source: Source | GivenRows | str | None = None
         self._processor = shared.processor
         self._settings = self._processor.settings(self._modality, request.options)
         self._settings += request.options.reading(self._modality)
@@ -117,7 +127,7 @@ class ItemJob:
             raise busy("too much media is in memory; try again shortly")
         self._held += size
 
-    def _parsed(self) -> Embedded | GivenRows | bytes | str | None:
+    def _parsed(self) -> Source | GivenRows | str | None:
         source, limits = self._ref.source, self._shared.limits
         if source is None:
             return None
@@ -127,10 +137,14 @@ class ItemJob:
         if isinstance(source, bytes):
             self._check_size(len(source))
             return source
+        embedded: Embedded | EmbeddedPictures
         if source[:5].lower() == "data:":
             if "data" not in limits.media_schemes:
                 raise not_allowed()
-            embedded = parse_data_url(source)
+            if self._modality == "video":
+                embedded = parse_film_url(source, limits.video_max_decoded_frames)
+            else:
+                embedded = parse_data_url(source)
         elif self._ref.format is not None:
             embedded = parse_base64(source)
         else:
@@ -184,7 +198,7 @@ class ItemJob:
             cache.name(name, key)
         return processed
 
-    async def _unpacked(self, source: Embedded | bytes) -> tuple[Unpacked, Processed | None]:
+    async def _unpacked(self, source: Source) -> tuple[Unpacked, Processed | None]:
         """The unpacked bytes, and the processed item if the same turn in the pool decoded it."""
         alarm, permit = Alarm(self._timeout), None
         if isinstance(source, Embedded) and source.mime in ("image/jpeg", "image/jpg") and not self._isolated:
@@ -226,8 +240,11 @@ class ItemJob:
             return b""
         return b"\0".join((self._modality.encode(), self._settings, self._ref.uuid.encode()))
 
-    def _unpack(self, source: Embedded | bytes, alarm: Alarm) -> Unpacked:
+    def _unpack(self, source: Source, alarm: Alarm) -> Unpacked:
         """Decode base64, detect the format, compute the digest (pool)."""
+        if isinstance(source, EmbeddedPictures):
+            data = pack([decode_base64(picture) for picture in source.pictures], self._request.options)
+            return Unpacked(data, PICTURES, self._digest(data))
         data = decode_base64(source) if isinstance(source, Embedded) else source
         container = sniff(data)
         if self._modality == "audio":
@@ -237,19 +254,24 @@ class ItemJob:
             raise unsupported(
                 f"the {self._modality} is {container or 'in an unknown format'}; send {', '.join(formats)}"
             )
-        if isinstance(source, Embedded) and source.mime and not agrees(source.mime, container, self._modality):
-            raise invalid_data_url(f"the data: URL says {source.mime[:64]}; its content is {container}")
-        digest = hashlib.sha256(self._shared.key)  # processors have instructions for SHA-256: half the time of blake2b
-        for piece in (self._request.scope, self._modality.encode(), self._settings, data):
-            digest.update(len(piece).to_bytes(8, "little"))
-            digest.update(piece)
-        unpacked = Unpacked(data, container, digest.digest()[:DIGEST_BYTES])
+        if isinstance(source, Embedded) and not agrees(source.mime, self._modality):
+            raise invalid_data_url(
+                f"the data: URL says {source.mime[:64]}; its content is {container}, read as {self._modality}"
+            )
+        unpacked = Unpacked(data, container, self._digest(data))
         if self._modality != "image":
             check_whole(data, container)
             return replace(unpacked, bounded=bound_media(data, container, self._modality == "video"))
         if container != "jpeg" or self._isolated:
             return unpacked
         return replace(unpacked, opened=self._open(unpacked, alarm, OPENERS["image"]))
+
+    def _digest(self, data: bytes) -> bytes:
+        digest = hashlib.sha256(self._shared.key)  # processors have instructions for SHA-256: half the time of blake2b
+        for piece in (self._request.scope, self._modality.encode(), self._settings, data):
+            digest.update(len(piece).to_bytes(8, "little"))
+            digest.update(piece)
+        return digest.digest()[:DIGEST_BYTES]
 
     async def _given(self, source: GivenRows) -> Processed:
         """The rows that a client sent, processed; they are not cached."""
@@ -308,6 +330,8 @@ class ItemJob:
     def _open(self, unpacked: Unpacked, alarm: Alarm, opener: Opener) -> Opened:
         """Read only the header (pool)."""
         limits, options = self._shared.limits, self._request.options
+        if unpacked.container == PICTURES:
+            options = whole(unpacked.data, options)
         encoded = Encoded(unpacked.data, unpacked.container, limits, self._processor, options, unpacked.bounded)
         begun = time.perf_counter()
         opened = opener(encoded, alarm)

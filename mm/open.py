@@ -78,6 +78,7 @@ def open_audio(encoded: Encoded, alarm: Alarm) -> Opened:
 
 def open_video(encoded: Encoded, alarm: Alarm) -> Opened:
     """A film's chosen frames, and its sound if the request wants it and the model takes it."""
+    from mm.decode.picture_film import PICTURES, PictureFilm
     from mm.decode.video import FilmFile
 
     limits, options, processor = encoded.limits, encoded.options, encoded.processor
@@ -85,6 +86,14 @@ def open_video(encoded: Encoded, alarm: Alarm) -> Opened:
     def planner(num_frames: int, fps: float, height: int, width: int) -> FilmPlan:
         return processor.plan_film(num_frames, fps, height, width, options, limits)
 
+    if encoded.container == PICTURES:
+        pictures = PictureFilm(encoded.data, limits, planner, options.background)
+        plan = pictures.plan
+
+        def decode_pictures(alarm: Alarm) -> MediaItem:
+            return MediaItem("video", pictures.decode(alarm), plan.seconds_per_frame, plan.seconds, plan)
+
+        return Opened(pictures.cost, plan.pixels * 3, decode_pictures)
     film = FilmFile(encoded.bounded or encoded.data, encoded.container, limits, planner, alarm, options)
     with_sound = options.use_audio_in_video and "audio" in processor.modalities and not film.plan.silent
 

@@ -48,7 +48,22 @@ def make_app(state: AppState) -> ASGIApp:
         await router(scope, receive, send)
 
     inner = into_handlers(root, lambda: faults_of(state)) if state.config.health.debug_faults else root
-    return Exchanges(Edge(Gate(inner, state), state), state)
+    app = Exchanges(Edge(Gate(inner, state), state), state)
+    root_path = state.config.server.root_path
+    return without_prefix(app, root_path) if root_path else app
+
+
+def without_prefix(app: ASGIApp, prefix: str) -> ASGIApp:
+    """The app under a path prefix too, for a proxy that forwards the prefix; all checks see the path without it."""
+    begin = f"{prefix}/"
+
+    async def inner(scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if path == prefix or path.startswith(begin):
+            scope = {**scope, "path": path[len(prefix) :] or "/"}
+        await app(scope, receive, send)
+
+    return inner
 
 
 async def socket(scope: Scope, receive: Receive) -> None:
@@ -63,4 +78,6 @@ def no_such_path(path: str, known: list[str]) -> ApiError:
     if not known:
         return not_found("there is no such path")
     near = difflib.get_close_matches(path[:LONGEST_PATH], known, n=1, cutoff=0.8)
-    return not_found(f"there is no such path; {f'did you mean {near[0]}?' if near else '/docs lists those that are'}")
+    return not_found(
+        f"there is no such path; {f'did you mean {near[0]}?' if near else '/docs/api lists those that are'}"
+    )

@@ -2,8 +2,8 @@
 
 In: a folder. Out: Shards, each with the names, shapes and dtypes of its tensors; tensors are views of a private memory
 map. Pickled weights are never opened. With a shard index, a tensor counts only in the file that the index names.
-Mistral's consolidated files are read if there are no other files. Their tensors, and those of a GGUF file
-(weights/gguf), get transformers' names.
+Without one, files of any other name are the weights; Mistral's consolidated files come before them. Their tensors, and
+those of a GGUF file (weights/gguf), get transformers' names.
 Thread: any; used by one thread at a time.
 """
 
@@ -25,6 +25,7 @@ from torch import Tensor
 from engine.base.errors import ConfigError
 from engine.checkpoint.files import CONFIG, POINTER, head_dim, read_json, refuse_pointer
 from engine.checkpoint.pooling_tasks import FOLDERS, JINA_V3
+from engine.checkpoint.pooling_tokens import COLBERT, SPARSE
 from engine.weights import consolidated
 from engine.weights.gguf import GGUF, Gguf, GgufReader, read_gguf
 from engine.weights.names import compact
@@ -38,6 +39,8 @@ ADAPTER = "adapter_model.safetensors"
 OF_ADAPTERS = re.compile(r"\.lora_(embedding_)?[AB]\b")  # matches names of adapters' tensors
 CONSOLIDATED = "consolidated*.safetensors"
 CONSOLIDATED_INDEX = "consolidated.safetensors.index.json"
+NUMBERED = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.safetensors")
+NOT_OF_THE_MODEL = (ADAPTER, *(f"{name}.safetensors" for name in (SPARSE, COLBERT)))
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")  # suffixes
 # Dtype name of the format -> bytes per value.
 DTYPE_BYTES = {
@@ -157,10 +160,45 @@ def shards_of(folder: Path, present: Collection[str], header: Header) -> list[Sh
         return _renamed(_indexed(folder, CONSOLIDATED_INDEX, present, header), folder)
     if found := sorted(name for name in present if fnmatch.fnmatchcase(name, CONSOLIDATED)):
         return _renamed([Shard(folder / name, header(name)) for name in found], folder)
+    if found := unindexed(folder, present):
+        return [*_separate([Shard(folder / name, header(name)) for name in found]), *adapters]
     raise ConfigError(
-        f"{folder} holds neither {SINGLE}, {INDEX} nor {CONSOLIDATED}{_instead(folder)} (--load-format dummy draws "
-        "random weights)"
+        f"{folder} holds no weights: neither {SINGLE}, {INDEX}, {CONSOLIDATED} nor another .safetensors file"
+        f"{_instead(folder)} (--load-format dummy draws random weights)"
     )
+
+
+def unindexed(folder: Path, present: Collection[str]) -> list[str]:
+    """The weight files of a folder without an index: numbered shards, which must be complete, or files of any name."""
+    files = sorted(
+        name for name in present if name.endswith(".safetensors") and "/" not in name and name not in NOT_OF_THE_MODEL
+    )
+    numbered = [match for name in files if (match := NUMBERED.fullmatch(name))]
+    if len(numbered) < len(files) or not files:
+        return files
+    count = int(numbered[0]["count"])
+    wanted = [f"{numbered[0]['stem']}-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
+    if missing := [name for name in wanted if name not in files]:
+        raise ConfigError(f"{folder} lacks {compact(missing)} of {count} numbered files; download the checkpoint again")
+    if len(files) > count:
+        raise ConfigError(
+            f"{folder} holds several checkpoints: {compact(files)}; leave one of them, or its {INDEX}, in the folder"
+        )
+    return files
+
+
+def _separate(shards: list[Shard]) -> list[Shard]:
+    """The shards, none of whose tensors is in two files."""
+    owners: dict[str, Path] = {}
+    for shard in shards:
+        for name in shard.tensors:
+            if name in owners:
+                raise ConfigError(
+                    f"{shard.path} and {owners[name].name} both hold {name}, and no {INDEX} says which one counts; "
+                    "remove the file that does not belong to the model"
+                )
+        owners |= dict.fromkeys(shard.tensors, shard.path)
+    return shards
 
 
 def adapter_files(folder: Path, present: Collection[str]) -> dict[str, str]:

@@ -24,7 +24,11 @@ class FrameRule:
     multiple: int = 2
 
     def count(self, total: int, fps: float) -> int:
-        """How many of `total` frames to choose: a multiple of `multiple`, unless the film has fewer frames."""
+        """How many of `total` frames to choose: a multiple of `multiple`, unless the film has fewer frames or exactly
+        the fixed number.
+        """
+        if self.num_frames == total <= self.max_frames:
+            return total
         if self.num_frames is not None:
             wanted: float = round(min(self.num_frames, self.max_frames) / self.multiple) * self.multiple
         else:

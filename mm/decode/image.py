@@ -55,6 +55,7 @@ _MODES = {
     "I;16B",
     "I;16L",
 }
+_SIDEWAYS = (5, 6, 7, 8)  # orientations that swap height and width
 _ORIENTATION, _TILE_WIDTH, _TILE_LENGTH = 0x0112, 322, 323
 # A decoder passes over the whole picture for each scan of a progressive JPEG, however small the scan; encoders write
 # about ten scans.
@@ -121,6 +122,12 @@ class ImageFile:
         to RGB.
         """
         return self.width * self.height * 16
+
+    @property
+    def upright(self) -> tuple[int, int]:
+        """(height, width) as a viewer displays the picture; metadata that only decoding reads are not considered."""
+        turned = _orientation(self._image) in _SIDEWAYS
+        return (self.width, self.height) if turned else (self.height, self.width)
 
     def decode(self, planner: Planner | None = None, background: Colour = WHITE) -> np.ndarray:
         """Decode into the normal form; uint8 [height, width, 3]. `planner` gives the scale for the upright size.

@@ -39,7 +39,7 @@ from mm.decode.frames import FilmPlan
 from mm.decode.groups import Part, find_groups, find_keys, find_parts
 from mm.decode.split import Split, differs
 from mm.decode.whole import check_whole, cut_short
-from mm.errors import MediaError, invalid, too_large, unsupported
+from mm.errors import invalid, too_large, unsupported
 from mm.item import MediaOptions
 from mm.limits import MediaLimits
 
@@ -301,8 +301,7 @@ class FilmFile:
             return []
 
     def _scaled(self, frame: av.VideoFrame) -> np.ndarray:
-        if frame.width * frame.height > self._limits.video_max_frame_pixels:
-            raise _frame_too_large(frame.width, frame.height, self._limits)
+        check_frame_size(frame.width, frame.height, self._limits)
         pixels = self.plan.scale.array(frame.to_ndarray(format="rgb24"))  # [height, width, 3]
         # Phones store their orientation in the film's metadata: degrees counter-clockwise.
         turns = round(frame.rotation / 90) % 4
@@ -332,8 +331,7 @@ def _video_stream(container: av.container.InputContainer, limits: MediaLimits) -
         raise unsupported(f"the video's codec is {got}; send one of {', '.join(limits.video_codecs)}")
     if not (context.width > 0 and context.height > 0):
         raise invalid("the video does not say how large its frames are")
-    if context.width * context.height > limits.video_max_frame_pixels:
-        raise _frame_too_large(context.width, context.height, limits)
+    check_frame_size(context.width, context.height, limits)
     short, long = sorted((context.width, context.height))
     if short < limits.image_min_side or long / short >= limits.image_max_aspect:
         raise invalid(f"the video's frames are {context.width}x{context.height}; their sides differ too much")
@@ -350,11 +348,13 @@ def _codec_options(file_format: str, options: MediaOptions, limits: MediaLimits)
     return found
 
 
-def _frame_too_large(width: int, height: int, limits: MediaLimits) -> MediaError:
+def check_frame_size(width: int, height: int, limits: MediaLimits) -> None:
+    """Raises MediaError for frames with more pixels than the server reads."""
     most = limits.video_max_frame_pixels
-    return too_large(
-        f"the video's frames are {width}x{height}; at most {most} pixels each are read, so scale them down"
-    )
+    if width * height > most:
+        raise too_large(
+            f"the video's frames are {width}x{height}; at most {most} pixels each are read, so scale them down"
+        )
 
 
 def _scan(

@@ -41,7 +41,7 @@ class LimitsConfig:
     body_idle_timeout: float = flag(15.0, "seconds between two pieces of a body", low=0.1)
     body_timeout: float = flag(120.0, "seconds for a whole body", low=0.1)
     min_upload_rate: int = flag(16384, "bytes per second of a body after its first 5 seconds", low=1)
-    keepalive_timeout: float = flag(15.0, "seconds that an idle connection stays open", low=1)
+    keepalive_timeout: float = flag(120.0, "seconds that an idle connection stays open", low=1)
     max_connections: int = flag(4096, "open connections; above this the answer is 503", low=1)
     stream_buffer_bytes: int = flag(262144, "unread part of a stream", low=4096)
     stream_stall_timeout: float = flag(30.0, "seconds before a stream that the client does not read is closed", low=0.1)

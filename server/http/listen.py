@@ -119,7 +119,8 @@ def make_listener(config: Config, app: ASGIApp) -> Listener:
     turnstile = Turnstile()
     part = math.inf if limits.trust_clients else WEIGHT
     proxies = TrustedProxies(server.trusted_proxies)
-    seats = Seats(room_for(limits.max_connections), proxies, part)
+    idle_s = max(1, int(limits.keepalive_timeout))
+    seats = Seats(room_for(limits.max_connections), proxies, part, idle_s)
     settings = uvicorn.Config(
         app,
         loop="none",
@@ -133,7 +134,7 @@ def make_listener(config: Config, app: ASGIApp) -> Listener:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=max(1, int(limits.keepalive_timeout)),
+        timeout_keep_alive=idle_s,
         timeout_graceful_shutdown=2,
         ssl_keyfile=server.ssl_keyfile or None,
         ssl_certfile=server.ssl_certfile or None,

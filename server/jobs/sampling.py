@@ -7,6 +7,8 @@ S25, S27, S28); the engine checks again. jobs/job.py checks limits that depend o
 
 from __future__ import annotations
 
+import logging
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -39,6 +41,13 @@ SPECIAL = (
 )  # fmt: skip
 PLAIN = SamplingParams()
 INT32, INT64 = 2**31 - 1, 2**63 - 1
+# Numbers with fixed bounds; top_k's upper bound is the vocabulary.
+BOUNDS: dict[str, tuple[float, float]] = {
+    "temperature": (0.0, 2.0), "top_k": (-1, math.inf), "top_p": (0.0, 1.0), "min_p": (0.0, 1.0),
+    "presence_penalty": (-2.0, 2.0), "frequency_penalty": (-2.0, 2.0), "repetition_penalty": (0.0, 2.0),
+}  # fmt: skip
+ABOVE_ZERO, SMALLEST = ("top_p", "repetition_penalty"), 0.01  # must be above 0
+log = logging.getLogger("omniloop")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +80,27 @@ def defaults_from(generation: Mapping[str, Any], override: Mapping[str, Any]) ->
     return found | dict(override)
 
 
+def within_bounds(generation: Mapping[str, Any], width: int) -> dict[str, Any]:
+    """A checkpoint's generation_config.json with its values inside the bounds of requests; each change is logged.
+
+    top_k above the vocabulary's `width` is no limit. Values of a wrong type are left to `check_defaults`.
+    """
+    found = dict(generation)
+    for name, (low, high) in BOUNDS.items():
+        value = found.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        if name == "top_k":
+            found[name] = value if -1 <= value <= width else 0
+        elif name in ABOVE_ZERO and value <= 0:
+            found[name] = SMALLEST
+        else:
+            found[name] = min(max(value, low), high)
+        if found[name] != value:
+            log.warning("generation_config.json: %s=%s is used as %s", name, value, found[name])
+    return found
+
+
 def check_defaults(defaults: Mapping[str, Any], config: Config, vocabulary: Vocabulary) -> None:
     """Raise ConfigError if a default is invalid, which would refuse even a request without sampling fields."""
     try:
@@ -99,17 +129,17 @@ def resolve(
     for name, only, with_stream in (("stream_options", "only allowed", True), ("prompt_logprobs", "not", False)):
         if getattr(body, name) is not None and stream is not with_stream:
             raise invalid(name, f"{name}: {only} with stream: true")
-    temperature = number("temperature", 0.0, 2.0, 1.0)
+    temperature = number("temperature", *BOUNDS["temperature"], 1.0)
     is_special = logprobs is not None or any(getattr(body, name) is not None for name in SPECIAL)
     params = SamplingParams(
         max_tokens=max_tokens or 1,
         temperature=max(temperature, COLDEST) if temperature > 0.0 else 0.0,
         top_k=max(0, int(number("top_k", -1, vocabulary.width, 0))),
-        top_p=number("top_p", 0.0, 1.0, 1.0),
-        min_p=number("min_p", 0.0, 1.0, 0.0),
-        presence_penalty=number("presence_penalty", -2.0, 2.0, 0.0),
-        frequency_penalty=number("frequency_penalty", -2.0, 2.0, 0.0),
-        repetition_penalty=number("repetition_penalty", 0.0, 2.0, 1.0),
+        top_p=number("top_p", *BOUNDS["top_p"], 1.0),
+        min_p=number("min_p", *BOUNDS["min_p"], 0.0),
+        presence_penalty=number("presence_penalty", *BOUNDS["presence_penalty"], 0.0),
+        frequency_penalty=number("frequency_penalty", *BOUNDS["frequency_penalty"], 0.0),
+        repetition_penalty=number("repetition_penalty", *BOUNDS["repetition_penalty"], 1.0),
         seed=None if body.seed in (None, -1) else int(in_range("seed", body.seed, -INT64 - 1, INT64)),
         eos_token_ids=vocabulary.eos,
         ignore_eos=bool(body.ignore_eos),
@@ -197,7 +227,7 @@ def number_of(
     found: float = in_range(name, defaults[name] if value is None else value, low, high)
     if name == "top_k" and int(found) != found:
         raise invalid(name, f"{name}: got {quoted(found)}; must be an integer")
-    if name in ("top_p", "repetition_penalty") and found <= 0:
+    if name in ABOVE_ZERO and found <= 0:
         raise invalid(name, f"{name}: got {quoted(found)}; must be greater than 0")
     return found
 

@@ -42,7 +42,18 @@ class Piece:
 class ChoiceStream:
     """One choice as it grows. `parser` turns its text into events; `table` then has a character for each marker."""
 
-    __slots__ = ("_feed", "_include_stop", "_runs_free", "_watch", "ended", "index", "parser", "plain", "text")
+    __slots__ = (
+        "_feed",
+        "_gated",
+        "_include_stop",
+        "_runs_free",
+        "_watch",
+        "ended",
+        "index",
+        "parser",
+        "plain",
+        "text",
+    )
 
     def __init__(
         self,
@@ -72,6 +83,11 @@ class ChoiceStream:
         self._watch = None if repetition is None else RepetitionWatch(repetition, min_tokens)
         self._feed = self.text.feed
         self._runs_free = self._watch is None and self.text.stops.compiled is None  # only the engine can end the choice
+        # Stop strings are the client's rule about the answer, and reasoning is not part of it.
+        self._gated = parser is not None and self.text.stops.compiled is not None
+        if parser is not None and self._gated and not parser.answering:
+            parser.gate()
+            self.text.pause()
         self.plain = self._runs_free and parser is None  # and its text is sent unchanged
 
     @property
@@ -109,7 +125,7 @@ class ChoiceStream:
         else:
             text = read(ids)
         if reason and self.text.stopped is None:
-            text += self.text.finish() if self.parser is None else self._rest()
+            text += self.text.finish() if self.parser is None else self._rest(reason is FinishReason.LENGTH)
         if self.text.stopped is not None:
             return self._stopped(delta, text, self.num_tokens - before, runs_on)
         piece = Piece(text, ids, delta.logprobs, stop_engine=runs_on and bool(reason))
@@ -119,6 +135,8 @@ class ChoiceStream:
             self.ended = True
             piece.finish_reason = reason.wire
             piece.stop_reason = delta.stop_token_id if reason is FinishReason.STOP_TOKEN else None
+            if self.text.stopped is not None:
+                piece.finish_reason, piece.stop_reason = "stop", self.text.stopped
         return piece
 
     def _parse(self, ids: Sequence[int]) -> str:
@@ -128,14 +146,35 @@ class ChoiceStream:
         for token_id in ids:
             texts.append(self._feed((token_id,)))
             self.parser.feed(texts[-1])
+            if self._gated:
+                self._switch(texts)
             if self.text.stopped is not None:
                 break
         return "".join(texts)
 
-    def _rest(self) -> str:
-        """End the text; returns the text that was held back, after feeding it to the parser."""
+    def _switch(self, texts: list[str]) -> None:
+        """Match stop strings if the newest text is of the answer, and none in reasoning; updates the newest of the
+        `texts`.
+        """
+        assert self.parser is not None
+        more = ""
+        if self.parser.answering and self.text.paused:
+            again, mark = self.parser.given_back(), self.parser.end_mark
+            more = self.text.resume(mark if mark in self.text.stops.forms else again)  # clients may stop at the marker
+            texts[-1] = texts[-1][: max(0, len(texts[-1]) - len(again))]
+        elif not self.parser.answering and not self.text.paused:
+            more = self.text.pause()
+        texts[-1] += more
+        self.parser.feed(more)
+
+    def _rest(self, cut: bool) -> str:
+        """End the text; returns the text that was held back, after feeding it to the parser. A call that is `cut` ends
+        without half a character.
+        """
         assert self.parser is not None
         text = self.text.finish()
+        if cut and self.parser.in_call:
+            text = text.rstrip("\ufffd")
         if text:
             self.parser.feed(text)
         return text
@@ -146,6 +185,9 @@ class ChoiceStream:
             return None
         if ended:
             self.parser.finish(cut)
+            if self._gated and (again := self.parser.given_back()):  # only the end decided that it is no reasoning
+                self.parser.feed(self.text.resume(again))
+                self.parser.finish(cut)
         return self.parser.take()
 
     def _stopped(self, delta: Delta, text: str, num_tokens: int, runs_on: bool) -> Piece:

@@ -72,6 +72,7 @@ class OpenCall:
 
     size: int = 0  # in bytes
     begun: bool = False
+    ended: bool = True
     cut: bool = False  # whether further arguments become content
 
 
@@ -152,7 +153,7 @@ class Sink:
             raise TooManyCalls
         self._space.clear()
         self._close()
-        self._newest = OpenCall()
+        self._newest = OpenCall(ended=False)
         self._rejected = False
         self.after_call = True
         if not self._dropped:
@@ -178,6 +179,7 @@ class Sink:
         """End the call; a call without arguments gets an empty object."""
         if not self._newest.begun:
             self.arguments("{}")
+        self._newest.ended = True
         self._close()
         if not self._newest.cut and (self.num_calls <= self._bounds.most or not self._bounds.most):
             self._events.append(CallEnd(self.num_calls - 1))
@@ -203,6 +205,11 @@ class Sink:
         if self._space and not self.num_calls:
             self._add(Content, "".join(self._space))
         self._space.clear()
+
+    @property
+    def in_call(self) -> bool:
+        """Whether the newest call has not ended."""
+        return not self._newest.ended
 
     @property
     def begun(self) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from server.output.events import Sink
+from server.output.reasoning import begin_answer
 from server.output.source import Reader, Source, accept, ignore, space, until
 from server.output.tools.json_text import copy_json
 
@@ -42,16 +43,22 @@ def harmony(source: Source, sink: Sink, form: Harmony, *, reasons: bool, calls: 
     """Read all messages of an answer. Without `reasons`, analysis is content; without `calls`, so are messages to
     functions.
     """
+    source.answering = not reasons
     source.keep()
     yield from space(source)
     marker = yield from accept(source, RECIPIENT, form.channel, form.start, form.message)
+    if not marker and source.cut:  # in the middle of the first header
+        return
     if not marker:  # text before the first channel
-        sink.content(source.take_buffered())
+        source.unread()
+        yield from begin_answer(source)
         marker = yield from until(source, form.marks, sink.content)
     while marker:
         if marker in (form.end, form.call, form.stop):
+            yield from begin_answer(source)
             marker = yield from until(source, form.marks, sink.content)
             continue
+        source.answering = not reasons
         source.keep(len(marker))
         header = [marker if marker == RECIPIENT else ""]
         while marker in (RECIPIENT, form.start, form.channel, form.constrain):
@@ -64,7 +71,7 @@ def harmony(source: Source, sink: Sink, form: Harmony, *, reasons: bool, calls: 
                 sink.content(read)
                 words = []
             marker = yield from _body(source, sink, form, words, reasons, calls)
-        elif _says_something(words, cut=not marker):
+        elif not (source.cut and not marker) and _says_something(words, cut=not marker):
             sink.content(read.removesuffix(marker))
 
 
@@ -77,13 +84,14 @@ def _says_something(words: list[str], cut: bool) -> bool:
 def _body(source: Source, sink: Sink, form: Harmony, words: list[str], reasons: bool, calls: bool) -> Reader[str]:
     """Read one message; returns the marker after it."""
     recipient = next((word.removeprefix(RECIPIENT) for word in words if word.startswith(RECIPIENT)), "")
-    if recipient and calls:
-        return (yield from _call(source, sink, form, recipient))
-    if reasons and "analysis" in words:
+    if reasons and "analysis" in words and not (recipient and calls):
         sink.thinking = True
         marker = yield from until(source, form.marks, sink.reasoning)
         sink.thinking = False
         return marker
+    yield from begin_answer(source)
+    if recipient and calls:
+        return (yield from _call(source, sink, form, recipient))
     return (yield from until(source, form.marks, sink.content))
 
 

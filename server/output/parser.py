@@ -18,7 +18,7 @@ from typing import Any
 from server.output.events import Event, NewId, Sink, TooManyCalls
 from server.output.harmony import Harmony, harmony
 from server.output.markers import Markers
-from server.output.reasoning import ReasoningFormat, State, continued_state, state_of, think
+from server.output.reasoning import ReasoningFormat, State, begin_answer, continued_state, state_of, think
 from server.output.source import Reader, Source, until
 from server.output.tools.base import Schemas, ToolFormat
 from server.output.tools.formats import ANY_MODEL
@@ -67,6 +67,31 @@ class OutputParser:
             self.reasoning_tokens += self._waiting
             self._waiting = 0
 
+    @property
+    def answering(self) -> bool:
+        """Whether the newest text is of the answer, not of reasoning or of a message's header."""
+        return self._source.answering
+
+    def gate(self) -> None:
+        """From here on, `given_back` returns text of the answer that arrived together with the end of the reasoning."""
+        self._source.gated = True
+
+    @property
+    def end_mark(self) -> str:
+        """The marker that ended the reasoning; "" if there was none."""
+        return self._source.end_mark
+
+    def given_back(self) -> str:
+        """The text that was fed and is not parsed: the caller matches stop strings in it and feeds the result."""
+        source = self._source
+        text, source.given_back = source.given_back, ""
+        return text
+
+    @property
+    def in_call(self) -> bool:
+        """Whether the text is inside a call."""
+        return self._sink.in_call
+
     def finish(self, cut: bool = False) -> None:
         """End the answer; `cut`: by a length limit. If only calls are allowed, unfinished text is dropped, not
         content.
@@ -74,7 +99,7 @@ class OutputParser:
         if not self._ended:
             self._drop_cut_mark()
             self._sink.muted = cut and self._must_call
-            self._source.closed = True
+            self._source.closed, self._source.cut = True, cut
             if self._sink.thinking:
                 self.reasoning_tokens += self._waiting
             self._advance()
@@ -229,6 +254,7 @@ def _answer(
     wrappers: tuple[str, ...] = ()
     if reasoning is not None:
         yield from think(source, sink, reasoning, state, fresh)
+        yield from begin_answer(source)
         wrappers = reasoning.wrappers
     if tools is not None:
         if wrappers:  # wrappers surround calls too

@@ -25,6 +25,7 @@ class ReasoningFormat:
     stops: tuple[str, ...] = ()  # markers of calls that also end reasoning; the tool parser reads them
     always: bool = False  # the model reasons even if no marker opens the block
     lines: tuple[int, int, int] = (1, 1, 2)  # newlines dropped after `begins`, before `ends`, after `ends`
+    trims: bool = False  # whether blanks next to markers are dropped, since the markers are text like any other
     wrappers: tuple[str, ...] = ()  # markers around the answer after the reasoning
     suffix: bool = False  # whether a marker may have a suffix before its `>`
     prefix: str = ""  # text added before the content if the reasoning stays part of it
@@ -62,7 +63,7 @@ REASONING: dict[str, ReasoningFormat] = {
     "granite_thinking": THINK,
     "granite": ReasoningFormat(
         ("Here is my thought process:", "Here's my thought process:"), ("Here is my response:", "Here's my response:"),
-        lines=(2, 2, 2),
+        trims=True,
     ),
     "hunyuan_a13b": ReasoningFormat(wrappers=("<answer>\n", "\n</answer>", "<answer>", "</answer>")),
     "hy_v3": ReasoningFormat(("<think",), ("</think",), suffix=True),
@@ -95,44 +96,70 @@ def think(source: Source, sink: Sink, form: ReasoningFormat, state: State, fresh
     before, behind = form.lines[1], form.lines[2]
     if state == "closed":
         return
+    source.answering = False
     if state == "may open":
         source.keep()
         yield from space(source)
         found = yield from accept(source, *form.begins)
-        if not found and not form.always:
-            sink.content(form.prefix + source.take_buffered())
+        opens = found or form.always
+        if found and form.suffix:
+            opens = yield from _closed(source)
+        if not opens and source.cut:  # in the middle of a marker
+            source.at = len(source.text)
+            return
+        if not opens:
+            sink.content(form.prefix)
+            source.unread()
             return
         space_first = source.take_buffered()
-        if found and form.suffix and not (yield from _closed(source)):
-            sink.content(form.prefix + space_first)
-            return
         fresh = bool(found)
         if not found:
             sink.reasoning(space_first)
     sink.thinking = True
-    if fresh:
+    if fresh and form.trims:
+        yield from space(source)
+    elif fresh:
         yield from newlines(source, form.lines[0])
-    held = [""]  # newlines that may precede the end marker
+    held = [""]  # newlines, or blanks, that may precede the end marker
 
     def emit(text: str) -> None:
         text = held[0] + text
-        kept = len(text)
-        while kept and len(text) - kept < before and text[kept - 1] == "\n":
+        kept = len(text.rstrip() if form.trims else text)
+        while not form.trims and kept and len(text) - kept < before and text[kept - 1] == "\n":
             kept -= 1
         held[0] = text[kept:]
         sink.reasoning(text[:kept])
 
     marker = yield from until(source, form.ends + form.stops, emit)
     while marker and form.suffix and not (yield from _closed(source)):
+        if source.cut:
+            source.at = len(source.text)
+            return
         emit(marker)
         marker = yield from until(source, form.ends, emit)
     sink.thinking = False
     if not marker:
-        sink.reasoning(held[0])
+        sink.reasoning("" if form.trims else held[0])
     elif marker in form.stops:
         source.at -= len(marker)
+        return
+    source.end_mark = marker
+    if form.trims:
+        yield from space(source)
     else:
         yield from newlines(source, behind)
+
+
+def begin_answer(source: Source) -> Reader[None]:
+    """The text from here on is the answer, in which a client's stop strings are matched.
+
+    If the source is gated, its caller gets the text back that has already arrived, and feeds what the stop strings
+    leave of it.
+    """
+    source.answering = True
+    if source.gated and source.pending:
+        source.give_back()
+        yield
 
 
 def _closed(source: Source) -> Reader[bool]:

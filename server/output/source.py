@@ -25,14 +25,22 @@ SPACE = " \t\r\n"
 
 
 class Source:
-    """Text that is not read yet begins at `at`. `closed`: no more text will come."""
+    """Text that is not read yet begins at `at`. `closed`: no more text will come; `cut`: because a length
+    limit cut the answer, so what is incomplete is dropped. `gated`: text of the answer that
+    arrives together with the end of the reasoning is given back, see `begin_answer`.
+    """
 
-    __slots__ = ("_buffered", "at", "closed", "text")
+    __slots__ = ("_buffered", "answering", "at", "closed", "cut", "end_mark", "gated", "given_back", "text")
 
     def __init__(self, text: str = "", closed: bool = False) -> None:
         self.text = text
         self.at = 0
         self.closed = closed
+        self.cut = False
+        self.answering = True  # whether the newest text is of the answer, not of reasoning or of a header
+        self.end_mark = ""  # the marker that ended the reasoning
+        self.gated = False
+        self.given_back = ""
         self._buffered: list[str] | None = None
 
     def feed(self, text: str) -> None:
@@ -57,6 +65,15 @@ class Source:
         found = "".join(self._buffered or ()) + self.text[: self.at]
         self.release()
         return found
+
+    def unread(self) -> None:
+        """Read the buffered text again; ends the buffering."""
+        self.text = self.take_buffered() + self.text
+
+    def give_back(self) -> None:
+        """Give the text that is not read yet back to the caller, who feeds it again."""
+        self.given_back += self.text[self.at :]
+        self.text = self.text[: self.at]
 
     def release(self) -> None:
         """End the buffering."""
@@ -158,7 +175,8 @@ def until(source: Source, markers: tuple[str, ...], emit: Emit) -> Reader[str]:
                 source.at = found.end()
                 return marker
             if source.closed:
-                emit(text[end:])
+                if not source.cut or len(text) - end < 2:  # one character is hardly a marker
+                    emit(text[end:])
                 source.at = len(text)
                 return ""
         elif source.closed:

@@ -17,11 +17,12 @@ class StopStrings:
     the text.
     """
 
-    __slots__ = ("compiled", "texts")
+    __slots__ = ("compiled", "forms", "texts")
 
     def __init__(self, texts: Sequence[str], markers: Mapping[str, str] | None = None) -> None:
         self.texts = tuple(texts)
         forms = [*self.texts, *(spelled(text, markers) for text in self.texts)] if markers else self.texts
+        self.forms = frozenset(forms)
         self.compiled = StopSet([text.encode() for text in forms]) if forms else None
 
 
@@ -40,7 +41,7 @@ class TextStream:
     first token: all pieces together equal `Tokenizer.decode` of all ids.
     """
 
-    __slots__ = ("feed", "finish", "machine", "skip", "stops")
+    __slots__ = ("feed", "finish", "machine", "paused", "skip", "stops")
 
     def __init__(
         self,
@@ -63,9 +64,21 @@ class TextStream:
             tokenizer.strip if at_start else 0,
             tokenizer.first_bytes if at_start and tokenizer.decodes_first_apart else None,
         )
+        self.paused = False
         self.feed = self.machine.feed  # (token ids) -> new text to send; "" after a stop string
         self.skip = self.machine.skip  # (count): count tokens without text, such as the last one
         self.finish = self.machine.finish  # () -> the text that was held back; invalid bytes become U+FFFD
+
+    def pause(self) -> str:
+        """Match no stop strings from here on; returns the text that was held back for one."""
+        self.paused = True
+        return self.machine.pause()
+
+    def resume(self, text: str) -> str:
+        """Match stop strings again, first in a text that has been returned before; returns what they leave of it."""
+        assert self.stops.compiled is not None
+        self.paused = False
+        return self.machine.resume(text, self.stops.compiled)
 
     @property
     def stopped(self) -> str | None:

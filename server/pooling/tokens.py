@@ -18,6 +18,7 @@ from engine.base.model_config import PoolingConfig
 from engine.base.request import MediaInput
 from server.errors import ApiError, invalid, quoted
 from server.render.prompt import Side, id_array
+from server.schema.pooling import OF_MESSAGES, InputFields
 from server.state import AppState
 
 T = TypeVar("T")
@@ -290,3 +291,10 @@ def no_room(cut: Cut, got: int, name: str, what: str = AROUND_TEXT) -> ApiError:
         f"This model's maximum context length is {cut.limit} tokens. However, {takes}. Please shorten it.",
         name,
     )
+
+
+def refuse_fields_of_messages(body: InputFields, without: str) -> None:
+    """Refuse fields about a conversation's prompt by name. `without`: why the request has no such prompt."""
+    for name in OF_MESSAGES:
+        if getattr(body, name):
+            raise invalid(name, f"{name}: {without}; leave the field out")

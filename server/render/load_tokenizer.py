@@ -2,8 +2,9 @@
 
 Owner: any thread; called once while the server loads. In: a folder or a file, and --tokenizer-mode. Out: a Tokenizer.
 The kinds: tokenizer.json (hf_tokenizer.py), Mistral's tekken.json and versioned tokenizer.model (mistral_tokenizer.py),
-tiktoken's merge files (tiktoken_tokenizer.py), other sentencepiece models (sentencepiece_model.py). Two kinds need
-optional libraries, so a kind's module is imported only when it is chosen.
+tiktoken's merge files (tiktoken_tokenizer.py), other sentencepiece models (sentencepiece_model.py), vocabularies of
+slow tokenizers (vocabulary_files.py). Two kinds need optional libraries, so a kind's module is imported only when it is
+chosen.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from engine.base.errors import ConfigError
 from server.render.tokenizer import Tokenizer
-from server.render.tokenizer_config import read_templates
+from server.render.tokenizer_config import MERGES, VOCABULARY, WORDS, read_templates
 
 MODES = ("auto", "hf", "mistral")
 PIECES = "tokenizer.model"
@@ -29,6 +30,12 @@ def load_tokenizer(path: str | Path, mode: str = "auto") -> Tokenizer:
         from server.render.hf_tokenizer import HfTokenizer
 
         return HfTokenizer.read(source)
+    if source.name in (VOCABULARY, WORDS):
+        from server.render.hf_tokenizer import HfTokenizer
+        from server.render.vocabulary_files import read_vocabulary_files
+
+        core, config = read_vocabulary_files(source.parent)
+        return HfTokenizer(core, config, read_templates(source.parent, config))
     if is_tiktoken(source):
         from server.render.tiktoken_tokenizer import TiktokenTokenizer
 
@@ -58,7 +65,9 @@ def tokenizer_file(path: Path, mode: str) -> Path:
     merges = [*path.glob("tiktoken.model"), *sorted(path.glob("*.tiktoken"))] if mode != "mistral" else []
     mistral = [path / "tekken.json", *_versioned(path)] if mode != "hf" else []
     # tokenizer.model may be tiktoken's text, Mistral's first version, or another sentencepiece model
-    for candidate in (*whole, *mistral, *merges, path / PIECES):
+    pairs = [path / VOCABULARY] if (path / MERGES).is_file() else []
+    slow = [*pairs, path / WORDS] if mode != "mistral" else []
+    for candidate in (*whole, *mistral, *merges, path / PIECES, *slow):
         if candidate.is_file():
             return candidate
     if mode == "mistral":
@@ -68,8 +77,8 @@ def tokenizer_file(path: Path, mode: str) -> Path:
         )
     raise ConfigError(
         f"{path}: no tokenizer.json, and no other tokenizer that is read here (tekken.json, tokenizer.model.v3, "
-        "tiktoken.model, *.tiktoken, tokenizer.model); name a folder that has one with --tokenizer (transformers' "
-        "AutoTokenizer.save_pretrained writes tokenizer.json)"
+        "tiktoken.model, *.tiktoken, tokenizer.model, vocab.json with merges.txt, vocab.txt); name a folder that has "
+        "one with --tokenizer (transformers' AutoTokenizer.save_pretrained writes tokenizer.json)"
     )
 
 

@@ -118,8 +118,8 @@ class TokenBytes:
         names: list[str] = [""] * num_tokens
         for token, token_id in vocab.items():
             names[token_id] = token
-        for token_id, entry in added.items():
-            names[token_id] = entry.content
+        for token_id, entry in added.items():  # the library decodes a normalised token as it matches it: with its space
+            names[token_id] = self.core.id_to_token(token_id) or entry.content
         pieces = self._pieces(names)
         offsets = array.array("i", [0])
         total = 0

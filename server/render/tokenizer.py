@@ -38,6 +38,14 @@ class Tokenizer(ABC):
         self.special_tokens = named  # name -> text, as passed to templates
         self.table = table
 
+    def end_tokens(self) -> tuple[int, ...]:
+        """Tokens that end an answer, in addition to those of the model's files: training tools often change only the
+        tokenizer's `eos_token`.
+        """
+        named = self.special_tokens.get("eos_token")
+        end = None if named is None else self.id_of(named)
+        return self.ends if end is None else (*self.ends, end)
+
     def require_texts(self, param: str) -> None:  # noqa: B027 - most tokenizers have them
         """Raise RenderError, naming the parameter, if the server has no tokenizer."""
 

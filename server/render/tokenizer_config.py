@@ -12,14 +12,16 @@ from typing import Any
 
 from engine.base.errors import ConfigError
 
+VOCABULARY, MERGES, WORDS = "vocab.json", "merges.txt", "vocab.txt"  # files of slow tokenizers
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """tokenizer_config.json, plus the entries that only special_tokens_map.json has."""
+    """tokenizer_config.json, plus the entries that only special_tokens_map.json has; null is no entry."""
     config = read_json(folder / "tokenizer_config.json")
     for name, value in read_json(folder / "special_tokens_map.json").items():
-        config.setdefault(name, value)
+        if config.get(name) is None:
+            config[name] = value
     return config
 
 

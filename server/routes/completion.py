@@ -106,7 +106,11 @@ def rows_of(state: AppState, body: CompletionBody) -> list[Rows]:
 def texts_of(body: CompletionBody, most: int) -> Prompts:
     prompt = body.prompt
     if body.suffix:
-        raise not_here("suffix", "suffix: not supported; the model has no fill-in-the-middle tokens")
+        raise not_here(
+            "suffix",
+            "suffix: this server does not write a prompt for filling in; if the model has tokens for it (such as "
+            "<|fim_prefix|>), write prompt and suffix with them into prompt",
+        )
     if prompt is None:
         raise invalid("prompt", "prompt: is missing and required")
     if isinstance(prompt, str):

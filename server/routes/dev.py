@@ -120,7 +120,10 @@ async def is_sleeping(request: Request) -> Response:
 
 
 async def no_sleep(request: Request) -> Response:
-    raise not_here(None, "sleeping frees an accelerator's memory; this engine holds its weights in host memory")
+    raise not_here(
+        None,
+        "this server does not sleep: its weights and its cache stay on the device until it stops; stop it to free them",
+    )
 
 
 async def start_profile(request: Request) -> Response:

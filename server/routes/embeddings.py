@@ -37,6 +37,7 @@ from server.pooling.tokens import (
     inputs_of,
     no_room,
     pooling_of,
+    refuse_fields_of_messages,
     tokenized,
     where,
 )
@@ -194,18 +195,24 @@ async def prepared(exchange: Exchange, body: ClassifyBody, salt: str) -> PooledI
     state = exchange.state
     cut = cut_of(state, body.truncate_prompt_tokens, body.truncation_side)
     if body.messages is None:
+        refuse_fields_of_messages(body, "is read together with messages only, and this request has input")
         return await inputs_made(exchange, body, cut, salt)
     if body.input is not None:
         raise invalid("input", "input: not together with messages; send one of the two")
     config, opens = pooling_of(state), body.add_generation_prompt
     before = prompt_of(state, body.prompt_name)
     if config.one_each:
+        refuse_fields_of_messages(body, "this model reads one text or one picture, without a chat template")
         return await text_or_picture(exchange, body.messages, cut, salt, before, body.prompt_name)
     if body.prompt_name is not None and not config.adapters and (before or body.prompt_name in config.markers):
         raise invalid("prompt_name", "prompt_name: begins texts of input; a conversation holds it in its own messages")
+    if opens is None:
+        opens = config.messages and config.template_opens_answer and not body.continue_final_message
     prompt = await state.renderer.chat(
         body.messages,
-        add_generation_prompt=config.messages and config.template_opens_answer if opens is None else opens,
+        add_generation_prompt=opens,
+        continue_final_message=bool(body.continue_final_message),
+        chat_template=body.chat_template,
         template_kwargs=body.chat_template_kwargs,
         add_special_tokens=body.add_special_tokens is True,
         truncate_prompt_tokens=body.truncate_prompt_tokens,

@@ -35,7 +35,7 @@ from server.pooling.pairs import (
 from server.pooling.pictures import check_queries
 from server.pooling.pictures import with_pictures as with_rows
 from server.pooling.run import PooledAnswer
-from server.pooling.tokens import Cut, PooledInputs, cut_of, in_pool_if, pooling_of
+from server.pooling.tokens import Cut, PooledInputs, cut_of, in_pool_if, pooling_of, refuse_fields_of_messages
 from server.pooling.vectors import LARGE, activated, finished, of_tokens
 from server.routes.endpoint import check_model, gateway_priority, json_response, pooling_route, response_id
 from server.schema.pooling import RerankBody, ScoreBody
@@ -105,6 +105,7 @@ async def scored(
     name = response_id(prefix, body.request_id, exchange)
     salt, priority = salt_of(body), priority_of(body, state.config, gateway_priority(request))
     cut = cut_of(state, body.truncate_prompt_tokens, body.truncation_side)
+    refuse_fields_of_messages(body, "this route has no messages; the model's own template is used")
     if body.normalize is not None:
         raise invalid("normalize", "normalize: send use_activation instead, which is on by default")
     if body.add_special_tokens is False:

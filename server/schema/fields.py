@@ -85,7 +85,8 @@ SkipSpecialTokens = Annotated[bool | None, said("Whether special tokens are left
 Stop = Annotated[
     str | list[str] | None,
     said(
-        "A text or texts that end the answer; they are left out of it unless include_stop_str_in_output is set.",
+        "A text or texts that end the answer; they are left out of it unless include_stop_str_in_output is set. In "
+        "chat they are not looked for in the reasoning.",
         ["\n\n"],
     ),
 ]

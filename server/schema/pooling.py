@@ -12,6 +12,10 @@ from server.schema.fields import said
 Sides = str | dict[str, Any] | list[str | dict[str, Any] | list[dict[str, Any]]]  # a text, an object, or a list of them
 
 
+# Fields about the prompt of a conversation; without `messages` they are refused.
+OF_MESSAGES = ("add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs")
+
+
 class InputFields(msgspec.Struct, kw_only=True):
     """The fields that all of these bodies share."""
 
@@ -35,6 +39,10 @@ class InputFields(msgspec.Struct, kw_only=True):
     request_id: fields.RequestId = None
     user: Annotated[str | None, said("An identifier of the caller's user; accepted without effect.")] = None
     padding: Annotated[bool | str | None, said("Accepted without effect: inputs are not padded.")] = None
+    add_generation_prompt: fields.EndsOpen = None
+    continue_final_message: Annotated[bool | None, said("Whether the last message of messages stays open.")] = None
+    chat_template: fields.ChatTemplate = None
+    chat_template_kwargs: fields.ChatTemplateKwargs = None
 
 
 class ClassifyBody(InputFields, kw_only=True):
@@ -50,8 +58,6 @@ class ClassifyBody(InputFields, kw_only=True):
     messages: Annotated[
         list[dict[str, Any]] | None, said("A conversation in place of input, rendered by the chat template.")
     ] = None
-    chat_template_kwargs: fields.ChatTemplateKwargs = None
-    add_generation_prompt: fields.EndsOpen = None
     prompt_name: Annotated[
         str | None, said("The name of the checkpoint's prompt that goes before each input.", "query")
     ] = None

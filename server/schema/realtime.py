@@ -1,4 +1,8 @@
-"""Client events of /v1/realtime, in the form of OpenAI's transcription sessions or of vLLM's; others are refused."""
+"""Client events of /v1/realtime, in the form of OpenAI's transcription sessions or of vLLM's; others are refused.
+
+Clients change one field of the session that the server sent and send all of it back, so unknown fields are passed over
+and null means absent, except for turn_detection. A value that would change what is transcribed is refused by its name.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 
-class Transcription(msgspec.Struct, forbid_unknown_fields=True):
+class Transcription(msgspec.Struct):
     """The model, the language and the prompt of a transcription."""
 
     model: str | None = None
@@ -15,50 +19,52 @@ class Transcription(msgspec.Struct, forbid_unknown_fields=True):
     prompt: str | None = None
 
 
-class TurnDetection(msgspec.Struct, forbid_unknown_fields=True):
-    """Detection of turns by energy. The last two fields concern model answers, which a transcription does not have."""
+class TurnDetection(msgspec.Struct):
+    """Detection of turns by energy. Fields about model answers, which a transcription does not have, are not read."""
 
-    type: Literal["server_vad"]
+    type: Literal["server_vad"] | None = None
     threshold: float | None = None
     prefix_padding_ms: int | None = None
     silence_duration_ms: int | None = None
-    create_response: bool | None = None
-    interrupt_response: bool | None = None
 
 
-class Format(msgspec.Struct, forbid_unknown_fields=True):
+class Format(msgspec.Struct):
     """Samples of 16 bits, little-endian, one channel."""
 
-    type: Literal["audio/pcm"]
-    rate: int = 24000
+    type: Literal["audio/pcm"] | None = None
+    rate: int | None = None
 
 
-class Input(msgspec.Struct, forbid_unknown_fields=True):
+class Input(msgspec.Struct):
     """Absent fields do not change; turn_detection null: the client commits turns."""
 
-    format: Format | msgspec.UnsetType = msgspec.UNSET
-    transcription: Transcription | msgspec.UnsetType | None = msgspec.UNSET
+    format: Format | None = None
+    transcription: Transcription | None = None
     turn_detection: TurnDetection | msgspec.UnsetType | None = msgspec.UNSET
     noise_reduction: None = None
 
 
-class Audio(msgspec.Struct, forbid_unknown_fields=True):
-    input: Input = msgspec.field(default_factory=Input)
+class Audio(msgspec.Struct):
+    input: Input | None = None
 
 
-class Session(msgspec.Struct, forbid_unknown_fields=True):
+class Session(msgspec.Struct):
     """The newer form of a session."""
 
-    type: Literal["transcription"] = "transcription"
-    audio: Audio = msgspec.field(default_factory=Audio)
+    type: Literal["transcription"] | None = None
+    audio: Audio | None = None
     include: list[str] | None = None
 
+    @property
+    def input(self) -> Input:
+        return (self.audio.input if self.audio is not None else None) or Input()
 
-class OldSession(msgspec.Struct, forbid_unknown_fields=True):
+
+class OldSession(msgspec.Struct):
     """The form of transcription_session.update."""
 
-    input_audio_format: Literal["pcm16"] = "pcm16"
-    input_audio_transcription: Transcription | msgspec.UnsetType | None = msgspec.UNSET
+    input_audio_format: Literal["pcm16"] | None = None
+    input_audio_transcription: Transcription | None = None
     turn_detection: TurnDetection | msgspec.UnsetType | None = msgspec.UNSET
     input_audio_noise_reduction: None = None
     include: list[str] | None = None
@@ -68,30 +74,30 @@ class OldSession(msgspec.Struct, forbid_unknown_fields=True):
         return Input(transcription=self.input_audio_transcription, turn_detection=self.turn_detection)
 
 
-class Update(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="session.update"):
+class Update(msgspec.Struct, tag_field="type", tag="session.update"):
     """`model` without a session begins vLLM's form."""
 
-    session: Session = msgspec.field(default_factory=Session)
+    session: Session | None = None
     model: str | None = None
     event_id: str | None = None
 
 
-class OldUpdate(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="transcription_session.update"):
-    session: OldSession
+class OldUpdate(msgspec.Struct, tag_field="type", tag="transcription_session.update"):
+    session: OldSession | None = None
     event_id: str | None = None
 
 
-class Append(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="input_audio_buffer.append"):
+class Append(msgspec.Struct, tag_field="type", tag="input_audio_buffer.append"):
     audio: str  # base64
     event_id: str | None = None
 
 
-class Commit(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="input_audio_buffer.commit"):
+class Commit(msgspec.Struct, tag_field="type", tag="input_audio_buffer.commit"):
     final: bool | None = None  # sent by vLLM's clients: the audio has ended
     event_id: str | None = None
 
 
-class Clear(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="input_audio_buffer.clear"):
+class Clear(msgspec.Struct, tag_field="type", tag="input_audio_buffer.clear"):
     event_id: str | None = None
 
 

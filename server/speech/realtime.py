@@ -30,7 +30,7 @@ from mm.errors import MediaError
 from server.errors import ApiError, from_media, invalid, quoted
 from server.http.exchange import Exchange, nothing
 from server.schema.audio import TranscriptionForm
-from server.schema.realtime import Append, Clear, Commit, Event, Input, Update
+from server.schema.realtime import Append, Clear, Commit, Event, Input, Session, Update
 from server.speech.growing import GrowingSound
 from server.speech.realtime_events import PLAIN_RATE, SAMPLE_BYTES, described, new_id, opened, plain, vad_of
 from server.speech.realtime_settings import LOGPROBS, Settings, form_with
@@ -176,8 +176,8 @@ class RealtimeSession:
             self._forget_all()
             self.emit("input_audio_buffer.cleared")
         else:
-            given = event.session.input if hasattr(event.session, "input") else event.session.audio.input
-            self._update(given, event.session.include)
+            session = event.session or Session()
+            self._update(session.input, session.include)
 
     def _begin_plain(self, model: str) -> None:
         """Switch to vLLM's form. Turns are found by energy, so that text comes before the audio has ended."""
@@ -196,14 +196,13 @@ class RealtimeSession:
             if set(include) - {LOGPROBS}:
                 raise invalid("session.include", f"session.include: got {quoted(include)}; must be [], or {LOGPROBS}")
             settings = replace(settings, form=form_with(settings.form, include=["logprobs"] if include else None))
-        if given.format is not msgspec.UNSET and given.format.rate != settings.rate:
-            rate = given.format.rate
+        rate = None if given.format is None else given.format.rate
+        if rate is not None and rate != settings.rate:
             if not (RATES[0] <= rate <= RATES[1] and self._sound.is_untouched):
                 text = f"rate: got {rate}; {RATES[0]} to {RATES[1]} are read, and it is set before the first audio"
                 raise invalid("session.audio.input.format.rate", text)
             settings = replace(settings, rate=rate)
-        if given.transcription is not msgspec.UNSET and given.transcription is not None:
-            wanted = given.transcription
+        if (wanted := given.transcription) is not None:
             form = form_with(
                 settings.form,
                 model=wanted.model or settings.form.model,

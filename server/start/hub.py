@@ -41,13 +41,17 @@ from engine.weights.files import (
     checked,
     open_checkpoint,
     shards_of,
+    unindexed,
 )
 from engine.weights.progress import ProgressLine
 
 log = logging.getLogger("omniloop")
 
 # Files other than weights: configurations, all supported tokenizer formats, templates, the index of the weights.
-OTHER_FILES = ("*.json", "*.jinja", "*.model", "*.model.v*", "*.tiktoken", "additional_chat_templates/*.jinja")
+OTHER_FILES = (
+    "*.json", "*.jinja", "*.model", "*.model.v*", "*.tiktoken", "merges.txt", "vocab.txt",
+    "additional_chat_templates/*.jinja",
+)  # fmt: skip
 # The small files that show whether a model consists of adapters.
 ALWAYS = tuple(f"{name}/{ADAPTER_CONFIG}" for name in ("*-lora", *FOLDERS.values()))
 NOT_TAKEN = ("*/*.json", "*.bin.index.json", "*.h5.index.json", "*.msgpack.index.json", "*/*.model")
@@ -231,7 +235,7 @@ def lacking(name: str, folder: Path, weights: bool) -> list[str]:
     present = {path.name for path in folder.iterdir()}
     gaps = [] if present & {CONFIG, PARAMS} else [CONFIG]
     if weights:
-        indexed = present & {INDEX, CONSOLIDATED_INDEX}
+        indexed = present & {INDEX, CONSOLIDATED_INDEX} or unindexed(folder, present)
         adapters = {f"{path.parent.name}/{ADAPTER}" for known in ALWAYS for path in folder.glob(known)}
         files = weight_files(name, folder, present | {ADAPTER} | adapters | (set() if indexed else {SINGLE}))
         gaps += [file for file in files if not (folder / file).exists()]
@@ -265,6 +269,8 @@ def weight_files(name: str, folder: Path, names: Collection[str]) -> list[str]:
                 raise ConfigError(f"--model {name}: its {index} is damaged ({error!r})") from None
     if found := sorted(file for file in names if fnmatchcase(file, CONSOLIDATED)):
         return found
+    if found := unindexed(folder, names):
+        return [*found, *adapters]
     pickled = sorted(file for file in names if Path(file).suffix in PICKLED)
     raise ConfigError(
         f"--model {name}: it holds no safetensors"

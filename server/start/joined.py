@@ -68,7 +68,7 @@ def _home() -> Path:
 def _other_files(folder: Path) -> dict[str, Path]:
     """Tokenizer files, templates and similar files: name -> path."""
     files = (path for path in folder.iterdir() if path.is_file())
-    return {path.name: path.resolve() for path in files if path.suffix in (".json", ".jinja", ".model")}
+    return {path.name: path.resolve() for path in files if path.suffix in (".json", ".jinja", ".model", ".txt")}
 
 
 def _written(config: dict[str, Any], others: dict[str, Path], shards: list[Shard], base: Path) -> Path:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from server.http.websocket import import_sockets
-from server.jobs.sampling import check_defaults, defaults_from
+from server.jobs.sampling import check_defaults, defaults_from, within_bounds
 from server.ops.expert_watch import ExpertWatch
 from server.ops.metrics import exposition
 from server.ops.planted import into_decoders
@@ -74,11 +74,12 @@ def complete(state: AppState) -> None:
     """Set what depends on both model and engine."""
     config, engine = state.config, state.engine
     generation = engine.model.generation if config.model.generation_config == "auto" else {}
+    generation = within_bounds(generation, engine.model.text.vocab_size)
     state.defaults = defaults_from(generation, config.model.override_generation_config)
     log_defaults(state.defaults)
     log_vocabularies(state.tokenizer.vocab_size, engine.model.text.vocab_size)
     tokenizer, width = state.tokenizer, engine.model.text.vocab_size
-    ends = (*engine.model.eos_token_ids, *(token for token in tokenizer.ends if token < width))
+    ends = (*engine.model.eos_token_ids, *(token for token in tokenizer.end_tokens() if token < width))
     named = tuple(dict.fromkeys(ends))
     state.vocabulary = Vocabulary(width, named, tokenizer.encode, tokenizer.require_texts, tokenizer.table)
     if tokenizer.vocab_size > engine.model.text.vocab_size + MORE_IDS:

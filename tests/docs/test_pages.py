@@ -106,3 +106,12 @@ def test_release_notes_are_short_and_in_groups():
         assert groups, "no group"
         assert groups == [name for name in ("Added", "Changed", "Fixed", "Removed") if name in groups]
         assert len(version.split()) <= 1200
+
+
+def test_the_lines_for_claude_code_name_a_model_of_each_size():
+    """The program asks for a small model by another name in the background; without the variable it gets 404."""
+    page = text_of("clients")
+    names = [f"ANTHROPIC_DEFAULT_{size}_MODEL=coder" for size in ("HAIKU", "SONNET", "OPUS")]
+    assert not [name for name in names if name not in page]
+    assert "--served-model-name coder claude-haiku-" in page
+    assert "ANTHROPIC_DEFAULT_HAIKU_MODEL" in text_of("README")

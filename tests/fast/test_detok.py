@@ -76,6 +76,35 @@ def test_buffered_text_is_emitted_as_soon_as_no_stop_string_can_come():
     assert machine.finish() == "ld"
 
 
+def test_a_paused_stop_string_counts_from_the_text_that_is_given_back():
+    """As for reasoning and the answer after it: the text is that of the parts, and only the second part is matched."""
+    rng = random.Random(9)
+    for _ in range(400):
+        pieces, special = random_pieces(rng)
+        table = table_of(pieces, special)
+        ids = [rng.randrange(len(pieces)) for _ in range(rng.randrange(2, 40))]
+        stops = random_stops(rng) or ["a"]
+        compiled = StopSet([stop.encode() for stop in stops])
+        machine = Detokenizer(table, compiled)
+        at = rng.randrange(len(ids))
+        assert machine.pause() == ""
+        before = "".join(machine.feed([token_id]) for token_id in ids[:at])
+        assert before == "".join(Detokenizer(table).feed(ids[:at]))
+        back = rng.randrange(len(before) + 1)
+        texts = [machine.resume(before[back:], compiled)]
+        texts += [machine.feed(part) for part in cut(rng, ids[at:])]
+        text = "".join(texts) + machine.finish()
+        whole, _, _ = detokenize(pieces, ids, special=special)
+        expected, matched, _ = detokenize([whole[back:].encode()], [0], stops)
+        assert (text, machine.matched) == (expected, matched)
+    assert Detokenizer(table_of([b"a"]), StopSet([b"ab"])).pause() == ""
+    compiled = StopSet([b"ab"])
+    machine = Detokenizer(table_of([b"a"]), compiled)
+    assert (machine.feed([0]), machine.pause(), machine.feed([0])) == ("", "a", "a")
+    texts = machine.resume("xa", compiled), machine.finish(), machine.resume("ab", compiled)
+    assert (*texts, machine.matched) == ("x", "a", "", 0)
+
+
 def test_half_a_character_waits_and_ends_as_a_replacement():
     table = table_of(["漢".encode()[:2], "漢".encode()[2:], b"x"])
     machine = Detokenizer(table)

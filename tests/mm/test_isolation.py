@@ -38,6 +38,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="he
 
 ROOT = Path(__file__).parents[2]
 WAV = made.sound(made.tone(1.0))
+PICTURES = "data:video/jpeg;base64," + ",".join([JPEG.partition(",")[2]] * 3)  # a film
 HEARD = MediaOptions(use_audio_in_video=True)
 
 
@@ -104,10 +105,10 @@ def kill(pid: int) -> None:
 
 async def test_s23_items_are_those_of_the_pool_bit_for_bit() -> None:
     refs = [MediaRef("video", FILM), MediaRef("image", IMAGE), MediaRef("image", JPEG), MediaRef("image", TURNED)]
-    refs.append(MediaRef("audio", SOUND))
+    refs += [MediaRef("audio", SOUND), MediaRef("video", PICTURES)]
     async with loader() as pool, isolated() as media:
         expected, got = await pool.load(refs, options=HEARD), await media.load(refs, options=HEARD)
-        assert [len(item.parts) for item in got] == [2, 1, 1, 1, 1]
+        assert [len(item.parts) for item in got] == [2, 1, 1, 1, 1, 1]
         for one, other in zip(expected, got, strict=True):
             for part, same in zip(one.parts, other.parts, strict=True):
                 assert part.num_tokens == same.num_tokens

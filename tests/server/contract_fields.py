@@ -194,9 +194,11 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
         "truncation_side",
         EMBEDDINGS + "test_special_tokens_are_added_unless_refused": "add_special_tokens",
         EMBEDDINGS + "test_dimensions_are_cut_and_normalised_again": "use_activation",
+        EMBEDDINGS + "test_fields_of_messages_are_honoured_or_refused_by_name": "add_generation_prompt "
+        "continue_final_message chat_template chat_template_kwargs",
     },
     ClassifyBody: {
-        EMBEDDINGS + "test_a_conversation_is_one_input": "input messages add_generation_prompt chat_template_kwargs",
+        EMBEDDINGS + "test_a_conversation_is_one_input": "input messages",
         EMBEDDINGS + "test_prompts_of_the_checkpoint_stand_before_texts": "prompt_name",
     },
     EmbeddingBody: {

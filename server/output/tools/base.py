@@ -24,6 +24,7 @@ Dataclass = TypeVar("Dataclass")
 
 UNKNOWN = frozenset({"unknown"})
 KINDS = frozenset({"string", "integer", "number", "boolean", "null", "object", "array"})
+NULLS = ("null", "none", "nil")  # spellings of null where nothing else is allowed
 MOST_SCHEMAS = 200  # schemas examined for the types of one parameter
 INTEGER = re.compile(r"-?(0|[1-9][0-9]*)\Z")
 
@@ -95,7 +96,7 @@ def calls_in_content(
         source.keep()
         char = yield from space(source)
         if not (char and char in form.bare and (yield from bare())):
-            sink.reject(source.take_buffered())
+            reject(source, sink)
     markers = form.begins + form.ends + form.skips
     while marker := (yield from until(source, markers, sink.content)):
         if marker not in form.begins:
@@ -103,7 +104,16 @@ def calls_in_content(
             continue
         source.keep(len(marker))
         if not (yield from call()):
-            sink.reject(source.take_buffered())
+            reject(source, sink)
+
+
+def reject(source: Source, sink: Sink) -> None:
+    """The buffered text is no call, and so content; nothing if a length limit cut the answer before it could be one."""
+    text = source.take_buffered()
+    if source.cut:
+        source.at = len(source.text)
+    else:
+        sink.reject(text)
 
 
 def settle(source: Source, sink: Sink, marker: str) -> None:
@@ -238,7 +248,7 @@ def converted(text: str, kinds: frozenset[str]) -> str:
     word = text.strip()
     if "unknown" in kinds:
         return quoted(text) if word[:1] == '"' else as_json(word) or quoted(text)
-    if "null" in kinds and word in ("null", "None"):
+    if "null" in kinds and (word in ("null", "None") or (kinds == {"null"} and word.lower() in NULLS)):
         return "null"
     if "boolean" in kinds and word in ("true", "false", "True", "False"):
         return word.lower()

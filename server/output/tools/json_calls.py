@@ -165,7 +165,8 @@ def _arguments(source: Source, emit: Emit, stops: str) -> Reader[None]:
         parts: list[str] = []
         yield from copy_json(source, parts.append, stops)
         found = "".join(parts)
-        emit("{}" if found == "null" else found)
+        if found == "null" or not source.cut:
+            emit("{}" if found == "null" else found)
     else:
         yield from copy_json(source, emit, stops)
 
@@ -203,6 +204,8 @@ def _named_call(source: Source, sink: Sink, form: ToolFormat) -> Reader[bool]:
         source.at -= 1
     elif form.variant == "mistral" and marker == form.key[0]:  # [CALL_ID]
         _, marker = yield from name_before(source, (form.name[1],))
+        if not marker and source.cut:
+            source.at = len(source.text)
     if form.variant == "kimi":
         named, _, number = name.removeprefix("functions.").rpartition(":")
         name = named if named and number.isdigit() else name

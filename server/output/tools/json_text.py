@@ -59,8 +59,11 @@ def copy_string(source: Source, emit: Emit) -> Reader[bool]:
             emit(escaped(found.group()))  # a control character that the model did not escape
             source.at = end + 1
         else:
-            size = _escape_size(text, end, source.closed)
+            size = _escape_size(text, end, source.closed and not source.cut)
             if not size:
+                if source.cut:  # half a character
+                    source.at = len(text)
+                    return False
                 yield
                 continue
             emit(_escape(text[end : end + size]))
@@ -198,7 +201,7 @@ def _scalar(source: Source, emit: Emit, quotes: tuple[str, ...], inside: bool) -
         if (yield from _opens(source, quote)):
             return (yield from _copy_quoted(source, emit, quote))
     word = yield from _word(source)
-    if not word:
+    if not word or (source.cut and not source.pending):
         return False
     if word in WORDS and not (inside and (yield from space(source)) == ":"):
         emit(WORDS[word])
@@ -259,6 +262,8 @@ def _copy_quoted(source: Source, emit: Emit, quote: str) -> Reader[bool]:
     python = quote in ('"', "'")
     if python and (yield from _opens(source, quote)):
         if not (yield from _opens(source, quote)):
+            if source.cut and not source.pending:
+                return False
             emit('"')  # an empty string
             return True
         quote *= 3
@@ -267,7 +272,7 @@ def _copy_quoted(source: Source, emit: Emit, quote: str) -> Reader[bool]:
         end = text.find(quote, at)
         slash = text.find("\\", at, end if end >= 0 else len(text)) if python else -1
         stop = slash if slash >= 0 else end if end >= 0 else len(text)
-        if stop == len(text) and not source.closed:
+        if stop == len(text) and (source.cut or not source.closed):
             stop -= next((size for size in range(len(quote) - 1, 0, -1) if text.endswith(quote[:size])), 0)
         if stop > at:
             emit(escaped(text[at:stop]))
@@ -280,6 +285,7 @@ def _copy_quoted(source: Source, emit: Emit, quote: str) -> Reader[bool]:
             emit('"')
             return True
         elif source.closed:
+            source.at = len(text)
             return False
         else:
             yield
@@ -289,7 +295,8 @@ def _copy_escape(source: Source, emit: Emit) -> Reader[bool]:
     """Copy a backslash in a Python string and the escape after it."""
     while len(source.text) - source.at < 2:
         if source.closed:
-            emit(escaped(source.text[source.at :]))
+            if not source.cut:
+                emit(escaped(source.text[source.at :]))
             source.at = len(source.text)
             return False
         yield
@@ -299,6 +306,8 @@ def _copy_escape(source: Source, emit: Emit) -> Reader[bool]:
         yield
     escape = source.text[source.at : source.at + size]
     source.at += len(escape)
+    if len(escape) < size and source.cut:
+        return False
     if char in HEX:
         try:
             emit(escaped(chr(int(escape[2:], 16))))

@@ -58,7 +58,9 @@ def _calls(source: Source, sink: Sink, form: ToolFormat) -> Reader[bool]:
             char = yield from space(source)
         if not can_name(char) and char != "{":
             break
-    if emitted and char:
+    if source.cut:
+        source.at = len(source.text)
+    elif emitted and char:
         settle(source, sink, (yield from accept(source, *form.ends)))
     elif emitted:  # a comma and white space at the end of an answer
         source.release()

@@ -28,7 +28,7 @@ from server.output.source import (
     space,
     until,
 )
-from server.output.tools.base import Schemas, ToolFormat, calls_in_content, converted, is_text, outside, settle
+from server.output.tools.base import Schemas, ToolFormat, calls_in_content, converted, is_text, outside, reject, settle
 from server.output.tools.json_text import copy_json, escaped, quoted
 
 MOST_NESTED = 64
@@ -47,7 +47,7 @@ def tagged(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas) -> Re
             if (yield from _first(source, form)):
                 yield from _section(source, sink, form, schemas)
             else:
-                sink.reject(source.take_buffered())
+                reject(source, sink)
         elif marker == opens:
             source.keep(len(marker))
             yield from _section(source, sink, form, schemas)
@@ -69,7 +69,7 @@ def _section(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas) -> 
     while True:
         name, _ = yield from name_before(source, (form.name[1],))
         if not name:
-            sink.reject(source.take_buffered())
+            reject(source, sink)
             return
         sink.call(_plain(form, name))
         source.release()
@@ -175,7 +175,8 @@ def _value(
         text = "".join(parts)
         if strip and text.startswith("\n"):
             text = text[1:].removesuffix("\n")
-        sink.arguments(converted(text, kinds) if ended else text)
+        if ended or not source.cut:
+            sink.arguments(converted(text, kinds) if ended else text)
         return ended
     sink.arguments('"')
     held = strip and (yield from peek(source)) == "\n"
@@ -189,7 +190,8 @@ def _value(
         sink.arguments(escaped(text[:-1] if line_end[0] else text))
 
     ended = yield from until(source, markers, emit)
-    sink.arguments('"' if ended else escaped(line_end[0]))
+    if ended or not source.cut:  # a line's end belongs to the closing marker
+        sink.arguments('"' if ended else escaped(line_end[0]))
     return ended
 
 
@@ -232,7 +234,8 @@ def _pairs(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas, name:
             return True
         parts: list[str] = []
         if not (yield from until(source, (form.key[1],), parts.append)):
-            sink.arguments((', "' if opened else '{"') + escaped("".join(parts)))
+            if not source.cut:
+                sink.arguments((', "' if opened else '{"') + escaped("".join(parts)))
             return False
         key = "".join(parts).strip()
         yield from until(source, (form.quotes[0], *form.ends), ignore)
@@ -314,14 +317,16 @@ def _element(
     while True:
         parts: list[str] = []
         if not (yield from until(source, (form.key[0],), parts.append)):
-            emit("".join(parts))
+            if not source.cut:
+                emit("".join(parts))
             return False
         closes = bool((yield from accept(source, "</")))
         if not closes:
             yield from accept(source, "<")
         tag: list[str] = []
         if not (yield from until(source, (">",), tag.append)):
-            emit("".join(parts + tag))
+            if not source.cut:
+                emit("".join(parts + tag))
             return False
         if closes and leaf:
             emit(converted("".join(parts), types(steps)))

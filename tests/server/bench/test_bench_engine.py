@@ -118,8 +118,9 @@ def test_media_has_times_for_what_the_model_takes(tmp_path, monkeypatch):
     found = json.loads(file.read_text())
     for kind in ("image", "audio", "video"):
         assert found[f"{kind}_tokens"] > 0
-        parts = ("render", "load", "load_again", "first_token", "first_token_again")
+        parts = ("render", "load", "load_again", "encoder", "first_token", "first_token_again")
         assert min(found[f"{kind}_{part}_ms"] for part in parts) > 0
+        assert found[f"{kind}_encoder_ms"] < found[f"{kind}_first_token_ms"]
     assert sum(cache.hits for cache in caches) == 6, "two items of three kinds, each found once again"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import dataclasses
 
 import httpx
 import numpy as np
@@ -13,11 +14,13 @@ from starlette.applications import Starlette
 
 from engine.base.errors import ConfigError
 from engine.models.registry import load_model_config
+from server.render.chat import Renderer
 from tests import pooling_kit as kit
 from tests import tiny
 from tests.asked_vectors import FEW, ids_of, vectors
 from tests.pooling_kit import close
 from tests.server.conftest import quiet
+from tests.server.live import listening
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -263,6 +266,52 @@ async def test_a_conversation_is_one_input(pooling):
     close([made.json()["data"][0]["embedding"]], await vectors(client, text))
     usage = made.json()["usage"]
     assert usage["prompt_tokens"] == usage["total_tokens"] == len(client.state.tokenizer.encode(text))
+
+
+async def test_fields_of_messages_are_honoured_or_refused_by_name(pooling, monkeypatch):
+    """Over a socket, on every route; the lengths are those of the rendered conversation."""
+    client = await pooling(kit.embedder("qwen3"))
+    state, untrusting = client.state, client.state.renderer
+    config = dataclasses.replace(untrusting.config, trust_request_chat_template=True)
+    monkeypatch.setattr(state, "renderer", Renderer(state.tokenizer, config, state.pool))
+    messages = [{"role": "user", "content": "the cat"}]
+    template = (
+        "{% for m in messages %}({{ m.content }}{{ mood }}){% endfor %}{% if add_generation_prompt %}>{% endif %}"
+    )
+    of_messages = {
+        "add_generation_prompt": True,
+        "continue_final_message": True,
+        "chat_template": template,
+        "chat_template_kwargs": {"mood": "!"},
+    }
+    count = len(client.state.tokenizer.encode("(the cat)"))
+    async with listening(client) as url, httpx.AsyncClient(base_url=url) as http:
+        for path in ("/v1/embeddings", "/pooling"):
+            for fields, wanted in (
+                ({}, count),
+                ({"add_generation_prompt": True}, count + 1),
+                ({"continue_final_message": True}, count - 1),
+                ({"chat_template_kwargs": {"mood": "!"}}, count + 1),
+            ):
+                body = {"messages": messages, "chat_template": template, "add_special_tokens": False, **fields}
+                reply = await http.post(path, json=body)
+                assert reply.status_code == 200, reply.text
+                assert reply.json()["usage"]["prompt_tokens"] == wanted, (path, fields)
+            both = {"messages": messages, "add_generation_prompt": True, "continue_final_message": True}
+            assert (await http.post(path, json=both)).json()["error"]["param"] == "continue_final_message"
+        for path, body in (
+            ("/v1/embeddings", {"input": "x"}),
+            ("/pooling", {"input": "x"}),
+            ("/score", {"text_1": "x", "text_2": "y"}),
+            ("/rerank", {"query": "x", "documents": ["y"]}),
+        ):
+            for name, value in of_messages.items():
+                reply = await http.post(path, json={**body, name: value})
+                assert (reply.status_code, reply.json()["error"]["param"]) == (400, name), (path, reply.text)
+                assert (await http.post(path, json={**body, name: None})).status_code == 200
+    monkeypatch.setattr(state, "renderer", untrusting)
+    reply = await client.post("/v1/embeddings", {"messages": messages, "chat_template": template})
+    assert (reply.status, reply.error["param"]) == (403, "chat_template")
 
 
 @pytest.mark.parametrize("field", [{"prompt_name": "other"}, {"prompt_name": "query"}, {"input_type": "query"}])

@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from tokenizers import processors
+import transformers
+from tokenizers import AddedToken, processors
 
 from engine.base.errors import ConfigError
 from server.output.text import TextStream
@@ -46,6 +47,32 @@ def test_streamed_text_equals_the_librarys_decoding(kind):
     for k in range(400):
         ids = tokenizer.encode((" " * (k % 3)) + vocab.random_text(rng, rng.randrange(1, 60)))
         assert streamed(tokenizer, ids, rng) == tokenizer.core.decode(ids, skip_special_tokens=False)
+
+
+ADDED = [
+    {},
+    {"normalized": True},
+    {"normalized": True, "lstrip": True},
+    {"normalized": True, "rstrip": True, "single_word": True},
+    {"normalized": False, "lstrip": True, "rstrip": True},
+    {"normalized": False, "special": True},
+]
+
+
+@pytest.mark.parametrize("flags", ADDED, ids=str)
+@pytest.mark.parametrize("kind", vocab.KINDS)
+def test_added_tokens_of_any_kind_have_the_text_of_transformers(kind, flags):
+    """Some libraries match a normalised token with the space before it; its text has this space."""
+    core = vocab.KINDS[kind]()
+    core.add_tokens([AddedToken("[X]", **flags), AddedToken("<y>", **flags)])
+    reference = transformers.PreTrainedTokenizerFast(tokenizer_object=core)
+    tokenizer, rng = HfTokenizer(core, {}, {}), random.Random(8)
+    texts = ("b [X]", "b[X] c", "[X]", "[X] b", "b  [X]  <y>", "<y><y> a", "a\n[X]\n", "x[X]y")
+    for text in (*texts, *(vocab.random_text(rng, 12) + " [X] " + vocab.random_text(rng, 9) for _ in range(20))):
+        ids = core.encode(text, add_special_tokens=False).ids
+        expected = reference.decode(ids, clean_up_tokenization_spaces=False)
+        assert tokenizer.decode(ids) == expected, text
+        assert streamed(tokenizer, ids, rng) == expected, text
 
 
 @pytest.mark.parametrize("kind", [*STREAMED, "wordpiece"])

@@ -122,6 +122,7 @@ async def test_a_suffix_is_named_not_ignored(client):
     reply = await client.complete(suffix="x")
     assert reply.status == 501
     assert reply.error["param"] == "suffix"
+    assert "this server does not write a prompt for filling in" in reply.error["message"]
 
 
 SILENT = {"prompt": "hello", "max_tokens": 4, "ignore_eos": True, "stream": True}  # with a token that has no text

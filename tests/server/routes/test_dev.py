@@ -206,7 +206,9 @@ async def until_zero(held):
 
 async def test_what_this_engine_cannot_do_is_501(operator):
     for path in ("/sleep?level=1", "/wake_up"):
-        assert (await operator.post(path)).status == 501
+        reply = await operator.post(path)
+        assert reply.status == 501
+        assert "stay on the device until it stops" in reply.error["message"], "true on every device"
     assert (await operator.get("/is_sleeping")).json() == {"is_sleeping": False}
 
 

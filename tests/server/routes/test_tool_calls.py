@@ -172,7 +172,7 @@ async def test_stop_strings_token_ids_and_bounds_meet_parsers(serve):
     play(client, *[BOTH] * 3)
     (choice,) = (await ask(client, tools=TOOLS, stop=["</think>"], return_token_ids=True)).json()["choices"]
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "</think>")
-    assert choice["message"]["reasoning"] == "Let me see.\n"
+    assert choice["message"]["reasoning"] == "Let me see."
     assert choice["message"]["content"] is None
     (choice,) = (await ask(client, tools=TOOLS, stop=["look"])).json()["choices"]
     assert choice["message"]["content"] == "I "

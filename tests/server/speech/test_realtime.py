@@ -214,6 +214,32 @@ async def test_wrong_events_are_refused_and_end_nothing(client):
     await socket.leave()
 
 
+async def test_what_the_server_says_is_taken_back(client):
+    """Over a socket: whole sessions, nulls and fields of the official client's types that are not read here."""
+    websockets = pytest.importorskip("websockets.asyncio.client")
+    async with listening(client) as url, websockets.connect(f"{url.replace('http', 'ws')}/v1/realtime") as ws:
+        own = orjson.loads(await ws.recv())["session"]
+        own["audio"]["input"]["turn_detection"]["silence_duration_ms"] = 700
+        vad = {"type": "server_vad", "threshold": None, "idle_timeout_ms": None, "create_response": True}
+        nulls = {"format": None, "transcription": None, "noise_reduction": None, "turn_detection": vad}
+        for session in (
+            own,
+            {"type": None, "audio": None, "include": None, "id": "sess_1", "expires_at": 0, "tracing": None},
+            {"audio": {"input": None, "output": None}},
+            {"type": "transcription", "audio": {"input": {**nulls, "language_hints": ["en"]}}},
+        ):
+            await ws.send(orjson.dumps({"type": "session.update", "session": session}).decode())
+            told = orjson.loads(await ws.recv())
+            assert told["type"] == "session.updated", told
+            assert told["session"]["audio"]["input"]["format"]["rate"] == 24000
+            assert told["session"]["audio"]["input"]["turn_detection"]["silence_duration_ms"] in (700, 500)
+        old = {**told["session"], "input_audio_format": None, "input_audio_transcription": {"language": "en", "x": 1}}
+        await ws.send(orjson.dumps({"type": "transcription_session.update", "session": old}).decode())
+        assert orjson.loads(await ws.recv())["session"]["audio"]["input"]["transcription"]["language"] == "en"
+        await ws.send(orjson.dumps({"type": "input_audio_buffer.clear", "future": {}}).decode())
+        assert orjson.loads(await ws.recv())["type"] == "input_audio_buffer.cleared"
+
+
 WRONG_FRAME = b"\x81\x81" + bytes(4) + b"{"  # one byte, masked with zeros
 
 

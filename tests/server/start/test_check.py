@@ -83,7 +83,7 @@ def test_experts_that_windows_forget_are_refused_as_the_start_does(tmp_path, cap
 def test_without_weights_random_ones_are_described(tmp_path, capsys):
     shutil.copy(tiny.checkpoint("llama") / "config.json", tmp_path)
     assert cli.main(["check", str(tmp_path)]) == 1
-    assert "holds neither model.safetensors" in capsys.readouterr().out
+    assert "holds no weights: neither model.safetensors" in capsys.readouterr().out
     dummy = ["check", str(tmp_path), "--load-format", "dummy"]
     assert cli.main(dummy) == 1
     assert "refused: " + str(tmp_path) + ": no tokenizer.json" in capsys.readouterr().out
