@@ -120,7 +120,7 @@ ATTRIBUTES = {
     "server/schema/answers_responses.py: Response": 27,
     "server/schema/audio.py: SpeechForm": 20,
     "server/schema/chat.py: ChatBody": 22,
-    "server/schema/common.py: SamplingFields": 44,
+    "server/schema/common.py: SamplingFields": 40,
     "server/schema/responses.py: ResponsesBody": 27,
     # Arrays indexed by slot, row or entry, and numbers of a step.
     "_fast/layout.py: SlotWord": 21,

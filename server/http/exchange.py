@@ -269,6 +269,8 @@ class Exchanges:
             fault.error("request failed: id=%s route=%s", exchange.request_id, exchange.route, exc_info=caught)
         if exchange.started:  # a partly sent answer cannot be repaired; uvicorn closes the connection
             raise RuntimeError("answer cut short") from None
+        if renamed := scope.get("renamed"):
+            error = error.as_sent(renamed)
         await exchange.refuse(error.with_traceback(None))
 
     def note(self, exchange: Exchange) -> None:
