@@ -193,16 +193,28 @@ def translated_body(data: bytes, kind: type[msgspec.Struct]) -> tuple[bytes, Tra
 
 def report(exchange: Exchange, names: Collection[str], fields: Collection[str]) -> None:
     """Name ignored fields to the client and, once a minute each, in the log."""
+    for name in _named(exchange, names):
+        if lines.due(name):
+            near = difflib.get_close_matches(name, (*fields, *FIELDS), n=1, cutoff=0.75)
+            advice = f"; the nearest name is {near[0]}" if near else ""
+            log.warning("the field %s of a request to %s is not known and was ignored%s", name, exchange.route, advice)
+
+
+def report_tools(exchange: Exchange, kinds: Collection[str]) -> None:
+    """Name tools that only other servers run to the client, as tools.KIND, and once a minute each in the log."""
+    for name in _named(exchange, [f"tools.{kind}" for kind in dict.fromkeys(kinds)]):
+        if lines.due(name):
+            log.warning("%s of a request to %s runs at other servers only and was left out", name, exchange.route)
+
+
+def _named(exchange: Exchange, names: Collection[str]) -> list[str]:
+    """Add names to the header; returns them as they are written there."""
     written = [_UNPRINTABLE.sub("?", name[:NAME_LENGTH]) for name in list(names)[:MOST_NAMED]]
     headers = exchange.headers
     at = next((at for at, (name, _) in enumerate(headers) if name == HEADER), len(headers))
     before = headers[at][1].decode().split(", ") if at < len(headers) else []
     headers[at:] = [(HEADER, ", ".join([*before, *written][:MOST_NAMED]).encode()), *headers[at + 1 :]]
-    for name in written:
-        if lines.due(name):
-            near = difflib.get_close_matches(name, (*fields, *FIELDS), n=1, cutoff=0.75)
-            advice = f"; the nearest name is {near[0]}" if near else ""
-            log.warning("the field %s of a request to %s is not known and was ignored%s", name, exchange.route, advice)
+    return written
 
 
 class Minutes:

@@ -323,8 +323,7 @@ async def test_nested_sampling_params_use_the_same_table(client):
     for name, (value, ours, _) in HONOURED.items():
         data = json.dumps({"token_ids": [5], "sampling_params": {name: value}}).encode()
         body, foreign = decode(data, GenerateBody, LimitsConfig())
-        told = foreign.ignored or [ours]
-        assert body.sampling_params != TokenSampling() or told == [f"sampling_params.{name}"], name
+        assert body.sampling_params != TokenSampling() or foreign.ignored == [f"sampling_params.{name}"], (name, ours)
 
 
 def test_routes_without_text_honour_what_they_can_and_name_the_rest():
@@ -346,3 +345,20 @@ def test_options_of_a_dialect_are_translated_by_the_same_function():
     assert made.renamed == {"max_tokens": "options.num_predict"}
     with pytest.raises(ApiError, match=r"^options\.mirostat: send temperature"):
         translated({"mirostat": 1}, fields, "options.")
+
+
+@session
+async def test_hosted_tools_are_named_and_a_call_of_them_is_refused(client):
+    hosted = [{"type": "web_search_20250305", "name": "web_search"}]
+    for path, kind in (("/v1/responses", "required"), ("/v1/messages", "any"), ("/v1/messages/count_tokens", "any")):
+        body = BODIES[ROUTES[path.removesuffix("/count_tokens")]] | {"tools": hosted}
+        for choice, status in (("auto", 200), (kind, 400)):
+            said = choice if path == "/v1/responses" else {"type": choice}
+            reply = await client.post(path, {**body, "tool_choice": said, "odd": 1})
+            assert reply.status == status, reply.content
+            assert reply.reply_headers["x-ignored-fields"] == "odd, tools.web_search_20250305"
+            if status == 400:
+                assert "web_search_20250305 runs at other servers only" in reply.error["message"]
+    body = {"input": "hi", "tools": hosted, "tool_choice": {"type": "web_search_20250305"}}
+    reply = await client.post("/v1/responses", body)
+    assert (reply.status, reply.error["param"]) == (400, "tool_choice")
