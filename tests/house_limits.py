@@ -113,7 +113,7 @@ ATTRIBUTES = {
     "server/bench/options.py: ServeOptions": 41,
     "server/flags/config.py: ChatConfig": 20,
     "server/flags/config.py: ModelFlags": 23,
-    "server/flags/config.py: ServerConfig": 33,
+    "server/flags/config.py: ServerConfig": 34,
     "server/flags/limits_flags.py: LimitsConfig": 62,
     "server/output/tools/base.py: ToolFormat": 16,
     "server/render/chat.py: RenderConfig": 21,

@@ -42,6 +42,7 @@ class ServerConfig:
     auth_max_failures: int = flag(60, "wrong keys per minute and address before the answer is 429", low=1)
     trusted_proxies: tuple[str, ...] = flag((), "addresses, CIDRs or `unix` whose X-Forwarded-For is trusted")
     served_model_name: tuple[str, ...] = flag((), "names that clients may use; answers report the first", several=True)
+    any_model_name: bool = flag(False, "answer requests for any model name; the name tgi is always accepted")
     ssl_keyfile: str = flag("", "file with the TLS private key")
     ssl_certfile: str = flag("", "file with the TLS certificate chain")
     allowed_hosts: tuple[str, ...] = flag(
