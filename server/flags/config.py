@@ -90,7 +90,7 @@ class ModelFlags:
     """The checkpoint and how it is read."""
 
     model: str = flag(
-        "", "folder in Hugging Face format, GGUF file, or ORG/NAME on the hub; none: the model in the package"
+        "", "folder, GGUF file, or on the hub ORG/NAME, of GGUF files ORG/NAME:QUANT; none: the model in the package"
     )
     revision: str = flag("", "branch, tag or commit of ORG/NAME; none: main")
     download_dir: str = flag("", "folder for downloads from the hub; none: the cache of huggingface_hub")
