@@ -50,18 +50,22 @@ async def read_json(request: Request, kind: type[T], limit: int) -> T:
     check_type(request)
     incoming = Incoming(request, limit)
     try:
-        data = await read_bytes(incoming)
-        if len(data) > POOL_BYTES:
-            in_pool = asyncio.get_running_loop().run_in_executor
-            body, foreign = await in_pool(state.pool, decode, data, kind, state.config.limits)
-        else:
-            body, foreign = decode(data, kind, state.config.limits)
+        data, limits = await read_bytes(incoming), state.config.limits
+        found = decode(data, kind, limits) if len(data) <= POOL_BYTES else await decode_in_pool(state, data, kind)
     finally:
         incoming.close()
-    if foreign is not None:
-        request.scope["renamed"] = foreign.renamed  # for errors of the handler
-        if foreign.ignored:
-            report(request.scope["exchange"], foreign.ignored, fields_of(kind))
+    return found[0] if found[1] is None else noted(request, found[0], found[1])
+
+
+async def decode_in_pool(state: AppState, data: bytes, kind: type[T]) -> tuple[T, Translation | None]:
+    return await asyncio.get_running_loop().run_in_executor(state.pool, decode, data, kind, state.config.limits)
+
+
+def noted(request: Request, body: T, foreign: Translation) -> T:
+    """The body, once later errors use the client's names of fields, and the ignored fields are named."""
+    request.scope["renamed"] = foreign.renamed
+    if foreign.ignored:
+        report(request.scope["exchange"], foreign.ignored, fields_of(type(body)))
     return body
 
 
@@ -90,25 +94,24 @@ async def read_bytes(incoming: Incoming) -> bytes:
 
 
 def decode(data: bytes, kind: type[T], limits: LimitsConfig) -> tuple[T, Translation | None]:
-    """Scan the body, then decode it into `kind`; also what its foreign fields mean, if it has any. Raises only
-    ApiError.
-    """
+    """Scan the body, then decode it into `kind`; also its foreign fields, if any. Raises only ApiError."""
     data = data.removeprefix(BOM_UTF8)  # files that PowerShell writes begin with a byte order mark
     names = check_scan(data, limits, limits.json_max_nodes, "the body holds more than {max_nodes} values")
-    if known_names(kind).issuperset(names):
-        return decode_scanned(data, kind, limits), None
+    if not known_names(kind).issuperset(names):
+        return decode_foreign(data, kind, limits)
+    return decode_values(data, kind) if len(data) <= POOL_BYTES else decode_large(data, kind, limits), None
+
+
+def decode_foreign(data: bytes, kind: type[T], limits: LimitsConfig) -> tuple[T, Translation]:
+    """Decode a scanned body that has foreign fields."""
     try:
         data, foreign = translated_body(data, kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise malformed(data, error) from None
     try:
-        return decode_scanned(data, kind, limits), foreign
+        return decode_values(data, kind) if len(data) <= POOL_BYTES else decode_large(data, kind, limits), foreign
     except ApiError as error:
         raise error.as_sent(foreign.renamed) from None
-
-
-def decode_scanned(data: bytes, kind: type[T], limits: LimitsConfig) -> T:
-    return decode_values(data, kind) if len(data) <= POOL_BYTES else decode_large(data, kind, limits)
 
 
 def decode_large(data: bytes, kind: type[T], limits: LimitsConfig) -> T:
@@ -128,7 +131,7 @@ def decode_large(data: bytes, kind: type[T], limits: LimitsConfig) -> T:
 
 
 def check_scan(data: bytes, limits: LimitsConfig, most: int, too_many: str) -> list[bytes]:
-    """Raise the scan's error; returns the names of the outermost object, as they are written."""
+    """Raise the scan's error; returns the outermost object's names as they are written."""
     code, at, names = json_scan.scan(data, limits.json_max_depth, most)
     if code != json_scan.OK:
         text = too_many if code == json_scan.TOO_MANY_NODES else _SCAN_TEXTS[code]

@@ -150,7 +150,10 @@ class Members(Mapping[str, Any]):
         if found is None:
             raise invalid(None, f"the body has more than {json_scan.MOST_MEMBERS} fields", "invalid_json")
         self._data = data
-        self._places = {msgspec.json.decode(b'"%s"' % name, type=str): (start, end) for name, start, end in found}
+        self._places = {
+            msgspec.json.decode(b'"%s"' % name, type=str) if b"\\" in name else name.decode(): (start, end)
+            for name, start, end in found
+        }
 
     def __getitem__(self, name: str) -> Any:
         start, end = self._places[name]

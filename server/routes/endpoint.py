@@ -71,11 +71,16 @@ def json_response(content: Any, status: int = 200) -> Response:
 
 
 def check_model(state: AppState, name: str | None) -> str:
-    """The model's name to report: the requested one, or the first if none was sent. 404 for an unknown name, unless
-    the operator accepts any; clients of TGI always send `tgi`.
-    """
+    """The model's name to report: the requested one, or the first if none was sent. 404 for an unknown name."""
     if not name or name in state.names:
         return name or state.names[0]
+    return other_name(state, name)
+
+
+def other_name(state: AppState, name: str) -> str:
+    """A name that is not served: accepted where the operator accepts any, or if it is `tgi`, which clients of TGI
+    always send.
+    """
     most = state.config.limits.max_name_bytes
     if size_within(name, most) > most:
         raise ApiError(400, "invalid_parameter", f"model: is longer than {most} bytes", "model")
