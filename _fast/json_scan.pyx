@@ -1,11 +1,13 @@
 """A linear scan of a JSON body before it is decoded.
 
 Owner: none, a pure function; the loop calls it for small bodies, the pool for large ones (the GIL is released).
-In: the bytes and two limits. Out: (code, offset). It counts depth and nodes, including ignored fields, and finds values
-that decoders accept or handle differently: NaN and Infinity, lone surrogates, integers beyond 64 bits. It is no
-validator: the decoder checks brackets and commas. One pass, no recursion, no allocation.
+In: the bytes and two limits. Out: a code, an offset, the names of the outermost object. It counts depth and nodes,
+including ignored fields, and finds values that decoders accept or handle differently: NaN and Infinity, lone
+surrogates, integers beyond 64 bits. It is no validator: the decoder checks brackets and commas. One pass, no recursion,
+no allocation.
 """
 
+from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport uint8_t
 from libc.string cimport memchr, memcmp
 
@@ -15,14 +17,32 @@ TOO_MANY_NODES = 2
 NOT_FINITE = 3
 LONE_SURROGATE = 4
 INTEGER_TOO_LARGE = 5
+MOST_NAMES = 64  # names that `scan` returns
+MOST_MEMBERS = 1024  # members that `members` returns
 
 cdef enum:
+    NAMES = 64
+    MEMBERS = 1024
+
     CODE_OK = 0
     CODE_TOO_DEEP = 1
     CODE_TOO_MANY_NODES = 2
     CODE_NOT_FINITE = 3
     CODE_LONE_SURROGATE = 4
     CODE_INTEGER_TOO_LARGE = 5
+
+
+cdef struct Member:
+    Py_ssize_t name  # the first byte of the name
+    Py_ssize_t quote  # the quote after the name
+    Py_ssize_t end  # the comma or brace after the value
+
+
+cdef struct Outer:
+    # The members of the outermost object: the first `most` of them are stored, all are counted.
+    Member* members
+    Py_ssize_t most
+    Py_ssize_t count
 
 
 cdef inline int hex_digit(uint8_t c) noexcept nogil:
@@ -112,26 +132,41 @@ cdef Py_ssize_t skip_number(const uint8_t* p, Py_ssize_t at, Py_ssize_t n, int* 
 
 
 cdef Py_ssize_t walk(
-    const uint8_t* p, Py_ssize_t n, Py_ssize_t max_depth, Py_ssize_t max_nodes, int* code
+    const uint8_t* p, Py_ssize_t n, Py_ssize_t max_depth, Py_ssize_t max_nodes, Outer* outer, int* code
 ) noexcept nogil:
-    cdef Py_ssize_t at = 0, depth = 0, nodes = 1
+    cdef Py_ssize_t at = 0, depth = 0, nodes = 1, start
+    cdef bint in_object = False, is_name = False  # whether the outermost value is an object; whether a name comes next
     cdef uint8_t c
     while at < n:
         c = p[at]
         if c == 34:
-            at = skip_string(p, at + 1, n, code)
+            start = at + 1
+            at = skip_string(p, start, n, code)
+            if is_name:
+                is_name = False
+                if outer.count < outer.most:
+                    outer.members[outer.count] = Member(start, at - 1, n)
+                outer.count += 1
         elif c == 45 or 48 <= c <= 57:
             at = skip_number(p, at, n, code)
         else:
             if c == 123 or c == 91:
                 depth += 1
                 nodes += 1
+                if depth == 1 and outer.count == 0:
+                    in_object = is_name = c == 123
                 if depth > max_depth:
                     code[0] = CODE_TOO_DEEP
             elif c == 125 or c == 93:
+                if depth == 1 and in_object:
+                    end_member(outer, at)
+                    in_object = is_name = False
                 depth -= 1
             elif c == 44:
                 nodes += 1
+                if depth == 1 and in_object:
+                    end_member(outer, at)
+                    is_name = True
             elif c == 78 or c == 73:  # NaN, Infinity
                 code[0] = CODE_NOT_FINITE
             if nodes > max_nodes:
@@ -143,13 +178,56 @@ cdef Py_ssize_t walk(
     return n
 
 
+cdef inline void end_member(Outer* outer, Py_ssize_t at) noexcept nogil:
+    if 0 < outer.count <= outer.most:
+        outer.members[outer.count - 1].end = at
+
+
 def scan(const uint8_t[::1] data not None, Py_ssize_t max_depth, Py_ssize_t max_nodes):
-    """Return (code, offset): OK and the length, or the first error and its place."""
+    """Return (code, offset, names): OK and the length, or the first error and its place.
+
+    names: those of the outermost object as they are written, MOST_NAMES at most; if it has more, the last one is b"".
+    """
+    cdef Member[NAMES] members
+    cdef Outer outer
     cdef int code = CODE_OK
-    cdef Py_ssize_t at = 0, n = data.shape[0]
+    cdef Py_ssize_t at = 0, n = data.shape[0], i
+    outer.members, outer.most, outer.count = members, NAMES, 0
     if max_depth < 1 or max_nodes < 1:
         raise ValueError(f"max_depth={max_depth}, max_nodes={max_nodes}: both limits must be at least 1")
     if n:
         with nogil:
-            at = walk(&data[0], n, max_depth, max_nodes, &code)
-    return code, at
+            at = walk(&data[0], n, max_depth, max_nodes, &outer, &code)
+    names = [name_of(&data[0], members[i]) for i in range(min(outer.count, <Py_ssize_t> NAMES))]
+    if outer.count > NAMES:
+        names[NAMES - 1] = b""
+    return code, at, names
+
+
+def members(const uint8_t[::1] data not None):
+    """Return (name, start, end) for each member of the outermost object of a scanned body: the name as it is written,
+    and the place of the value's text. Returns None if there are more than MOST_MEMBERS.
+    """
+    cdef Member[MEMBERS] found
+    cdef Outer outer
+    cdef int code = CODE_OK
+    cdef Py_ssize_t n = data.shape[0], i
+    outer.members, outer.most, outer.count = found, MEMBERS, 0
+    if n:
+        with nogil:
+            walk(&data[0], n, n + 1, n + 1, &outer, &code)
+    if outer.count > MEMBERS:
+        return None
+    return [(name_of(&data[0], found[i]), value_of(&data[0], found[i]), found[i].end) for i in range(outer.count)]
+
+
+cdef inline bytes name_of(const uint8_t* p, Member member):
+    return PyBytes_FromStringAndSize(<const char*> p + member.name, max(0, member.quote - member.name))
+
+
+cdef inline Py_ssize_t value_of(const uint8_t* p, Member member) noexcept nogil:
+    """The place after the colon."""
+    cdef Py_ssize_t at = member.quote + 1
+    while at < member.end and (p[at] == 32 or 9 <= p[at] <= 13 or p[at] == 58):
+        at += 1
+    return at

@@ -17,7 +17,8 @@ from typing import Any
 from engine.base.errors import ConfigError, EngineError
 from mm.item import MediaOptions
 from server import __version__
-from server.flags.command_line import Arguments, UsageError, all_flags, from_file
+from server.flags.arguments import Arguments
+from server.flags.command_line import UsageError, all_flags
 from server.flags.config import MODALITIES, SAMPLING_DEFAULTS, ChatConfig, Config, environment_keys, unread_key
 from server.flags.help import COMMANDS, help_text, page
 from server.flags.media_flags import check_media
@@ -115,19 +116,30 @@ def parse(argv: Sequence[str]) -> tuple[str, Config]:
     if not named and words:
         check_command(words[0])
     arguments = Arguments(flags)
-    arguments.read(words)
+    try:
+        arguments.read(words)
+    except UsageError as error:
+        raise UsageError("\n".join((str(error), *contradictions(arguments.values)))) from None
     if arguments.version and arguments.help is None:
         say(f"omniloop {__version__}")
         raise SystemExit(0)
     if arguments.help is not None:
         say(help_text(flags, arguments.help, named))
         raise SystemExit(0)
-    values = from_file(arguments.config_file, flags) if arguments.config_file is not None else {}
-    config = build({**values, **arguments.values})
+    config = build(arguments.values)
     other, server = unread_key(), config.server
     if command == "serve" and other and not (server.api_key or server.api_key_file):
         raise UsageError(f"{other}: is not read here; name it SERVER_API_KEY, or unset it to serve without a key")
     return command, config
+
+
+def contradictions(values: dict[str, Any]) -> list[str]:
+    """The error of flags that are right one by one, reported together with the wrong ones."""
+    try:
+        build(values)
+    except UsageError as error:
+        return [str(error)]
+    return []
 
 
 def check_command(word: str) -> None:
@@ -166,7 +178,7 @@ def run(words: Sequence[str]) -> int:
             return 0
         command, config = parse(words)
     except UsageError as error:
-        print(f"omniloop: {error}", file=sys.stderr)
+        print(error.report, file=sys.stderr)
         return 2
     if command != "serve":
         signals.release()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import http
 import re
+from collections.abc import Mapping
 
 import msgspec
 import orjson
@@ -76,6 +77,17 @@ class ApiError(Exception):
     @property
     def type(self) -> str:
         return TYPES.get(self.status) or http.HTTPStatus(self.status).phrase
+
+    def as_sent(self, renamed: Mapping[str, str]) -> ApiError:
+        """The error with the client's name of its field; `renamed`: path of our field -> the client's name."""
+        param = self.param or ""
+        for path, name in renamed.items():
+            rest = param.removeprefix(path)
+            if param.startswith(path) and rest[:1] in ("", ".", "["):
+                message = self.message.removeprefix(path)
+                text = f"{name}{message}" if message != self.message else f"{name}: {message}"
+                return ApiError(self.status, self.reason, text, name + rest, self.headers, self.close)
+        return self
 
     def body(self) -> bytes:
         """The error object of API.md 3.2."""

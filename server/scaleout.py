@@ -26,7 +26,8 @@ from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.cli import build as config_of
-from server.flags.command_line import UsageError, all_flags, from_mapping
+from server.flags.arguments import from_mapping
+from server.flags.command_line import UsageError, all_flags
 from server.flags.config import Config
 from server.hosted import Hosted, refuse_flags_of_the_host
 from server.ops import logs

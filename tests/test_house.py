@@ -103,7 +103,7 @@ SERVER_FLOORS = (
     ("schema", "flags"),
     ("render",),
     ("errors", "output"),
-    ("ops", "structure", "openapi"),
+    ("ops", "structure", "openapi", "foreign_fields"),
     ("state",),
     ("http",),
     ("jobs",),

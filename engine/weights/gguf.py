@@ -28,6 +28,8 @@ GGUF = "model.gguf"
 MAX_HEADER_BYTES = 256 << 20
 MAX_COUNT = 1 << 22  # most items of an array; vocabularies have fewer tokens
 MAX_TENSORS = 1 << 16
+MAX_PIECES = 1000
+ALIGNMENT = 32  # bytes; of files without general.alignment
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
 # Suffix of a fact's name -> (types, whether the fact is a list).
@@ -71,6 +73,7 @@ class Stored(NamedTuple):
     shape: tuple[int, ...]
     begin: int
     num_bytes: int
+    piece: int = 0  # the number of its file, of a model in several files
 
 
 class Entry(NamedTuple):
@@ -84,11 +87,12 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Gguf:
-    """The header of a GGUF file."""
+    """The header of a GGUF file, or of all files of a model in several."""
 
     path: Path
     facts: dict[str, Any]
     tensors: dict[str, Stored]
+    paths: tuple[Path, ...]  # `path`, then the other files in their order
 
     @property
     def architecture(self) -> str:
@@ -135,8 +139,10 @@ class Gguf:
 
     @contextmanager
     def open(self) -> Iterator[GgufReader]:
-        """Maps the file."""
-        mapped = torch.from_file(str(self.path), shared=False, size=self.path.stat().st_size, dtype=torch.uint8)
+        """Maps the files."""
+        mapped = [
+            torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8) for path in self.paths
+        ]
         yield GgufReader(self, mapped)
 
     def floats(self, name: str) -> Tensor:
@@ -150,7 +156,7 @@ class GgufReader:
 
     __slots__ = ("_entries", "_file", "_mapped")
 
-    def __init__(self, file: Gguf, mapped: Tensor) -> None:
+    def __init__(self, file: Gguf, mapped: list[Tensor]) -> None:
         self._file, self._mapped, self._entries = file, mapped, file.entries()
 
     def tensor(self, name: str) -> Tensor:
@@ -166,7 +172,7 @@ class GgufReader:
 
     def stored(self, stored: Stored) -> Tensor:
         """The stored tensor: floats in their shape, codes as rows of bytes."""
-        raw = self._mapped[stored.begin : stored.begin + stored.num_bytes]
+        raw = self._mapped[stored.piece][stored.begin : stored.begin + stored.num_bytes]
         if stored.type in FLOATS:
             return raw.view(FLOATS[stored.type][1]).view(stored.shape)
         return raw.view(stored.shape[0], -1)
@@ -225,7 +231,44 @@ class _Cursor:
 
 
 def read_gguf(path: Path) -> Gguf:
-    """The header of a file; every range is checked against the file's size."""
+    """The header of a model in one file, or in several of which `path` is the first."""
+    first = read_piece(path)
+    count, number = first.facts.get("split.count", 1), first.facts.get("split.no", 0)
+    if not isinstance(count, int) or not 0 <= count <= MAX_PIECES or not isinstance(number, int):
+        raise ConfigError(f"{path} is piece {number!r} of {count!r}; at most {MAX_PIECES} are read")
+    if count <= 1:
+        return first
+    if number != 0:
+        raise ConfigError(f"{path} is piece {number + 1} of {count}: name the first, {piece_path(path, 1, count).name}")
+    tensors, paths = dict(first.tensors), [path]
+    for at in range(1, count):
+        other = piece_path(path, at + 1, count)
+        if not other.is_file():
+            raise ConfigError(f"{path} is the first of {count} pieces, and there is no {other.name} in its folder")
+        piece = read_piece(other, first.facts.get("general.alignment", ALIGNMENT))
+        if (piece.facts.get("split.no"), piece.facts.get("split.count")) != (at, count):
+            raise ConfigError(f"{other} is not piece {at + 1} of {count}: fetch all pieces again, or split again")
+        if twice := tensors.keys() & piece.tensors.keys():
+            raise ConfigError(f"{other} has {min(twice)}, which an earlier piece has too: split the model again")
+        tensors |= {name: stored._replace(piece=at) for name, stored in piece.tensors.items()}
+        paths.append(other)
+    if len(tensors) != first.facts.get("split.tensors.count", len(tensors)):
+        total = first.facts["split.tensors.count"]
+        raise ConfigError(f"{path}: its pieces have {len(tensors)} tensors of {total!r}: split the model again")
+    return Gguf(path, first.facts, tensors, tuple(paths))
+
+
+def piece_path(path: Path, number: int, count: int) -> Path:
+    """The path of a piece, counted from 1, of the model whose first or only known file is `path`."""
+    stem = re.sub(r"-\d{5}-of-\d{5}$", "", path.stem)
+    return path.with_name(f"{stem}-{number:05d}-of-{count:05d}{path.suffix}")
+
+
+def read_piece(path: Path, alignment: Any = None) -> Gguf:
+    """The header of one file; every range is checked against the file's size.
+
+    `alignment`: that of a model's first piece, for a piece that does not repeat it.
+    """
     size = path.stat().st_size
     with path.open("rb") as file:
         cursor = _Cursor(path, memoryview(file.read(min(size, MAX_HEADER_BYTES))))
@@ -239,11 +282,8 @@ def read_gguf(path: Path) -> Gguf:
     for _ in range(num_facts):
         name = cursor.text()
         facts[name] = _checked(cursor, name, cursor.value(cursor.number("I")))
-    pieces = facts.get("split.count", 1)
-    if isinstance(pieces, int) and pieces > 1:
-        raise ConfigError(f"{path} is one of {pieces} pieces: join them with llama-gguf-split --merge")
     described = [_described(cursor) for _ in range(num_tensors)]
-    alignment = facts.get("general.alignment", 32)
+    alignment = facts.get("general.alignment", ALIGNMENT if alignment is None else alignment)
     if not isinstance(alignment, int) or alignment <= 0 or alignment % 8:
         raise cursor.damaged(f"has general.alignment={alignment!r}; a multiple of 8 is read")
     start = -(-cursor.at // alignment) * alignment
@@ -251,7 +291,7 @@ def read_gguf(path: Path) -> Gguf:
     for name, stored in tensors.items():
         if stored.begin % 8 or stored.begin + stored.num_bytes > size:
             raise cursor.damaged(f"has {size} bytes, and {name} at {stored.begin} takes {stored.num_bytes}")
-    return Gguf(path, facts, tensors)
+    return Gguf(path, facts, tensors, (path,))
 
 
 def _checked(cursor: _Cursor, name: str, value: Any) -> Any:

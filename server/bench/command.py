@@ -18,7 +18,8 @@ from engine.base.errors import EngineError
 from server.bench import options
 from server.bench.foreign_flags import FOREIGN as BENCH
 from server.bench.output import words_of
-from server.flags.command_line import Arguments, Flag, UsageError, all_flags, flags_of, from_file
+from server.flags.arguments import Arguments
+from server.flags.command_line import Flag, UsageError, all_flags, flags_of
 from server.flags.config import Config
 from server.flags.foreign_flags import FOREIGN
 from server.flags.help import grouped
@@ -86,8 +87,7 @@ def parse(words: Sequence[str], say: Say, build: Build) -> Callable[[], int]:
     if arguments.help is not None:
         say(command_help(name, command, own))
         raise SystemExit(0)
-    values = from_file(arguments.config_file, flags, others) if arguments.config_file is not None else {}
-    values |= arguments.values
+    values = arguments.values
     chosen = command.flags(**{own[flag].field: value for flag, value in values.items() if flag in own})
     for flag in ("json", "plot"):
         check_writable(flag, getattr(chosen, flag, ""))
@@ -131,7 +131,7 @@ def main(words: Sequence[str], say: Say, build: Build) -> int:
     try:
         run = parse(words, say, build)
     except UsageError as error:
-        print(f"omniloop: {error}", file=sys.stderr)
+        print(error.report, file=sys.stderr)
         return 2
     try:
         return run()

@@ -1,12 +1,12 @@
 """Flags of vLLM's and SGLang's serving benchmarks that `bench serve` does not have, and the advice to users who set
 them.
 
-Owner: the command line. The forms are those of server/flags/foreign_flags.
+Owner: the command line. The forms are those of server/flags/foreign.
 """
 
 from __future__ import annotations
 
-from server.flags.foreign_flags import NO_ADAPTERS, Foreign, always, renamed
+from server.flags.foreign import NO_ADAPTERS, Foreign, always, renamed
 
 USAGE = "tokens are counted by usage; leave the flag out"
 IN_BODY = "use --extra-body with the field, such as '{\"top_p\": 0.9}'"

@@ -1,28 +1,25 @@
-"""Flags: made from the fields of Config's groups, read from argv or a YAML file, converted and bounded.
+"""Flags: made from the fields of Config's groups; their values, converted from text and bounded.
 
-Long flags with `-` or `_`, booleans as `--x` / `--no-x`, lists repeated or with commas, dict values as JSON or key by
-key (`--hf-overrides.rope_theta 1e6`). An unknown name or a wrong value is a UsageError of one line.
+Owner: the command line (server/flags/arguments). A wrong value is a UsageError of one line.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import re
 import sys
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from mm.limits import MediaLimits
 from server.flags.config import Config
-from server.flags.foreign_flags import FOREIGN, Foreign, foreign, long_name, meant
+from server.flags.foreign_flags import meant
 from server.flags.media_flags import LEAST, MEDIA_HELP, SPANS
 
-Others = Mapping[str, Foreign]  # flags of other servers, by name
 GROUPS = {  # groups of Config and their headings in --help
     "server": "address, keys, names, browsers, stop and log",
     "limits": "what one request, or all of them, may take",
@@ -42,7 +39,12 @@ SIZE = re.compile(r"([\d.]+) ?([KMGT])iB")
 
 
 class UsageError(Exception):
-    """A wrong flag or value; the text is the one line that the operator reads."""
+    """Wrong flags or values; the text has a line for each of them."""
+
+    @property
+    def report(self) -> str:
+        """The lines that the operator reads."""
+        return "\n".join(f"omniloop: {line}" for line in str(self).split("\n"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,119 +175,7 @@ def in_range(flag: Flag, value: int | float) -> int | float:
     return value
 
 
-def unknown(name: str, flags: dict[str, Flag], where: str = "", others: Others = FOREIGN) -> UsageError:
-    known = [*flags, *(f"no-{f.name}" for f in flags.values() if f.kind is bool), *others, "config", "help", "version"]
-    near = difflib.get_close_matches(name, [each for each in known if each != name], n=1, cutoff=0.65)
-    return UsageError(f"unknown flag --{name}{where}" + (f"; did you mean --{near[0]}?" if near else ""))
-
-
-def pass_over(name: str, text: str, entry: Foreign, where: str = "") -> None:
-    """Handle a flag of another server: ignore it with a line on stderr if its value has no effect here, otherwise
-    refuse it.
-    """
-    said = f"--{name}{' ' if text else ''}{text}{where}: {entry.advice}"
-    if text not in entry.holds and not (entry.anything and text):
-        raise UsageError(said)
-    print(f"omniloop: {said.removesuffix('; leave the flag out')}; the flag changes nothing", file=sys.stderr)
-
-
-def pass_switch(name: str, text: str, others: Others, where: str = "") -> None:
-    """Handle a switch of another server; `text` turns it on or off, and turning it off is the same as its opposite."""
-    entry = foreign(name if SWITCHED.get(text.lower(), True) else opposite(name, others), others)
-    assert entry is not None
-    pass_over(name, text, entry._replace(holds=(text,) if entry.holds else ()), where)
-
-
-def opposite(name: str, others: Others) -> str:
-    return f"no-{name}" if name in others else name.removeprefix("no-")
-
-
 SWITCHED = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
-
-
-class Arguments:
-    """Parses argv; `values` holds the given values by flag name."""
-
-    def __init__(self, flags: dict[str, Flag], others: Others = FOREIGN) -> None:
-        self.flags = flags
-        self.others = others
-        self.values: dict[str, Any] = {}
-        self.config_file: str | None = None
-        self.help: str | None = None  # the argument of --help; "": no argument
-        self.version = False
-        self.several = ""  # name of a list flag that may take more words
-        self.switch = ""  # name of the last flag, if it takes no value
-
-    def read(self, argv: Sequence[str]) -> None:
-        words = iter(argv)
-        for word in words:
-            if word in ("-h", "--help"):
-                self.help = ""
-            elif word.startswith("--help="):
-                self.help = word[7:]
-            elif word in ("-v", "--version"):
-                self.version = True
-            elif word.startswith("--") and len(word) > 2:
-                self.take(word[2:], words)
-            elif word.startswith("-") and len(word) > 1:
-                self.take(long_name(word[1:]), words)
-            elif self.several:
-                self.values[self.several] = (*self.values[self.several], *listed(self.flags[self.several], word))
-            elif self.switch and word.lower() in SWITCHED:
-                raise UsageError(
-                    f"--{self.switch} {word}: a switch takes no word; write --{self.switch}={word.lower()}"
-                )
-            elif "model" in self.values:
-                raise UsageError(f"{word!r}: one model is already named ({self.values['model']})")
-            else:
-                self.values["model"] = word
-
-    def take(self, word: str, words: Iterator[str]) -> None:
-        """Parse one flag and its value."""
-        self.several = self.switch = ""
-        name, equals, text = word.partition("=")
-        name, dot, path = name.partition(".")
-        name = name.replace("_", "-")
-        if (other := self.others.get(name)) is not None and other.same:
-            print(f"omniloop: --{name}: {other.advice}", file=sys.stderr)
-            name = other.same
-        flag = self.flags.get(name)
-        if dot and not (foreign(name, self.others) if flag is None else isinstance(flag.default, dict)):
-            raise unknown(f"{name}.{path}", self.flags, "", self.others)
-        if flag is None and name.startswith("no-") and self.is_bool(name[3:]):
-            self.values[name[3:]] = not (boolean(name, text) if equals else True)
-            return
-        other = foreign(name, self.others) if flag is None else None
-        if flag is None and other is None and name != "config":
-            raise unknown(name, self.flags, "", self.others)
-        if not equals and (other.switch if other else flag is not None and flag.kind is bool):
-            self.switch = name
-        if flag is not None and flag.kind is bool and not equals:
-            self.values[name] = True
-            return
-        if not equals and (dot or not (other and other.switch)):
-            following = next(words, None)
-            if following is None or (following.startswith("--") and len(following) > 2):
-                raise UsageError(f"--{name}: needs a value")
-            text = following
-        if other is not None and other.switch and (text.lower() in SWITCHED or not text):
-            pass_switch(name, text, self.others)
-        elif other is not None:
-            pass_over(name, text, other)
-        elif flag is None:
-            self.config_file = text
-        elif flag.kind is bool:
-            self.values[name] = boolean(name, text)
-        elif isinstance(flag.default, tuple):
-            self.values[name] = (*self.values.get(name, ()), *listed(flag, text))
-            self.several = name if flag.hints.get("several") else ""
-        elif dot:
-            self.values[name] = merged(self.values.get(name, {}), nested(path.split("."), text))
-        else:
-            self.values[name] = convert(flag, text)
-
-    def is_bool(self, name: str) -> bool:
-        return name in self.flags and self.flags[name].kind is bool
 
 
 def nested(path: list[str], text: str) -> dict[str, Any]:
@@ -327,43 +217,6 @@ def boolean(name: str, text: str) -> bool:
     if text.lower() not in SWITCHED:
         raise UsageError(f"--{name}={text}: must be true or false")
     return SWITCHED[text.lower()]
-
-
-def from_file(path: str, flags: dict[str, Flag], others: Others = FOREIGN) -> dict[str, Any]:
-    """The values in a YAML file, whose names are the flags' names."""
-    import yaml
-
-    try:
-        with open(path, encoding="utf-8") as file:
-            content = yaml.safe_load(file) or {}
-    except OSError as error:
-        raise UsageError(f"--config {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError):
-        raise UsageError(f"--config {path}: is not valid YAML") from None
-    if not isinstance(content, dict):
-        raise UsageError(f"--config {path}: must hold names and values, one per line")
-    return from_mapping(content, flags, f" in {path}", others)
-
-
-def from_mapping(
-    content: Mapping[Any, Any], flags: dict[str, Flag], where: str, others: Others = FOREIGN
-) -> dict[str, Any]:
-    """Values by flag name, from names with `-` or `_`; `where` is part of the error for an unknown name."""
-    values: dict[str, Any] = {}
-    for key, value in content.items():
-        name = str(key).replace("_", "-")
-        negated = flags.get(name[3:]) if name.startswith("no-") else None
-        if name in flags:
-            values[name] = typed(flags[name], value)
-        elif negated is not None and negated.kind is bool:
-            values[negated.name] = not typed(negated, value)
-        elif (other := foreign(name, others)) is None:
-            raise unknown(name, flags, where, others)
-        elif other.switch and isinstance(value, bool):
-            pass_switch(name, str(value).lower(), others, where)
-        elif value is not None:
-            pass_over(name, "" if value is True else str(value), other, where)
-    return values
 
 
 def typed(flag: Flag, value: Any) -> Any:

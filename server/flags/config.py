@@ -46,6 +46,7 @@ class ServerConfig:
     auth_max_failures: int = flag(60, "wrong keys per minute and address before the answer is 429", low=1)
     trusted_proxies: tuple[str, ...] = flag((), "addresses, CIDRs or `unix` whose X-Forwarded-For is trusted")
     served_model_name: tuple[str, ...] = flag((), "names that clients may use; answers report the first", several=True)
+    any_model_name: bool = flag(False, "answer requests for any model name; the name tgi is always accepted")
     ssl_keyfile: str = flag("", "file with the TLS private key")
     ssl_certfile: str = flag("", "file with the TLS certificate chain")
     allowed_hosts: tuple[str, ...] = flag(
@@ -93,7 +94,7 @@ class ModelFlags:
     """The checkpoint and how it is read."""
 
     model: str = flag(
-        "", "folder in Hugging Face format, GGUF file, or ORG/NAME on the hub; none: the model in the package"
+        "", "folder, GGUF file, or on the hub ORG/NAME, of GGUF files ORG/NAME:QUANT; none: the model in the package"
     )
     revision: str = flag("", "branch, tag or commit of ORG/NAME; none: main")
     download_dir: str = flag("", "folder for downloads from the hub; none: the cache of huggingface_hub")

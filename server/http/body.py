@@ -1,7 +1,8 @@
 """Request bodies: counted as they arrive, scanned, then decoded into the types of schema/.
 
 Owner: loop; bodies above 128 KiB are scanned and decoded in the pool. In: ASGI messages. Out: a schema struct, or 413,
-415, 408, 400. The bytes count against the process-wide budget (http/incoming) until the struct is made.
+415, 408, 400. The bytes count against the process-wide budget (http/incoming) until the struct is made. Fields of other
+servers are translated before the body is decoded (http/foreign_body).
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from starlette.requests import Request
 
 from _fast import id_lists, json_scan
 from server.errors import ApiError, from_validation, invalid, quoted
+from server.http.foreign_body import MOST_VALUES, Translation, fields_of, known_names, report, translated_body
 from server.http.incoming import Incoming
 
 if TYPE_CHECKING:
     from server.flags.config import LimitsConfig
     from server.state import AppState
 
-T = TypeVar("T")
+T = TypeVar("T", bound=msgspec.Struct)
 
-MOST_VALUES = 1 << 16  # values that the decoder makes in one call, during which it holds the GIL for up to 10 ms
 POOL_BYTES = 2 * MOST_VALUES  # a body of this size cannot have more values
 LONG_LIST = 16  # ids in a list; the decoder reads shorter lists
 NEAR = 16  # bytes quoted on each side of an error
@@ -49,12 +50,23 @@ async def read_json(request: Request, kind: type[T], limit: int) -> T:
     check_type(request)
     incoming = Incoming(request, limit)
     try:
-        data = await read_bytes(incoming)
-        if len(data) > POOL_BYTES:
-            return await asyncio.get_running_loop().run_in_executor(state.pool, decode, data, kind, state.config.limits)
-        return decode(data, kind, state.config.limits)
+        data, limits = await read_bytes(incoming), state.config.limits
+        found = decode(data, kind, limits) if len(data) <= POOL_BYTES else await decode_in_pool(state, data, kind)
     finally:
         incoming.close()
+    return found[0] if found[1] is None else noted(request, found[0], found[1])
+
+
+async def decode_in_pool(state: AppState, data: bytes, kind: type[T]) -> tuple[T, Translation | None]:
+    return await asyncio.get_running_loop().run_in_executor(state.pool, decode, data, kind, state.config.limits)
+
+
+def noted(request: Request, body: T, foreign: Translation) -> T:
+    """The body, once later errors use the client's names of fields, and the ignored fields are named."""
+    request.scope["renamed"] = foreign.renamed
+    if foreign.ignored:
+        report(request.scope["exchange"], foreign.ignored, fields_of(type(body)))
+    return body
 
 
 def check_type(request: Request) -> None:
@@ -81,16 +93,30 @@ async def read_bytes(incoming: Incoming) -> bytes:
     return b"".join(pieces)
 
 
-def decode(data: bytes, kind: type[T], limits: LimitsConfig) -> T:
-    """Scan the body, then decode it into `kind`. Raises only ApiError."""
+def decode(data: bytes, kind: type[T], limits: LimitsConfig) -> tuple[T, Translation | None]:
+    """Scan the body, then decode it into `kind`; also its foreign fields, if any. Raises only ApiError."""
     data = data.removeprefix(BOM_UTF8)  # files that PowerShell writes begin with a byte order mark
-    check_scan(data, limits, limits.json_max_nodes, "the body holds more than {max_nodes} values")
-    return decode_values(data, kind) if len(data) <= POOL_BYTES else decode_large(data, kind, limits)
+    names = check_scan(data, limits, limits.json_max_nodes, "the body holds more than {max_nodes} values")
+    if not known_names(kind).issuperset(names):
+        return decode_foreign(data, kind, limits)
+    return decode_values(data, kind) if len(data) <= POOL_BYTES else decode_large(data, kind, limits), None
+
+
+def decode_foreign(data: bytes, kind: type[T], limits: LimitsConfig) -> tuple[T, Translation]:
+    """Decode a scanned body that has foreign fields."""
+    try:
+        data, foreign = translated_body(data, kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise malformed(data, error) from None
+    try:
+        return decode_values(data, kind) if len(data) <= POOL_BYTES else decode_large(data, kind, limits), foreign
+    except ApiError as error:
+        raise error.as_sent(foreign.renamed) from None
 
 
 def decode_large(data: bytes, kind: type[T], limits: LimitsConfig) -> T:
     """Decode long lists of ids separately, in pieces between which other threads run; the rest must have few values."""
-    names = {name.encode(): name for name in kind.__struct_fields__}  # type: ignore[attr-defined]
+    names = {name.encode(): name for name in kind.__struct_fields__}
     lists = id_lists.find(data, LONG_LIST)
     short = without(data, lists)
     if any(short.count(b'"%s"' % name) > 1 for name in names.keys() & {name for name, *_ in lists}):
@@ -104,11 +130,13 @@ def decode_large(data: bytes, kind: type[T], limits: LimitsConfig) -> T:
     return body
 
 
-def check_scan(data: bytes, limits: LimitsConfig, most: int, too_many: str) -> None:
-    code, at = json_scan.scan(data, limits.json_max_depth, most)
+def check_scan(data: bytes, limits: LimitsConfig, most: int, too_many: str) -> list[bytes]:
+    """Raise the scan's error; returns the outermost object's names as they are written."""
+    code, at, names = json_scan.scan(data, limits.json_max_depth, most)
     if code != json_scan.OK:
         text = too_many if code == json_scan.TOO_MANY_NODES else _SCAN_TEXTS[code]
         raise invalid(None, text.format(max_depth=limits.json_max_depth, max_nodes=most, at=at), "invalid_json")
+    return names
 
 
 def decode_values(data: bytes, kind: type[T]) -> T:

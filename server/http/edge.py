@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from server.state import AppState
 
 HEADER_NAME = re.compile(rb"[a-z0-9-]{1,64}")
-EXPOSED = b"x-request-id, request-id, retry-after, x-structured-relaxed, x-replaced-frames"  # readable by pages
+# Headers that pages may read.
+EXPOSED = b"x-request-id, request-id, retry-after, x-structured-relaxed, x-replaced-frames, x-ignored-fields"
 LOOPBACK = frozenset({b"localhost", b"127.0.0.1", b"[::1]"})
 
 

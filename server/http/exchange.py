@@ -269,7 +269,7 @@ class Exchanges:
             fault.error("request failed: id=%s route=%s", exchange.request_id, exchange.route, exc_info=caught)
         if exchange.started:  # a partly sent answer cannot be repaired; uvicorn closes the connection
             raise RuntimeError("answer cut short") from None
-        await exchange.refuse(error.with_traceback(None))
+        await exchange.refuse(error.as_sent(scope.get("renamed", {})).with_traceback(None))
 
     def note(self, exchange: Exchange) -> None:
         """Update the metrics and write one log line."""

@@ -216,18 +216,19 @@ def _string(item: Item, key: str, path: str) -> str:
     return value
 
 
-def read_response_tools(tools: list[Item] | None) -> tuple[list[Item], list[Item], int]:
-    """(tools in the form for templates, the same as the response echoes them, number of dropped built-in tools)."""
+def read_response_tools(tools: list[Item] | None) -> tuple[list[Item], list[Item], list[str]]:
+    """(tools in the form for templates, the same as the response echoes them, types of dropped built-in tools)."""
     held: list[Item] = []
     echoed: list[Item] = []
-    dropped = 0
+    dropped: list[str] = []
     for at, tool in enumerate(tools or ()):
         path = f"tools[{at}]"
         space = tool.get("type") == "namespace"
-        read = [_own(*one) for one in (_members(tool, path) if space else [(tool, path, "")])]
+        members = _members(tool, path) if space else [(tool, path, "")]
+        read = [_own(*one) for one in members]
         own = [one for one in read if one is not None]
         held += [known for known, _ in own]
-        dropped += len(read) - len(own)
+        dropped += [one["type"] for (one, *_), made in zip(members, read) if made is None]
         listed = [echo for _, echo in own]
         if space:
             described = "" if tool.get("description") is None else _string(tool, "description", path)

@@ -74,9 +74,18 @@ def check_model(state: AppState, name: str | None) -> str:
     """The model's name to report: the requested one, or the first if none was sent. 404 for an unknown name."""
     if not name or name in state.names:
         return name or state.names[0]
+    return other_name(state, name)
+
+
+def other_name(state: AppState, name: str) -> str:
+    """A name that is not served: accepted where the operator accepts any, or if it is `tgi`, which clients of TGI
+    always send.
+    """
     most = state.config.limits.max_name_bytes
     if size_within(name, most) > most:
         raise ApiError(400, "invalid_parameter", f"model: is longer than {most} bytes", "model")
+    if name == "tgi" or state.config.server.any_model_name:
+        return name
     raise not_found(f"model {quoted(name)} does not exist; this server has {', '.join(state.names)}", "model")
 
 

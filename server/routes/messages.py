@@ -9,7 +9,6 @@ every model.
 from __future__ import annotations
 
 import asyncio
-import logging
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,6 +23,7 @@ from server.errors import ApiError, invalid, quoted
 from server.flags.config import SAMPLERS
 from server.http.body import read_json
 from server.http.exchange import Exchange, exchange_of
+from server.http.foreign_body import report_tools
 from server.http.watch import client_present, preparing
 from server.jobs.job import Job, media_preload, prepare
 from server.jobs.sampling import Asked, priority_of, resolve, salt_of
@@ -45,8 +45,6 @@ from server.state import AppState
 from server.structure.structure import Structure, format_structure
 from server.structure.tool_structure import Calls
 
-log = logging.getLogger("omniloop")
-
 THINKING = ("enabled", "disabled", "adaptive", "between_tools")
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 
@@ -58,7 +56,7 @@ async def create(request: Request) -> Response | None:
     body = await read_json(request, MessagesBody, state.config.limits.max_request_bytes)
     model = check_model(state, body.model)
     asked = check(state, body)
-    tools = check_tools(state, body, calls_back=True)
+    tools = check_tools(exchange, body, calls_back=True)
     asked = tools.holding(state, asked, tool_places(body.tools))
     name = "msg_" + exchange.request_id
     priority = priority_of(SamplingFields(priority=body.priority), state.config, gateway_priority(request))
@@ -89,7 +87,7 @@ async def count(request: Request) -> Response:
     body = await read_json(request, CountBody, state.config.limits.max_request_bytes)
     check_model(state, body.model)
     check_prompt_fields(body)
-    tools = check_tools(state, body, calls_back=False)
+    tools = check_tools(exchange, body, calls_back=False)
     asked = resolve(SamplingFields(), None, 0, state.defaults, state.config, state.vocabulary)
     async with client_present(request):
         with exchange.hold(1, "texts"):
@@ -169,24 +167,25 @@ def check_prompt_fields(body: CountBody) -> None:
         raise invalid("output_config.effort", text)
 
 
-def check_tools(state: AppState, body: CountBody, calls_back: bool) -> ToolTable:
+def check_tools(exchange: Exchange, body: CountBody, calls_back: bool) -> ToolTable:
     """The tools that this server knows, and the calls that the request allows."""
+    state = exchange.state
     kept, dropped = read_tools(body.tools)
     if dropped:
-        log.warning("%d tools that only Anthropic's servers run were left out of a request", len(dropped))
+        report_tools(exchange, dropped)
     choice = body.tool_choice or {"type": "auto"}
     kind, name = choice.get("type"), choice.get("name")
     if kind not in ("auto", "any", "tool", "none"):
         raise invalid("tool_choice.type", f"tool_choice.type: got {quoted(kind)}; must be auto, any, tool or none")
     may_call = kind != "none" and calls_back
-    check_calls(state, body.tools, kept, must_call=kind in ("any", "tool"), may_call=may_call)
-    only = frozenset((check_name("tool_choice.name", name, kept),)) if kind == "tool" and kept else None
+    check_calls(state, body.tools, kept, must_call=kind in ("any", "tool"), may_call=may_call, dropped=dropped)
+    only = frozenset((check_name("tool_choice.name", name, kept),)) if kind == "tool" else None
     one = choice.get("disable_parallel_tool_use")
     if not isinstance(one, bool | None):
         path = "tool_choice.disable_parallel_tool_use"
         raise invalid(path, f"{path}: got {quoted(one)}; must be true or false")
     most = 1 if one or kind == "tool" else 0
-    calls = Calls(kind != "none", kind in ("any", "tool") and bool(kept), only, most)
+    calls = Calls(kind != "none", kind in ("any", "tool"), only, most)
     return ToolTable.of(state, kept or None, calls)
 
 

@@ -1,34 +1,32 @@
 """Tools of /v1/responses: their form for the template, their echo, and the parsing of the answer.
 
 Owner: loop. In: ResponsesBody. Out: a ToolTable, the tools for the echo, and a Parsing; a choice of an unknown tool is
-refused. Tools that only OpenAI's servers run are left out with a warning.
+refused. Tools that only OpenAI's servers run are left out, and named to the client.
 """
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from server.errors import invalid
 from server.http.exchange import Exchange
+from server.http.foreign_body import report_tools
 from server.output.parser import Parsing
 from server.render.errors import kind_of
 from server.render.items import grammar_syntax, listed_tools, read_response_tools
 from server.routes.endpoint import one_of
-from server.routes.tools import ToolTable, allowed_tools, check_calls, check_name
+from server.routes.tools import ToolTable, allowed_tools, check_calls, check_name, nothing_to_call
 from server.schema.responses import InputBody, ResponsesBody
 from server.state import AppState
 from server.structure.tool_structure import Calls
 
-log = logging.getLogger("omniloop")
 
-
-def check_tools(state: AppState, body: InputBody, calls_back: bool = True) -> tuple[ToolTable, list[dict[str, Any]]]:
+def check_tools(exchange: Exchange, body: InputBody, calls_back: bool = True) -> tuple[ToolTable, list[dict[str, Any]]]:
     """The known tools with the calls that the request allows, and all tools for the echo."""
     known, echoed, dropped = read_response_tools(body.tools)
     if dropped:
-        log.warning("%d tools that only OpenAI's servers run were left out of a request", dropped)
-    choice = body.tool_choice
+        report_tools(exchange, dropped)
+    state, choice = exchange.state, body.tool_choice
     if isinstance(choice, str):
         one_of("tool_choice", choice, ("none", "auto", "required"))
     elif choice is not None and not isinstance(choice.get("type"), str):
@@ -38,13 +36,17 @@ def check_tools(state: AppState, body: InputBody, calls_back: bool = True) -> tu
     most = 1 if body.parallel_tool_calls is False else 0
     if isinstance(choice, dict) and choice["type"] == "allowed_tools":
         choice, only = allowed_tools(choice, "tool_choice", known, is_hosted=is_hosted)
+        if choice == "required" and not only:
+            raise nothing_to_call(dropped)
     may_call = choice != "none" and calls_back
-    check_calls(state, body.tools, known, must_call=choice not in (None, "none", "auto"), may_call=may_call)
-    must = choice == "required" and (only is None or bool(only))
+    must = choice not in (None, "none", "auto")
+    check_calls(state, body.tools, known, must_call=must, may_call=may_call, dropped=dropped)
     if isinstance(choice, dict):
-        must, most = choice["type"] in ("function", "custom"), 1
-        only = frozenset((check_name("tool_choice.name", choice.get("name"), known),)) if must else None
-    calls = Calls(choice != "none", must and bool(known), only, most)
+        if choice["type"] not in ("function", "custom"):
+            raise nothing_to_call([choice["type"]])
+        most = 1
+        only = frozenset((check_name("tool_choice.name", choice.get("name"), known),))
+    calls = Calls(choice != "none", must, only, most)
     return ToolTable.of(state, known or None, calls), echoed
 
 

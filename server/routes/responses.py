@@ -2,12 +2,11 @@
 
 Owner: loop; items are read in the pool. In: ResponsesBody. Out: one JSON body, events pushed as the engine makes
 tokens, or at once a queued response that continues in the background. A stored response belongs to its request's key.
-Tools that only OpenAI's servers run are left out with a warning, because coding clients always send them.
+Tools that only OpenAI's servers run are left out and named to the client, because coding clients always send them.
 """
 
 from __future__ import annotations
 
-import logging
 from functools import partial
 from typing import Any
 
@@ -40,8 +39,6 @@ from server.routes.response_tools import check_tools, note_unenforced, parsing_f
 from server.schema.common import SamplingFields
 from server.schema.responses import InputBody, ResponsesBody
 
-log = logging.getLogger("omniloop")
-
 
 async def create(request: Request) -> Response | None:
     exchange = exchange_of(request)
@@ -49,7 +46,7 @@ async def create(request: Request) -> Response | None:
     body = await read_json(request, ResponsesBody, state.config.limits.max_request_bytes)
     model = check_model(state, body.model)
     asked = check(state, body)
-    tools, echoed = check_tools(state, body)
+    tools, echoed = check_tools(exchange, body)
     note_unenforced(exchange, body, tools.calls)
     asked = tools.holding(state, asked, tool_places(body.tools))
     parsing = parsing_for(state, body, tools)
@@ -83,7 +80,7 @@ async def count(request: Request) -> Response:
     check_model(state, body.model)
     check_input(body)
     body.truncation = None  # all of the input is counted
-    tools, _ = check_tools(state, body, calls_back=False)
+    tools, _ = check_tools(exchange, body, calls_back=False)
     parent = earlier(state, exchange.key_name, body.previous_response_id)
     asked = resolve(SamplingFields(), None, 0, state.defaults, state.config, state.vocabulary)
     async with client_present(request):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from server.errors import invalid, not_here, quoted
+from server.errors import ApiError, invalid, not_here, quoted
 from server.jobs.sampling import Asked
 from server.output.parser import Parsing
 from server.render.tools import ToolPlace
@@ -62,13 +62,16 @@ def check_calls(
     *,
     must_call: bool,
     may_call: bool,
+    dropped: Sequence[str] = (),
 ) -> None:
     """Refuse a choice that cannot be satisfied, and tools whose calls no parser of the model can read.
 
-    `sent`: the client's tools; `known`: those among them that this server knows.
+    `sent`: the client's tools; `known`: those among them that this server knows; `dropped`: the types of the others.
     """
     if must_call and not sent:
         raise invalid("tool_choice", "tool_choice: asks for a call, but there are no tools")
+    if must_call and not known:
+        raise nothing_to_call(dropped)
     cannot = not (must_call or state.parsers.can_call)
     if known and may_call and cannot and state.config.chat.tool_call_parser != "none":
         raise not_here(
@@ -76,6 +79,13 @@ def check_calls(
             "tools: the format of this model's tool calls is not known; send tool_choice none or no tools, or start "
             "the server with --tool-call-parser and its name (none: calls stay text)",
         )
+
+
+def nothing_to_call(dropped: Sequence[str]) -> ApiError:
+    """The refusal of a choice among tools that this server does not run."""
+    few = ", ".join(map(quoted, dict.fromkeys(dropped[:8])))
+    text = f"tool_choice: asks for a call, but {few} runs at other servers only; send a tool of your own, or auto"
+    return invalid("tool_choice", text)
 
 
 def check_name(param: str, name: Any, known: Sequence[Tool] | None) -> str:

@@ -104,9 +104,3 @@ class SamplingFields(SamplerFields, kw_only=True):
     repetition_detection: Annotated[
         RepetitionFields | None, said("Ends an answer that repeats itself, with the finish reason repetition.")
     ] = None
-    guided_json: Annotated[Any, said("Ignored with a warning; response_format and structured_outputs replaced it.")] = (
-        None
-    )
-    guided_regex: Annotated[Any, said("Ignored with a warning; structured_outputs replaced it.")] = None
-    guided_choice: Annotated[Any, said("Ignored with a warning; structured_outputs replaced it.")] = None
-    guided_grammar: Annotated[Any, said("Ignored with a warning; structured_outputs replaced it.")] = None

@@ -65,7 +65,10 @@ def headers(config: Config, wanted: bool) -> tuple[Path, list[Shard] | None]:
 
             hub = hub_of(config)
             hub = hub if name == config.folder else replace(hub, revision="")
-            return fetch_headers(name, hub) if wanted else (fetch(name, hub, weights=False), [])
+            found, shards = fetch_headers(name, hub) if wanted else (fetch(name, hub, weights=False), [])
+            if found.suffix != ".gguf":
+                return found, shards
+            name = str(found)
         folder = as_folder(name, tokenizer=not config.model.tokenizer) if is_gguf(name) else name
         check_folder(folder)
         return Path(folder), open_checkpoint(folder) if wanted else []

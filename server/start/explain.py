@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.base.errors import ConfigError, EngineError
-from server.flags.command_line import Arguments, UsageError, all_flags, flags_of, from_file
+from server.flags.arguments import Arguments
+from server.flags.command_line import UsageError, all_flags, flags_of
 from server.flags.config import Config, flag
 from server.flags.foreign_flags import FOREIGN
 from server.flags.help import USAGE, grouped
@@ -45,13 +46,12 @@ def main(words: Sequence[str], say: Say, build: Build) -> int:
         if arguments.help is not None:
             say(f"{USAGE['explain']}\n\n{grouped(own)}")
             return 0
-        file = from_file(arguments.config_file, flags) if arguments.config_file is not None else {}
-        values = {**file, **arguments.values}
+        values = arguments.values
         if (card := values.pop("device-target", "")) not in ("", *CARDS):
             raise UsageError(f"--device-target {card}: must be one of {', '.join(CARDS)}")
         config = build(values)
     except UsageError as error:
-        print(f"omniloop: {error}", file=sys.stderr)
+        print(error.report, file=sys.stderr)
         return 2
     try:
         for line in lines(config, card):

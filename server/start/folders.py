@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from engine.weights.files import Shard
     from server.start.hub import Hub
 
-HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:[\w.-]+)?", re.ASCII)  # ORG/NAME, or ORG/NAME:QUANT
 
 
 def is_hub_name(name: str) -> bool:
@@ -113,7 +113,11 @@ def located(config: Config, name: str, hub: Hub, weights: bool) -> str:
             folder, model.hf_overrides, config.without_media, model.model_impl, flags.runner, flags.pooler_config
         )
 
-    return str(fetch(name, hub, weights, check if weights else None))
+    found = fetch(name, hub, weights, check if weights else None)
+    is_model = found.suffix == ".gguf"
+    return (
+        as_folder(str(found), tokenizer=not config.model.tokenizer or name != config.folder) if is_model else str(found)
+    )
 
 
 def hub_of(config: Config, stopped: threading.Event | None = None) -> Hub:

@@ -44,6 +44,7 @@ from engine.weights.files import (
     unindexed,
 )
 from engine.weights.progress import ProgressLine
+from server.start.gguf import chosen
 
 log = logging.getLogger("omniloop")
 
@@ -80,21 +81,25 @@ class Listing:
 def fetch(name: str, hub: Hub, weights: bool = True, check: Callable[[Path], object] | None = None) -> Path:
     """Download the repository's files and return their folder; weight files only if `weights`.
 
-    `check` receives the folder with the configuration before the weights are fetched, and may raise.
+    Of a repository of GGUF files it downloads one model, NAME:QUANT, and returns the path of its first file. `check`
+    receives the folder with the configuration before the weights are fetched, and may raise.
     """
     from huggingface_hub import constants
     from huggingface_hub.errors import OfflineModeIsEnabled
 
+    name, colon, quant = name.partition(":")
     with one_line(name, hub):
         try:
             listing = listed(name, hub)
         except OfflineModeIsEnabled:
-            return cached(name, hub, weights, "HF_HUB_OFFLINE is set")
+            return cached(name, hub, weights, "HF_HUB_OFFLINE is set", quant)
         except Unreachable as error:
             reason = f"{constants.ENDPOINT} cannot be reached ({error})"
-            folder = cached(name, hub, weights, reason)
+            folder = cached(name, hub, weights, reason, quant)
             log.warning("%s; the downloaded copy of %s is served", reason, name)
             return folder
+        if colon or holds_ggufs(listing.sizes):
+            return fetch_gguf(name, quant, hub, listing, weights)
         folder = download(name, hub, hub.revision or constants.DEFAULT_REVISION, other_files(listing.sizes))
         if folder.name != listing.commit:  # the branch moved since the listing; all files must come from one commit
             listing = listed(name, replace(hub, revision=folder.name))
@@ -112,9 +117,45 @@ def fetch(name: str, hub: Hub, weights: bool = True, check: Callable[[Path], obj
         return folder
 
 
+def holds_ggufs(names: Collection[str]) -> bool:
+    """Whether a repository has GGUF files and no weights in another format."""
+    return any(file.endswith(".gguf") for file in names) and not any(file.endswith(".safetensors") for file in names)
+
+
+def fetch_gguf(name: str, quant: str, hub: Hub, listing: Listing, weights: bool) -> Path:
+    """Download one model of a repository of GGUF files, if `weights`; the path of its first file."""
+    from huggingface_hub import constants
+
+    files = chosen(name, quant, listing.sizes)
+    absent = {file: listing.sizes[file] for file in files if not is_downloaded(name, hub, listing.commit, file)}
+    if absent and not weights:
+        raise ConfigError(
+            f"{hub.flag} {name}: its configuration is inside {files[0]}, which is not on this machine; start the "
+            "server, or fetch the file with `hf download`"
+        )
+    if absent:
+        folder, size = Path(hub.cache or constants.HF_HUB_CACHE), sum(absent.values())
+        folder.mkdir(parents=True, exist_ok=True)
+        check_room(name, folder, size)
+        log.info("fetching %s of %s at %s: %.2f GB", ", ".join(absent), name, listing.commit[:12], size / 1e9)
+    line = ProgressLine("download", sum(absent.values()))
+    found = download(name, hub, hub.revision or constants.DEFAULT_REVISION, files, line) / files[0]
+    if not found.exists():  # the branch moved since the listing
+        raise ConfigError(f"{hub.flag} {name}: the repository has changed while it was read; start again")
+    return found
+
+
+def is_downloaded(name: str, hub: Hub, commit: str, file: str) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+
+    return isinstance(try_to_load_from_cache(name, file, hub.cache or None, commit), str)
+
+
 def fetch_headers(name: str, hub: Hub) -> tuple[Path, list[Shard]]:
     """The folder of the configurations and the headers of the weights, read from local files or by range requests."""
     folder = fetch(name, hub, weights=False)
+    if folder.suffix == ".gguf":
+        return folder, []
     if not lacking(name, folder, weights=True):
         return folder, open_checkpoint(folder)
     with one_line(name, hub):
@@ -202,8 +243,10 @@ def counted(stopped: threading.Event, line: ProgressLine | None) -> Any:
     return Bytes
 
 
-def cached(name: str, hub: Hub, weights: bool, reason: str) -> Path:
-    """The folder of an earlier download. Raises ConfigError if there is none, or if it lacks a file."""
+def cached(name: str, hub: Hub, weights: bool, reason: str, quant: str = "") -> Path:
+    """The folder, or the GGUF file, of an earlier download. Raises ConfigError if there is none, or if it lacks a
+    file.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import IncompleteSnapshotError, LocalEntryNotFoundError
 
@@ -218,6 +261,9 @@ def cached(name: str, hub: Hub, weights: bool, reason: str) -> Path:
                 allow_patterns=[CONFIG],
             )
         )
+        ggufs = [str(path.relative_to(folder)) for path in folder.rglob("*.gguf")]
+        if ggufs and not (folder / CONFIG).exists():
+            return folder / chosen(name, quant, ggufs)[0]
         gaps = lacking(name, folder, weights)
     except IncompleteSnapshotError:
         gaps = [CONFIG]

@@ -10,10 +10,9 @@ reported).
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import orjson
@@ -28,15 +27,13 @@ from server.structure.schema_faults import measure, too_complex, wrong
 from server.structure.schema_rules import Cleaner
 from server.structure.structural_tags import structural_tag_spec
 
-logger = logging.getLogger(__name__)
 # At most one space after `:` and `,`, none elsewhere, so that an answer to a bounded schema ends.
 SEPARATORS = {"item_separator": ", ?", "key_separator": ": ?", "whitespace_flexible": False}
 NO_SPACES = {"item_separator": ",", "key_separator": ":", "whitespace_flexible": False}
 ESCAPES = {"json_allow_general_unicode_escapes": False}  # a property's name has only one spelling
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 OPTIONS = ("disable_any_whitespace", "whitespace_pattern")
-REMOVED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")  # fields of older vLLM releases
-STRUCTURES = ("response_format", "structured_outputs", *REMOVED)  # fields of a request
+STRUCTURES = ("response_format", "structured_outputs")  # fields of a request
 ANY_OBJECT = {"type": "object"}
 
 
@@ -51,8 +48,6 @@ class Structure:
 
 def structure_of(body: SamplingFields, limits: LimitsConfig) -> Structure | None:
     """The structure of a chat or completions request. Raises ApiError for two kinds at once, and for unknown kinds."""
-    if removed := [name for name in REMOVED if getattr(body, name) is not None]:
-        warn_removed(", ".join(removed))
     asked = format_structure(body.response_format, "response_format", limits)
     fields = {name: value for name, value in (body.structured_outputs or {}).items() if value is not None}
     if not fields:
@@ -72,12 +67,6 @@ def structure_of(body: SamplingFields, limits: LimitsConfig) -> Structure | None
         raise invalid(name, f"{name}: got {got}; send exactly one of {', '.join(KINDS)}")
     kind, options = kinds[0], _spaces(fields, name)
     return _structure(kind, fields[kind], f"{name}.{kind}", options, limits)
-
-
-@cache
-def warn_removed(names: str) -> None:
-    """Log one warning in the process's life, however many requests have these fields."""
-    logger.warning("a request has %s, which has no effect; send structured_outputs instead", names)
 
 
 def format_structure(asked: dict[str, Any] | None, param: str, limits: LimitsConfig) -> Structure | None:

@@ -64,7 +64,7 @@ def read_body(data: bytes) -> None:
     """Decodes the body for each route that takes JSON, and builds the grammar that the body requests."""
     for kind in KINDS:
         try:
-            body = decode(data, kind, LIMITS)
+            body, _ = decode(data, kind, LIMITS)
             if isinstance(body, ChatBody | CompletionBody) and (structure := structure_of(body, LIMITS)) is not None:
                 structure.make()
         except ApiError:
@@ -128,7 +128,7 @@ def json_bytes(value: Any) -> bytes:
 
 def compile_field(asked: Any) -> None:
     """Compiles a request's field up to the first mask."""
-    body = decode(json_bytes({"prompt": "b", "structured_outputs": asked}), CompletionBody, LIMITS)
+    body, _ = decode(json_bytes({"prompt": "b", "structured_outputs": asked}), CompletionBody, LIMITS)
     structure = structure_of(body, LIMITS)
     if structure is not None:
         compile_now(structure.make(), vocabulary())

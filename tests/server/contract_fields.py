@@ -69,8 +69,6 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
         "routes/test_routed_experts.py::test_completions_have_arrays_of_prompts_and_choices": "return_routed_experts",
         "jobs/test_sampling_fields.py::test_tokens_are_written_as_ids_by_field_or_flag": "return_tokens_as_token_ids",
         "jobs/test_sampling_fields.py::test_repetition_ends_an_answer": "repetition_detection",
-        "jobs/test_sampling_fields.py::test_fields_that_vllm_removed_are_logged_once": "guided_json guided_regex "
-        "guided_choice guided_grammar",
     },
     SamplerFields: {ENGINE: SAMPLERS},
     SampledInput: {"routes/test_responses.py::test_sampling_fields_reach_the_engine": SAMPLERS},

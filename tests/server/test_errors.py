@@ -197,7 +197,7 @@ GOOD_FIELDS = [
     {"response_format": {"type": "text"}},
     {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "none"},
     {"temperature": None, "stop": None, "n": None, "tools": None, "stream": None, "stream_options": None},
-    {"user": "u", "metadata": {"a": [1]}, "store": True, "best_of": 7, "guided_json": {}, "unknown": [[1]]},
+    {"user": "u", "metadata": {"a": [1]}, "store": True, "best_of": 1, "guided_json": None, "unknown": [[1]]},
     {"truncate_prompt_tokens": -1},
     {"truncate_prompt_tokens": 5},
     {"reasoning_effort": "low"},

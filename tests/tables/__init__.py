@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.tables.fields import field_table
 from tests.tables.flags import flag_table
 from tests.tables.memory import memory_table
 from tests.tables.metrics import metric_table
@@ -20,6 +21,7 @@ TABLES: dict[str, tuple[Path, Callable[[], str]]] = {
     "memory": (ROOT / "README.md", memory_table),
     "architectures": (DOCS / "models.md", architectures),
     "formats": (DOCS / "models.md", formats),
+    "fields": (DOCS / "fields.md", field_table),
     "flags": (DOCS / "flags.md", flag_table),
     "metrics": (DOCS / "metrics.md", metric_table),
     "routes": (DOCS / "clients.md", routes),

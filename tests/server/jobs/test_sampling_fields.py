@@ -22,7 +22,6 @@ from server.jobs.sampling import check_defaults, defaults_from, in_range, resolv
 from server.render.vocabulary import Vocabulary
 from server.schema.common import RepetitionFields, SamplingFields
 from server.start import load
-from server.structure.structure import warn_removed
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
 from tests.server.conftest import config_of, maker, ready
@@ -390,19 +389,9 @@ async def test_the_prompt_is_made_as_asked(client, serve):
 async def test_fields_without_effect_here_are_taken(client):
     plain = (await client.chat(temperature=0)).json()["choices"]
     quiet = {"include_reasoning": False, "spaces_between_special_tokens": False, "parallel_tool_calls": False}
-    quiet |= {"user": "u", "metadata": {"a": 1}, "store": True, "session_id": "s", "best_of": 3, "guided_json": {}}
+    quiet |= {"user": "u", "metadata": {"a": 1}, "store": True, "session_id": "s", "best_of": 1}
     reply = await client.chat(temperature=0, **quiet)
     assert reply.json()["choices"] == plain
-
-
-async def test_fields_that_vllm_removed_are_logged_once(client, caplog):
-    warn_removed.cache_clear()
-    plain = (await client.chat(temperature=0)).json()["choices"]
-    form = {"guided_json": {"type": "null"}, "guided_regex": "a", "guided_choice": ["a"], "guided_grammar": "x"}
-    for _ in range(2):
-        assert (await client.chat(temperature=0, **form)).json()["choices"] == plain
-    (line,) = [record.getMessage() for record in caplog.records if "has no effect" in record.getMessage()]
-    assert all(name in line for name in form)
 
 
 async def test_the_error_of_a_number_out_of_range_has_its_limits_in_plain_digits():

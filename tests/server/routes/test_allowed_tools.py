@@ -58,14 +58,17 @@ async def test_allowed_tools_that_only_openais_servers_run_are_left_out(calling)
     """The server leaves these tools out of the list of tools, and so out of the choice."""
     tools = [F["function"] | {"type": "function"}, {"type": "web_search"}, {"type": "mcp", "server_label": "s"}]
     body = {"input": "hi", "max_output_tokens": 60, "tools": tools}
-    for named, calls in ((["weather"], 1), ([], 0)):
-        choice = allowing(PATHS[1], "required", *named)
+    for mode, named, calls in (("required", ["weather"], 1), ("auto", [], 0)):
+        choice = allowing(PATHS[1], mode, *named)
         choice["tools"] += [{"type": "web_search"}, {"type": "mcp", "server_label": "s"}]
         reply = await calling.post(PATHS[1], {**body, "tool_choice": choice})
         assert reply.status == 200, reply.content
         found = [item for item in reply.json()["output"] if item["type"] == "function_call"]
         assert len(found) == calls
         assert reply.json()["tool_choice"] == choice
+        assert reply.reply_headers["x-ignored-fields"] == "tools.web_search, tools.mcp"
+    refused = await calling.post(PATHS[1], {**body, "tool_choice": {**choice, "mode": "required"}})
+    assert (refused.status, refused.error["param"]) == (400, "tool_choice")
     choice["tools"] = [{"type": "namespace", "name": "ns"}]
     refused = await calling.post(PATHS[1], {**body, "tool_choice": choice})
     assert (refused.status, refused.error["param"]) == (400, "tool_choice.tools[0].name")

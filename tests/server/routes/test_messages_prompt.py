@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from server.http import foreign_body
 from server.render.blocks import read_blocks
 from tests.server.live import LEADING_ONLY, picture, use_template
 
@@ -210,11 +211,13 @@ async def test_a_choice_of_tools_is_checked_where_tokens_are_counted(client):
     assert (refused.status, "tool_choice.name" in refused.json()["error"]["message"]) == (400, True)
 
 
-async def test_server_tools_are_left_out_with_a_warning(shows, caplog):
+async def test_server_tools_are_left_out_with_a_warning(shows, caplog, monkeypatch):
+    monkeypatch.setattr(foreign_body, "lines", foreign_body.Minutes())
     server_tools = [{"type": "web_search_20250305", "name": "web_search", "max_uses": 3}, {"type": "bash_20250124"}]
     got = await shows([HI], tools=server_tools, tool_choice={"type": "auto"})
     assert got == "[user]hi\n[assistant]"
-    assert "2 tools" in caplog.text
+    assert "tools.web_search_20250305 of a request to /v1/messages runs at other servers only" in caplog.text
+    assert "tools.bash_20250124" in caplog.text
 
 
 async def test_thinking_and_effort_reach_the_template(shows):

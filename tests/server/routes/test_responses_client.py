@@ -53,6 +53,9 @@ async def test_sync_client_creates_streams_retrieves_and_deletes(serve):
         await asyncio.to_thread(talk, url)
 
 
+ALLOWED = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp", "server_label": "l"}]}
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -60,7 +63,7 @@ async def test_sync_client_creates_streams_retrieves_and_deletes(serve):
         {"text": {"format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"enum": [1]}}}}},
         {"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "f"}]}]},
         {"tools": [{"type": "namespace", "name": "n", "description": "d", "tools": []}]},
-        {"tool_choice": {"type": "mcp", "server_label": "l"}, "tools": [{"type": "mcp", "server_label": "l"}]},
+        {"tool_choice": ALLOWED, "tools": [{"type": "mcp", "server_label": "l"}]},
     ],
     ids=lambda fields: str(fields)[:60],
 )

@@ -70,6 +70,17 @@ async def test_an_unknown_model_is_404_on_every_route(client, path):
     assert "model none does not exist" in reply.error["message"]
 
 
+async def test_any_model_name_is_answered_where_the_operator_allows_it(client, serve):
+    anyone = serve(server={"any_model_name": True})
+    for named, asked in ((client, "tgi"), (anyone, "tgi"), (anyone, "gpt-4o")):
+        for path, body in SMALLEST.items():
+            reply = await named.post(path, {**body, "model": asked})
+            assert reply.status == 200, (path, reply.content)
+            assert reply.json().get("model", asked) == asked
+        assert (await named.get(f"/v1/models/{asked}")).json()["id"] == asked
+    assert (await anyone.chat(model="x" * 300)).error["param"] == "model"
+
+
 async def test_an_answer_is_as_long_as_asked(client):
     for count in (1, 7):
         for reply in (

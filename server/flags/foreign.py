@@ -1,0 +1,66 @@
+"""The forms of an entry for a flag of another server: refused, without effect, or taken as a flag of ours.
+
+Owner: the command line; values. Tables: foreign_vllm, foreign_sglang, foreign_llamacpp; bench/foreign_flags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Foreign(NamedTuple):
+    """One flag. A value is looked for in `holds`, then taken as `as_`, then passed over, and refused otherwise."""
+
+    advice: str
+    holds: tuple[str, ...] = ()  # values that change nothing here ("" is the flag without a value)
+    switch: bool = False  # takes no value
+    anything: bool = False  # every value is passed over
+    as_: str = ""  # our flag; a path with dots for a key of a JSON flag; or a flag with =VALUE
+    values: Mapping[str, str] = {}  # their values and ours
+    only: bool = False  # no other values are taken
+
+
+ONE_DEVICE = "one process uses one device; start a server for each device behind a router (see /docs/deployment)"
+NO_ADAPTERS = (
+    "adapters are not supported; merge the adapter into the checkpoint (peft: merge_and_unload) and serve the result"
+)
+OWN_KERNELS = "the server has its own attention kernels; leave the flag out"
+NO_CODE = "code from a request or a checkpoint never runs; leave the flag out"
+NO_DRAFTS = "draft tokens are not supported; leave the flag out"
+SHARED_POOL = "states and tokens share one pool of blocks; --state-cache-share bounds the states of idle prefixes"
+NO_TRANSFER = "the cache is not shared with other processes; leave the flag out"
+NO_BALANCE = "one device holds all experts; leave the flag out"
+NO_OFFLOAD = "keys and values stay on the device; leave the flag out"
+NO_CLIENT_CERTIFICATES = "clients authenticate by keys (--api-key); a proxy in front can check certificates"
+
+
+def renamed(name: str) -> Foreign:
+    return Foreign(f"use --{name}")
+
+
+def taken(name: str, values: Mapping[str, str] | None = None, advice: str = "") -> Foreign:
+    """A flag with the meaning of ours. `values`: the only values that are taken; `advice` is for all others."""
+    if values is None:
+        return Foreign(f"taken as --{name}", as_=name)
+    return Foreign(advice, as_=name, values=values, only=True)
+
+
+def switch(name: str) -> Foreign:
+    """A switch with the meaning of our flag, which may have =VALUE."""
+    return Foreign(f"taken as --{name}", switch=True, as_=name)
+
+
+def always(advice: str) -> Foreign:
+    """A switch that changes nothing here, because this server always behaves so."""
+    return Foreign(advice, ("",), switch=True)
+
+
+def passed_over(advice: str) -> Foreign:
+    """A flag whose values ask for what is decided here already."""
+    return Foreign(advice, anything=True)
+
+
+def hint(advice: str) -> Foreign:
+    """A switch about speed, which may be on or off."""
+    return Foreign(advice, switch=True, anything=True)
