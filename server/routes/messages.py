@@ -23,7 +23,6 @@ from server.errors import ApiError, invalid, quoted
 from server.flags.config import SAMPLERS
 from server.http.body import read_json
 from server.http.exchange import Exchange, exchange_of
-from server.http.foreign_body import report_tools
 from server.http.watch import client_present, preparing
 from server.jobs.job import Job, media_preload, prepare
 from server.jobs.sampling import Asked, priority_of, resolve, salt_of
@@ -38,7 +37,7 @@ from server.routes.endpoint import (
     one_of,
     refuse_experts,
 )
-from server.routes.tools import ToolTable, check_calls, check_name
+from server.routes.tools import ToolTable, check_calls, check_name, leave_out
 from server.schema.common import SamplingFields
 from server.schema.messages import CountBody, MessagesBody
 from server.state import AppState
@@ -171,8 +170,7 @@ def check_tools(exchange: Exchange, body: CountBody, calls_back: bool) -> ToolTa
     """The tools that this server knows, and the calls that the request allows."""
     state = exchange.state
     kept, dropped = read_tools(body.tools)
-    if dropped:
-        report_tools(exchange, dropped)
+    leave_out(exchange, dropped)
     choice = body.tool_choice or {"type": "auto"}
     kind, name = choice.get("type"), choice.get("name")
     if kind not in ("auto", "any", "tool", "none"):

@@ -10,12 +10,11 @@ from typing import Any
 
 from server.errors import invalid
 from server.http.exchange import Exchange
-from server.http.foreign_body import report_tools
 from server.output.parser import Parsing
 from server.render.errors import kind_of
 from server.render.items import grammar_syntax, listed_tools, read_response_tools
 from server.routes.endpoint import one_of
-from server.routes.tools import ToolTable, allowed_tools, check_calls, check_name, nothing_to_call
+from server.routes.tools import ToolTable, allowed_tools, check_calls, check_name, leave_out, nothing_to_call
 from server.schema.responses import InputBody, ResponsesBody
 from server.state import AppState
 from server.structure.tool_structure import Calls
@@ -24,8 +23,7 @@ from server.structure.tool_structure import Calls
 def check_tools(exchange: Exchange, body: InputBody, calls_back: bool = True) -> tuple[ToolTable, list[dict[str, Any]]]:
     """The known tools with the calls that the request allows, and all tools for the echo."""
     known, echoed, dropped = read_response_tools(body.tools)
-    if dropped:
-        report_tools(exchange, dropped)
+    leave_out(exchange, dropped)
     state, choice = exchange.state, body.tool_choice
     if isinstance(choice, str):
         one_of("tool_choice", choice, ("none", "auto", "required"))

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from server.errors import ApiError, invalid, not_here, quoted
+from server.http.exchange import Exchange
+from server.http.foreign_body import report_tools
 from server.jobs.sampling import Asked
 from server.output.parser import Parsing
 from server.render.tools import ToolPlace
@@ -79,6 +81,12 @@ def check_calls(
             "tools: the format of this model's tool calls is not known; send tool_choice none or no tools, or start "
             "the server with --tool-call-parser and its name (none: calls stay text)",
         )
+
+
+def leave_out(exchange: Exchange, dropped: Sequence[str]) -> None:
+    """Name the types of tools that this server does not run to the client."""
+    if dropped:
+        report_tools(exchange, dropped)
 
 
 def nothing_to_call(dropped: Sequence[str]) -> ApiError:
