@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -133,6 +133,12 @@ def resolve(
         repetition=None if body.repetition_detection is None else repetition_of(body.repetition_detection),
         structure=structure_of(body, limits) if any(getattr(body, name) is not None for name in STRUCTURES) else None,
     )
+
+
+def with_ends(asked: Asked, ends: tuple[int, ...], vocabulary: Vocabulary) -> Asked:
+    """The sampling of answers that also end at these tokens."""
+    known = (*vocabulary.eos, *(token for token in ends if token < vocabulary.width))
+    return replace(asked, params=replace(asked.params, eos_token_ids=tuple(dict.fromkeys(known))))
 
 
 def special_fields(

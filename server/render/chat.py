@@ -25,10 +25,11 @@ from mm.item import MediaRef
 from server.render.call_ids import IdForm
 from server.render.errors import RenderError, invalid
 from server.render.escape import Escapes
+from server.render.fim import NO_TOKENS, FillIn
 from server.render.media import MediaTokens
 from server.render.messages import MessageReader, MessageRules
 from server.render.open_end import cut_at, open_last
-from server.render.prompt import PIECE, Prompt, Side, context_error, id_array, truncate
+from server.render.prompt import PIECE, Prompt, Side, context_error, encoded_size, id_array, truncate
 from server.render.row_marks import RowMarks
 from server.render.template import ChatTemplate, ContentFormat, TemplateLimits
 from server.render.template_choice import check_defaults, choose, missing
@@ -95,6 +96,7 @@ class Renderer:
                 "leave the flag out, or use --tokenizer-mode hf with a folder that has tokenizer.json"
             )
         check_defaults(config.default_template_kwargs, tokenizer)
+        self.fill_in = FillIn.of(tokenizer)  # None: the tokenizer has no tokens for filling in the middle
         self.templates = choose(tokenizer, config.chat_template, config.content_format)
 
     @property
@@ -188,6 +190,21 @@ class Renderer:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
+    async def filled(self, before: str, after: str, add_special_tokens: bool = True, param: str = "suffix") -> Prompt:
+        """The prompt of a gap between two texts; its text is the one before the gap."""
+        self.tokenizer.require_texts(param)
+        fill_in = self.fill_in
+        if fill_in is None:
+            raise RenderError(501, "not_implemented", f"{param}: {NO_TOKENS}; leave the field out", param)
+
+        def work() -> Prompt:
+            for name, text in (("prompt", before), (param, after)):
+                self._check_size(encoded_size(text, name), name)
+            ids = id_array(fill_in.encode(before, after, add_special_tokens))
+            return self._prompt(ids, [], before, "prompt")
+
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
     def embedded(self, messages: list[dict[str, Any]]) -> list[MediaRef]:
         """The media of a short conversation if the request embeds all of them, otherwise none."""
         return MessageReader(self._rules("openai", FORMAT_FACTS)).embedded(messages)
@@ -273,11 +290,7 @@ class Renderer:
     ) -> Prompt:
         if segments is not None:
             text = "".join(piece for piece, _ in segments)
-        try:
-            size = len(text) if text.isascii() else len(text.encode())
-        except UnicodeEncodeError as error:
-            raise invalid(f"{param} contains half of a surrogate pair, which is no character.", param) from error
-        self._check_size(size, param)
+        self._check_size(encoded_size(text, param), param)
         if segments is None:
             listed = self.tokenizer.encode(text, add_special_tokens)
         else:

@@ -133,6 +133,7 @@ def facts(state: AppState) -> dict[str, Any]:
         "max_logprobs": state.config.limits.max_logprobs,
         "structured_outputs": state.grammars is not None,
         "tool_calls": task == "chat" and state.parsers.tools_name != "none",
+        "fill_in_the_middle": task != "pooling" and renderer.fill_in is not None,
         "thinking_switch": any("enable_thinking" in template.source for template in renderer.templates.values()),
         "defaults": state.defaults,
     }

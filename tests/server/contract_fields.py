@@ -90,7 +90,7 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
     },
     CompletionBody: {
         "routes/test_completion.py::test_choices_come_prompt_by_prompt": "prompt n",
-        "routes/test_completion.py::test_a_suffix_is_named_not_ignored": "suffix",
+        "routes/test_completion.py::test_a_gap_between_prompt_and_suffix_is_filled": "suffix",
         "jobs/test_prompt_rows.py::test_rows_do_what_their_tokens_do": "prompt_embeds",
         "routes/test_completion.py::test_echo_with_logprobs_covers_prompt_and_output": "logprobs echo",
         "routes/test_route_fields.py::test_a_completion_is_made_as_asked": "max_tokens stop include_stop_str_in_output "

@@ -77,7 +77,7 @@ async def test_about_describes_the_model(client, tiny_client):
 async def test_the_task_is_what_the_model_can_do(client, monkeypatch):
     state = client.state
     assert task_of(state) == "chat"
-    monkeypatch.setattr(state, "renderer", SimpleNamespace(template=None, templates={}))
+    monkeypatch.setattr(state, "renderer", SimpleNamespace(template=None, templates={}, fill_in=None))
     assert task_of(state) == "completion"
     monkeypatch.setattr(state, "whisper", object())
     assert facts(state)["modalities"] == ["audio"]
