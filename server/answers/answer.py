@@ -92,6 +92,7 @@ class Answer:
             skip_special_tokens=skip_special_tokens,
             min_tokens=self.asked.params.min_tokens,
             repetition=self.asked.repetition,
+            line_limit=self.asked.line_limit,
             parser=parser,
             table=None if parser is None or parsing is None else parsing.parsers.markers.table,
         )

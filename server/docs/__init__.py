@@ -12,7 +12,20 @@ from pathlib import Path
 FOLDER = Path(__file__).parent
 # In the order of the listing; a test compares the names with the folder.
 NAMES = (
-    *("models", "hardware", "flags", "quantisation", "clients", "media", "speech", "tools", "embeddings", "page"),
+    *(
+        "models",
+        "hardware",
+        "flags",
+        "quantisation",
+        "clients",
+        "ollama",
+        "llama_cpp",
+        "media",
+        "speech",
+        "tools",
+        "embeddings",
+        "page",
+    ),
     *("deployment", "operation", "metrics", "security", "measuring", "hosting", "ray"),
 )
 PICTURES = ("page.png",)

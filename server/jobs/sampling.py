@@ -58,6 +58,7 @@ class Asked:
     repetition: Repetition | None = None
     structure: Structure | None = None  # the required form of the answers
     thinking_budget: int | None = None  # most tokens of reasoning; None: no limit
+    line_limit: float | None = None  # seconds after the first token, from which the end of a line ends the answer
 
 
 def defaults_from(generation: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:

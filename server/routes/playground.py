@@ -24,6 +24,7 @@ from server.errors import not_found
 from server.flags.config import EMBEDDED
 from server.http.exchange import state_of
 from server.routes.endpoint import json_response, route
+from server.routes.health import running
 from server.state import AppState
 
 FOLDER = Path(__file__).parents[1] / "playground"
@@ -83,8 +84,13 @@ def pages() -> Pages:
 
 
 async def page(request: Request) -> Response:
+    """The page for browsers; other clients look for a server of Ollama's protocol here."""
+    if "text/html" not in request.headers.get("accept", ""):
+        return running()
     made = await read(request)
-    return html(request, made.html, made.digest)
+    found = html(request, made.html, made.digest)
+    found.headers["vary"] = "accept"
+    return found
 
 
 def html(request: Request, content: bytes, digest: str) -> Response:
