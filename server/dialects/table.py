@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 
 from starlette.routing import Route
 
+from server.dialects.llama_cpp import about as llama_cpp_about
 from server.dialects.llama_cpp import completion, infill
-from server.dialects.ollama import about, chat, embed, generate
+from server.dialects.ollama import about as ollama_about
+from server.dialects.ollama import chat, embed, generate
 from server.flags.config import Config
 from server.routes import docs
 from server.routes.endpoint import route
@@ -20,8 +22,8 @@ from server.routes.table import own_routes
 if TYPE_CHECKING:
     from server.openapi import Operation
 
-OLLAMA = (chat, generate, embed, about)
-LLAMA_CPP = (completion, infill)
+OLLAMA = (chat, generate, embed, ollama_about)
+LLAMA_CPP = (completion, infill, llama_cpp_about)
 FAMILIES = (*OLLAMA, *LLAMA_CPP)
 
 

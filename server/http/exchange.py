@@ -328,7 +328,7 @@ class Exchanges:
             state.spans.add(times)
 
 
-PROBES = frozenset({"/health", "/health/live", "/health/ready", "/ping", "/metrics", "/version"})
+PROBES = frozenset({"/health", "/health/live", "/health/ready", "/v1/health", "/ping", "/metrics", "/version"})
 KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
 
 

@@ -44,6 +44,11 @@ REQUESTS |= {
     "ollama_embeddings": {"prompt": "The film was good."},
     "llama_completion": {"prompt": "1 2 3", "n_predict": 4},
     "llama_completions": {"prompt": "1 2 3", "n_predict": 4},
+    "llama_apply_template": {"messages": SUM},
+    "llama_chat": REQUESTS["create_chat_completion"],
+    "llama_embeddings": REQUESTS["create_embedding"],
+    "llama_reranking": REQUESTS["rerank"],
+    "llama_reranking_v1": REQUESTS["rerank"],
     "llama_infill": {"input_prefix": "def f(a):\n    ", "input_suffix": "\n", "n_predict": 16},
     "ollama_show": {"model": "omniloop"},
 }

@@ -265,6 +265,10 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
         LLAMA_CPP + "test_fields_are_selected_by_path": "response_fields",
     },
     llama_cpp.LlamaCompletionBody: {LLAMA_CPP + "test_prompts_have_many_forms": "prompt"},
+    llama_cpp.LlamaTemplateBody: {
+        LLAMA_CPP
+        + "test_a_conversation_is_rendered": "messages tools add_generation_prompt chat_template_kwargs model",
+    },
     llama_cpp.LlamaFile: {
         LLAMA_CPP + "test_other_files_precede_the_gap_and_the_beginning_follows_it": "filename text",
     },

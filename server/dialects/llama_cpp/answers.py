@@ -60,3 +60,52 @@ class LlamaCompletion(Answer, forbid_unknown_fields=False):
     completion_probabilities: Annotated[
         Maybe[list[LlamaProbability]], said("An entry for each token, where n_probs is set.")
     ] = ABSENT
+
+
+class LlamaDefaults(Answer):
+    """The settings of requests that set none."""
+
+    n_ctx: Annotated[int, said("Tokens of prompt and answer.", 8192)]
+    params: Annotated[dict[str, Any], said("The sampling options.", {"temperature": 1.0})]
+
+
+class LlamaModalities(Answer):
+    """The media that the model takes."""
+
+    vision: Annotated[bool, said("Whether it takes images.")]
+    audio: Annotated[bool, said("Whether it takes audio.")]
+
+
+class LlamaProps(Answer):
+    """The answer of /props."""
+
+    default_generation_settings: Annotated[LlamaDefaults, said("The settings of requests that set none.")]
+    total_slots: Annotated[int, said("Answers that one step computes.", 256)]
+    model_path: Annotated[str, said("The served name; no path is disclosed.", "qwen3-8b")]
+    chat_template: Annotated[str, said("The chat template, in Jinja; empty if the model has none.")]
+    bos_token: Annotated[str, said("The token that begins a text; empty if there is none.", "<s>")]
+    eos_token: Annotated[str, said("The token that ends a text; empty if there is none.", "</s>")]
+    modalities: Annotated[LlamaModalities, said("The media that the model takes.")]
+    build_info: Annotated[str, said("The program and its version.", "omniloop 0.1.0")]
+    is_sleeping: Annotated[bool, said("Always false.")]
+
+
+class LlamaNextToken(Answer):
+    """The state of a running answer."""
+
+    n_decoded: Annotated[int, said("Tokens generated so far.", 12)]
+
+
+class LlamaSlot(Answer):
+    """A row of a step, without its prompt."""
+
+    id: Annotated[int, said("The number of the row.", 0)]
+    n_ctx: Annotated[int, said("Tokens of prompt and answer.", 8192)]
+    is_processing: Annotated[bool, said("Whether an answer runs in it.")]
+    next_token: Annotated[LlamaNextToken, said("The state of its answer.")]
+
+
+class LlamaTemplated(Answer):
+    """The answer of /apply-template."""
+
+    prompt: Annotated[str, said("The prompt of the conversation.")]

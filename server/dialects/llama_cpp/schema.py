@@ -77,3 +77,15 @@ class LlamaInfillBody(LlamaFields, kw_only=True):
     t_max_predict_ms: Annotated[
         int | None, said("The answer ends after the first line that is complete when so many milliseconds have passed.")
     ] = None
+
+
+class LlamaTemplateBody(msgspec.Struct, kw_only=True):
+    """The body of /apply-template."""
+
+    messages: Annotated[
+        list[dict[str, Any]], said("The conversation.", [{"role": "user", "content": "What is 12 + 30?"}])
+    ]
+    model: fields.Model = None
+    tools: Annotated[list[dict[str, Any]] | None, said("Tools for the chat template.")] = None
+    add_generation_prompt: fields.EndsOpen = None
+    chat_template_kwargs: fields.ChatTemplateKwargs = None

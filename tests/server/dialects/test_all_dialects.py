@@ -18,6 +18,7 @@ GAP = {"input_prefix": "a", "input_suffix": "b"}
 WALK = {
     "/api/chat": ({"messages": ASK, "options": SHORT}, {"messages": ASK}),
     "/api/generate": ({"prompt": "hi", "options": SHORT}, {"prompt": "hi"}),
+    "/chat/completions": ({"messages": ASK, "max_tokens": 2}, {"messages": ASK, "stream": True}),
     "/completion": ({"prompt": "hi", "n_predict": 2}, {"prompt": "hi", "stream": True}),
     "/completions": ({"prompt": "hi", "n_predict": 2}, {"prompt": "hi", "stream": True}),
     "/infill": ({**GAP, "n_predict": 2}, {**GAP, "stream": True}),
@@ -26,7 +27,11 @@ ROUTES = [(path, *bodies) for path, bodies in WALK.items()]
 
 
 async def test_every_generating_route_of_a_dialect_is_walked(client):
-    ours = {path for path in COUNTED if path.startswith(("/v1/", "/inference/", "/tokenize", "/detokenize"))}
+    ours = {
+        path
+        for path in COUNTED
+        if path.startswith(("/v1/", "/inference/", "/tokenize", "/detokenize", "/apply-template"))
+    }
     assert COUNTED.keys() - ours <= WALK.keys()
     assert WALK.keys() <= {line.path for line in routes_of(client.state.config)}
 

@@ -9,8 +9,9 @@ import pytest
 
 from server.errors import ApiError
 from server.output import line_limit
+from tests import pooling_kit
 from tests.server.conftest import until
-from tests.server.live import GAP, use_gaps, without_end
+from tests.server.live import GAP, use_gaps, use_template, without_end
 from tests.server.scripted import play
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -281,3 +282,73 @@ async def test_models_without_tokens_for_it_refuse_gaps(client):
     ]:
         refused = await client.post("/infill", body)
         assert (refused.status, refused.error["param"]) == (400, param)
+
+
+# -- the server
+
+
+async def test_props_describe_the_model(client):
+    made = (await client.get("/props")).json()
+    assert made["default_generation_settings"]["n_ctx"] == client.state.engine.max_model_len
+    assert made["default_generation_settings"]["params"]["temperature"] == 0.0
+    assert made["default_generation_settings"]["params"]["n_predict"] == -1
+    assert made["total_slots"] == client.state.engine.limits.max_rows
+    assert (made["model_path"], made["modalities"]) == ("omniloop", {"vision": True, "audio": True})
+    assert made["chat_template"] == client.state.renderer.template.source
+    assert made["build_info"].startswith("omniloop ")
+
+
+async def test_slots_count_the_tokens_of_running_answers(client):
+    without_end(client)
+    rows = (await client.get("/slots")).json()
+    assert len(rows) == client.state.engine.limits.max_rows
+    assert not any(row["is_processing"] for row in rows)
+    call = client.call("POST", "/completion", {"prompt": "count", "stream": True}).start()
+    await until(lambda: len(call.writes) > 2)
+    first, second, *_ = (await client.get("/slots")).json()
+    assert (first["is_processing"], second["is_processing"]) == (True, False)
+    assert first["next_token"]["n_decoded"] > 2
+    assert "prompt" not in first
+    call.leave()
+    await call.finish()
+
+
+async def test_a_conversation_is_rendered(client):
+    messages = [{"role": "user", "content": "hi"}]
+    use_template(client)
+    sent = {"messages": messages, "model": "omniloop"}
+    assert (await client.post("/apply-template", sent)).json() == {"prompt": "[user]hi\n[assistant]"}
+    assert (await client.post("/apply-template", {**sent, "model": "other"})).status == 404
+    closed = await client.post("/apply-template", {**sent, "add_generation_prompt": False})
+    assert closed.json() == {"prompt": "[user]hi\n"}
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    more = {"tools": tools, "chat_template_kwargs": {"mood": "good"}}
+    prompt = (await client.post("/apply-template", {**sent, **more})).json()["prompt"]
+    assert prompt.startswith("<tools>")
+    assert prompt.endswith("[assistant] mood=good")
+    refused = await client.post("/apply-template", {**sent, "tools": [{"type": "function"}]})
+    assert (refused.status, refused.error["param"]) == (400, "tools[0].function")
+
+
+async def test_our_routes_have_llama_cpps_paths(serve, pooling):
+    client = serve(server={"api_key": ("right",)})
+    assert (await client.get("/v1/health")).status == 200
+    key = {"x-api-key": "right"}
+    assert (await client.get("/models")).status == 401
+    assert (await client.get("/models", headers=key)).json() == (await client.get("/v1/models", headers=key)).json()
+    body = {"messages": [{"role": "user", "content": "What is 12 + 30?"}]}
+    assert (await client.post("/chat/completions", body, headers=key)).json()["choices"][0]["message"][
+        "content"
+    ] == "42"
+    embedder = await pooling(pooling_kit.embedder("qwen3"))
+    ours, theirs = [
+        (await embedder.post(path, {"input": "a"})).json()["data"] for path in ("/v1/embeddings", "/embeddings")
+    ]
+    assert ours == theirs
+    pairs = {"query": "a", "documents": ["a", "b"]}
+    scores = [
+        [one["relevance_score"] for one in (await embedder.post(path, pairs)).json()["results"]]
+        for path in ("/rerank", "/reranking", "/v1/reranking")
+    ]
+    assert scores[0] == scores[1] == scores[2]
+    assert (await client.post("/embeddings", {"input": "a"}, headers=key)).status == 501

@@ -27,6 +27,8 @@ COUNTED = {
     "/v1/audio/transcriptions": FORM,
     "/v1/audio/translations": FORM,
     "/inference/v1/generate": {"token_ids": [5, 6], "sampling_params": {"max_tokens": 1}},
+    "/chat/completions": {"messages": ASK, "max_tokens": 1},
+    "/apply-template": {"messages": ASK},
     "/completion": {"prompt": "hi", "n_predict": 1},
     "/completions": {"prompt": "hi", "n_predict": 1},
     "/api/chat": {"messages": ASK, "options": {"num_predict": 1}},
@@ -37,7 +39,7 @@ UNCOUNTED = {
     "/v1/embeddings", "/pooling", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank",
     "/sleep", "/wake_up", "/start_profile", "/stop_profile",
     "/api/embed", "/api/embeddings", "/api/show", "/api/pull", "/api/push", "/api/create", "/api/copy",
-    "/api/blobs/{digest}", "/infill",
+    "/api/blobs/{digest}", "/infill", "/embeddings", "/reranking", "/v1/reranking",
     "/pause", "/resume", "/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache",
 }  # fmt: skip
 WAYS = [
