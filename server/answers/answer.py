@@ -84,7 +84,7 @@ class Answer:
         self, stops: StopStrings, skip_special_tokens: bool, parsing: Parsing | None, index: int, job: Job
     ) -> ChoiceStream:
         parser = None if parsing is None else parsing.parser(job.prompt)
-        return ChoiceStream(
+        return self.asked.choice(
             self.state.tokenizer,
             index,
             stops,
@@ -92,7 +92,6 @@ class Answer:
             skip_special_tokens=skip_special_tokens,
             min_tokens=self.asked.params.min_tokens,
             repetition=self.asked.repetition,
-            line_limit=self.asked.line_limit,
             parser=parser,
             table=None if parser is None or parsing is None else parsing.parsers.markers.table,
         )

@@ -79,7 +79,6 @@ class Exchange:
         "on_drain",
         "path",
         "place",
-        "protocol",
         "queued_s",
         "raw_send",
         "reason",
@@ -99,7 +98,6 @@ class Exchange:
         self.state = state
         self.method: str = scope["method"]
         self.path: str = scope["path"]
-        self.protocol = protocol_of(scope)
         self.raw_send = send
         extensions = scope.get("extensions", {})
         self.abort: Callable[[], None] = extensions.get("omniloop.abort", nothing)
@@ -180,7 +178,8 @@ class Exchange:
         await self.send({"type": "http.response.start", "status": status, "headers": sized})
         await self.send({"type": "http.response.body", "body": body})
 
-    async def refuse(self, error: ApiError) -> None:
+    async def refuse(self, error: ApiError, protocol: Protocol) -> None:
+        """Answer with an error, in the form of the client's protocol."""
         self.reason = error.reason
         if error.reason in self.state.metrics.rejections:
             self.state.metrics.rejections[error.reason] += 1
@@ -188,7 +187,7 @@ class Exchange:
         headers += [(name.encode(), value.encode("ascii", "replace")) for name, value in error.headers.items()]
         if error.close:
             headers.append((b"connection", b"close"))
-        await self.answer(error.status, error.body_in(self.protocol, self.request_id), headers)
+        await self.answer(error.status, error.body_in(protocol, self.request_id), headers)
 
 
 def exchange_of(request: Request) -> Exchange:
@@ -276,7 +275,7 @@ class Exchanges:
             fault.error("request failed: id=%s route=%s", exchange.request_id, exchange.route, exc_info=caught)
         if exchange.started:  # a partly sent answer cannot be repaired; uvicorn closes the connection
             raise RuntimeError("answer cut short") from None
-        await exchange.refuse(error.with_traceback(None))
+        await exchange.refuse(error.with_traceback(None), protocol_of(scope))
 
     def note(self, exchange: Exchange) -> None:
         """Update the metrics and write one log line."""

@@ -30,15 +30,13 @@ DONE = b"data: [DONE]\n\n"
 class StreamForm:
     """The media type of a stream, and the bytes that keep an idle connection open; b"" if clients would read them."""
 
-    media_type: bytes
+    media_type: tuple[bytes, bytes]  # as a header
     keep_alive: bytes
 
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        return [(b"content-type", self.media_type), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
-
-SSE = StreamForm(b"text/event-stream; charset=utf-8", b": keep-alive\n\n")
-NDJSON = StreamForm(b"application/x-ndjson", b"")  # one JSON object per line
+SSE = StreamForm((b"content-type", b"text/event-stream; charset=utf-8"), b": keep-alive\n\n")
+NDJSON = StreamForm((b"content-type", b"application/x-ndjson"), b"")  # one JSON object per line
+HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 
 def _nothing() -> None:
@@ -109,7 +107,11 @@ class EventStream:
         exchange = self.exchange
         exchange.started = True
         exchange.status = 200
-        message = {"type": "http.response.start", "status": 200, "headers": [*self._form.headers(), *exchange.headers]}
+        message = {
+            "type": "http.response.start",
+            "status": 200,
+            "headers": [self._form.media_type, *HEADERS, *exchange.headers],
+        }
         self._push(message, last=False)
 
     def _push(self, message: dict[str, Any], last: bool) -> None:

@@ -8,7 +8,7 @@ S25, S27, S28); the engine checks again. jobs/job.py checks limits that depend o
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ from engine.base.errors import ConfigError
 from engine.base.request import SamplingParams
 from server.errors import ApiError, invalid, not_here, quoted, size_within
 from server.flags.config import FILE_DEFAULTS, Config, LimitsConfig
+from server.output.choices import ChoiceStream
 from server.output.repetition import Repetition
 from server.render.vocabulary import Vocabulary
 from server.schema.common import RepetitionFields, SamplingFields
@@ -58,7 +59,7 @@ class Asked:
     repetition: Repetition | None = None
     structure: Structure | None = None  # the required form of the answers
     thinking_budget: int | None = None  # most tokens of reasoning; None: no limit
-    line_limit: float | None = None  # seconds after the first token, from which the end of a line ends the answer
+    choice: Callable[..., ChoiceStream] = ChoiceStream  # makes the text of a choice
 
 
 def defaults_from(generation: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:

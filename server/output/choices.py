@@ -16,7 +16,6 @@ from typing import Any
 from _fast.detok import TokenTable
 from engine.base.request import Delta, FinishReason, TokenLogprob
 from server.output.events import Call, Event
-from server.output.line_limit import LineLimit
 from server.output.parser import OutputParser
 from server.output.repetition import Repetition, RepetitionWatch
 from server.output.text import StopStrings, TextStream
@@ -43,18 +42,7 @@ class Piece:
 class ChoiceStream:
     """One choice as it grows. `parser` turns its text into events; `table` then has a character for each marker."""
 
-    __slots__ = (
-        "_feed",
-        "_include_stop",
-        "_lines",
-        "_runs_free",
-        "_watch",
-        "ended",
-        "index",
-        "parser",
-        "plain",
-        "text",
-    )
+    __slots__ = ("_feed", "_include_stop", "_runs_free", "_watch", "ended", "index", "parser", "plain", "text")
 
     def __init__(
         self,
@@ -66,7 +54,6 @@ class ChoiceStream:
         skip_special_tokens: bool = True,
         min_tokens: int = 0,
         repetition: Repetition | None = None,
-        line_limit: float | None = None,
         parser: OutputParser | None = None,
         table: TokenTable | None = None,
     ) -> None:
@@ -83,10 +70,8 @@ class ChoiceStream:
         )
         self._include_stop = include_stop
         self._watch = None if repetition is None else RepetitionWatch(repetition, min_tokens)
-        self._lines = None if line_limit is None else LineLimit(line_limit)
         self._feed = self.text.feed
-        watched = self._watch is not None or self._lines is not None or self.text.stops.compiled is not None
-        self._runs_free = not watched  # only the engine can end the choice
+        self._runs_free = self._watch is None and self.text.stops.compiled is None  # only the engine can end the choice
         self.plain = self._runs_free and parser is None  # and its text is sent unchanged
 
     @property
@@ -123,8 +108,6 @@ class ChoiceStream:
             self.text.skip(len(ids[-1:]))
         else:
             text = read(ids)
-        if self._lines is not None and self._lines.reached(text) and not reason:
-            reason = FinishReason.LENGTH
         if reason and self.text.stopped is None:
             text += self.text.finish() if self.parser is None else self._rest()
         if self.text.stopped is not None:

@@ -190,18 +190,16 @@ class Renderer:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
-    async def filled(self, before: str, after: str, add_special_tokens: bool = True, param: str = "suffix") -> Prompt:
-        """The prompt of a gap between two texts; its text is the one before the gap."""
-        self.tokenizer.require_texts(param)
+    async def filled(self, before: str, after: str, add_special_tokens: bool = True) -> Prompt:
+        """The prompt of a gap between `prompt` and `suffix`; its text is the one before the gap."""
         fill_in = self.fill_in
         if fill_in is None:
-            raise RenderError(501, "not_implemented", f"{param}: {NO_TOKENS}; leave the field out", param)
+            raise RenderError(501, "not_implemented", f"suffix: {NO_TOKENS}; leave the field out", "suffix")
 
         def work() -> Prompt:
-            for name, text in (("prompt", before), (param, after)):
-                self._check_size(encoded_size(text, name), name)
-            ids = id_array(fill_in.encode(before, after, add_special_tokens))
-            return self._prompt(ids, [], before, "prompt")
+            self._check_size(encoded_size(before, "prompt"), "prompt")
+            self._check_size(encoded_size(after, "suffix"), "suffix")
+            return self._prompt(id_array(fill_in.encode(before, after, add_special_tokens)), [], before, "prompt")
 
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
@@ -290,7 +288,11 @@ class Renderer:
     ) -> Prompt:
         if segments is not None:
             text = "".join(piece for piece, _ in segments)
-        self._check_size(encoded_size(text, param), param)
+        try:
+            size = len(text) if text.isascii() else len(text.encode())
+        except UnicodeEncodeError as error:
+            raise invalid(f"{param} contains half of a surrogate pair, which is no character.", param) from error
+        self._check_size(size, param)
         if segments is None:
             listed = self.tokenizer.encode(text, add_special_tokens)
         else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -20,6 +21,7 @@ from server.http.exchange import exchange_of
 from server.http.watch import preparing
 from server.jobs.job import Job, prepare
 from server.jobs.sampling import in_range, with_ends
+from server.output.line_limit import LineLimitedStream
 from server.render.fim import NO_TOKENS, File, FillIn
 from server.render.prompt import encoded_size
 from server.routes.endpoint import generating_route
@@ -39,7 +41,7 @@ async def infill(request: Request) -> Response | None:
     asked = with_ends(asking.asked, fill_in.ends, state.vocabulary)
     if body.t_max_predict_ms:
         in_range("t_max_predict_ms", body.t_max_predict_ms, 0, 2**31 - 1)
-        asked = replace(asked, line_limit=body.t_max_predict_ms / 1000)
+        asked = replace(asked, choice=partial(LineLimitedStream, seconds=body.t_max_predict_ms / 1000))
 
     async def jobs() -> list[Job]:
         async with preparing(exchange):
