@@ -10,6 +10,7 @@ from __future__ import annotations
 import http
 import re
 from collections.abc import Mapping
+from typing import Literal
 
 import msgspec
 import orjson
@@ -26,6 +27,7 @@ from mm.errors import MediaError
 from server.render.errors import RenderError, escaped
 
 MAX_TEXT = 1024
+Protocol = Literal["openai", "anthropic", "ollama"]  # forms of an error's body
 quoted = escaped  # quotes a client's value in an error
 
 # Error types of /v1/messages by status; any other 4xx is invalid_request_error, any other 5xx api_error.
@@ -89,10 +91,26 @@ class ApiError(Exception):
                 return ApiError(self.status, self.reason, text, name + rest, self.headers, self.close)
         return self
 
+    def body_in(self, protocol: Protocol, request_id: str) -> bytes:
+        """The error's body in a protocol."""
+        if protocol == "anthropic":
+            return self.messages_body(request_id)
+        return self.text_body() if protocol == "ollama" else self.body()
+
+    def text_body(self) -> bytes:
+        """The error object of Ollama: a text."""
+        return orjson.dumps({"error": self.named_message()})
+
     def body(self) -> bytes:
         """The error object of API.md 3.2."""
         content = {"message": self.message, "type": self.type, "param": self.param, "code": self.status}
         return orjson.dumps({"error": {**content, "reason": self.reason}})
+
+    def named_message(self) -> str:
+        """The message with the name of the field, for bodies without a field for `param`."""
+        if self.param and self.param not in self.message:
+            return f"{self.param}: {self.message}"[:MAX_TEXT]
+        return self.message
 
     def messages_body(self, request_id: str) -> bytes:
         """The error object of API.md section 12."""
@@ -101,8 +119,8 @@ class ApiError(Exception):
         if self.reason == "context_length_exceeded" and (found := _TOO_LONG.match(message)):
             most, got = int(found[1]), int(found[2])  # clients of this API match on these words
             message = f"prompt is too long: {got} tokens > {most if got > most else most - 1} maximum"
-        elif self.param and self.param not in message:  # this body has no field for `param`
-            message = f"{self.param}: {message}"[:MAX_TEXT]
+        else:
+            message = self.named_message()
         details = {"error_code": self.reason}
         content = {"type": MESSAGES_TYPES.get(self.status, other), "message": message, "details": details}
         return orjson.dumps({"type": "error", "error": content, "request_id": request_id})

@@ -1,6 +1,7 @@
-"""The description of the API: /openapi.json, from the table of operations below and the types of schema/.
+"""The description of the API: /openapi.json, from tables of operations and the types of their bodies and answers.
 
-Owner: loop, built once at the first request. In: the table and msgspec's JSON schemas. Out: OpenAPI 3.1 as a dict.
+Owner: loop, built once at the first request. In: the table below, the tables of server/dialects, and msgspec's JSON
+schemas. Out: OpenAPI 3.1 as a dict.
 Tests compare the table with the routes, and decode each answer with the type in the table. Errors have a type for each
 protocol. In tests the types forbid extra fields; the document does not promise this to clients.
 """
@@ -8,6 +9,7 @@ protocol. In tests the types forbid extra fields; the document does not promise 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +24,7 @@ from server.schema import answers_pooling as pooling
 from server.schema import answers_responses as responses
 from server.schema import answers_server as about
 from server.schema import answers_tokens as tokens
-from server.schema.answers_common import Error, MessagesError
+from server.schema.answers_common import Error, MessagesError, TextError
 from server.schema.audio import TranscriptionForm, TranslationForm
 from server.schema.chat import ChatBody
 from server.schema.completion import CompletionBody
@@ -40,6 +42,10 @@ JSON = "application/json"
 TEXT = "text/plain"
 HTML = "text/html"
 STREAM = "text/event-stream"
+FAULTS: dict[str, type[msgspec.Struct]] = {
+    "/v1/messages": MessagesError,
+    "/api/": TextError,
+}  # beginning of a path -> the form of its errors
 
 TAGS = {
     "Chat": "Conversations and texts in OpenAI's protocol",
@@ -49,6 +55,8 @@ TAGS = {
     "Embeddings": "Vectors, classes, scores: for models that pool",
     "Tokens": "Token ids in and out",
     "Models": "What is served",
+    "Ollama": "Conversations and vectors in Ollama's protocol",
+    "llama.cpp": "Texts and gaps in llama.cpp's protocol",
     "Server": "State, numbers and descriptions of the server",
     "Page": "The chat page and its files",
 }
@@ -69,6 +77,7 @@ class Operation:
     statuses: tuple[int, ...] = READ
     query: tuple[tuple[str, str, str], ...] = ()  # name, JSON type, description
     sent_as: str = JSON
+    stream: str = STREAM  # media type of the stream
 
 
 def work(
@@ -179,7 +188,7 @@ TABLE: dict[tuple[str, str], Operation] = {
     ("GET", "/health/live"): text("get_liveness", "Alive"),
     ("GET", "/ping"): text("ping", "Ready for work"),
     ("POST", "/ping"): text("ping_by_post", "Ready for work"),
-    ("GET", "/"): text("get_page", "The chat page; with --disable-playground name and version", HTML, "Page"),
+    ("GET", "/"): text("get_page", "The chat page; for clients without HTML, a greeting of Ollama's", HTML, "Page"),
     ("GET", "/playground/{digest}/{name}"): text("get_page_file", "The chat page's files", "text/javascript", "Page"),
     ("GET", "/about"): Operation("get_about", "Page", "What the chat page shows of the model", about.About),
     ("GET", "/version"): Operation("get_version", "Server", "Version", about.Version),
@@ -213,11 +222,14 @@ TABLE: dict[tuple[str, str], Operation] = {
 }  # fmt: skip
 
 
-def openapi(root_path: str = "") -> dict[str, Any]:
-    """The whole document; `root_path` is the path where a proxy mounts this server."""
-    made = Schemas()
+Table = Mapping[tuple[str, str], Operation]
+
+
+def openapi(root_path: str = "", table: Table = TABLE) -> dict[str, Any]:
+    """The whole document of a table; `root_path` is the path where a proxy mounts this server."""
+    made = Schemas(table)
     paths: dict[str, dict[str, Any]] = {}
-    for (method, path), operation in TABLE.items():
+    for (method, path), operation in table.items():
         paths.setdefault(path, {})[method.lower()] = described(path, operation, made)
     return {
         "openapi": "3.1.0",
@@ -238,9 +250,9 @@ def openapi(root_path: str = "") -> dict[str, Any]:
 class Schemas:
     """JSON schemas of all types of the table, made together."""
 
-    def __init__(self) -> None:
-        types: dict[Any, None] = {Error: None, MessagesError: None}
-        for operation in TABLE.values():
+    def __init__(self, table: Table) -> None:
+        types: dict[Any, None] = dict.fromkeys((Error, *FAULTS.values()))
+        for operation in table.values():
             types |= {kind: None for kind in (operation.body, operation.answer, operation.event) if kind is not None}
         schemas, components = msgspec.json.schema_components(list(types), ref_template=REFERENCE)
         self.of = dict(zip(types, schemas))
@@ -297,7 +309,7 @@ def answers(path: str, operation: Operation, made: Schemas) -> dict[str, Any]:
 
 def error_of(path: str) -> type[msgspec.Struct]:
     """The type of a route's errors."""
-    return MessagesError if path.startswith("/v1/messages") else Error
+    return next((fault for start, fault in FAULTS.items() if path.startswith(start)), Error)
 
 
 def content_of(operation: Operation, made: Schemas, fault: type[msgspec.Struct]) -> dict[str, Any]:
@@ -315,7 +327,7 @@ def content_of(operation: Operation, made: Schemas, fault: type[msgspec.Struct])
         event = made.of[operation.event]
         if made.of[fault] not in event.get("anyOf", [event]):  # an error after the stream has begun
             event = {"anyOf": [event, made.of[fault]]}
-        found[STREAM] = {"schema": event}
+        found[operation.stream] = {"schema": event}
     return found
 
 

@@ -111,6 +111,8 @@ ATTRIBUTES = {
     "engine/models/base/family.py: Family": 17,
     "mm/limits.py: MediaLimits": 47,
     "server/bench/options.py: ServeOptions": 41,
+    "server/dialects/llama_cpp/answers.py: LlamaCompletion": 16,
+    "server/dialects/llama_cpp/schema.py: LlamaFields": 20,
     "server/flags/config.py: ChatConfig": 20,
     "server/flags/config.py: ModelFlags": 23,
     "server/flags/config.py: ServerConfig": 34,

@@ -110,6 +110,7 @@ SERVER_FLOORS = (
     ("answers",),
     ("pooling", "speech"),
     ("routes",),
+    ("dialects",),
     ("app",),
     ("start",),
     ("bench",),
@@ -390,7 +391,16 @@ def on_import(path: Path) -> set[str]:
 
 def test_what_runs_on_a_device_needs_no_client_library():
     """Files of GPU tests import no client library: the GPU machine has none, so the whole file would fail to import."""
-    absent = {"openai", "anthropic", "cohere", "httpx", "langchain_openai", "llama_index", "sentence_transformers"}
+    absent = {
+        "openai",
+        "anthropic",
+        "cohere",
+        "ollama",
+        "httpx",
+        "langchain_openai",
+        "llama_index",
+        "sentence_transformers",
+    }
     files = [path for path in (ROOT / "tests").rglob("test_*.py") if "mark.gpu" in path.read_text()]
     open_ones = [(path, ()) for path in files if path.name != "test_house.py"]
     seen = set(files)

@@ -84,7 +84,7 @@ class Answer:
         self, stops: StopStrings, skip_special_tokens: bool, parsing: Parsing | None, index: int, job: Job
     ) -> ChoiceStream:
         parser = None if parsing is None else parsing.parser(job.prompt)
-        return ChoiceStream(
+        return self.asked.choice(
             self.state.tokenizer,
             index,
             stops,

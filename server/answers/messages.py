@@ -15,6 +15,7 @@ import orjson
 from server.answers.answer import Answer
 from server.answers.choice import Choice
 from server.errors import ApiError
+from server.http.sse import SSE
 from server.output.completed import completed
 from server.output.events import CallArguments, CallEnd, CallStart, Content, Event, Reasoning, merged
 
@@ -93,6 +94,7 @@ def blocks_of(events: list[Event]) -> list[dict[str, Any]]:
 class MessageEvents:
     """Frames of one streamed message."""
 
+    form = SSE
     done = b""  # message_stop is the end of the stream
 
     def __init__(self, answer: Answer, name: str, model: str) -> None:

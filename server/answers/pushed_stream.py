@@ -18,12 +18,13 @@ from server.answers.answer import Answer
 from server.answers.choice import Choice
 from server.errors import ApiError
 from server.http.exchange import ClientGone
-from server.http.sse import EventStream
+from server.http.sse import EventStream, StreamForm
 
 
 class Frames(Protocol):
     """How one endpoint writes its chunks; constant parts are encoded once per stream."""
 
+    form: StreamForm
     done: bytes  # the end of every stream of this protocol
 
     def chunks(self, choice: Choice) -> bytes:
@@ -47,7 +48,7 @@ class PushedStream:
     def __init__(self, answer: Answer, frames: Frames) -> None:
         self.answer = answer
         self.frames = frames
-        self.events = EventStream(answer.exchange, self.flush)
+        self.events = EventStream(answer.exchange, self.flush, frames.form)
         self._moved: dict[Choice, None] = {}  # in the order of their changes
         self._scheduled = False
         self._interval = answer.asked.interval

@@ -16,6 +16,7 @@ from server.answers.answer import Answer
 from server.answers.choice import Choice
 from server.answers.response_items import Change, Output, ResponseObject
 from server.errors import ApiError
+from server.http.sse import SSE
 from server.output.response_record import LAST, Event, closing, delta_frame, delta_head, frame, opening
 
 OnEnd = Callable[[dict[str, Any], bytes], None]  # (last state, the cuts between deltas)
@@ -24,6 +25,7 @@ OnEnd = Callable[[dict[str, Any], bytes], None]  # (last state, the cuts between
 class ResponseEvents:
     """Frames of one streamed response."""
 
+    form = SSE
     done = b""
 
     def __init__(self, answer: Answer, shape: ResponseObject, on_end: OnEnd) -> None:

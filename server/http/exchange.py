@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mm.errors import MediaError
-from server.errors import ApiError, from_media, from_render, internal, not_found, unavailable
+from server.errors import ApiError, Protocol, from_media, from_render, internal, not_found, unavailable
 from server.http.websocket import accepting, as_exchange_scope, refusing
 from server.ops.proxies import home
 from server.ops.request_times import Generation, RequestTimes
@@ -76,7 +76,6 @@ class Exchange:
         "key_name",
         "line",
         "method",
-        "of_anthropic",
         "on_drain",
         "path",
         "place",
@@ -99,9 +98,6 @@ class Exchange:
         self.state = state
         self.method: str = scope["method"]
         self.path: str = scope["path"]
-        self.of_anthropic = self.path.startswith("/v1/messages") or (  # whether errors have Anthropic's format
-            self.path.startswith("/v1/models") and bool(header_of(scope, b"anthropic-version"))
-        )
         self.raw_send = send
         extensions = scope.get("extensions", {})
         self.abort: Callable[[], None] = extensions.get("omniloop.abort", nothing)
@@ -182,7 +178,8 @@ class Exchange:
         await self.send({"type": "http.response.start", "status": status, "headers": sized})
         await self.send({"type": "http.response.body", "body": body})
 
-    async def refuse(self, error: ApiError) -> None:
+    async def refuse(self, error: ApiError, protocol: Protocol) -> None:
+        """Answer with an error, in the form of the client's protocol."""
         self.reason = error.reason
         if error.reason in self.state.metrics.rejections:
             self.state.metrics.rejections[error.reason] += 1
@@ -190,8 +187,7 @@ class Exchange:
         headers += [(name.encode(), value.encode("ascii", "replace")) for name, value in error.headers.items()]
         if error.close:
             headers.append((b"connection", b"close"))
-        body = error.messages_body(self.request_id) if self.of_anthropic else error.body()
-        await self.answer(error.status, body, headers)
+        await self.answer(error.status, error.body_in(protocol, self.request_id), headers)
 
 
 def exchange_of(request: Request) -> Exchange:
@@ -207,6 +203,16 @@ def state_of(request: Request) -> AppState:
 def header_of(scope: Scope, name: bytes) -> str:
     """A header's value; "" without one."""
     return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), "")
+
+
+def protocol_of(scope: Scope) -> Protocol:
+    """The protocol whose form of errors the client reads."""
+    path: str = scope["path"]
+    if path.startswith("/api/"):
+        return "ollama"
+    if path.startswith("/v1/messages") or (path.startswith("/v1/models") and header_of(scope, b"anthropic-version")):
+        return "anthropic"
+    return "openai"
 
 
 def request_label(scope: Scope) -> str:
@@ -269,7 +275,7 @@ class Exchanges:
             fault.error("request failed: id=%s route=%s", exchange.request_id, exchange.route, exc_info=caught)
         if exchange.started:  # a partly sent answer cannot be repaired; uvicorn closes the connection
             raise RuntimeError("answer cut short") from None
-        await exchange.refuse(error.as_sent(scope.get("renamed", {})).with_traceback(None))
+        await exchange.refuse(error.as_sent(scope.get("renamed", {})).with_traceback(None), protocol_of(scope))
 
     def note(self, exchange: Exchange) -> None:
         """Update the metrics and write one log line."""
@@ -321,7 +327,7 @@ class Exchanges:
             state.spans.add(times)
 
 
-PROBES = frozenset({"/health", "/health/live", "/health/ready", "/ping", "/metrics", "/version"})
+PROBES = frozenset({"/health", "/health/live", "/health/ready", "/v1/health", "/ping", "/metrics", "/version"})
 KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
 
 

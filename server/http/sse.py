@@ -1,4 +1,4 @@
-"""EventStream: server-sent events, written by the engine's callback; no task polls for them.
+"""EventStream: server-sent events or lines of JSON, written by the engine's callback; no task polls for them.
 
 Owner: loop. In: finished frames (bytes) from the route. Out: each write goes straight to the transport while the
 transport has room (http/protocol.py), and opens the lane through which plain tokens bypass this class (_fast/lane). The
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from server.http.started import Started
@@ -22,13 +23,20 @@ if TYPE_CHECKING:
     from _fast.lane import Lane
     from server.http.exchange import Exchange
 
-HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
 DONE = b"data: [DONE]\n\n"
-KEEP_ALIVE = b": keep-alive\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamForm:
+    """The media type of a stream, and the bytes that keep an idle connection open; b"" if clients would read them."""
+
+    media_type: tuple[bytes, bytes]  # as a header
+    keep_alive: bytes
+
+
+SSE = StreamForm((b"content-type", b"text/event-stream; charset=utf-8"), b": keep-alive\n\n")
+NDJSON = StreamForm((b"content-type", b"application/x-ndjson"), b"")  # one JSON object per line
+HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 
 def _nothing() -> None:
@@ -38,7 +46,7 @@ def _nothing() -> None:
 class EventStream:
     """One streamed answer. Owner: loop. `ended` is done when the last byte was written or the client was cut off."""
 
-    def __init__(self, exchange: Exchange, on_writable: Callable[[], None]) -> None:
+    def __init__(self, exchange: Exchange, on_writable: Callable[[], None], form: StreamForm = SSE) -> None:
         self.loop = asyncio.get_running_loop()
         self.exchange = exchange
         self.ended: asyncio.Future[None] = self.loop.create_future()
@@ -46,9 +54,9 @@ class EventStream:
         self.lane: Lane | None = None
         self.lost = False  # the client stalled: nothing more can be written
         self._on_writable = on_writable
-        self._send = exchange.raw_send
+        self._form = form
         self._chunk = exchange.chunk
-        self._interval = exchange.state.config.server.sse_keep_alive_interval
+        self._interval = exchange.state.config.server.sse_keep_alive_interval if form.keep_alive else 0.0
         self.opened = False  # whether the 200 was sent; before it, an error can still send its own status
         self._last_write = self.loop.time()
         self._pump: asyncio.Task[None] | None = None
@@ -99,7 +107,11 @@ class EventStream:
         exchange = self.exchange
         exchange.started = True
         exchange.status = 200
-        message = {"type": "http.response.start", "status": 200, "headers": [*HEADERS, *exchange.headers]}
+        message = {
+            "type": "http.response.start",
+            "status": 200,
+            "headers": [self._form.media_type, *HEADERS, *exchange.headers],
+        }
         self._push(message, last=False)
 
     def _push(self, message: dict[str, Any], last: bool) -> None:
@@ -107,7 +119,7 @@ class EventStream:
             assert self._pump is not None
             self._pump = self.loop.create_task(self._after(self._pump, message, last))
             return
-        step: Coroutine[Any, Any, None] = self._send(message)  # type: ignore[assignment]
+        step: Coroutine[Any, Any, None] = self.exchange.raw_send(message)  # type: ignore[assignment]
         try:
             waiting = step.send(None)
         except StopIteration:
@@ -125,7 +137,7 @@ class EventStream:
 
     async def _after(self, earlier: asyncio.Task[None], message: dict[str, Any], last: bool) -> None:
         await earlier
-        await self._send(message)
+        await self.exchange.raw_send(message)
         self._resumed(last)
 
     def _resumed(self, last: bool) -> None:
@@ -159,6 +171,6 @@ class EventStream:
         written = self._last_write if self.lane is None else max(self._last_write, self.lane.written_at)
         silent = self.loop.time() - written
         if silent >= self._interval and not self.paused:
-            self.write(KEEP_ALIVE)
+            self.write(self._form.keep_alive)
             silent = 0.0
         self._alive_timer = self.loop.call_later(self._interval - silent, self._keep_alive)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from engine.base.request import SamplingParams
 from server.errors import ApiError, invalid, not_here, quoted, size_within
 from server.flags.config import FILE_DEFAULTS, Config, LimitsConfig
 from server.jobs.samplers import has_samplers, samplers_of
+from server.output.choices import ChoiceStream
 from server.output.repetition import Repetition
 from server.render.vocabulary import Vocabulary
 from server.schema.common import RepetitionFields, SamplingFields
@@ -68,6 +69,7 @@ class Asked:
     repetition: Repetition | None = None
     structure: Structure | None = None  # the required form of the answers
     thinking_budget: int | None = None  # most tokens of reasoning; None: no limit
+    choice: Callable[..., ChoiceStream] = ChoiceStream  # makes the text of a choice
 
 
 def defaults_from(generation: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
@@ -165,6 +167,12 @@ def resolve(
         repetition=None if body.repetition_detection is None else repetition_of(body.repetition_detection),
         structure=structure_of(body, limits) if any(getattr(body, name) is not None for name in STRUCTURES) else None,
     )
+
+
+def with_ends(asked: Asked, ends: tuple[int, ...], vocabulary: Vocabulary) -> Asked:
+    """The sampling of answers that also end at these tokens."""
+    known = (*vocabulary.eos, *(token for token in ends if token < vocabulary.width))
+    return replace(asked, params=replace(asked.params, eos_token_ids=tuple(dict.fromkeys(known))))
 
 
 def special_fields(

@@ -25,10 +25,11 @@ from mm.item import MediaRef
 from server.render.call_ids import IdForm
 from server.render.errors import RenderError, invalid
 from server.render.escape import Escapes
+from server.render.fim import NO_TOKENS, FillIn
 from server.render.media import MediaTokens
 from server.render.messages import MessageReader, MessageRules
 from server.render.open_end import cut_at, open_last
-from server.render.prompt import PIECE, Prompt, Side, context_error, id_array, truncate
+from server.render.prompt import PIECE, Prompt, Side, context_error, encoded_size, id_array, truncate
 from server.render.row_marks import RowMarks
 from server.render.template import ChatTemplate, ContentFormat, TemplateLimits
 from server.render.template_choice import check_defaults, choose, missing
@@ -95,6 +96,7 @@ class Renderer:
                 "leave the flag out, or use --tokenizer-mode hf with a folder that has tokenizer.json"
             )
         check_defaults(config.default_template_kwargs, tokenizer)
+        self.fill_in = FillIn.of(tokenizer)  # None: the tokenizer has no tokens for filling in the middle
         self.templates = choose(tokenizer, config.chat_template, config.content_format)
 
     @property
@@ -186,6 +188,19 @@ class Renderer:
         size = len(prompt) * (4 if isinstance(prompt, list) else 1)
         if size <= self.config.tokenize_offload_bytes:
             return work()
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    async def filled(self, before: str, after: str, add_special_tokens: bool = True) -> Prompt:
+        """The prompt of a gap between `prompt` and `suffix`; its text is the one before the gap."""
+        fill_in = self.fill_in
+        if fill_in is None:
+            raise RenderError(501, "not_implemented", f"suffix: {NO_TOKENS}; leave the field out", "suffix")
+
+        def work() -> Prompt:
+            self._check_size(encoded_size(before, "prompt"), "prompt")
+            self._check_size(encoded_size(after, "suffix"), "suffix")
+            return self._prompt(id_array(fill_in.encode(before, after, add_special_tokens)), [], before, "prompt")
+
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     def embedded(self, messages: list[dict[str, Any]]) -> list[MediaRef]:

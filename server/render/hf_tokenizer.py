@@ -7,7 +7,9 @@ released. In: text, or token ids. Out: token ids, or text. Special tokens spelle
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from tokenizers import AddedToken, processors
 from engine.base.errors import ConfigError
 from server.render.frames import place_of
 from server.render.token_bytes import TokenBytes
-from server.render.tokenizer import Tokenizer
+from server.render.tokenizer import PlainTexts, Tokenizer
 from server.render.tokenizer_config import content, named_tokens, read_config, read_templates
 
 # Shorter texts (in characters) are encoded without releasing the GIL: waking the library's threads takes longer.
@@ -83,6 +85,15 @@ class HfTokenizer(Tokenizer):
         core.encode_special_tokens = True
         return core
 
+    def plain_texts(self, spellings: Iterable[str]) -> PlainTexts:
+        """`encode_special_tokens` makes special tokens ordinary text, so the spellings become special first."""
+        data, named = json.loads(self.core.to_str()), frozenset(spellings)
+        for token in data["added_tokens"]:
+            token["special"] = token["special"] or token["content"] in named
+        first = _plain(data)
+        inside = _plain(data) if _drop_prefix(data) else first
+        return PlainTexts(partial(_ids, first), partial(_ids, inside))
+
     def decode(self, ids: Sequence[int] | np.ndarray, skip_special_tokens: bool = False) -> str:
         if not self._bytes.rules.known:
             return self.core.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]
@@ -105,6 +116,32 @@ class HfTokenizer(Tokenizer):
     @property
     def special_spellings(self) -> list[str]:
         return [token.content for token in self._added.values() if token.special]
+
+
+def _plain(data: dict[str, Any]) -> tokenizers.Tokenizer:
+    core = tokenizers.Tokenizer.from_str(json.dumps(data))
+    core.encode_special_tokens = True
+    return core
+
+
+def _ids(core: tokenizers.Tokenizer, text: str) -> list[int]:
+    return core.encode_batch_fast([text], add_special_tokens=False)[0].ids
+
+
+def _drop_prefix(data: dict[str, Any]) -> bool:
+    """Remove the steps of a tokenizer.json that put a space before a text; returns whether there were any."""
+    normalizer, splitter = data.get("normalizer") or {}, data.get("pre_tokenizer") or {}
+    steps = normalizer.get("normalizers", [normalizer])
+    left = [step for step in steps if step.get("type") != "Prepend"]
+    if len(left) < len(steps):
+        data["normalizer"] = {"type": "Sequence", "normalizers": left} if left else None
+    found = len(left) < len(steps)
+    for step in splitter.get("pretokenizers", [splitter]):
+        if step.get("type") == "Metaspace" and step.get("prepend_scheme") != "never":
+            step["prepend_scheme"], found = "never", True
+        if step.get("type") == "ByteLevel" and step.get("add_prefix_space"):
+            step["add_prefix_space"], found = False, True
+    return found
 
 
 def _frame(core: tokenizers.Tokenizer, config: dict[str, Any], named: dict[str, str]) -> None:

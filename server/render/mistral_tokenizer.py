@@ -16,9 +16,10 @@ from typing import Any
 from _fast.detok import TokenTable
 from engine.base.errors import ConfigError
 from server.render.mistral_chat import MistralChat
-from server.render.tokenizer import Tokenizer, unsplittable
+from server.render.tokenizer import PlainTexts, Tokenizer, unsplittable
 
 SPACE = "▁"  # a space inside sentencepiece's pieces
+FIRST = "☺"  # mistral-common's choice: no token joins it to the character after it
 NAMED = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 
 
@@ -62,6 +63,13 @@ class MistralTokenizer(Tokenizer):
 
     def encode_segments(self, segments: Iterable[tuple[str, bool]], add_special_tokens: bool = False) -> list[int]:
         return self.encode("".join(text for text, _ in segments), add_special_tokens)
+
+    def plain_texts(self, spellings: Iterable[str]) -> PlainTexts:
+        """Text never becomes a control token here. The text inside follows a character, as in mistral-common's prompts
+        of gaps; for sentencepiece this character takes the space that begins a text.
+        """
+        first = len(self.encode(FIRST))
+        return PlainTexts(self.encode, lambda text: self.encode(FIRST + text)[first:])
 
     def first_bytes(self, token_id: int) -> bytes:
         """The bytes of a text's first token: sentencepiece drops the space of its first piece."""

@@ -57,6 +57,14 @@ def empty(ids: list[int]) -> None:
         del ids[-PIECE:]
 
 
+def encoded_size(text: str, param: str) -> int:
+    """Bytes of a text in UTF-8; refuses half of a surrogate pair."""
+    try:
+        return len(text) if text.isascii() else len(text.encode())
+    except UnicodeEncodeError as error:
+        raise invalid(f"{param} contains half of a surrogate pair, which is no character.", param) from error
+
+
 def context_error(max_model_len: int, num_tokens: int, param: str | None = None, note: str = "") -> RenderError:
     """The error for a prompt that is too long; clients match on its words."""
     return RenderError(

@@ -8,7 +8,8 @@ server/render/load_tokenizer.py chooses the kind.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +21,14 @@ from server.render.tokenizer_config import NAMED_TOKENS
 
 if TYPE_CHECKING:
     from server.render.mistral_chat import MistralChat
+
+
+@dataclass(frozen=True, slots=True)
+class PlainTexts:
+    """Encodes texts in which special tokens are ordinary text."""
+
+    first: Callable[[str], list[int]]  # a text at the beginning of a prompt, or after a marker that begins one
+    inside: Callable[[str], list[int]]  # a text that continues another: no piece gets a space in front
 
 
 class Tokenizer(ABC):
@@ -66,6 +75,13 @@ class Tokenizer(ABC):
     @abstractmethod
     def encode_segments(self, segments: Iterable[tuple[str, bool]], add_special_tokens: bool = False) -> list[int]:
         """Ids of a text in pieces (text, plain); in plain pieces, special tokens are ordinary text."""
+
+    def plain_texts(self, spellings: Iterable[str]) -> PlainTexts:
+        """Encoders of texts in which neither special tokens nor these spellings become tokens."""
+        return PlainTexts(self._plainly, self._plainly)
+
+    def _plainly(self, text: str) -> list[int]:
+        return self.encode_segments([(text, True)])
 
     @abstractmethod
     def token_of(self, token_id: int) -> str | None:

@@ -17,7 +17,7 @@ from server.answers import routed
 from server.answers.answer import Answer
 from server.answers.choice import Choice
 from server.errors import ApiError
-from server.http.sse import DONE
+from server.http.sse import DONE, SSE
 from server.output.choices import echo_text, reasoning_names, usage
 from server.output.events import CallArguments, CallStart, Content, Event, Reasoning
 from server.output.logprobs import CompletionLogprobs, TokenNames, joined
@@ -29,6 +29,7 @@ class Chunks:
     """The common base of chat and completion chunks."""
 
     kind = ""
+    form = SSE
     done = DONE
     before: list[bytes]  # per choice, the bytes before the JSON string of its text
     after: bytes  # the bytes after the text, if no other field has changed

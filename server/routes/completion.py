@@ -23,9 +23,10 @@ from server.http.exchange import Exchange, exchange_of
 from server.http.watch import preparing
 from server.jobs.job import Job, prepare
 from server.jobs.prompt_rows import prompt_of, refuse_others
-from server.jobs.sampling import Asked, in_range, priority_of, resolve, salt_of
+from server.jobs.sampling import Asked, in_range, priority_of, resolve, salt_of, with_ends
 from server.output.choices import completion_choice, echo_text
 from server.output.logprobs import CompletionLogprobs, joined
+from server.render.fim import NO_TOKENS
 from server.render.prompt import PIECE, empty
 from server.routes.chunks import CompletionChunks
 from server.routes.endpoint import check_model, gateway_priority, generating_route, names_of, response_id, side_of
@@ -87,8 +88,21 @@ def prompts_of(state: AppState, body: CompletionBody) -> Prompts:
     given = rows_of(state, body)
     if given:
         texts = texts_of(body, most - len(given)) if prompt else []
-        return [*given, *texts]
-    return texts_of(body, most)
+        return checked_for_suffix(state, body, [*given, *texts])
+    return checked_for_suffix(state, body, texts_of(body, most))
+
+
+def checked_for_suffix(state: AppState, body: CompletionBody, prompts: Prompts) -> Prompts:
+    """The prompts; refuses a suffix that cannot be used."""
+    if not body.suffix:
+        return prompts
+    if state.renderer.fill_in is None:
+        raise not_here("suffix", f"suffix: {NO_TOKENS}; leave the field out")
+    if not all(isinstance(prompt, str) for prompt in prompts):
+        raise invalid("suffix", "suffix: needs texts in prompt, not token ids or embeddings")
+    if body.truncate_prompt_tokens is not None:
+        raise invalid("truncate_prompt_tokens", "truncate_prompt_tokens: not together with suffix; shorten both texts")
+    return prompts
 
 
 def rows_of(state: AppState, body: CompletionBody) -> list[Rows]:
@@ -105,12 +119,6 @@ def rows_of(state: AppState, body: CompletionBody) -> list[Rows]:
 
 def texts_of(body: CompletionBody, most: int) -> Prompts:
     prompt = body.prompt
-    if body.suffix:
-        raise not_here(
-            "suffix",
-            "suffix: this server does not write a prompt for filling in; if the model has tokens for it (such as "
-            "<|fim_prefix|>), write prompt and suffix with them into prompt",
-        )
     if prompt is None:
         raise invalid("prompt", "prompt: is missing and required")
     if isinstance(prompt, str):
@@ -150,7 +158,8 @@ def check(state: AppState, body: CompletionBody, num_prompts: int) -> Asked:
     if body.echo and top is not None:  # the echo has as many log-probabilities as requested for the answer
         most = top if wanted is None else -1 if -1 in (top, wanted) else max(top, wanted)
         asked = replace(asked, params=replace(asked.params, prompt_logprobs=most))
-    return asked
+    fill_in = state.renderer.fill_in if body.suffix else None
+    return asked if fill_in is None else with_ends(asked, fill_in.ends, state.vocabulary)
 
 
 async def render(
@@ -168,13 +177,17 @@ async def render(
             jobs.append(await prepare(exchange, prompt, asked, salt=salt, priority=priority, param=text.param))
             continue
         param = "prompt" if len(prompts) == 1 else f"prompt[{at}]"
-        prompt = await state.renderer.completion(
-            text,
-            body.add_special_tokens is not False,
-            truncate_prompt_tokens=body.truncate_prompt_tokens,
-            truncation_side=side_of(body.truncation_side),
-            param=param,
-        )
+        special = body.add_special_tokens is not False
+        if body.suffix and isinstance(text, str):
+            prompt = await state.renderer.filled(text, body.suffix, special)
+        else:
+            prompt = await state.renderer.completion(
+                text,
+                special,
+                truncate_prompt_tokens=body.truncate_prompt_tokens,
+                truncation_side=side_of(body.truncation_side),
+                param=param,
+            )
         jobs.append(await prepare(exchange, prompt, asked, salt=salt, priority=priority, param=param))
     return jobs
 

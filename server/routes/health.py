@@ -8,6 +8,7 @@ affects neither (SECURITY S41).
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 
 from starlette.requests import Request
@@ -60,7 +61,14 @@ def decoders_stuck(state: AppState) -> bool:
     return state.media is not None and 2 * state.media.stuck_for(STUCK_S) >= state.config.pool_threads
 
 
+def running() -> Response:
+    """The answer to clients of Ollama, which look for this text at /."""
+    return Response(b"Ollama is running", media_type="text/plain")
+
+
 async def root(request: Request) -> Response:
+    if not re.search("text/html|application/json", request.headers.get("accept", "")):
+        return running()
     return json_response({"name": "omniloop", "version": __version__, "models": list(state_of(request).names)})
 
 

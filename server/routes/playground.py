@@ -24,6 +24,7 @@ from server.errors import not_found
 from server.flags.config import EMBEDDED
 from server.http.exchange import state_of
 from server.routes.endpoint import json_response, route
+from server.routes.health import running
 from server.state import AppState
 
 FOLDER = Path(__file__).parents[1] / "playground"
@@ -83,8 +84,13 @@ def pages() -> Pages:
 
 
 async def page(request: Request) -> Response:
+    """The page for browsers; other clients look for a server of Ollama's protocol here."""
+    if "text/html" not in request.headers.get("accept", ""):
+        return running()
     made = await read(request)
-    return html(request, made.html, made.digest)
+    found = html(request, made.html, made.digest)
+    found.headers["vary"] = "accept"
+    return found
 
 
 def html(request: Request, content: bytes, digest: str) -> Response:
@@ -133,6 +139,7 @@ def facts(state: AppState) -> dict[str, Any]:
         "max_logprobs": state.config.limits.max_logprobs,
         "structured_outputs": state.grammars is not None,
         "tool_calls": task == "chat" and state.parsers.tools_name != "none",
+        "fill_in_the_middle": task != "pooling" and renderer.fill_in is not None,
         "thinking_switch": any("enable_thinking" in template.source for template in renderer.templates.values()),
         "defaults": state.defaults,
     }

@@ -22,7 +22,7 @@ from server.answers.respond import answer_with, json_body
 from server.errors import ApiError, invalid
 from server.http.body import read_json
 from server.http.exchange import Exchange, exchange_of
-from server.http.sse import DONE
+from server.http.sse import DONE, SSE
 from server.http.watch import preparing
 from server.jobs.job import Job, job_of, scope_of
 from server.jobs.sampling import Asked, priority_of, resolve, salt_of
@@ -110,6 +110,7 @@ async def prompt_of(exchange: Exchange, body: GenerateBody, fields: TokenSamplin
 class TokenChunks:
     """Choices as token ids; one object per answer, whole or streamed."""
 
+    form = SSE
     done = DONE
 
     def __init__(self, answer: Answer, name: str, names: TokenNames, with_text: bool) -> None:

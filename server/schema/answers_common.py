@@ -143,3 +143,9 @@ class MessagesError(Answer, tag_field="type", tag="error"):
 
     error: Annotated[MessagesErrorDetail, said("What went wrong.")]
     request_id: Annotated[str, said("The id of the request, as in the header x-request-id.")]
+
+
+class TextError(Answer):
+    """A refusal or a fault, in Ollama's protocol."""
+
+    error: Annotated[str, said("What was got, what is allowed, and how to fix it.")]

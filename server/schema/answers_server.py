@@ -100,6 +100,9 @@ class About(Answer):
     max_logprobs: Annotated[int, said("Most likeliest tokens that are reported; -1 means all.", 20)]
     structured_outputs: Annotated[bool, said("Whether answers can be held to a schema.")]
     tool_calls: Annotated[bool, said("Whether the model can call tools.")]
+    fill_in_the_middle: Annotated[
+        bool, said("Whether the tokenizer has tokens for filling the gap between prompt and suffix.")
+    ]
     thinking_switch: Annotated[bool, said("Whether thinking can be switched off.")]
     defaults: Annotated[dict[str, Any], said("Sampling defaults of the model.", {"temperature": 0.7})]
     page: Annotated[str, said("The digest of the page's files.")]

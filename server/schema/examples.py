@@ -37,6 +37,21 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "score": {"text_1": "What is a cat?", "text_2": ["A cat is an animal.", "It rains."]},
     "rerank": {"query": "What is a cat?", "documents": ["A cat is an animal.", "It rains."], "top_n": 1},
 }
+REQUESTS |= {
+    "ollama_chat": {"messages": SUM, "stream": False},
+    "ollama_generate": {"prompt": "What is 12 + 30?", "stream": False},
+    "ollama_embed": {"input": ["The film was good.", "The film was bad."]},
+    "ollama_embeddings": {"prompt": "The film was good."},
+    "llama_completion": {"prompt": "1 2 3", "n_predict": 4},
+    "llama_completions": {"prompt": "1 2 3", "n_predict": 4},
+    "llama_apply_template": {"messages": SUM},
+    "llama_chat": REQUESTS["create_chat_completion"],
+    "llama_embeddings": REQUESTS["create_embedding"],
+    "llama_reranking": REQUESTS["rerank"],
+    "llama_reranking_v1": REQUESTS["rerank"],
+    "llama_infill": {"input_prefix": "def f(a):\n    ", "input_suffix": "\n", "n_predict": 16},
+    "ollama_show": {"model": "omniloop"},
+}
 REQUESTS |= {"score_v1": REQUESTS["score"], "rerank_v1": REQUESTS["rerank"], "rerank_v2": REQUESTS["rerank"]}
 
 SCORES = {

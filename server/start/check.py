@@ -19,6 +19,7 @@ from engine.models.registry import family_of
 from engine.run.estimate import Estimate, described
 from engine.weights.files import Shard, open_checkpoint
 from server.flags.config import Config
+from server.render.fim import FillIn
 from server.render.load_tokenizer import load_tokenizer
 from server.start.folders import check_folder, hub_of, is_hub_name, tokenizer_folder
 from server.start.gguf import as_folder, is_gguf
@@ -52,7 +53,9 @@ def lines(config: Config) -> Iterator[str]:
     yield f"KV cache: {found.kv_bytes / 2**20:.1f} MiB per 1,000 tokens{context}{numbers}"
     yield from of_states(found)
     if not config.model.skip_tokenizer_init:
-        load_tokenizer(tokenizer_folder(config, str(folder), hub_of(config)), config.model.tokenizer_mode)
+        place = tokenizer_folder(config, str(folder), hub_of(config))
+        if FillIn.of(load_tokenizer(place, config.model.tokenizer_mode)) is not None and model.pooling is None:
+            yield "fill-in-the-middle: yes"
     yield from of_device(config, found)
 
 

@@ -1,6 +1,6 @@
-"""For each schema type: tests, and the fields of requests that each test guards (it fails if they are ignored).
+"""For each type of a body: tests, and the fields of requests that each test guards (it fails if they are ignored).
 
-test_contract_fields.py compares this table with the types of server/schema. It fails for a field without a test, for a
+test_contract_fields.py compares this table with the types of bodies. It fails for a field without a test, for a
 test that no longer exists, and for a test that no longer mentions the field. Its long form ignores each field in turn
 and runs the field's test, which must fail. Fields that inherit their handling (CompletionBody from SamplingFields) are
 named again where the route itself handles them.
@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import msgspec
 
+from server.dialects.llama_cpp import schema as llama_cpp
+from server.dialects.ollama import schema as ollama
 from server.schema.audio import SpeechForm, TranscriptionForm, TranslationForm
 from server.schema.chat import ChatBody
 from server.schema.common import RepetitionFields, SamplingFields, StreamOptions
@@ -42,6 +44,9 @@ BAD_INPUTS = EMBEDDINGS + "test_bad_input_is_400_and_says_where"
 ECHO = "routes/test_responses.py::test_echo_follows_the_request"
 
 AUDIO = "speech/test_audio.py::"
+LLAMA_CPP = "dialects/test_llama_cpp.py::"
+OLLAMA = "dialects/test_ollama.py::"
+REFUSED_HERE = OLLAMA + "test_wrong_bodies_are_refused_by_the_clients_names"
 EXPERTS = "routes/test_routed_experts.py::test_routes_without_a_place_for_experts_refuse_by_name"
 
 SAMPLERS = (
@@ -97,7 +102,7 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
     },
     CompletionBody: {
         "routes/test_completion.py::test_choices_come_prompt_by_prompt": "prompt n",
-        "routes/test_completion.py::test_a_suffix_is_named_not_ignored": "suffix",
+        "routes/test_completion.py::test_a_gap_between_prompt_and_suffix_is_filled": "suffix",
         "jobs/test_prompt_rows.py::test_rows_do_what_their_tokens_do": "prompt_embeds",
         "routes/test_completion.py::test_echo_with_logprobs_covers_prompt_and_output": "logprobs echo",
         "routes/test_route_fields.py::test_a_completion_is_made_as_asked": "max_tokens stop include_stop_str_in_output "
@@ -231,6 +236,62 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
     TokenSampling: {RENDERED: "logprobs"},
     Features: {HASHES: "mm_hashes mm_placeholders"},
     Place: {HASHES: "offset length"},
+    ollama.OllamaFunction: {
+        OLLAMA + "test_its_client_gets_calls_and_returns_their_results": "name arguments",
+    },
+    ollama.OllamaCall: {
+        OLLAMA + "test_a_wrong_message_is_named": "function",
+        OLLAMA + "test_results_belong_to_calls_by_id_or_name_or_order": "id",
+    },
+    ollama.OllamaMessage: {
+        OLLAMA + "test_a_wrong_message_is_named": "role images tool_calls",
+        OLLAMA + "test_the_text_is_that_of_v1": "content",
+        OLLAMA + "test_results_belong_to_calls_by_id_or_name_or_order": "tool_name tool_call_id thinking",
+    },
+    ollama.OllamaFields: {
+        OLLAMA + "test_names_may_have_the_tag_latest": "model",
+        OLLAMA + "test_the_text_is_that_of_v1": "stream options",
+        OLLAMA + "test_the_answer_has_the_format": "format",
+        REFUSED_HERE: "think",
+        OLLAMA + "test_log_probabilities_are_those_of_chat": "logprobs top_logprobs",
+    },
+    ollama.OllamaChatBody: {
+        OLLAMA + "test_the_text_is_that_of_v1": "messages",
+        OLLAMA + "test_its_client_gets_calls_and_returns_their_results": "tools",
+    },
+    ollama.OllamaGenerateBody: {
+        OLLAMA + "test_the_text_is_that_of_v1": "prompt",
+        OLLAMA + "test_a_system_text_precedes_the_prompt": "system",
+        OLLAMA + "test_a_raw_prompt_is_continued_as_by_completions": "raw",
+        REFUSED_HERE: "images template context",
+        OLLAMA + "test_a_suffix_needs_tokens_for_it": "suffix",
+    },
+    llama_cpp.LlamaFields: {
+        LLAMA_CPP + "test_wrong_bodies_are_refused_by_the_clients_names": "model n_probs",
+        LLAMA_CPP + "test_the_text_is_that_of_v1": "n_predict stream temperature top_k top_p min_p seed stop "
+        "repeat_penalty repeat_last_n presence_penalty frequency_penalty ignore_eos logit_bias grammar json_schema",
+        LLAMA_CPP + "test_an_answer_has_llama_cpps_fields": "return_tokens",
+        LLAMA_CPP + "test_fields_are_selected_by_path": "response_fields",
+    },
+    llama_cpp.LlamaCompletionBody: {LLAMA_CPP + "test_prompts_have_many_forms": "prompt"},
+    llama_cpp.LlamaTemplateBody: {
+        LLAMA_CPP
+        + "test_a_conversation_is_rendered": "messages tools add_generation_prompt chat_template_kwargs model",
+    },
+    llama_cpp.LlamaFile: {
+        LLAMA_CPP + "test_other_files_precede_the_gap_and_the_beginning_follows_it": "filename text",
+    },
+    llama_cpp.LlamaInfillBody: {
+        LLAMA_CPP + "test_other_files_precede_the_gap_and_the_beginning_follows_it": "input_prefix input_suffix "
+        "input_extra prompt",
+        LLAMA_CPP + "test_an_answer_ends_with_a_line_when_its_time_is_over": "t_max_predict_ms",
+    },
+    ollama.OllamaShowBody: {OLLAMA + "test_names_may_have_the_tag_latest": "model name"},
+    ollama.OllamaEmbedBody: {
+        OLLAMA + "test_its_client_embeds": "truncate dimensions",
+        OLLAMA + "test_bad_inputs_of_embeddings_are_named": "input model",
+    },
+    ollama.OllamaEmbeddingsBody: {OLLAMA + "test_bad_inputs_of_embeddings_are_named": "prompt model"},
 }
 
 # Accepted fields without effect, by the contract or until a later version: no test can fail when they are ignored.
@@ -239,5 +300,6 @@ NO_EFFECT: dict[type[msgspec.Struct], str] = {
     MessagesBody: "metadata",
     GenerateBody: "kv_transfer_params",
     TranslationForm: "language",  # a chat model that takes audio detects the language
+    llama_cpp.LlamaInfillBody: "samplers n_indent t_max_prompt_ms",  # llama.vim sends them to every server
     InputFields: "user padding",  # nothing is padded here
 }

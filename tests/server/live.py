@@ -12,9 +12,11 @@ from typing import Any
 
 import orjson
 from PIL import Image
+from tokenizers import Tokenizer
 
 from server.http.listen import bind, make_listener
 from server.render.chat import Renderer
+from server.render.hf_tokenizer import HfTokenizer
 
 TEMPLATE = r"""
 {%- if tools -%}<tools>{{ tools | tojson }}</tools>
@@ -86,3 +88,16 @@ def named_events(content: bytes) -> list[tuple[str, Any]]:
         assert second.startswith("data: ")
         found.append((first[7:], orjson.loads(second[6:])))
     return found
+
+
+GAP = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
+
+
+def use_gaps(client: Any) -> None:
+    """Gives this client's app a tokenizer with tokens for filling in the middle, in place of those around images."""
+    state = client.state
+    text = state.tokenizer.core.to_str()
+    for name, other in zip(GAP, ("<|vision_bos|>", "<|vision_eos|>", "<|vision_pad|>")):
+        text = text.replace(other, name)
+    state.tokenizer = HfTokenizer(Tokenizer.from_str(text), {}, state.tokenizer.chat_templates)
+    state.renderer = Renderer(state.tokenizer, state.renderer.config, state.pool)

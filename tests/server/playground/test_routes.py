@@ -14,6 +14,7 @@ from server.routes.playground import FOLDER, TYPES, facts, pages, task_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 SOURCES = sorted(path for path in FOLDER.iterdir() if path.suffix in (".js", ".css", ".html", ".svg"))
+BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 # A namespace is a name, not an address; the examples of forms are text only.
 VENDOR = FOLDER / "vendor"
 KATEX = "vendor/katex-0.19.1"
@@ -21,7 +22,8 @@ ADDRESS = re.compile(r"https?://(?!www\.w3\.org/2000/svg)\w")
 
 
 async def test_the_page_has_a_strict_policy_and_is_asked_for_each_time(client):
-    reply = await client.get("/")
+    reply = await client.get("/", headers=BROWSER)
+    assert reply.reply_headers["vary"] == "accept"
     assert reply.reply_headers["content-type"] == "text/html; charset=utf-8"
     policy = reply.reply_headers["content-security-policy"]
     for rule in ("default-src 'none'", "script-src 'self'", "connect-src 'self'", "require-trusted-types-for 'script'",
@@ -29,12 +31,12 @@ async def test_the_page_has_a_strict_policy_and_is_asked_for_each_time(client):
         assert rule in policy.split("; ")
     assert "unsafe" not in policy
     assert reply.reply_headers["cache-control"] == "no-cache"
-    again = await client.call("GET", "/", headers={"if-none-match": reply.reply_headers["etag"]}).finish()
+    again = await client.get("/", headers={**BROWSER, "if-none-match": reply.reply_headers["etag"]})
     assert (again.status, again.content) == (304, b"")
 
 
 async def test_every_file_that_the_page_names_is_served_and_cacheable_for_a_year(client):
-    html = (await client.get("/")).content.decode()
+    html = (await client.get("/", headers=BROWSER)).content.decode()
     named = re.findall(r'(?:src|href)="(playground/[^"]+)"', html)
     assert {name.rpartition(".")[2] for name in named} == {"js", "css", "svg"}
     folder = f"/playground/{pages().digest}"
@@ -77,7 +79,7 @@ async def test_about_describes_the_model(client, tiny_client):
 async def test_the_task_is_what_the_model_can_do(client, monkeypatch):
     state = client.state
     assert task_of(state) == "chat"
-    monkeypatch.setattr(state, "renderer", SimpleNamespace(template=None, templates={}))
+    monkeypatch.setattr(state, "renderer", SimpleNamespace(template=None, templates={}, fill_in=None))
     assert task_of(state) == "completion"
     monkeypatch.setattr(state, "whisper", object())
     assert facts(state)["modalities"] == ["audio"]
@@ -93,7 +95,9 @@ async def test_without_the_page_the_root_has_name_and_version(serve):
     client = serve(server={"disable_playground": True, "api_key": ("right",)})
     assert (await client.get("/")).status == 401
     key = {"x-api-key": "right"}
-    assert (await client.call("GET", "/", headers=key).finish()).json()["name"] == "omniloop"
+    for kind in ("application/json", "text/html,*/*"):
+        assert (await client.get("/", headers={**key, "accept": kind})).json()["name"] == "omniloop"
+    assert (await client.get("/", headers=key)).content == b"Ollama is running"
     for path in ("/about", f"/playground/{pages().digest}/main.js"):
         assert (await client.get(path)).status == 401
         assert (await client.call("GET", path, headers=key).finish()).status == 404

@@ -8,6 +8,7 @@ import pytest
 
 from tests.engine.test_stall import block
 from tests.server.conftest import quiet, until
+from tests.server.live import GAP, use_gaps
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -122,7 +123,58 @@ async def test_a_suffix_is_named_not_ignored(client):
     reply = await client.complete(suffix="x")
     assert reply.status == 501
     assert reply.error["param"] == "suffix"
-    assert "this server does not write a prompt for filling in" in reply.error["message"]
+    assert "no tokens for filling in the middle" in reply.error["message"]
+
+
+async def test_a_gap_between_prompt_and_suffix_is_filled(client):
+    use_gaps(client)
+    prefix, suffix, middle = map(client.state.tokenizer.id_of, GAP)
+    encode = client.state.tokenizer.encode
+    reply = await client.complete("1 + 1", suffix=" = 2", return_token_ids=True)
+    ids = reply.json()["choices"][0]["prompt_token_ids"]
+    assert ids == [prefix, *encode("1 + 1"), suffix, *encode(" = 2"), middle]
+    same = await client.complete(ids, return_token_ids=True)
+    assert same.json()["choices"][0]["token_ids"] == reply.json()["choices"][0]["token_ids"]
+    several = await client.complete(["1 + 1", "2 + 2"], suffix=" = 2", echo=True)
+    texts = [choice["text"] for choice in several.json()["choices"]]
+    assert texts[0] == "1 + 1" + reply.json()["choices"][0]["text"]
+    assert texts[1].startswith("2 + 2")
+    spelled = await client.complete(GAP[0] * 3, suffix=GAP[2], return_token_ids=True)
+    ids = spelled.json()["choices"][0]["prompt_token_ids"]
+    assert [token for token in ids if token in (prefix, suffix, middle)] == [prefix, suffix, middle]
+
+
+async def test_an_answer_in_a_gap_ends_at_a_marker(client):
+    use_gaps(client)
+    for name in GAP:
+        bias = {str(client.state.tokenizer.id_of(name)): 100}
+        ended = await client.complete("a", suffix="b", logit_bias=bias, ignore_eos=False)
+        choice = ended.json()["choices"][0]
+        assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("", "stop", None)
+        on = await client.complete("a", logit_bias=bias, ignore_eos=False)
+        assert on.json()["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": [5, 6]}, "suffix"),
+        ({"prompt": [[5], [6]]}, "suffix"),
+        ({"prompt": "a", "truncate_prompt_tokens": 4}, "truncate_prompt_tokens"),
+        ({"prompt": "a", "suffix": "b" * 500_000}, "suffix"),
+        ({"prompt": "a " * 9000}, "prompt"),
+    ],
+)
+async def test_a_gap_that_cannot_be_filled_is_refused(client, fields, param):
+    use_gaps(client)
+    reply = await client.post("/v1/completions", {"suffix": "b", "max_tokens": 1, **fields})
+    assert (reply.status, reply.error["param"]) == (400, param)
+
+
+async def test_what_is_known_about_gaps_is_said(client):
+    assert (await client.get("/about")).json()["fill_in_the_middle"] is False
+    use_gaps(client)
+    assert (await client.get("/about")).json()["fill_in_the_middle"] is True
 
 
 SILENT = {"prompt": "hello", "max_tokens": 4, "ignore_eos": True, "stream": True}  # with a token that has no text

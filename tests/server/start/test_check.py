@@ -8,6 +8,7 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import AddedToken, Tokenizer
 
 from engine.base.config import EngineConfig
 from engine.base.errors import ConfigError
@@ -30,6 +31,17 @@ def test_a_folder_is_described(capsys):
     assert "F32 in 1 file, 36 tensors are read" in said[2]
     assert said[3].startswith("KV cache: 1.5 MiB per 1,000 tokens")
     assert said[-1].startswith("context: --max-model-len 512 fits; 1.2 such contexts at one time")
+
+
+def test_a_tokenizer_with_tokens_for_it_fills_gaps(tmp_path, capsys):
+    folder = shutil.copytree(tiny.checkpoint("qwen3"), tmp_path / "coder")
+    assert cli.main(["check", str(folder)]) == 0
+    assert "fill-in-the-middle" not in capsys.readouterr().out
+    core = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    core.add_tokens([AddedToken(f"<|fim_{name}|>") for name in ("prefix", "suffix", "middle")])
+    core.save(str(folder / "tokenizer.json"))
+    assert cli.main(["check", str(folder)]) == 0
+    assert "fill-in-the-middle: yes" in capsys.readouterr().out.splitlines()
 
 
 def test_tensors_of_multi_token_prediction_are_counted(tmp_path, capsys):

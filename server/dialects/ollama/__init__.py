@@ -1,0 +1,1 @@
+"""Ollama's protocol at /api: chat, generate, embed, and facts about the served model (its docs/api.md)."""

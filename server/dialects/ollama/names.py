@@ -1,0 +1,17 @@
+"""Names of the served model as Ollama's clients write them. Owner: loop."""
+
+from __future__ import annotations
+
+from server.routes.endpoint import check_model
+from server.state import AppState
+
+LATEST = ":latest"
+
+
+def model_of(state: AppState, name: str | None) -> str:
+    """The name to answer with: the requested one, with or without :latest, or the first one. 404 for other names."""
+    known = (name or "").removesuffix(LATEST)
+    if known and name not in state.names:
+        check_model(state, known)
+        return str(name)
+    return check_model(state, name)
