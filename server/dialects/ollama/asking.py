@@ -14,10 +14,11 @@ from server.answers.respond import Jobs, answer_with, json_body
 from server.dialects.names import client_names
 from server.dialects.ollama.frames import OllamaLines, Shape, moment
 from server.dialects.ollama.names import model_of
-from server.dialects.ollama.options import NAMES, Read, read_options
+from server.dialects.ollama.options import NAMES, OURS, Read, read_options
 from server.dialects.ollama.schema import OllamaFields
 from server.errors import ApiError, invalid, not_here, quoted
-from server.http.exchange import exchange_of
+from server.http.exchange import Exchange, exchange_of
+from server.http.foreign_body import report
 from server.jobs.job import Job
 from server.jobs.sampling import Asked
 from server.output.logprobs import TokenNames
@@ -39,9 +40,12 @@ class Asking:
     top: int | None  # likeliest tokens at each place; None: no log-probabilities
 
     @classmethod
-    def of(cls, state: AppState, body: OllamaFields) -> Asking:
+    def of(cls, exchange: Exchange, body: OllamaFields) -> Asking:
         """Raises ApiError."""
+        state = exchange.state
         options = read_options(body.options)
+        if options.ignored:
+            report(exchange, options.ignored, OURS)
         sampling = {**options.fields, "stream": body.stream is not False, "max_tokens": options.max_tokens}
         if body.format:
             sampling["response_format"] = format_of(body.format)

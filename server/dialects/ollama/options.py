@@ -1,4 +1,4 @@
-"""Ollama's options as our sampling fields: converted, refused by name, or passed as hints without effect.
+"""Ollama's options as our sampling fields, by the table of server/foreign_fields.py.
 
 Owner: loop, pure functions. In: `options` of a body. Out: arguments for SamplingFields. Defaults are the model's and
 the operator's, not Ollama's.
@@ -12,29 +12,23 @@ from typing import Any
 import msgspec
 
 from server.errors import from_validation, invalid, quoted
+from server.http.foreign_body import translated
 
-# Option -> our field.
-OURS = {
-    "temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "seed": "seed", "stop": "stop",
-    "repeat_penalty": "repetition_penalty", "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty", "num_predict": "max_tokens",
-}  # fmt: skip
-THEIRS = {ours: theirs for theirs, ours in OURS.items()}
-# Option -> (values that switch it off, advice).
-REFUSED: dict[str, tuple[tuple[float, ...], str]] = {
-    "mirostat": ((0,), "leave it out and use temperature and top_p"),
-    "tfs_z": ((1,), "leave it out and use min_p"),
-    "typical_p": ((1,), "leave it out and use min_p"),
-    "repeat_last_n": ((-1, 0), "repeat_penalty counts the whole text (-1), or nothing (0)"),
-}
+# Our fields that options may set; all others of a request are fields of the body.
+OURS = (
+    "temperature", "top_k", "top_p", "min_p", "seed", "stop", "repetition_penalty", "presence_penalty",
+    "frequency_penalty", "max_tokens", "min_tokens", "ignore_eos", "stop_token_ids", "bad_words",
+)  # fmt: skip
+OWN = ("num_ctx", "repeat_last_n")  # options that are read here
+THEIRS = {"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty"}
 # Our field -> the client's, in errors.
-NAMES = {ours: f"options.{theirs}" for ours, theirs in THEIRS.items()} | dict.fromkeys(
+NAMES = {ours: f"options.{THEIRS.get(ours, ours)}" for ours in OURS} | dict.fromkeys(
     ("response_format", "response_format.json_schema", "response_format.json_schema.schema"), "format"
 )
 
 
 class Converted(msgspec.Struct, kw_only=True):
-    """Types of the options that change an answer."""
+    """Types of what options set."""
 
     temperature: float | None = None
     top_k: int | None = None
@@ -42,10 +36,14 @@ class Converted(msgspec.Struct, kw_only=True):
     min_p: float | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
-    repeat_penalty: float | None = None
+    repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    num_predict: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
     num_ctx: int | None = None
 
 
@@ -56,26 +54,30 @@ class Read:
     fields: dict[str, Any] = field(default_factory=dict)  # arguments for SamplingFields, without max_tokens
     max_tokens: int | None = None  # None: no limit but the context
     num_ctx: int | None = None  # the longest prompt; None: no limit but the context
+    ignored: tuple[str, ...] = ()  # paths of options without effect
 
 
 def read_options(options: dict[str, Any] | None) -> Read:
     """Convert `options`. Raises ApiError with the option's path."""
     if not options:
         return Read()
-    for name, (off, advice) in REFUSED.items():
-        value = options.get(name)
-        if value is not None and value not in off:
-            allowed = " or ".join(map(str, off))
-            raise invalid(f"options.{name}", f"options.{name}: got {quoted(value)}; must be {allowed}: {advice}")
+    made = translated(options, OURS, "options.", passes=OWN)
+    given = {name: value for name, value in options.items() if name in OURS or name == "num_ctx"} | made.settings
     try:
-        found = msgspec.convert(options, Converted)
+        found = msgspec.convert(given, Converted)
     except msgspec.ValidationError as error:
-        refusal = from_validation(error)
-        raise invalid(f"options.{refusal.param}", f"options.{refusal.message}") from None
-    fields = {ours: value for theirs, ours in OURS.items() if (value := getattr(found, theirs)) is not None}
-    if options.get("repeat_last_n") == 0:
+        refusal = from_validation(error).as_sent(NAMES | {"num_ctx": "options.num_ctx"})
+        raise refusal from None
+    window = options.get("repeat_last_n")
+    if window not in (None, -1, 0):
+        text = (
+            f"options.repeat_last_n: got {quoted(window)}; must be -1 or 0: repeat_penalty counts the whole text, or "
+        )
+        raise invalid("options.repeat_last_n", text + "nothing")
+    fields = {name: value for name in OURS if (value := getattr(found, name)) is not None}
+    if window == 0:
         fields.pop("repetition_penalty", None)
     most = fields.pop("max_tokens", None)
     if found.num_ctx is not None and found.num_ctx < 1:
         raise invalid("options.num_ctx", f"options.num_ctx: got {found.num_ctx}; must be at least 1")
-    return Read(fields, None if most is None or most <= 0 else most, found.num_ctx)
+    return Read(fields, most or None, found.num_ctx, tuple(made.ignored))
