@@ -14,12 +14,12 @@ import difflib
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from server.dialects.table import routes_of
 from server.errors import ApiError, not_found
 from server.http.edge import Edge, Gate
 from server.http.exchange import Exchanges
 from server.ops.planted import faults_of, into_handlers
 from server.routes import realtime
-from server.routes.table import routes_of
 from server.state import AppState
 
 LONGEST_PATH = 64  # characters of a path that are compared; no path of ours is longer

@@ -1,6 +1,7 @@
-"""The description of the API: /openapi.json, from the table of operations below and the types of schema/.
+"""The description of the API: /openapi.json, from tables of operations and the types of their bodies and answers.
 
-Owner: loop, built once at the first request. In: the table and msgspec's JSON schemas. Out: OpenAPI 3.1 as a dict.
+Owner: loop, built once at the first request. In: the table below, the tables of server/dialects, and msgspec's JSON
+schemas. Out: OpenAPI 3.1 as a dict.
 Tests compare the table with the routes, and decode each answer with the type in the table. Errors have a type for each
 protocol. In tests the types forbid extra fields; the document does not promise this to clients.
 """
@@ -8,6 +9,7 @@ protocol. In tests the types forbid extra fields; the document does not promise 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +31,7 @@ from server.schema.completion import CompletionBody
 from server.schema.examples import ANSWERS, REQUESTS
 from server.schema.generate import GenerateBody
 from server.schema.messages import CountBody, MessagesBody
-from server.schema.pooling import ClassifyBody, PoolingBody, RerankBody, ScoreBody, VectorsBody
+from server.schema.pooling import ClassifyBody, PoolingBody, RerankBody, VectorsBody
 from server.schema.responses import InputBody, ResponsesBody
 from server.schema.tokenize import AbortBody, DetokenizeBody, TokenizeBody
 
@@ -40,6 +42,7 @@ JSON = "application/json"
 TEXT = "text/plain"
 HTML = "text/html"
 STREAM = "text/event-stream"
+FAULTS = {"/v1/messages": MessagesError}  # beginning of a path -> the form of its errors
 
 TAGS = {
     "Chat": "Conversations and texts in OpenAI's protocol",
@@ -47,6 +50,7 @@ TAGS = {
     "Responses": "Answers that are stored, in OpenAI's newer protocol",
     "Audio": "Recordings to text",
     "Embeddings": "Vectors, classes, scores: for models that pool",
+    "Decisions": "Probabilities of given options, without a generated text",
     "Tokens": "Token ids in and out",
     "Models": "What is served",
     "Server": "State, numbers and descriptions of the server",
@@ -199,8 +203,6 @@ TABLE: dict[tuple[str, str], Operation] = {
         pooling.PooledList, more=VECTOR_BYTES,
     ),
     ("POST", "/classify"): work("classify", "Embeddings", "Classes of texts", ClassifyBody, pooling.ClassifiedList),
-    ("POST", "/score"): work("score", "Embeddings", "Scores of pairs", ScoreBody, pooling.ScoreList),
-    ("POST", "/v1/score"): work("score_v1", "Embeddings", "Scores of pairs", ScoreBody, pooling.ScoreList),
     ("POST", "/rerank"): work(
         "rerank", "Embeddings", "Documents by how well they answer a query", RerankBody, pooling.RankedList
     ),
@@ -213,11 +215,14 @@ TABLE: dict[tuple[str, str], Operation] = {
 }  # fmt: skip
 
 
-def openapi(root_path: str = "") -> dict[str, Any]:
-    """The whole document; `root_path` is the path where a proxy mounts this server."""
-    made = Schemas()
+Table = Mapping[tuple[str, str], Operation]
+
+
+def openapi(root_path: str = "", table: Table = TABLE) -> dict[str, Any]:
+    """The whole document of a table; `root_path` is the path where a proxy mounts this server."""
+    made = Schemas(table)
     paths: dict[str, dict[str, Any]] = {}
-    for (method, path), operation in TABLE.items():
+    for (method, path), operation in table.items():
         paths.setdefault(path, {})[method.lower()] = described(path, operation, made)
     return {
         "openapi": "3.1.0",
@@ -238,9 +243,9 @@ def openapi(root_path: str = "") -> dict[str, Any]:
 class Schemas:
     """JSON schemas of all types of the table, made together."""
 
-    def __init__(self) -> None:
-        types: dict[Any, None] = {Error: None, MessagesError: None}
-        for operation in TABLE.values():
+    def __init__(self, table: Table) -> None:
+        types: dict[Any, None] = dict.fromkeys((Error, *FAULTS.values()))
+        for operation in table.values():
             types |= {kind: None for kind in (operation.body, operation.answer, operation.event) if kind is not None}
         schemas, components = msgspec.json.schema_components(list(types), ref_template=REFERENCE)
         self.of = dict(zip(types, schemas))
@@ -250,8 +255,8 @@ class Schemas:
 def opened(schema: dict[str, Any]) -> dict[str, Any]:
     """The schema without the ban on extra fields; a type's tag gets a description."""
     found = {name: value for name, value in schema.items() if name != "additionalProperties" or value}
-    tag = found.get("properties", {}).get("type", {})
-    tag.setdefault("description", "The kind of this object.")
+    for tag in ("type", "object"):
+        found.get("properties", {}).get(tag, {}).setdefault("description", "The kind of this object.")
     return found
 
 
@@ -297,7 +302,7 @@ def answers(path: str, operation: Operation, made: Schemas) -> dict[str, Any]:
 
 def error_of(path: str) -> type[msgspec.Struct]:
     """The type of a route's errors."""
-    return MessagesError if path.startswith("/v1/messages") else Error
+    return next((fault for start, fault in FAULTS.items() if path.startswith(start)), Error)
 
 
 def content_of(operation: Operation, made: Schemas, fault: type[msgspec.Struct]) -> dict[str, Any]:

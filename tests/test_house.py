@@ -110,6 +110,7 @@ SERVER_FLOORS = (
     ("answers",),
     ("pooling", "speech"),
     ("routes",),
+    ("dialects",),
     ("app",),
     ("start",),
     ("bench",),

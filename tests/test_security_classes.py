@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from server.dialects.table import routes_of
 from server.flags.config import Config
 from server.flags.foreign_flags import FOREIGN
-from server.routes.table import routes_of
 
 TESTS = Path(__file__).parent
 CLASSES = {

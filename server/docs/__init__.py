@@ -12,8 +12,8 @@ from pathlib import Path
 FOLDER = Path(__file__).parent
 # In the order of the listing; a test compares the names with the folder.
 NAMES = (
-    *("models", "hardware", "flags", "quantisation", "clients", "media", "speech", "tools", "embeddings", "page"),
-    *("deployment", "operation", "metrics", "security", "measuring", "hosting", "ray"),
+    *("models", "hardware", "flags", "quantisation", "clients", "media", "speech", "tools", "decisions", "embeddings"),
+    *("page", "deployment", "operation", "metrics", "security", "measuring", "hosting", "ray"),
 )
 PICTURES = ("page.png",)
 MARK = re.compile(r"<!--.*?-->\n?", re.S)

@@ -1,15 +1,15 @@
 """/openapi.json, made from this server's own types, and /docs/api, a page that displays it; off with --disable-docs.
 
-The page's files are in server/playground, under the same content policy. Page and files need no key; the description
-does.
+In: the table of all operations, from server/dialects/table.py, which is above this folder. The page's files
+are in server/playground, under the same content policy. Page and files need no key; the description does.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
 from starlette.requests import Request
@@ -17,23 +17,30 @@ from starlette.responses import Response
 
 from server.http.exchange import state_of
 from server.routes import playground
-from server.routes.endpoint import route
+from server.routes.endpoint import Handler, route
 from server.state import AppState
+
+if TYPE_CHECKING:
+    from server.openapi import Operation
 
 T = TypeVar("T")
 
 
-@cache
-def document(root_path: str) -> bytes:
-    from server.openapi import openapi
+def describing(table: Callable[[], Mapping[tuple[str, str], Operation]]) -> Handler:
+    """The handler of /openapi.json; `table` is called at the first request."""
 
-    return orjson.dumps(openapi(root_path))
+    @cache
+    def document(root_path: str) -> bytes:
+        from server.openapi import openapi
 
+        return orjson.dumps(openapi(root_path, table()))
 
-async def description(request: Request) -> Response:
-    state = state_of(request)
-    data = await in_pool(state, document, state.config.server.root_path)
-    return Response(data, media_type="application/json")
+    async def description(request: Request) -> Response:
+        state = state_of(request)
+        data = await in_pool(state, document, state.config.server.root_path)
+        return Response(data, media_type="application/json")
+
+    return description
 
 
 async def reading(request: Request) -> Response:
@@ -53,7 +60,6 @@ async def in_pool(state: AppState, make: Callable[..., T], *given: Any) -> T:
 
 
 ROUTES = [
-    route("/openapi.json", description, "GET"),
     route("/docs", leading, "GET"),
     route("/docs/api", reading, "GET"),
     route("/docs/api/{digest}/{name:path}", playground.file, "GET"),

@@ -1,7 +1,7 @@
-"""The route table: every path that the server has, with its methods and handler.
+"""The table of our own routes: every path of the server's own protocols, with its methods and handler.
 
-Owner: loop; made once, at start. In: the flags. Out: a line for each path. The only path of WebSockets is in
-server/app.py.
+Owner: loop; made once, at start. In: the flags. Out: a line for each path. server/dialects/table.py adds the paths of
+other servers' protocols and the description of the API; the only path of WebSockets is in server/app.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from server.routes import (
     chat,
     completion,
     dev,
-    docs,
     embeddings,
     faults,
     health,
@@ -37,12 +36,12 @@ FAMILIES = (
 )  # fmt: skip
 
 
-def routes_of(config: Config) -> list[Route]:
-    """Every line of the table that the flags enable."""
+def own_routes(config: Config) -> list[Route]:
+    """The lines that the flags enable."""
     server = config.server
     switched = [health.WITHOUT_PAGE if server.disable_playground else playground.ROUTES]
     switched += [
-        *([] if server.disable_docs else [docs.ROUTES, pages.ROUTES]),
+        *([] if server.disable_docs else [pages.ROUTES]),
         *([dev.ROUTES] if server.enable_dev_endpoints else []),
         *([faults.ROUTES] if config.health.debug_faults else []),
     ]

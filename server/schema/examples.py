@@ -35,6 +35,18 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "pool": {"input": "The film was good."},
     "classify": {"input": "The film was good."},
     "score": {"text_1": "What is a cat?", "text_2": ["A cat is an animal.", "It rains."]},
+    "create_systemone": {
+        "state": "Where is my parcel?",
+        "questions": {
+            "kind": {"type": "choice", "instructions": "What is it about?", "criteria": {"parcel": None, "bill": None}}
+        },
+    },
+    "create_decision": {
+        "input": "Where is my parcel?",
+        "questions": [
+            {"type": "score", "instructions": "How urgent is it?", "levels": [{"label": "low"}, {"label": "high"}]}
+        ],
+    },
     "rerank": {"query": "What is a cat?", "documents": ["A cat is an animal.", "It rains."], "top_n": 1},
 }
 REQUESTS |= {"score_v1": REQUESTS["score"], "rerank_v1": REQUESTS["rerank"], "rerank_v2": REQUESTS["rerank"]}
@@ -176,6 +188,40 @@ ANSWERS: dict[str, Any] = {
         **MODEL,
         "data": [{"index": 0, "label": "positive", "probs": [0.1, 0.9], "num_classes": 2}],
         "usage": POOLING_USAGE,
+    },
+    "create_systemone": {
+        "model": "omniloop",
+        "answers": {
+            "kind": {
+                "type": "choice",
+                "choice": "parcel",
+                "probabilities": {"parcel": 0.9, "bill": 0.1},
+                "confidence": 0.8,
+            }
+        },
+        "usage": {"input_tokens": 60, "output_tokens": 0},
+    },
+    "create_decision": {
+        "model": "omniloop",
+        "answers": [
+            {
+                "type": "score",
+                "name": None,
+                "score": 0.75,
+                "confidence": 0.5,
+                "probabilities": [
+                    {"value": 0, "label": "low", "probability": 0.25},
+                    {"value": 1, "label": "high", "probability": 0.75},
+                ],
+            }
+        ],
+        "usage": {
+            "input_tokens": 60,
+            "output_tokens": 0,
+            "total_tokens": 60,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 60},
+            "output_tokens_details": {"reasoning_tokens": 0},
+        },
     },
     "score": SCORES,
     "score_v1": SCORES,

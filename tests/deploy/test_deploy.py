@@ -17,9 +17,9 @@ import yaml
 
 from server import docs
 from server.cli import build, parse
+from server.dialects.table import routes_of
 from server.flags.command_line import all_flags, from_mapping
 from server.flags.config import Config
-from server.routes.table import routes_of
 from tests.deploy.schemas import COMPOSE, schema_of
 
 ROOT = Path(__file__).parents[2]

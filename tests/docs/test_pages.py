@@ -12,12 +12,11 @@ from server.bench.command import COMMANDS as BENCHES
 from server.bench.command import parse as parse_bench
 from server.bench.foreign_flags import FOREIGN as BENCH_FOREIGN
 from server.cli import build, parse
+from server.dialects.table import operations, routes_of
 from server.flags.command_line import all_flags, flags_of
 from server.flags.config import Config
 from server.flags.foreign_flags import FOREIGN
 from server.flags.help import COMMANDS
-from server.openapi import TABLE
-from server.routes.table import routes_of
 from tests.docs.blocks import ROOT, blocks, text_of
 
 PAGES = ("README", *docs.NAMES)
@@ -96,7 +95,7 @@ def test_routes_that_a_page_names_are_served(page):
     for path in re.findall(r"`(/[\w/{}]+)`", text_of(page)):
         if path.startswith(prefixes):
             assert path in served | of_operators | {f"/docs/{name}" for name in ("NAME",)}, path
-    assert ("GET", "/docs/{name}") in TABLE
+    assert ("GET", "/docs/{name}") in operations()
 
 
 def test_release_notes_are_short_and_in_groups():

@@ -11,10 +11,10 @@ import pytest
 
 from engine.models.lookup import families
 from server import docs
+from server.dialects.table import routes_of
 from server.flags.command_line import all_flags
 from server.flags.config import Config
 from server.flags.foreign_flags import FOREIGN
-from server.routes.table import routes_of
 from tests.docs.blocks import ROOT, of_page, text_of
 
 README = text_of("README")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
+from server.dialects.decisions.schema import DecidingBody, DecisionsBody, LabelScoreBody, SystemOneBody
 from server.schema.audio import SpeechForm, TranscriptionForm, TranslationForm
 from server.schema.chat import ChatBody
 from server.schema.common import RepetitionFields, SamplingFields, StreamOptions
@@ -40,6 +41,7 @@ EMBEDDINGS = "pooling/test_embeddings.py::"
 BAD_INPUTS = EMBEDDINGS + "test_bad_input_is_400_and_says_where"
 ECHO = "routes/test_responses.py::test_echo_follows_the_request"
 
+DECISIONS = "dialects/test_decisions.py::"
 AUDIO = "speech/test_audio.py::"
 EXPERTS = "routes/test_routed_experts.py::test_routes_without_a_place_for_experts_refuse_by_name"
 
@@ -210,6 +212,20 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
         "pooling/test_rerank.py::test_a_reranker_of_two_tokens_has_its_models_own_template": "instruction",
         "pooling/test_tokenwise.py::test_scores_by_tokens_are_sums_of_the_largest_products": "task",
     },
+    DecidingBody: {
+        DECISIONS + "test_any_model_name_is_taken": "model",
+        DECISIONS + "test_a_long_state_is_computed_once_by_each_salt": "return_token_ids cache_salt",
+        DECISIONS + "test_priorities_count_where_the_policy_looks_at_them": "priority",
+    },
+    SystemOneBody: {
+        DECISIONS + "test_probabilities_are_the_softmax_of_transformers_logits": "questions",
+        DECISIONS + "test_an_empty_state_and_a_state_beyond_the_context_are_refused": "state",
+    },
+    DecisionsBody: {DECISIONS + "test_openais_client_gets_the_same_probabilities": "input questions"},
+    LabelScoreBody: {
+        DECISIONS + "test_scores_of_labels_are_those_of_transformers": "query items label_token_ids apply_softmax "
+        "item_first",
+    },
     AbortBody: {"routes/test_chat.py::test_abort_requests_ends_an_answer": "request_ids"},
     GenerateBody: {
         RENDERED: "token_ids sampling_params output_mode request_id",
@@ -228,6 +244,7 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
 NO_EFFECT: dict[type[msgspec.Struct], str] = {
     SamplingFields: "spaces_between_special_tokens",  # byte-level and piece tokenizers add no spaces
     MessagesBody: "metadata",
+    DecisionsBody: "prompt_cache_key prompt_cache_options safety_identifier",
     GenerateBody: "kv_transfer_params",
     TranslationForm: "language",  # a chat model that takes audio detects the language
     InputFields: "user padding",  # nothing is padded here

@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from server.openapi import STREAM, TABLE, Operation, error_of
+from server.dialects.table import operations
+from server.openapi import STREAM, Operation, error_of
 from server.schema.answers_common import Error
 from server.schema.answers_server import Root
 
@@ -20,7 +21,7 @@ from server.schema.answers_server import Root
 @cache
 def patterns() -> list[tuple[str, re.Pattern[str], str]]:
     """(method, pattern, path) of each operation; paths without parameters come first."""
-    ordered = sorted(TABLE, key=lambda line: "{" in line[1])
+    ordered = sorted(operations(), key=lambda line: "{" in line[1])
     return [(method, re.compile(re.sub(r"\\{\w+\\}", ".+", re.escape(path))), path) for method, path in ordered]
 
 
@@ -34,7 +35,7 @@ def described(method: str, path: str) -> tuple[str, Operation] | None:
     plain = path.partition("?")[0]
     for known, pattern, line in patterns():
         if known == method and pattern.fullmatch(plain):
-            return line, TABLE[known, line]
+            return line, operations()[known, line]
     return None
 
 

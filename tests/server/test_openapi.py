@@ -13,15 +13,17 @@ import msgspec
 import orjson
 import pytest
 
-from server.openapi import TABLE, TAGS, openapi
+from server.dialects.table import operations as table_of
+from server.openapi import TAGS, openapi
 from server.schema.examples import ANSWERS, REQUESTS
 from tests.server import described_answers as answers
 from tests.server.live import listening
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-DOCUMENT = openapi()
+TABLE = table_of()
+DOCUMENT = openapi(table=TABLE)
 SCHEMAS = DOCUMENT["components"]["schemas"]
-GENERATING = {"Chat", "Messages", "Audio", "Embeddings"}
+GENERATING = {"Chat", "Messages", "Audio", "Embeddings", "Decisions"}
 BY_ID = {operation.id: (method, path, operation) for (method, path), operation in TABLE.items()}
 
 

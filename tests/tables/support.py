@@ -10,9 +10,8 @@ from engine.models.lookup import families
 from engine.quant.dialects import DIALECTS
 from engine.weights.table import FLOATS
 from mm.processors.base import Processor
+from server.dialects.table import operations, routes_of
 from server.flags.config import Config
-from server.openapi import TABLE
-from server.routes.table import routes_of
 
 MODALITIES = {"image": "images", "video": "video", "audio": "audio"}
 REFUSED_FORMATS = "HQQ, AQLM, Quark; pickles (`.bin`, `.pt`)"
@@ -62,7 +61,7 @@ def routes() -> str:
     served = {line.path.replace(":path", ""): line.methods for line in routes_of(Config())}
     rows = [
         f"| `{method} {path}` | {operation.summary} |"
-        for (method, path), operation in TABLE.items()
+        for (method, path), operation in operations().items()
         if method in (served.get(path) or ())
     ]
     return "\n".join(["| route | |", "|---|---|", *rows]) + "\n"

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from server.dialects.table import routes_of
 from server.ops.limits import digest_name
-from server.routes.table import routes_of
 from tests.server.speech.test_audio import HEADERS, form
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 ASK = [{"role": "user", "content": "hi"}]
 FORM = form()
+DEGREE = {"type": "score", "instructions": "How?"}
+SCORED = {"query": "hi", "items": ["a"], "label_token_ids": [5, 6]}
 # A valid body for each route; bytes are a form. A new POST route must be in COUNTED or in UNCOUNTED.
 COUNTED = {
     "/v1/chat/completions": {"messages": ASK, "max_tokens": 1},
@@ -26,11 +28,15 @@ COUNTED = {
     "/detokenize": {"tokens": [5]},
     "/v1/audio/transcriptions": FORM,
     "/v1/audio/translations": FORM,
+    "/v1/systemone": {"state": "hi", "questions": {"a": DEGREE | {"criteria": ["low", "high"]}}},
+    "/v1/decisions": {"input": "hi", "questions": [DEGREE | {"levels": [{"label": "low"}, {"label": "high"}]}]},
+    "/score": SCORED,
+    "/v1/score": SCORED,
     "/inference/v1/generate": {"token_ids": [5, 6], "sampling_params": {"max_tokens": 1}},
 }
 UNCOUNTED = {
     "/v1/responses/{id}/cancel", "/abort_requests", "/ping",
-    "/v1/embeddings", "/pooling", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank",
+    "/v1/embeddings", "/pooling", "/classify", "/rerank", "/v1/rerank", "/v2/rerank",
     "/sleep", "/wake_up", "/start_profile", "/stop_profile",
     "/pause", "/resume", "/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache",
 }  # fmt: skip

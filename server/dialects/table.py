@@ -1,0 +1,40 @@
+"""The whole route table: our own routes, those of other servers' protocols, and the description of all of them.
+
+Owner: loop; made once, at start. In: the flags. Out: a line for each path. A dialect is a folder here, with one line in
+each of the two tables below.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from starlette.routing import Route
+
+from server.dialects.decisions import routes as decisions
+from server.flags.config import Config
+from server.routes import docs
+from server.routes.endpoint import route
+from server.routes.table import own_routes
+
+if TYPE_CHECKING:
+    from server.openapi import Operation
+
+FAMILIES = (decisions,)
+
+
+def operations() -> dict[tuple[str, str], Operation]:
+    """Every operation by method and path, for /openapi.json; its types take some milliseconds to import."""
+    from server.dialects.decisions.operations import OPERATIONS
+    from server.openapi import TABLE
+
+    return {**TABLE, **OPERATIONS}
+
+
+def routes_of(config: Config) -> list[Route]:
+    """Every line of the table that the flags enable."""
+    described = [*docs.ROUTES, route("/openapi.json", docs.describing(operations), "GET")]
+    return [
+        *own_routes(config),
+        *(line for family in FAMILIES for line in family.ROUTES),
+        *([] if config.server.disable_docs else described),
+    ]
