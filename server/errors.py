@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import http
 import re
+from typing import Literal
 
 import msgspec
 import orjson
@@ -25,6 +26,7 @@ from mm.errors import MediaError
 from server.render.errors import RenderError, escaped
 
 MAX_TEXT = 1024
+Protocol = Literal["openai", "anthropic", "tei"]  # forms of an error's body
 quoted = escaped  # quotes a client's value in an error
 
 # Error types of /v1/messages by status; any other 4xx is invalid_request_error, any other 5xx api_error.
@@ -37,6 +39,9 @@ MESSAGES_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+
+# Error types of text-embeddings-inference by status; any other is Validation.
+TEI_TYPES = {424: "Backend", 429: "Overloaded", 503: "Unhealthy", 504: "Backend"}
 
 TYPES = {
     400: "BadRequestError",
@@ -76,6 +81,25 @@ class ApiError(Exception):
     @property
     def type(self) -> str:
         return TYPES.get(self.status) or http.HTTPStatus(self.status).phrase
+
+    def body_in(self, protocol: Protocol, request_id: str) -> bytes:
+        """The error's body in a protocol."""
+        if protocol == "anthropic":
+            return self.messages_body(request_id)
+        return self.tei_body() if protocol == "tei" else self.body()
+
+    def status_in(self, protocol: Protocol) -> int:
+        """The status of the answer in a protocol."""
+        if protocol != "tei":
+            return self.status
+        if self.status == 400:
+            return 413 if self.reason == "context_length_exceeded" else 422
+        return 424 if self.status in (500, 501) else self.status
+
+    def tei_body(self) -> bytes:
+        """The error object of text-embeddings-inference."""
+        word = TEI_TYPES.get(self.status_in("tei"), "Validation")
+        return orjson.dumps({"error": self.message, "error_type": word})
 
     def body(self) -> bytes:
         """The error object of API.md 3.2."""

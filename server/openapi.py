@@ -24,7 +24,7 @@ from server.schema import answers_pooling as pooling
 from server.schema import answers_responses as responses
 from server.schema import answers_server as about
 from server.schema import answers_tokens as tokens
-from server.schema.answers_common import Error, MessagesError
+from server.schema.answers_common import Error, MessagesError, TeiError
 from server.schema.audio import TranscriptionForm, TranslationForm
 from server.schema.chat import ChatBody
 from server.schema.completion import CompletionBody
@@ -42,7 +42,9 @@ JSON = "application/json"
 TEXT = "text/plain"
 HTML = "text/html"
 STREAM = "text/event-stream"
-FAULTS = {"/v1/messages": MessagesError}  # beginning of a path -> the form of its errors
+FAULTS: dict[str, type[msgspec.Struct]] = {  # beginning of a path -> the form of its errors
+    "/v1/messages": MessagesError, "/embed": TeiError, "/predict": TeiError, "/info": TeiError,
+}  # fmt: skip
 
 TAGS = {
     "Chat": "Conversations and texts in OpenAI's protocol",
@@ -203,9 +205,6 @@ TABLE: dict[tuple[str, str], Operation] = {
         pooling.PooledList, more=VECTOR_BYTES,
     ),
     ("POST", "/classify"): work("classify", "Embeddings", "Classes of texts", ClassifyBody, pooling.ClassifiedList),
-    ("POST", "/rerank"): work(
-        "rerank", "Embeddings", "Documents by how well they answer a query", RerankBody, pooling.RankedList
-    ),
     ("POST", "/v1/rerank"): work(
         "rerank_v1", "Embeddings", "Documents by how well they answer a query", RerankBody, pooling.RankedList
     ),

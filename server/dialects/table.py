@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING
 
 from starlette.routing import Route
 
+from server.dialects.cohere import routes as cohere
 from server.dialects.decisions import routes as decisions
+from server.dialects.sagemaker import routes as sagemaker
+from server.dialects.tei import routes as tei
 from server.flags.config import Config
 from server.routes import docs
 from server.routes.endpoint import route
@@ -19,15 +22,18 @@ from server.routes.table import own_routes
 if TYPE_CHECKING:
     from server.openapi import Operation
 
-FAMILIES = (decisions,)
+FAMILIES = (decisions, tei, cohere, sagemaker)
 
 
 def operations() -> dict[tuple[str, str], Operation]:
     """Every operation by method and path, for /openapi.json; its types take some milliseconds to import."""
-    from server.dialects.decisions.operations import OPERATIONS
+    from server.dialects.cohere.operations import OPERATIONS as COHERE
+    from server.dialects.decisions.operations import OPERATIONS as DECISIONS
+    from server.dialects.sagemaker.operations import OPERATIONS as SAGEMAKER
+    from server.dialects.tei.operations import OPERATIONS as TEI
     from server.openapi import TABLE
 
-    return {**TABLE, **OPERATIONS}
+    return {**TABLE, **DECISIONS, **TEI, **COHERE, **SAGEMAKER}
 
 
 def routes_of(config: Config) -> list[Route]:

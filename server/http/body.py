@@ -43,10 +43,13 @@ _MANY_VALUES = (
 )
 
 
-async def read_json(request: Request, kind: type[T], limit: int) -> T:
-    """Read and decode the body as `kind`; the content type must be JSON."""
+async def read_json(request: Request, kind: type[T], limit: int, *, any_type: bool = False) -> T:
+    """Read and decode the body as `kind`; the content type must be JSON.
+
+    `any_type`: requests that no browser sends may have another type, or none: `curl -d` sends that of forms.
+    """
     state: AppState = request.scope["exchange"].state
-    check_type(request)
+    check_type(request, any_type)
     incoming = Incoming(request, limit)
     try:
         data = await read_bytes(incoming)
@@ -57,14 +60,16 @@ async def read_json(request: Request, kind: type[T], limit: int) -> T:
         incoming.close()
 
 
-def check_type(request: Request) -> None:
+def check_type(request: Request, any_type: bool = False) -> None:
     kind = encoding = b""
     for name, value in request.scope["headers"]:
         if name == b"content-type":
             kind = value
         elif name == b"content-encoding":
             encoding = value
-    if kind.partition(b";")[0].strip().lower() != b"application/json":
+        elif name == b"origin":  # pages of other sites may send forms without asking first (SECURITY S6)
+            any_type = False
+    if not any_type and kind.partition(b";")[0].strip().lower() != b"application/json":
         raise ApiError(415, "unsupported_media_type", "send the body as Content-Type: application/json")
     if encoding and encoding.strip().lower() != b"identity":
         raise ApiError(415, "unsupported_media_type", "encoded bodies are not taken; send plain JSON")

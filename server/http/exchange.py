@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mm.errors import MediaError
-from server.errors import ApiError, from_media, from_render, internal, not_found, unavailable
+from server.errors import ApiError, Protocol, from_media, from_render, internal, not_found, unavailable
 from server.http.websocket import accepting, as_exchange_scope, refusing
 from server.ops.proxies import home
 from server.ops.request_times import Generation, RequestTimes
@@ -76,10 +76,10 @@ class Exchange:
         "key_name",
         "line",
         "method",
-        "of_anthropic",
         "on_drain",
         "path",
         "place",
+        "protocol",
         "queued_s",
         "raw_send",
         "reason",
@@ -99,9 +99,7 @@ class Exchange:
         self.state = state
         self.method: str = scope["method"]
         self.path: str = scope["path"]
-        self.of_anthropic = self.path.startswith("/v1/messages") or (  # whether errors have Anthropic's format
-            self.path.startswith("/v1/models") and bool(header_of(scope, b"anthropic-version"))
-        )
+        self.protocol = protocol_of(scope)
         self.raw_send = send
         extensions = scope.get("extensions", {})
         self.abort: Callable[[], None] = extensions.get("omniloop.abort", nothing)
@@ -190,8 +188,8 @@ class Exchange:
         headers += [(name.encode(), value.encode("ascii", "replace")) for name, value in error.headers.items()]
         if error.close:
             headers.append((b"connection", b"close"))
-        body = error.messages_body(self.request_id) if self.of_anthropic else error.body()
-        await self.answer(error.status, body, headers)
+        body = error.body_in(self.protocol, self.request_id)
+        await self.answer(error.status_in(self.protocol), body, headers)
 
 
 def exchange_of(request: Request) -> Exchange:
@@ -207,6 +205,16 @@ def state_of(request: Request) -> AppState:
 def header_of(scope: Scope, name: bytes) -> str:
     """A header's value; "" without one."""
     return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), "")
+
+
+def protocol_of(scope: Scope) -> Protocol:
+    """The protocol whose form of errors the client reads."""
+    path: str = scope["path"]
+    if path in TEI_PATHS:
+        return "tei"
+    if path.startswith("/v1/messages") or (path.startswith("/v1/models") and header_of(scope, b"anthropic-version")):
+        return "anthropic"
+    return "openai"
 
 
 def request_label(scope: Scope) -> str:
@@ -321,6 +329,7 @@ class Exchanges:
             state.spans.add(times)
 
 
+TEI_PATHS = frozenset({"/embed", "/embed_all", "/embed_sparse", "/predict", "/info"})
 PROBES = frozenset({"/health", "/health/live", "/health/ready", "/ping", "/metrics", "/version"})
 KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
 

@@ -1,5 +1,5 @@
-"""/rerank with all its paths, and /score for models of pairs and vectors (API.md section 13): how well documents answer
-a query. server/dialects/decisions has the routes of /score.
+"""/v1/rerank and /v2/rerank, and the answers of /rerank and /score for models of pairs and vectors (API.md section 13):
+how well documents answer a query. server/dialects has the routes of /rerank (tei) and of /score (decisions).
 
 Owner: loop. In: one query with many documents, or pairs. Out: a score for each pair; /rerank sorts them, ties by index.
 A model that reads both texts at once scores pairs. For a model of vectors, the vectors of the two texts are compared;
@@ -207,4 +207,4 @@ async def inputs_of(
     return await in_pool_if(True, state, lambda: replaced(made, insert(state, config, pairs, found, cut, instruction)))
 
 
-ROUTES = [pooling_route(path, rerank) for path in ("/rerank", "/v1/rerank", "/v2/rerank")]
+ROUTES = [pooling_route(path, rerank) for path in ("/v1/rerank", "/v2/rerank")]

@@ -143,3 +143,10 @@ class MessagesError(Answer, tag_field="type", tag="error"):
 
     error: Annotated[MessagesErrorDetail, said("What went wrong.")]
     request_id: Annotated[str, said("The id of the request, as in the header x-request-id.")]
+
+
+class TeiError(Answer):
+    """An error in the form of text-embeddings-inference."""
+
+    error: Annotated[str, said("The reason, in words.", "inputs: is missing and required")]
+    error_type: Annotated[str, said("The kind: Validation, Overloaded, Backend or Unhealthy.", "Validation")]

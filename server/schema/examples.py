@@ -49,6 +49,14 @@ REQUESTS: dict[str, dict[str, Any]] = {
     },
     "rerank": {"query": "What is a cat?", "documents": ["A cat is an animal.", "It rains."], "top_n": 1},
 }
+REQUESTS |= {
+    "tei_embed": {"inputs": ["The film was good.", "The film was bad."]},
+    "tei_embed_all": {"inputs": "The film was good."},
+    "tei_embed_sparse": {"inputs": "The film was good."},
+    "tei_predict": {"inputs": "The film was good."},
+    "cohere_embed": {"texts": ["The film was good."], "input_type": "search_document", "embedding_types": ["float"]},
+    "invoke": {"input": "What is 12 + 30?"},
+}
 REQUESTS |= {"score_v1": REQUESTS["score"], "rerank_v1": REQUESTS["rerank"], "rerank_v2": REQUESTS["rerank"]}
 
 SCORES = {
@@ -64,7 +72,19 @@ RANKS = {
     "results": [{"index": 0, "document": {"text": "A cat is an animal."}, "relevance_score": 0.87}],
     "usage": POOLING_USAGE,
 }
+COHERE_META = {"api_version": {"version": "2"}, "billed_units": {"input_tokens": 8}}
 ANSWERS: dict[str, Any] = {
+    "tei_embed": [[0.1, -0.2]],
+    "tei_embed_all": [[[0.1, -0.2], [0.3, 0.4]]],
+    "tei_embed_sparse": [[{"index": 1012, "value": 1.5}]],
+    "tei_predict": [{"score": 0.9, "label": "positive"}, {"score": 0.1, "label": "negative"}],
+    "cohere_embed": {
+        "id": "embd-5f0c",
+        "response_type": "embeddings_by_type",
+        "embeddings": {"float": [[0.1, -0.2]]},
+        "texts": ["The film was good."],
+        "meta": COHERE_META,
+    },
     "create_chat_completion": {
         "id": "chatcmpl-5f0c",
         "object": "chat.completion",

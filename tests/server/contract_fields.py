@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import msgspec
 
+from server.dialects.cohere.schema import CohereEmbedBody
 from server.dialects.decisions.schema import DecidingBody, DecisionsBody, LabelScoreBody, SystemOneBody
+from server.dialects.sagemaker.schema import InvocationBody
+from server.dialects.tei.schema import SharedRerankBody, TeiEmbedBody, TeiFields, TeiPredictBody, TeiTokensBody
 from server.schema.audio import SpeechForm, TranscriptionForm, TranslationForm
 from server.schema.chat import ChatBody
 from server.schema.common import RepetitionFields, SamplingFields, StreamOptions
@@ -41,6 +44,7 @@ EMBEDDINGS = "pooling/test_embeddings.py::"
 BAD_INPUTS = EMBEDDINGS + "test_bad_input_is_400_and_says_where"
 ECHO = "routes/test_responses.py::test_echo_follows_the_request"
 
+VECTORS = "dialects/test_vectors.py::"
 DECISIONS = "dialects/test_decisions.py::"
 AUDIO = "speech/test_audio.py::"
 EXPERTS = "routes/test_routed_experts.py::test_routes_without_a_place_for_experts_refuse_by_name"
@@ -225,6 +229,27 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
     LabelScoreBody: {
         DECISIONS + "test_scores_of_labels_are_those_of_transformers": "query items label_token_ids apply_softmax "
         "item_first",
+    },
+    TeiFields: {
+        VECTORS + "test_embed_gives_the_vectors_of_v1": "inputs prompt_name",
+        VECTORS + "test_long_inputs_are_refused_or_cut_on_a_side": "truncate truncation_direction",
+    },
+    TeiEmbedBody: {VECTORS + "test_embed_gives_the_vectors_of_v1": "normalize dimensions"},
+    TeiTokensBody: {},
+    TeiPredictBody: {VECTORS + "test_classes_come_the_likeliest_first": "raw_scores"},
+    SharedRerankBody: {
+        VECTORS + "test_texts_are_ranked_with_the_scores_of_documents": "documents texts raw_scores return_text "
+        "truncate truncation_direction",
+    },
+    CohereEmbedBody: {
+        VECTORS + "test_coheres_client_gets_every_form": "model texts input_type embedding_types output_dimension",
+        VECTORS + "test_cohere_embeds_images_and_mixed_inputs": "images inputs",
+        VECTORS + "test_cohere_cuts_at_the_end_unless_asked_otherwise": "truncate max_tokens",
+        VECTORS + "test_cohere_is_refused_by_its_own_names": "priority",
+    },
+    InvocationBody: {
+        VECTORS + "test_an_invocation_is_the_route_that_its_fields_choose": "messages prompt input query items",
+        VECTORS + "test_invocations_of_models_that_pool": "inputs",
     },
     AbortBody: {"routes/test_chat.py::test_abort_requests_ends_an_answer": "request_ids"},
     GenerateBody: {

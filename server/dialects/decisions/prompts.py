@@ -129,7 +129,7 @@ def label_ids(tokenizer: Tokenizer, prompt_ids: np.ndarray, question: Question) 
     flat = [token for each in ids for token in each]
     if len(set(flat)) < len(flat):
         raise invalid(question.path, f"{question.path}: two labels are the same token of this model")
-    return ids  # type: ignore[return-value]
+    return ids
 
 
 def _only_token(tokenizer: Tokenizer, tail: str, before: list[int], label: str) -> int | None:

@@ -50,7 +50,7 @@ Answered = tuple[Posed, Measure]
 async def systemone(request: Request) -> Response:
     """Answer an object of questions with an object of answers."""
     state = exchange_of(request).state
-    body = await read_json(request, SystemOneBody, state.config.limits.max_request_bytes)
+    body = await read_json(request, SystemOneBody, state.config.limits.max_request_bytes, any_type=True)
     questions = of_systemone(body.questions)
     if not body.state:
         raise invalid("state", "state: is empty; send the text that the questions are about")
@@ -70,7 +70,7 @@ async def decisions(request: Request) -> Response:
     """Answer a list of questions with a list of answers."""
     exchange = exchange_of(request)
     state = exchange.state
-    body = await read_json(request, DecisionsBody, state.config.limits.max_request_bytes)
+    body = await read_json(request, DecisionsBody, state.config.limits.max_request_bytes, any_type=True)
     questions = of_decisions(body.questions)
     given = body.input if isinstance(body.input, str) else [with_json(item, at) for at, item in enumerate(body.input)]
     conversation = await asyncio.get_running_loop().run_in_executor(state.pool, read_items, None, [], given)
@@ -240,7 +240,7 @@ def decision_answer(question: Question, shares: list[float]) -> dict[str, Any]:
     listed: list[dict[str, Any]]
     if question.kind == "choice":
         listed = [{"value": each.value, "probability": share} for each, share in zip(question.options, shares)]
-        made = {"choice": question.options[int(np.argmax(shares))].value}
+        made: dict[str, Any] = {"choice": question.options[int(np.argmax(shares))].value}
     else:
         rows = enumerate(zip(question.options, shares))
         listed = [{"value": at, "label": each.value, "probability": share} for at, (each, share) in rows]

@@ -68,7 +68,7 @@ class LabelScoreBody(ScoreBody, kw_only=True):
     query: Annotated[
         str | list[int] | None, said("The text or token ids before each item, of a model that generates.")
     ] = None
-    items: Annotated[
+    items: Annotated[  # type: ignore[assignment]  # a model that generates takes token ids too
         str | dict[str, Any] | list[str | int | dict[str, Any] | list[int | dict[str, Any]]] | None,
         said("Another name of text_2; for a model that generates the texts or token ids that are scored."),
     ] = None

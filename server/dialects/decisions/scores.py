@@ -32,7 +32,7 @@ Joined = str | list[int]
 async def score(request: Request) -> Response:
     """Scores by the kind of the served model."""
     state = exchange_of(request).state
-    body = await read_json(request, LabelScoreBody, state.config.limits.max_request_bytes)
+    body = await read_json(request, LabelScoreBody, state.config.limits.max_request_bytes, any_type=True)
     if not state.engine.limits.pools:
         return await label_scores(request, body)
     given = next((name for name in OWN if getattr(body, name) is not None), None)

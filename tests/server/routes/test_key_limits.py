@@ -32,10 +32,12 @@ COUNTED = {
     "/v1/decisions": {"input": "hi", "questions": [DEGREE | {"levels": [{"label": "low"}, {"label": "high"}]}]},
     "/score": SCORED,
     "/v1/score": SCORED,
+    "/invocations": {"prompt": "hi", "max_tokens": 1},
     "/inference/v1/generate": {"token_ids": [5, 6], "sampling_params": {"max_tokens": 1}},
 }
 UNCOUNTED = {
     "/v1/responses/{id}/cancel", "/abort_requests", "/ping",
+    "/embed", "/embed_all", "/embed_sparse", "/predict", "/v2/embed",
     "/v1/embeddings", "/pooling", "/classify", "/rerank", "/v1/rerank", "/v2/rerank",
     "/sleep", "/wake_up", "/start_profile", "/stop_profile",
     "/pause", "/resume", "/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache",
