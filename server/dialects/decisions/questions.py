@@ -14,7 +14,7 @@ import orjson
 
 from server.errors import ApiError, invalid, quoted
 
-MOST_QUESTIONS = 64
+MOST_OF_SYSTEMONE, MOST_OF_DECISIONS = 64, 400  # questions of a request, as in the two protocols
 LETTERS = string.ascii_uppercase + string.ascii_lowercase
 MOST_LEVELS = 10
 YES_NO = (("yes", "Yes"), ("no", "No"))  # spellings of each option; their probabilities are added
@@ -46,19 +46,19 @@ class Question:
 
 def of_systemone(given: Mapping[str, Any]) -> list[Question]:
     """The questions of /v1/systemone: an object of id -> {type, instructions, criteria}."""
-    check_count(len(given))
+    check_count(len(given), MOST_OF_SYSTEMONE)
     return [_of_systemone(name, question, f"questions.{quoted(name)}") for name, question in given.items()]
 
 
 def of_decisions(given: Sequence[Any]) -> list[Question]:
     """The questions of /v1/decisions: a list of {type, name, instructions, choices or levels}."""
-    check_count(len(given))
+    check_count(len(given), MOST_OF_DECISIONS)
     return [_of_decisions(question, f"questions[{at}]") for at, question in enumerate(given)]
 
 
-def check_count(count: int) -> None:
-    if not 1 <= count <= MOST_QUESTIONS:
-        text = f"questions: got {count}; 1 to {MOST_QUESTIONS} are allowed in a request, so send several requests"
+def check_count(count: int, most: int) -> None:
+    if not 1 <= count <= most:
+        text = f"questions: got {count}; 1 to {most} are allowed in a request, so send several requests"
         raise invalid("questions", text)
 
 

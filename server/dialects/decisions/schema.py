@@ -49,9 +49,7 @@ class DecisionsBody(DecidingBody, kw_only=True):
     ]
     questions: Annotated[
         list[Any],
-        said(
-            "A list of 1 to 64 questions: type (predicate, choice or score), instructions, name, and choices or levels."
-        ),
+        said("A list of 1 to 400 questions: type (predicate, choice or score), instructions, choices or levels, name."),
     ]
     prompt_cache_key: Annotated[str | None, said("Accepted without effect; cache_salt separates caches.")] = None
     prompt_cache_options: Annotated[
@@ -68,10 +66,10 @@ class LabelScoreBody(ScoreBody, kw_only=True):
     query: Annotated[
         str | list[int] | None, said("The text or token ids before each item, of a model that generates.")
     ] = None
-    items: Annotated[  # type: ignore[assignment]  # a model that generates takes token ids too
+    items: Annotated[
         str | dict[str, Any] | list[str | int | dict[str, Any] | list[int | dict[str, Any]]] | None,
         said("Another name of text_2; for a model that generates the texts or token ids that are scored."),
-    ] = None
+    ] = None  # type: ignore[assignment]  # a model that generates takes token ids too
     label_token_ids: Annotated[
         list[int] | None, said("The tokens whose probabilities behind each prompt are the scores.", [9693, 2152])
     ] = None

@@ -45,10 +45,10 @@ class TeiPredictBody(TeiFields, kw_only=True):
 class SharedRerankBody(RerankBody, kw_only=True):
     """The body of /rerank: `texts` makes it a body of text-embeddings-inference."""
 
-    documents: Annotated[  # type: ignore[assignment]  # a body with texts has none
+    documents: Annotated[
         Sides | None,
         said("The documents to sort: texts, or objects with text or media.", ["A cat is an animal.", "It rains."]),
-    ] = None
+    ] = None  # type: ignore[assignment]  # a body with texts has none
     texts: Annotated[list[str] | None, said("The documents, in the words of text-embeddings-inference.")] = None
     raw_scores: Annotated[bool | None, said("With texts: whether scores are logits, instead of probabilities.")] = None
     return_text: Annotated[bool | None, said("With texts: whether the answer holds the texts.")] = None

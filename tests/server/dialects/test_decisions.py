@@ -193,6 +193,9 @@ async def test_as_many_questions_and_options_as_allowed_are_answered(deciding):
     reply = await ask(deciding, {f"q{at}": levels(10) for at in range(64)}, state="A cat.")
     assert reply.status == 200
     assert len(reply.json()["answers"]) == 64
+    questions = [{"type": "score", "instructions": "How?", "levels": LEVELS}] * 70
+    reply = await deciding.post("/v1/decisions", {"input": "A cat.", "questions": questions})
+    assert len(reply.json()["answers"]) == 70
     reply = await ask(deciding, {"all": options(52)}, state="A cat.")
     assert sum(reply.json()["answers"]["all"]["probabilities"].values()) == pytest.approx(1)
     assert len(reply.json()["answers"]["all"]["probabilities"]) == 52
@@ -226,7 +229,8 @@ async def test_questions_are_refused_by_their_place(deciding, questions, text):
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"questions": []}, "questions: got 0; 1 to 64"),
+        ({"questions": []}, "questions: got 0; 1 to 400"),
+        ({"questions": [{"type": "predicate", "instructions": "x"}] * 401}, "questions: got 401; 1 to 400"),
         ({"questions": [{"type": "predicate", "instructions": "x", "choices": []}]}, "unknown key choices"),
         ({"questions": [{"type": "predicate", "instructions": "x", "name": 1}]}, "questions[0].name: must be a text"),
         ({"questions": [{"type": "choice", "instructions": "x"}]}, "questions[0].choices: is missing"),
@@ -326,7 +330,7 @@ async def test_messages_calls_and_results_come_before_the_question(deciding):
     assert text.endswith("thinking=False")
 
 
-async def test_pictures_of_the_input_and_of_a_question_are_visible(client):
+async def test_pictures_of_the_input_and_of_a_question_are_visible(client, monkeypatch):
     red, blue = (
         {"type": "input_image", "image_url": f"data:image/png;base64,{picture(name)}"} for name in ("red", "blue")
     )
@@ -340,8 +344,18 @@ async def test_pictures_of_the_input_and_of_a_question_are_visible(client):
         ],
         "return_token_ids": True,
     }
+    load, loads = client.state.media.load, []
+
+    async def counted(refs, **named):
+        loads.append(len(refs))
+        return await load(refs, **named)
+
+    monkeypatch.setattr(client.state.media, "load", counted)
+    reports = []
+    monkeypatch.setattr(client.state.metrics, "media", lambda report: reports.append(report.items))
     reply = await client.post("/v1/decisions", body)
     assert reply.status == 200, reply.content
+    assert loads == reports == [1, 2], "the input's picture is loaded and reported once for two questions"
     image = client.state.renderer.media.ids["image"]
     counts = [one["prompt_token_ids"].count(image) for one in reply.json()["diagnostics"].values()]
     assert counts[0] == counts[1] > 1
