@@ -27,7 +27,7 @@ from mm.errors import MediaError
 from server.render.errors import RenderError, escaped
 
 MAX_TEXT = 1024
-Protocol = Literal["openai", "anthropic", "ollama"]  # forms of an error's body
+Protocol = Literal["openai", "anthropic", "ollama", "tei"]  # forms of an error's body
 quoted = escaped  # quotes a client's value in an error
 
 # Error types of /v1/messages by status; any other 4xx is invalid_request_error, any other 5xx api_error.
@@ -40,6 +40,9 @@ MESSAGES_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+
+# Error types of text-embeddings-inference by status; any other is Validation.
+TEI_TYPES = {424: "Backend", 429: "Overloaded", 503: "Unhealthy", 504: "Backend"}
 
 TYPES = {
     400: "BadRequestError",
@@ -95,11 +98,26 @@ class ApiError(Exception):
         """The error's body in a protocol."""
         if protocol == "anthropic":
             return self.messages_body(request_id)
-        return self.text_body() if protocol == "ollama" else self.body()
+        if protocol == "ollama":
+            return self.text_body()
+        return self.tei_body() if protocol == "tei" else self.body()
 
     def text_body(self) -> bytes:
         """The error object of Ollama: a text."""
         return orjson.dumps({"error": self.named_message()})
+
+    def status_in(self, protocol: Protocol) -> int:
+        """The status of the answer in a protocol."""
+        if protocol != "tei":
+            return self.status
+        if self.status == 400:
+            return 413 if self.reason == "context_length_exceeded" else 422
+        return 424 if self.status in (500, 501) else self.status
+
+    def tei_body(self) -> bytes:
+        """The error object of text-embeddings-inference."""
+        word = TEI_TYPES.get(self.status_in("tei"), "Validation")
+        return orjson.dumps({"error": self.message, "error_type": word})
 
     def body(self) -> bytes:
         """The error object of API.md 3.2."""

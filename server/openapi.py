@@ -24,14 +24,14 @@ from server.schema import answers_pooling as pooling
 from server.schema import answers_responses as responses
 from server.schema import answers_server as about
 from server.schema import answers_tokens as tokens
-from server.schema.answers_common import Error, MessagesError, TextError
+from server.schema.answers_common import Error, MessagesError, TeiError, TextError
 from server.schema.audio import TranscriptionForm, TranslationForm
 from server.schema.chat import ChatBody
 from server.schema.completion import CompletionBody
 from server.schema.examples import ANSWERS, REQUESTS
 from server.schema.generate import GenerateBody
 from server.schema.messages import CountBody, MessagesBody
-from server.schema.pooling import ClassifyBody, PoolingBody, RerankBody, ScoreBody, VectorsBody
+from server.schema.pooling import ClassifyBody, PoolingBody, RerankBody, VectorsBody
 from server.schema.responses import InputBody, ResponsesBody
 from server.schema.tokenize import AbortBody, DetokenizeBody, TokenizeBody
 
@@ -42,10 +42,9 @@ JSON = "application/json"
 TEXT = "text/plain"
 HTML = "text/html"
 STREAM = "text/event-stream"
-FAULTS: dict[str, type[msgspec.Struct]] = {
-    "/v1/messages": MessagesError,
-    "/api/": TextError,
-}  # beginning of a path -> the form of its errors
+FAULTS: dict[str, type[msgspec.Struct]] = {  # beginning of a path -> the form of its errors
+    "/v1/messages": MessagesError, "/api/": TextError, "/embed": TeiError, "/predict": TeiError, "/info": TeiError,
+}  # fmt: skip
 
 TAGS = {
     "Chat": "Conversations and texts in OpenAI's protocol",
@@ -53,6 +52,7 @@ TAGS = {
     "Responses": "Answers that are stored, in OpenAI's newer protocol",
     "Audio": "Recordings to text",
     "Embeddings": "Vectors, classes, scores: for models that pool",
+    "Decisions": "Probabilities of given options, without a generated text",
     "Tokens": "Token ids in and out",
     "Models": "What is served",
     "Ollama": "Conversations and vectors in Ollama's protocol",
@@ -208,11 +208,6 @@ TABLE: dict[tuple[str, str], Operation] = {
         pooling.PooledList, more=VECTOR_BYTES,
     ),
     ("POST", "/classify"): work("classify", "Embeddings", "Classes of texts", ClassifyBody, pooling.ClassifiedList),
-    ("POST", "/score"): work("score", "Embeddings", "Scores of pairs", ScoreBody, pooling.ScoreList),
-    ("POST", "/v1/score"): work("score_v1", "Embeddings", "Scores of pairs", ScoreBody, pooling.ScoreList),
-    ("POST", "/rerank"): work(
-        "rerank", "Embeddings", "Documents by how well they answer a query", RerankBody, pooling.RankedList
-    ),
     ("POST", "/v1/rerank"): work(
         "rerank_v1", "Embeddings", "Documents by how well they answer a query", RerankBody, pooling.RankedList
     ),
@@ -262,8 +257,8 @@ class Schemas:
 def opened(schema: dict[str, Any]) -> dict[str, Any]:
     """The schema without the ban on extra fields; a type's tag gets a description."""
     found = {name: value for name, value in schema.items() if name != "additionalProperties" or value}
-    tag = found.get("properties", {}).get("type", {})
-    tag.setdefault("description", "The kind of this object.")
+    for tag in ("type", "object"):
+        found.get("properties", {}).get(tag, {}).setdefault("description", "The kind of this object.")
     return found
 
 

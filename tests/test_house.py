@@ -116,7 +116,7 @@ SERVER_FLOORS = (
     ("bench",),
     ("cli",),
     ("hosted",),
-    ("scaleout", "__main__"),
+    ("scaleout", "offline", "__main__"),
 )
 SERVER_FLOOR_OF = {name: floor for floor, names in enumerate(SERVER_FLOORS) for name in names}
 

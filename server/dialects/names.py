@@ -20,6 +20,7 @@ def client_names(names: Mapping[str, str]) -> Iterator[None]:
             error.param = names[ours] + path[len(ours) :]
             if error.message.startswith(ours):
                 error.message = names[ours] + error.message[len(ours) :]
+            error.message = error.message.replace(f"({path})", f"({error.param})")
         raise
 
 

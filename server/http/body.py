@@ -51,7 +51,7 @@ async def read_json(request: Request, kind: type[T], limit: int, *, any_type: bo
     another site may send a form without asking first (SECURITY S6), and its browser adds an Origin.
     """
     state: AppState = request.scope["exchange"].state
-    check_type(request, any_type and "origin" not in request.headers)
+    check_type(request, any_type)
     incoming = Incoming(request, limit)
     try:
         data, limits = await read_bytes(incoming), state.config.limits
@@ -74,13 +74,15 @@ def noted(request: Request, body: T, foreign: Translation) -> T:
 
 
 def check_type(request: Request, any_type: bool = False) -> None:
-    """Raise 415 for a body that is not plain JSON; `any_type`: whatever its type says."""
+    """Raise 415 for a body that is not plain JSON; `any_type`: without an Origin, whatever its type says."""
     kind = encoding = b""
     for name, value in request.scope["headers"]:
         if name == b"content-type":
             kind = value
         elif name == b"content-encoding":
             encoding = value
+        elif name == b"origin":
+            any_type = False
     if not any_type and kind.partition(b";")[0].strip().lower() != b"application/json":
         raise ApiError(415, "unsupported_media_type", "send the body as Content-Type: application/json")
     if encoding and encoding.strip().lower() != b"identity":

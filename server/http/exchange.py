@@ -79,6 +79,7 @@ class Exchange:
         "on_drain",
         "path",
         "place",
+        "protocol",
         "queued_s",
         "raw_send",
         "reason",
@@ -98,6 +99,7 @@ class Exchange:
         self.state = state
         self.method: str = scope["method"]
         self.path: str = scope["path"]
+        self.protocol = protocol_of(scope)
         self.raw_send = send
         extensions = scope.get("extensions", {})
         self.abort: Callable[[], None] = extensions.get("omniloop.abort", nothing)
@@ -178,7 +180,7 @@ class Exchange:
         await self.send({"type": "http.response.start", "status": status, "headers": sized})
         await self.send({"type": "http.response.body", "body": body})
 
-    async def refuse(self, error: ApiError, protocol: Protocol) -> None:
+    async def refuse(self, error: ApiError) -> None:
         """Answer with an error, in the form of the client's protocol."""
         self.reason = error.reason
         if error.reason in self.state.metrics.rejections:
@@ -187,7 +189,8 @@ class Exchange:
         headers += [(name.encode(), value.encode("ascii", "replace")) for name, value in error.headers.items()]
         if error.close:
             headers.append((b"connection", b"close"))
-        await self.answer(error.status, error.body_in(protocol, self.request_id), headers)
+        body = error.body_in(self.protocol, self.request_id)
+        await self.answer(error.status_in(self.protocol), body, headers)
 
 
 def exchange_of(request: Request) -> Exchange:
@@ -210,6 +213,8 @@ def protocol_of(scope: Scope) -> Protocol:
     path: str = scope["path"]
     if path.startswith("/api/"):
         return "ollama"
+    if path in TEI_PATHS:
+        return "tei"
     if path.startswith("/v1/messages") or (path.startswith("/v1/models") and header_of(scope, b"anthropic-version")):
         return "anthropic"
     return "openai"
@@ -275,7 +280,7 @@ class Exchanges:
             fault.error("request failed: id=%s route=%s", exchange.request_id, exchange.route, exc_info=caught)
         if exchange.started:  # a partly sent answer cannot be repaired; uvicorn closes the connection
             raise RuntimeError("answer cut short") from None
-        await exchange.refuse(error.as_sent(scope.get("renamed", {})).with_traceback(None), protocol_of(scope))
+        await exchange.refuse(error.as_sent(scope.get("renamed", {})).with_traceback(None))
 
     def note(self, exchange: Exchange) -> None:
         """Update the metrics and write one log line."""
@@ -327,6 +332,7 @@ class Exchanges:
             state.spans.add(times)
 
 
+TEI_PATHS = frozenset({"/embed", "/embed_all", "/embed_sparse", "/predict", "/info"})
 PROBES = frozenset({"/health", "/health/live", "/health/ready", "/v1/health", "/ping", "/metrics", "/version"})
 KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
 

@@ -50,7 +50,7 @@ def read_items(
     for item in earlier:
         _item(conversation, item, "previous_response_id")
     if isinstance(given, str):
-        conversation.user(_parts(given, "input"), "input")
+        conversation.user(parts_of(given, "input"), "input")
     elif not given:
         raise invalid("input: is empty; send a text or at least one item", "input")
     for at, item in enumerate(() if isinstance(given, str) else given):
@@ -114,7 +114,7 @@ def _item(conversation: Conversation, item: Item, path: str) -> None:
         arguments = {"input": _string(item, "input", path)} if custom else _string(item, "arguments", path)
         conversation.call(call_id, name, arguments, path)
     elif kind in ("function_call_output", "custom_tool_call_output"):
-        parts = _parts(item.get("output"), f"{path}.output")
+        parts = parts_of(item.get("output"), f"{path}.output")
         conversation.result(_string(item, "call_id", path), parts, path)
     elif kind == "reasoning":
         _reasoning(conversation, item, path)
@@ -125,7 +125,7 @@ def _item(conversation: Conversation, item: Item, path: str) -> None:
 
 def _message(conversation: Conversation, item: Item, path: str) -> None:
     role = item.get("role")
-    parts = _parts(item.get("content"), f"{path}.content")
+    parts = parts_of(item.get("content"), f"{path}.content")
     if role == "user":
         conversation.user(parts, path)
     elif role == "assistant":
@@ -174,7 +174,8 @@ def unsealed(blob: Any) -> str:
     return found.removeprefix(SEAL).decode(errors="replace") if found.startswith(SEAL) else ""
 
 
-def _parts(content: Any, path: str) -> list[Part]:
+def parts_of(content: Any, path: str) -> list[Part]:
+    """The parts of a message's or a tool result's content."""
     if isinstance(content, str):
         return [text_part(content, path, path)] if content else []
     if not isinstance(content, list):

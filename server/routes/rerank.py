@@ -1,4 +1,5 @@
-"""/score and /rerank with all their paths: how well documents answer a query (API.md section 13).
+"""/v1/rerank and /v2/rerank, and the answers of /rerank and /score for models of pairs and vectors (API.md section 13):
+how well documents answer a query. server/dialects has the routes of /rerank (tei) and of /score (decisions).
 
 Owner: loop. In: one query with many documents, or pairs. Out: a score for each pair; /rerank sorts them, ties by index.
 A model that reads both texts at once scores pairs. For a model of vectors, the vectors of the two texts are compared;
@@ -16,7 +17,7 @@ from starlette.responses import Response
 from engine.base.model_config import PoolingConfig
 from server.errors import invalid, not_here, quoted
 from server.http.body import read_json
-from server.http.exchange import Exchange, exchange_of
+from server.http.exchange import Exchange, exchange_of, state_of
 from server.http.watch import client_present, preparing
 from server.jobs.sampling import priority_of, salt_of
 from server.pooling.conversations import replaced, seen
@@ -44,10 +45,9 @@ from server.state import AppState
 SIDES = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
 
 
-async def score(request: Request) -> Response:
-    """A score for each pair."""
+async def score(request: Request, body: ScoreBody) -> Response:
+    """A score for each pair of a body."""
     state = exchange_of(request).state
-    body = await read_json(request, ScoreBody, state.config.limits.max_request_bytes)
     given = [names for names in SIDES if all(getattr(body, name) is not None for name in names)]
     fields = {name for names in SIDES for name in names if getattr(body, name) is not None}
     if len(given) != 1 or len(fields) != 2:
@@ -65,18 +65,15 @@ async def score(request: Request) -> Response:
 
 
 async def rerank(request: Request) -> Response:
-    """The documents, sorted by score."""
-    state = exchange_of(request).state
-    body = await read_json(request, RerankBody, state.config.limits.max_request_bytes)
-    if body.top_n is not None and body.top_n < 0:
-        raise invalid("top_n", f"top_n: got {body.top_n}; must be 0 (all) or more")
-    per_document = body.max_tokens_per_doc or None
-    if per_document is not None and per_document < 0:
-        raise invalid("max_tokens_per_doc", f"max_tokens_per_doc: got {per_document}; must be 0 (no limit) or more")
-    if isinstance(body.query, list) and len(body.query) > 1 and not is_parts(body.query):
-        raise invalid("query", f"query: got {len(body.query)} texts; at most 1 are allowed")
-    pairs = sides(body.query, body.documents, "query", "documents", state.config.pooling.max_documents, sees(state))
-    about, scores = await scored(request, body, "rerank-", pairs, per_document, body.instruction)
+    """Read the body and sort its documents."""
+    return await ranked(
+        request, await read_json(request, RerankBody, state_of(request).config.limits.max_request_bytes)
+    )
+
+
+async def ranked(request: Request, body: RerankBody) -> Response:
+    """The documents of a body, sorted by score."""
+    (about, scores), pairs = await scored_documents(request, body, "documents")
     order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))[: body.top_n or None]
     with_documents = body.return_documents is not False
     results = [
@@ -88,6 +85,22 @@ async def rerank(request: Request) -> Response:
         for index in order
     ]
     return json_response({**about, "results": results})
+
+
+async def scored_documents(
+    request: Request, body: RerankBody, param: str
+) -> tuple[tuple[dict[str, Any], list[float]], Pairs]:
+    """(The common fields of an answer and the documents' scores, the pairs); `param`: the documents' field."""
+    state = exchange_of(request).state
+    if body.top_n is not None and body.top_n < 0:
+        raise invalid("top_n", f"top_n: got {body.top_n}; must be 0 (all) or more")
+    per_document = body.max_tokens_per_doc or None
+    if per_document is not None and per_document < 0:
+        raise invalid("max_tokens_per_doc", f"max_tokens_per_doc: got {per_document}; must be 0 (no limit) or more")
+    if isinstance(body.query, list) and len(body.query) > 1 and not is_parts(body.query):
+        raise invalid("query", f"query: got {len(body.query)} texts; at most 1 are allowed")
+    pairs = sides(body.query, body.documents, "query", param, state.config.pooling.max_documents, sees(state))
+    return await scored(request, body, "rerank-", pairs, per_document, body.instruction), pairs
 
 
 async def scored(
@@ -195,7 +208,4 @@ async def inputs_of(
     return await in_pool_if(True, state, lambda: replaced(made, insert(state, config, pairs, found, cut, instruction)))
 
 
-ROUTES = [
-    *(pooling_route(path, score) for path in ("/score", "/v1/score")),
-    *(pooling_route(path, rerank) for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
-]
+ROUTES = [pooling_route(path, rerank) for path in ("/v1/rerank", "/v2/rerank")]

@@ -149,3 +149,10 @@ class TextError(Answer):
     """A refusal or a fault, in Ollama's protocol."""
 
     error: Annotated[str, said("What was got, what is allowed, and how to fix it.")]
+
+
+class TeiError(Answer):
+    """An error in the form of text-embeddings-inference."""
+
+    error: Annotated[str, said("The reason, in words.", "inputs: is missing and required")]
+    error_type: Annotated[str, said("The kind: Validation, Overloaded, Backend or Unhealthy.", "Validation")]

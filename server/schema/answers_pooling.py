@@ -89,11 +89,10 @@ class PairScore(Answer):
     score: Annotated[float, said("The score.", 0.87)]
 
 
-class ScoreList(Answer):
+class ScoreList(Answer, tag_field="object", tag="list"):
     """Scores of pairs."""
 
     id: Id
-    object: ListObject
     created: Created
     model: ModelName
     data: Annotated[list[PairScore], said("A score for each pair.")]

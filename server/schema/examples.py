@@ -35,6 +35,18 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "pool": {"input": "The film was good."},
     "classify": {"input": "The film was good."},
     "score": {"text_1": "What is a cat?", "text_2": ["A cat is an animal.", "It rains."]},
+    "create_systemone": {
+        "state": "Where is my parcel?",
+        "questions": {
+            "kind": {"type": "choice", "instructions": "What is it about?", "criteria": {"parcel": None, "bill": None}}
+        },
+    },
+    "create_decision": {
+        "input": "Where is my parcel?",
+        "questions": [
+            {"type": "score", "instructions": "How urgent is it?", "levels": [{"label": "low"}, {"label": "high"}]}
+        ],
+    },
     "rerank": {"query": "What is a cat?", "documents": ["A cat is an animal.", "It rains."], "top_n": 1},
 }
 REQUESTS |= {
@@ -51,6 +63,12 @@ REQUESTS |= {
     "llama_reranking_v1": REQUESTS["rerank"],
     "llama_infill": {"input_prefix": "def f(a):\n    ", "input_suffix": "\n", "n_predict": 16},
     "ollama_show": {"model": "omniloop"},
+    "tei_embed": {"inputs": ["The film was good.", "The film was bad."]},
+    "tei_embed_all": {"inputs": "The film was good."},
+    "tei_embed_sparse": {"inputs": "The film was good."},
+    "tei_predict": {"inputs": "The film was good."},
+    "cohere_embed": {"texts": ["The film was good."], "input_type": "search_document", "embedding_types": ["float"]},
+    "invoke": {"input": "What is 12 + 30?"},
 }
 REQUESTS |= {"score_v1": REQUESTS["score"], "rerank_v1": REQUESTS["rerank"], "rerank_v2": REQUESTS["rerank"]}
 
@@ -67,7 +85,19 @@ RANKS = {
     "results": [{"index": 0, "document": {"text": "A cat is an animal."}, "relevance_score": 0.87}],
     "usage": POOLING_USAGE,
 }
+COHERE_META = {"api_version": {"version": "2"}, "billed_units": {"input_tokens": 8}}
 ANSWERS: dict[str, Any] = {
+    "tei_embed": [[0.1, -0.2]],
+    "tei_embed_all": [[[0.1, -0.2], [0.3, 0.4]]],
+    "tei_embed_sparse": [[{"index": 1012, "value": 1.5}]],
+    "tei_predict": [{"score": 0.9, "label": "positive"}, {"score": 0.1, "label": "negative"}],
+    "cohere_embed": {
+        "id": "embd-5f0c",
+        "response_type": "embeddings_by_type",
+        "embeddings": {"float": [[0.1, -0.2]]},
+        "texts": ["The film was good."],
+        "meta": COHERE_META,
+    },
     "create_chat_completion": {
         "id": "chatcmpl-5f0c",
         "object": "chat.completion",
@@ -191,6 +221,40 @@ ANSWERS: dict[str, Any] = {
         **MODEL,
         "data": [{"index": 0, "label": "positive", "probs": [0.1, 0.9], "num_classes": 2}],
         "usage": POOLING_USAGE,
+    },
+    "create_systemone": {
+        "model": "omniloop",
+        "answers": {
+            "kind": {
+                "type": "choice",
+                "choice": "parcel",
+                "probabilities": {"parcel": 0.9, "bill": 0.1},
+                "confidence": 0.8,
+            }
+        },
+        "usage": {"input_tokens": 60, "output_tokens": 0},
+    },
+    "create_decision": {
+        "model": "omniloop",
+        "answers": [
+            {
+                "type": "score",
+                "name": None,
+                "score": 0.75,
+                "confidence": 0.5,
+                "probabilities": [
+                    {"value": 0, "label": "low", "probability": 0.25},
+                    {"value": 1, "label": "high", "probability": 0.75},
+                ],
+            }
+        ],
+        "usage": {
+            "input_tokens": 60,
+            "output_tokens": 0,
+            "total_tokens": 60,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 60},
+            "output_tokens_details": {"reasoning_tokens": 0},
+        },
     },
     "score": SCORES,
     "score_v1": SCORES,

@@ -10,8 +10,12 @@ from __future__ import annotations
 
 import msgspec
 
+from server.dialects.cohere.schema import CohereEmbedBody
+from server.dialects.decisions.schema import DecidingBody, DecisionsBody, LabelScoreBody, SystemOneBody
 from server.dialects.llama_cpp import schema as llama_cpp
 from server.dialects.ollama import schema as ollama
+from server.dialects.sagemaker.schema import InvocationBody
+from server.dialects.tei.schema import SharedRerankBody, TeiEmbedBody, TeiFields, TeiPredictBody, TeiTokensBody
 from server.schema.audio import SpeechForm, TranscriptionForm, TranslationForm
 from server.schema.chat import ChatBody
 from server.schema.common import RepetitionFields, SamplingFields, StreamOptions
@@ -43,6 +47,8 @@ EMBEDDINGS = "pooling/test_embeddings.py::"
 BAD_INPUTS = EMBEDDINGS + "test_bad_input_is_400_and_says_where"
 ECHO = "routes/test_responses.py::test_echo_follows_the_request"
 
+VECTORS = "dialects/test_vectors.py::"
+DECISIONS = "dialects/test_decisions.py::"
 AUDIO = "speech/test_audio.py::"
 LLAMA_CPP = "dialects/test_llama_cpp.py::"
 OLLAMA = "dialects/test_ollama.py::"
@@ -224,6 +230,41 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
         "pooling/test_rerank.py::test_a_reranker_of_two_tokens_has_its_models_own_template": "instruction",
         "pooling/test_tokenwise.py::test_scores_by_tokens_are_sums_of_the_largest_products": "task",
     },
+    DecidingBody: {
+        DECISIONS + "test_any_model_name_is_taken": "model",
+        DECISIONS + "test_a_long_state_is_computed_once_by_each_salt": "return_token_ids cache_salt",
+        DECISIONS + "test_priorities_count_where_the_policy_looks_at_them": "priority",
+    },
+    SystemOneBody: {
+        DECISIONS + "test_probabilities_are_the_softmax_of_transformers_logits": "questions",
+        DECISIONS + "test_an_empty_state_and_a_state_beyond_the_context_are_refused": "state",
+    },
+    DecisionsBody: {DECISIONS + "test_openais_client_gets_the_same_probabilities": "input questions"},
+    LabelScoreBody: {
+        DECISIONS + "test_scores_of_labels_are_those_of_transformers": "query items label_token_ids apply_softmax "
+        "item_first",
+    },
+    TeiFields: {
+        VECTORS + "test_embed_gives_the_vectors_of_v1": "inputs prompt_name",
+        VECTORS + "test_long_inputs_are_refused_or_cut_on_a_side": "truncate truncation_direction",
+    },
+    TeiEmbedBody: {VECTORS + "test_embed_gives_the_vectors_of_v1": "normalize dimensions"},
+    TeiTokensBody: {},
+    TeiPredictBody: {VECTORS + "test_classes_come_the_likeliest_first": "raw_scores"},
+    SharedRerankBody: {
+        VECTORS + "test_texts_are_ranked_with_the_scores_of_documents": "documents texts raw_scores return_text "
+        "truncate truncation_direction",
+    },
+    CohereEmbedBody: {
+        VECTORS + "test_coheres_client_gets_every_form": "model texts input_type embedding_types output_dimension",
+        VECTORS + "test_cohere_embeds_images_and_mixed_inputs": "images inputs",
+        VECTORS + "test_cohere_cuts_at_the_end_unless_asked_otherwise": "truncate max_tokens",
+        VECTORS + "test_cohere_is_refused_by_its_own_names": "priority",
+    },
+    InvocationBody: {
+        VECTORS + "test_an_invocation_is_the_route_that_its_fields_choose": "messages prompt input query items",
+        VECTORS + "test_invocations_of_models_that_pool": "inputs",
+    },
     AbortBody: {"routes/test_chat.py::test_abort_requests_ends_an_answer": "request_ids"},
     GenerateBody: {
         RENDERED: "token_ids sampling_params output_mode request_id",
@@ -298,6 +339,7 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
 NO_EFFECT: dict[type[msgspec.Struct], str] = {
     SamplingFields: "spaces_between_special_tokens",  # byte-level and piece tokenizers add no spaces
     MessagesBody: "metadata",
+    DecisionsBody: "prompt_cache_key prompt_cache_options safety_identifier",
     GenerateBody: "kv_transfer_params",
     TranslationForm: "language",  # a chat model that takes audio detects the language
     llama_cpp.LlamaInfillBody: "samplers n_indent t_max_prompt_ms",  # llama.vim sends them to every server

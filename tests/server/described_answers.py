@@ -14,8 +14,10 @@ import msgspec
 
 from server.dialects.table import operations
 from server.openapi import STREAM, Operation, error_of
-from server.schema.answers_common import Error
+from server.schema.answers_common import Error, TeiError
 from server.schema.answers_server import Root
+
+SHARED = ("/rerank", "/invocations")  # the body decides which protocol their errors have
 
 
 @cache
@@ -45,7 +47,7 @@ def check(method: str, path: str, status: int, media: str, content: bytes) -> No
     if found is None:
         return
     line, operation = found
-    fault = error_of(line)
+    fault = TeiError if line in SHARED and b'"error_type"' in content else error_of(line)
     if media.startswith("application/json"):
         if status >= 300:
             decoder(fault).decode(content)

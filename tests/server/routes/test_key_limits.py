@@ -12,6 +12,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 ASK = [{"role": "user", "content": "hi"}]
 FORM = form()
+DEGREE = {"type": "score", "instructions": "How?"}
+SCORED = {"query": "hi", "items": ["a"], "label_token_ids": [5, 6]}
 # A valid body for each route; bytes are a form. A new POST route must be in COUNTED or in UNCOUNTED.
 COUNTED = {
     "/v1/chat/completions": {"messages": ASK, "max_tokens": 1},
@@ -26,6 +28,11 @@ COUNTED = {
     "/detokenize": {"tokens": [5]},
     "/v1/audio/transcriptions": FORM,
     "/v1/audio/translations": FORM,
+    "/v1/systemone": {"state": "hi", "questions": {"a": DEGREE | {"criteria": ["low", "high"]}}},
+    "/v1/decisions": {"input": "hi", "questions": [DEGREE | {"levels": [{"label": "low"}, {"label": "high"}]}]},
+    "/score": SCORED,
+    "/v1/score": SCORED,
+    "/invocations": {"prompt": "hi", "max_tokens": 1},
     "/inference/v1/generate": {"token_ids": [5, 6], "sampling_params": {"max_tokens": 1}},
     "/chat/completions": {"messages": ASK, "max_tokens": 1},
     "/apply-template": {"messages": ASK},
@@ -36,7 +43,8 @@ COUNTED = {
 }
 UNCOUNTED = {
     "/v1/responses/{id}/cancel", "/abort_requests", "/ping",
-    "/v1/embeddings", "/pooling", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank",
+    "/embed", "/embed_all", "/embed_sparse", "/predict", "/v2/embed",
+    "/v1/embeddings", "/pooling", "/classify", "/rerank", "/v1/rerank", "/v2/rerank",
     "/sleep", "/wake_up", "/start_profile", "/stop_profile",
     "/api/embed", "/api/embeddings", "/api/show", "/api/pull", "/api/push", "/api/create", "/api/copy",
     "/api/blobs/{digest}", "/infill", "/embeddings", "/reranking", "/v1/reranking",
