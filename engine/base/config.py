@@ -39,6 +39,17 @@ class StateConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class LoraConfig:
+    """Settings of adapters that requests choose by name."""
+
+    max_loras: int = 1  # places on the device: adapters that the rows of one step may have
+    max_rank: int = 16  # of one adapter
+    max_bytes: int = 1 << 31  # of one adapter in memory
+    max_cpu_loras: int = 0  # adapters in host memory; 0: as many as there are places, and those named at start
+    targets: tuple[str, ...] = ()  # last components of the modules with room for adapters; (): all that adapters change
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything the engine needs to load a model and run steps."""
 
@@ -82,5 +93,6 @@ class EngineConfig:
     enforce_eager: bool = False  # launch forwards and sampling kernel by kernel; only the input preparation is a graph
     cudagraph_capture_sizes: tuple[int, ...] = ()  # rows of the decode steps to capture, ascending; () = derived
     deterministic: bool = False  # tokens and log-probabilities have the same bits in every batch
+    lora: LoraConfig | None = None  # None: no adapters by name
     faults: Faults | None = None  # failures that tests plant
     debug_poison: bool = False  # freed blocks and slots hold NaN and out-of-range ids

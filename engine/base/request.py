@@ -11,7 +11,7 @@ import enum
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
@@ -139,6 +139,18 @@ class PoolingParams:
     adapters: np.ndarray | None = None  # int32 [n]: the number of each input's adapter, from 1; 0: no adapter
 
 
+class NamedAdapter(Protocol):
+    """An adapter that a request chooses by name (engine/lora/adapter.py), without its matrices."""
+
+    @property
+    def sha256(self) -> bytes:
+        """32 bytes that identify the content."""
+
+    @property
+    def in_towers(self) -> bool:
+        """Whether the adapter changes the rows of media."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One prompt on its way to the device thread; `sampling` applies to each of its `n` choices.
@@ -161,6 +173,7 @@ class Request:
     weight: int = 1  # the share of that queue
     deadline: float = math.inf  # latest time of the first step, on the clock of `arrival`
     boundaries: tuple[int, ...] = ()  # at most 8 positions of the prompt after which other requests may differ
+    lora: NamedAdapter | None = None  # the adapter that the request chose by name
 
     @property
     def is_masked(self) -> bool:
