@@ -12,13 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from engine.kernels.activation import Activation, glu
+from engine.kernels.gemm.epilogue import Unscaled
 from engine.kernels.gemm.pack import Placement, pack
 from engine.kernels.gemm.weight import Weight
+from engine.kernels.norm import rms_norm
 from engine.layers.linear import Linear
 from engine.quant.base import weight_dtype
 from engine.weights.table import Wanted
@@ -36,8 +40,33 @@ class Adapter:
     table_halves: tuple[str, str] = ("lora_embedding_A", "lora_embedding_B")  # names below an embedding table's name
 
 
+class TokenAdapters(Protocol):
+    """The adapters of the tokens of the current forward. Owner: the thread that launches forwards."""
+
+    def begin(self, numbers: Tensor | None) -> None:
+        """Begins a forward; numbers int32 [T]: each token's adapter, 0: none. numbers None: no token has an adapter."""
+
+    def keep(self, index: Tensor) -> None:
+        """Restricts the rest of the forward to the tokens of `index`, int64 [S]."""
+
+
+class Delta(Protocol):
+    """The adapters of one layer."""
+
+    @property
+    def acts(self) -> bool:
+        """Whether a row of the current forward may have an adapter; if not, fused products skip the adapters."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the adapters' matrices."""
+
+    def add_to(self, y: Tensor, x: Tensor) -> None:
+        """Adds the adapters' terms of x [..., in_features] to y [..., out_features], in place."""
+
+
 class Chosen:
-    """The adapter of each token of the current forward. Owner: the thread that launches forwards."""
+    """The fixed adapter of each token; a TokenAdapters."""
 
     __slots__ = ("_numbers", "_shares", "_tables", "scales")
 
@@ -48,12 +77,15 @@ class Chosen:
         self._shares: dict[tuple[int, ...], Tensor] = {}
 
     def begin(self, numbers: Tensor | None) -> None:
-        """Begins a forward; numbers int32 [T]: each token's adapter, 0: none. numbers None: no token has an adapter."""
         self._numbers = numbers
         self._shares.clear()
 
+    @property
+    def acts(self) -> bool:
+        """Whether a token of the current forward may have an adapter."""
+        return self._numbers is not None
+
     def keep(self, index: Tensor) -> None:
-        """Restricts the rest of the forward to the tokens of `index`, int64 [S]."""
         if self._numbers is not None:
             self.begin(self._numbers.index_select(0, index))
 
@@ -124,6 +156,19 @@ class Site:
         """The layer's weight with adapters."""
         return AdaptedWeight(base, self)
 
+    @property
+    def acts(self) -> bool:
+        return self.chosen.acts
+
+    @property
+    def num_bytes(self) -> int:
+        return self.down.num_bytes + self.up.num_bytes
+
+    def add_to(self, y: Tensor, x: Tensor) -> None:
+        shares = self.chosen.shares(self.widths)
+        assert shares is not None, "no token has an adapter"
+        self.up.linear(self.down.linear(x).mul_(shares), y, y)
+
 
 class TableSite:
     """The A and B matrices of all adapters of an embedding table; a separate part with the table's name."""
@@ -166,14 +211,22 @@ class TableSite:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AdaptedWeight(Weight):
-    """A weight of any form with adapters."""
+    """A weight of any form with adapters. In a forward without adapters every product is the form's own."""
 
     base: Weight
-    site: Site
+    site: Delta
+
+    @property
+    def takes_halves(self) -> bool:
+        return self.base.takes_halves and not self.site.acts
 
     @property
     def num_bytes(self) -> int:
-        return self.base.num_bytes + self.site.down.num_bytes + self.site.up.num_bytes
+        return self.base.num_bytes + self.site.num_bytes
+
+    @property
+    def sums_in_two(self) -> bool:
+        return self.base.sums_in_two
 
     def dense(self) -> Tensor:
         """W, without adapters."""
@@ -184,5 +237,30 @@ class AdaptedWeight(Weight):
 
     def linear(self, x: Tensor, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
         y = self.base.linear(x, out, residual)
-        shares = self.site.chosen.shares(self.site.widths)
-        return y if shares is None else self.site.up.linear(self.site.down.linear(x).mul_(shares), y, y)
+        if self.site.acts:
+            self.site.add_to(y, x)
+        return y
+
+    def gated(self, x: Tensor, activation: Activation) -> Tensor:
+        return glu(self.linear(x), activation) if self.site.acts else self.base.gated(x, activation)
+
+    def of_halves(
+        self, halves: Tensor, activation: Activation, out: Tensor | None = None, residual: Tensor | None = None
+    ) -> Tensor:
+        if self.site.acts:
+            return self.linear(glu(halves, activation), out, residual)
+        return self.base.of_halves(halves, activation, out, residual)
+
+    def add_then_norm(self, residual: Tensor, x: Tensor, gain: Tensor, eps: float) -> Unscaled | None:
+        if self.site.acts:
+            self.linear(x, residual, residual)
+            return None
+        return self.base.add_then_norm(residual, x, gain, eps)
+
+    def of_normed(
+        self, residual: Tensor, gain: Tensor, eps: float, prescaled: Unscaled | None, activation: Activation | None
+    ) -> Tensor:
+        if not self.site.acts:
+            return self.base.of_normed(residual, gain, eps, prescaled, activation)
+        rows = rms_norm(residual, gain, eps)
+        return self.linear(rows) if activation is None else self.gated(rows, activation)

@@ -89,17 +89,17 @@ async def test_s42_a_deadline_that_comes_later_ends_nothing():
 async def test_what_waits_at_a_gate_takes_turns_by_caller():
     outside = Outside()
     for device_id in range(100):
-        outside.add(device_id, "a", device_id)
+        outside.add(device_id, b"", "a", device_id)
     for device_id in (200, 201):
-        outside.add(device_id, "b", device_id)
-    assert [entry[0] for entry in outside.first(5)] == [0, 200, 1, 201, 2]
+        outside.add(device_id, b"", "b", device_id)
+    assert [entry[0] for entry in outside.first(b"", 5)] == [0, 200, 1, 201, 2]
     assert outside.enter(0)
-    assert [entry[0] for entry in outside.first(5)] == [200, 1, 201, 2, 3]  # a's turn is over
+    assert [entry[0] for entry in outside.first(b"", 5)] == [200, 1, 201, 2, 3]  # a's turn is over
     assert outside.discard(200)
     assert not outside.enter(200)
     assert 201 in outside
     assert outside.enter(201)
-    assert [entry[0] for entry in outside.first(2)] == [1, 2]
+    assert [entry[0] for entry in outside.first(b"", 2)] == [1, 2]
     assert len(outside) == 99
 
 

@@ -8,7 +8,6 @@ chooses the kernel. Users: quantised layers on devices whose units multiply e4m3
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -37,7 +36,9 @@ class Float8Weight(Weight):
     products: ScaledProducts
     invariant: bool  # a row's bits do not depend on other rows
 
-    takes_halves: ClassVar[bool] = True
+    @property
+    def takes_halves(self) -> bool:
+        return True
 
     @property
     def num_bytes(self) -> int:

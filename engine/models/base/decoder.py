@@ -26,7 +26,7 @@ from engine.base.model_config import ModelConfig
 from engine.base.request import Modality
 from engine.cache.spec import CacheSpec, LayerCache
 from engine.encoders.tower import Tower
-from engine.layers.adapted import Chosen
+from engine.layers.adapted import TokenAdapters
 from engine.layers.attention import PagedSelfAttention
 from engine.layers.batch import Batch
 from engine.layers.convolution import GatedConvolution
@@ -99,7 +99,7 @@ class Decoder(Model):
         self.vision: Tower | None = None
         self.audio: Tower | None = None
         self.table = self.WEIGHTS
-        self.chosen: Chosen | None = None
+        self.chosen: TokenAdapters | None = None
         self.replaced_parts: Any = None  # parts outside the layers that further rows of a table name
         self.head = (
             None if config.pooling else Head(text.vocab_size, text.hidden_size, text.tie_embeddings, text.head_bias)

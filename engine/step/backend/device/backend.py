@@ -101,7 +101,7 @@ class DeviceBackend:
         return fullness(target(), tokens, text.intermediate_size, text.hidden_size)
 
     def admit(self, slot: int, row: LiveRow, words: np.ndarray) -> None:
-        self.buffers.slots.admit(slot, row, words, self.rank.model.adapters)
+        self.buffers.slots.admit(slot, row, words)
         self.forwards.admit(slot, row, words)
 
     def send(self, slot: int, words: np.ndarray) -> None:

@@ -88,7 +88,7 @@ class HostBackend:
         return 1.0
 
     def admit(self, slot: int, row: LiveRow, words: np.ndarray) -> None:
-        self.slots.admit(slot, row.request)
+        self.slots.admit(slot, row.request, row.place.adapter)
         self._forward.admit(slot, row, words)
 
     def send(self, slot: int, words: np.ndarray) -> None:

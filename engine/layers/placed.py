@@ -1,0 +1,117 @@
+"""Adapters in places: the matrices of adapters that requests choose by name, at a linear layer on a CPU.
+
+    y[rows of place p] += B_p (A_p x[rows of place p])      for each place p that a row of the forward uses
+
+Owner: the model. A place holds one adapter at a time; its number is step data like the token's position. In: an
+adapter's packed matrices (engine/lora/adapter.py) for a place that no row uses. Out: the terms of the adapters. A row's
+bits depend only on the row and its adapter, as in kernels/gemm/panels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from engine.kernels.gemm.panels import CpuPanels, pack_panels
+from engine.kernels.gemm.weight import Weight
+from engine.layers.adapted import AdaptedWeight
+from engine.layers.linear import Linear
+
+
+class Group(NamedTuple):
+    """The rows of a forward that use one place."""
+
+    place: int
+    rows: Tensor | None  # [n] int64, ascending; None: all rows
+
+
+class PlaceRows:
+    """The place of each token of the current forward; a TokenAdapters (engine/layers/adapted.py)."""
+
+    __slots__ = ("_numbers", "groups")
+
+    def __init__(self) -> None:
+        self._numbers: Tensor | None = None
+        self.groups: Sequence[Group] = ()
+
+    @property
+    def acts(self) -> bool:
+        """Whether a row of the current forward has an adapter."""
+        return bool(self.groups)
+
+    def begin(self, numbers: Tensor | None) -> None:
+        self._numbers = numbers
+        self.groups = () if numbers is None else groups_of(numbers)
+
+    def keep(self, index: Tensor) -> None:
+        if self._numbers is not None:
+            self.begin(self._numbers.index_select(0, index))
+
+
+def groups_of(numbers: Tensor) -> list[Group]:
+    """The groups of rows with places numbers int32 [T]; 0: no place."""
+    places = torch.unique(numbers).tolist()
+    if len(places) == 1 and places[0]:
+        return [Group(places[0], None)]
+    return [Group(place, torch.nonzero(numbers == place).flatten()) for place in places if place]
+
+
+class Halves(NamedTuple):
+    """An adapter's matrices of one layer, in panels."""
+
+    down: CpuPanels  # A of all pieces, [pieces * rank, in]
+    ups: tuple[tuple[int, CpuPanels], ...]  # for each piece that the adapter changes: its number, and B [rows, rank]
+    rank: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.down.num_bytes + sum(up.num_bytes for _, up in self.ups)
+
+
+def packed(a: Tensor, b: Sequence[Tensor]) -> Halves:
+    """a [pieces * rank, in], b [rows, rank] for each piece -> panels. A piece whose B is zero is left out."""
+    ups = tuple((number, pack_panels(piece, None)) for number, piece in enumerate(b) if piece.any())
+    return Halves(pack_panels(a, None), ups, len(a) // len(b))
+
+
+class PlacedSite:
+    """The places' matrices at one linear layer; a Delta."""
+
+    __slots__ = ("held", "linear", "rows", "starts")
+
+    def __init__(self, linear: Linear, rows: PlaceRows, num_places: int) -> None:
+        self.linear, self.rows = linear, rows
+        self.held: list[Halves | None] = [None] * (num_places + 1)  # by the place's number, from 1
+        sizes = linear.out_features
+        self.starts = [sum(sizes[:number]) for number in range(len(sizes))]  # first column of each piece
+
+    def around(self, base: Weight) -> Weight:
+        """The layer's weight with adapters."""
+        return AdaptedWeight(base, self)
+
+    @property
+    def acts(self) -> bool:
+        return self.rows.acts
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(halves.num_bytes for halves in self.held if halves is not None)
+
+    def add_to(self, y: Tensor, x: Tensor) -> None:
+        inputs, outputs = x.reshape(-1, x.shape[-1]), y.view(-1, y.shape[-1])
+        for place, index in self.rows.groups:
+            halves = self.held[place]
+            if halves is None:  # the adapter leaves this layer alone
+                continue
+            mine = inputs if index is None else inputs.index_select(0, index)
+            low, rank = halves.down.linear(mine), halves.rank
+            for piece, up in halves.ups:
+                delta = up.linear(low[:, piece * rank : (piece + 1) * rank])
+                columns = outputs.narrow(1, self.starts[piece], up.out_features)
+                if index is None:
+                    columns += delta
+                else:
+                    columns.index_add_(0, index, delta)

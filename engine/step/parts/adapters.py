@@ -1,0 +1,86 @@
+"""The adapters part: rows whose requests chose an adapter by name (LoRA).
+
+Owner: device thread. A row holds the place of its adapter (engine/lora/places.py) from its admission until its slot is
+reset. The place's number is one of the slot's words; every layer with places reads the number of each token. A request
+whose adapter has no place waits at the gate, outside the scheduler. Steps without a row with an adapter are plain: on
+an accelerator they replay the graphs of the base model, other steps replay a variant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+
+from _fast.scheduler import Scheduler
+from _fast.steady import SPECIAL_VARIANT_SHIFT
+from engine.base.config import LoraConfig
+from engine.base.request import Request
+from engine.base.stats import AdapterCounts
+from engine.layers.placed import PlacedSite
+from engine.lora.adapter import Adapter
+from engine.lora.host import HostMemory
+from engine.lora.places import Places
+from engine.step.live import LiveRow, Place
+from engine.step.parts.part import ABSENT, JOINS, StepPart, Steps
+from engine.step.sizes import Sizes
+from engine.step.step import Step
+
+
+class Adapters(StepPart):
+    """The places of adapters, and the rows that hold them."""
+
+    name = "adapters"
+    ranks = "every"
+
+    def __init__(self, config: LoraConfig, sites: dict[str, PlacedSite], sizes: Sizes) -> None:
+        self._config, self._sites = config, sites
+        self._number = np.zeros(sizes.max_slots, np.int32)  # by slot: the place that the row holds; 0: none
+        self.places: Places
+
+    def start(self, steps: Steps) -> None:
+        self.places = Places(self._config.max_loras, HostMemory(self._sites), steps.wake)
+
+    def gate(self, request: Request) -> bool:
+        return request.lora is None or self.places.opens(adapter_of(request), request.arrival)
+
+    def place(self, request: Request, place: Place, scheduler: Scheduler) -> None:
+        if request.lora is not None:
+            place.adapter = self.places.number(adapter_of(request))
+
+    def admit(self, slot: int, row: LiveRow, words: np.ndarray) -> bool:
+        if row.request.lora is None:
+            return False
+        self.places.hold(row.place.adapter)
+        self._number[slot] = row.place.adapter
+        return True
+
+    def reset(self, slot: int, poison: bool) -> None:
+        if self._number[slot]:
+            self.places.release(int(self._number[slot]))
+            self._number[slot] = 0
+
+    def special(self, slot: int) -> int:
+        return self.variant << SPECIAL_VARIANT_SHIFT
+
+    def role(self, step: Step) -> int:
+        return JOINS if self._number[step.rows.slots].any() else ABSENT
+
+    @property
+    def paths(self) -> Collection[str]:
+        """The paths of the layers that have places."""
+        return self._sites.keys()
+
+    @property
+    def counts(self) -> AdapterCounts:
+        """The places' counts; any thread may read them."""
+        return AdapterCounts(self.places.num_used, self.places.swaps, self.places.swap_seconds)
+
+    def ledger(self) -> dict[str, int]:
+        return {"adapter_rows": self.places.num_rows}
+
+
+def adapter_of(request: Request) -> Adapter:
+    """The adapter of a request that chose one."""
+    assert isinstance(request.lora, Adapter), "the host home gives requests their adapters"
+    return request.lora
