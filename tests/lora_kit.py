@@ -17,7 +17,7 @@ from engine import Request
 from engine.base.config import LoraConfig
 from engine.layers.linear import Linear
 from engine.lora.adapter import Adapter, PackedSite
-from engine.lora.sites import give_sites
+from engine.lora.sites import changed
 from engine.models.registry import build_model, load_model_config
 from engine.weights.table import Table, addressed
 
@@ -34,7 +34,7 @@ def drawn(folder: Path, rank: int, seed: int, only: Collection[str] = (), scale:
     """An adapter of every layer that may have one, or of the modules whose names end in a word of `only`."""
     config = load_model_config(folder)
     model = build_model(config, torch.float32)
-    places = give_sites(model, LoraConfig())
+    places = dict(changed(model, LoraConfig()))
     draw = torch.Generator().manual_seed(seed)
     sites, deltas = {}, {}
     for path, names, part in addressed(model.weight_table(), model):

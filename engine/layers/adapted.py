@@ -55,7 +55,11 @@ class Delta(Protocol):
 
     @property
     def acts(self) -> bool:
-        """Whether a row of the current forward may have an adapter; if not, fused products skip the adapters."""
+        """Whether a row of the current forward may have an adapter."""
+
+    @property
+    def apart(self) -> bool:
+        """Whether products are not fused: because a row may have an adapter, or because bits must not depend on it."""
 
     @property
     def num_bytes(self) -> int:
@@ -161,6 +165,10 @@ class Site:
         return self.chosen.acts
 
     @property
+    def apart(self) -> bool:
+        return self.chosen.acts
+
+    @property
     def num_bytes(self) -> int:
         return self.down.num_bytes + self.up.num_bytes
 
@@ -218,7 +226,7 @@ class AdaptedWeight(Weight):
 
     @property
     def takes_halves(self) -> bool:
-        return self.base.takes_halves and not self.site.acts
+        return self.base.takes_halves and not self.site.apart
 
     @property
     def num_bytes(self) -> int:
@@ -242,17 +250,17 @@ class AdaptedWeight(Weight):
         return y
 
     def gated(self, x: Tensor, activation: Activation) -> Tensor:
-        return glu(self.linear(x), activation) if self.site.acts else self.base.gated(x, activation)
+        return glu(self.linear(x), activation) if self.site.apart else self.base.gated(x, activation)
 
     def of_halves(
         self, halves: Tensor, activation: Activation, out: Tensor | None = None, residual: Tensor | None = None
     ) -> Tensor:
-        if self.site.acts:
+        if self.site.apart:
             return self.linear(glu(halves, activation), out, residual)
         return self.base.of_halves(halves, activation, out, residual)
 
     def add_then_norm(self, residual: Tensor, x: Tensor, gain: Tensor, eps: float) -> Unscaled | None:
-        if self.site.acts:
+        if self.site.apart:
             self.linear(x, residual, residual)
             return None
         return self.base.add_then_norm(residual, x, gain, eps)
@@ -260,7 +268,7 @@ class AdaptedWeight(Weight):
     def of_normed(
         self, residual: Tensor, gain: Tensor, eps: float, prescaled: Unscaled | None, activation: Activation | None
     ) -> Tensor:
-        if not self.site.acts:
+        if not self.site.apart:
             return self.base.of_normed(residual, gain, eps, prescaled, activation)
         rows = rms_norm(residual, gain, eps)
         return self.linear(rows) if activation is None else self.gated(rows, activation)

@@ -97,6 +97,10 @@ class PlacedSite:
         return self.rows.acts
 
     @property
+    def apart(self) -> bool:
+        return self.rows.acts
+
+    @property
     def num_bytes(self) -> int:
         return sum(halves.num_bytes for halves in self.held if halves is not None)
 

@@ -91,6 +91,7 @@ class Places:
             lodging = self._lodgings[number]
             if lodging.error is not None and self._clock() - lodging.failed_at > RETRY:
                 self._begin(number, adapter)
+                return False
             if lodging.rows == 0:
                 lodging.closed_for = b""
             return lodging.ready and not lodging.closed_for

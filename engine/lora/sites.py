@@ -10,6 +10,7 @@ from engine.base.config import LoraConfig
 from engine.base.errors import ConfigError
 from engine.layers.linear import GatedLinear, Linear
 from engine.layers.placed import PlacedSite, PlaceRows
+from engine.layers.placed_device import DeviceRows, DeviceSite
 from engine.models.base.decoder import Decoder
 from engine.models.base.model import Model
 from engine.weights.table import addressed
@@ -17,21 +18,49 @@ from engine.weights.table import addressed
 KINDS = (Linear, GatedLinear)
 
 
-def give_sites(model: Model, config: LoraConfig) -> dict[str, PlacedSite]:
-    """Gives each layer that adapters may change a site. Raises ConfigError if the model cannot have adapters by
-    name."""
+HostSites = dict[str, PlacedSite]
+DeviceSites = dict[str, DeviceSite]
+
+
+def give_host_sites(model: Model, config: LoraConfig) -> HostSites:
+    """Gives each layer of a model on a CPU that adapters may change a site. Raises ConfigError if the model cannot have
+    adapters by name."""
+    rows = PlaceRows()
+    sites = {path: PlacedSite(layer, rows, config.max_loras) for path, layer in changed(model, config)}
+    for site in sites.values():
+        site.linear.site = site
+    _decoder(model).chosen = rows
+    return sites
+
+
+def give_device_sites(model: Model, config: LoraConfig, invariant: bool) -> DeviceSites:
+    """The same for a model on an accelerator; `invariant`: --deterministic."""
+    rows = DeviceRows(config.max_loras, invariant)
+    sites = {}
+    for number, (path, layer) in enumerate(changed(model, config)):
+        layer.site = sites[path] = DeviceSite(layer, number, rows)
+    _decoder(model).chosen = rows
+    return sites
+
+
+def changed(model: Model, config: LoraConfig) -> list[tuple[str, Linear]]:
+    """The layers that adapters may change, by their paths."""
+    _decoder(model)
+    return [
+        (path, part)
+        for path, names, part in addressed(model.weight_table(), model)
+        if path.startswith("layers.") and type(part) in KINDS and is_target(names, config.targets)
+        if isinstance(part, Linear)
+    ]
+
+
+def _decoder(model: Model) -> Decoder:
     name = model.config.architecture
     if not isinstance(model, Decoder) or model.config.implementation != "native":
         raise ConfigError(f"--enable-lora: {name} has no decoder of ours, which adapters need; leave the flag out")
     if model.adapters:
         raise ConfigError(f"--enable-lora: {name} has adapters of its own ({', '.join(model.adapters)})")
-    rows, sites = PlaceRows(), dict[str, PlacedSite]()
-    for path, names, part in addressed(model.weight_table(), model):
-        if path.startswith("layers.") and type(part) in KINDS and is_target(names, config.targets):
-            assert isinstance(part, Linear)
-            part.site = sites[path] = PlacedSite(part, rows, config.max_loras)
-    model.chosen = rows
-    return sites
+    return model
 
 
 def is_target(names: list[str], targets: tuple[str, ...]) -> bool:

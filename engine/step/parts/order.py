@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from engine.base.config import EngineConfig
 from engine.cache.spec import CacheSpec
-from engine.lora.sites import give_sites
+from engine.lora.sites import give_device_sites, give_host_sites
 from engine.models.base.model import Model
-from engine.step.parts.adapters import Adapters
+from engine.step.parts.adapters import DeviceAdapters, HostAdapters
 from engine.step.parts.expert_load import ExpertLoad
 from engine.step.parts.grammar import Grammar
 from engine.step.parts.media import Media
@@ -47,7 +47,10 @@ def adapters(setting: Setting) -> StepPart | None:
     """Gives the model's layers their places, so it runs before the weights are read."""
     if setting.config.lora is None:
         return None
-    return Adapters(setting.config.lora, give_sites(setting.model, setting.config.lora), setting.sizes)
+    if setting.on_host:
+        return HostAdapters(setting.config, give_host_sites(setting.model, setting.config.lora), setting.sizes)
+    sites = give_device_sites(setting.model, setting.config.lora, setting.config.deterministic)
+    return DeviceAdapters(setting.config, setting.model, sites, setting.sizes)
 
 
 def media(setting: Setting) -> StepPart | None:

@@ -29,9 +29,9 @@ class Answer(NamedTuple):
     logprobs: list[float]
 
 
-@pytest.fixture(params=["host"])
+@pytest.fixture(params=["host", "device"])
 def backend(request, monkeypatch) -> str:
-    """The backend."""
+    """Both backends; the device has graphs that are plain calls."""
     if request.param == "device":
         monkeypatch.setattr(start, "open_accelerator", lambda _device: HostAccelerator())
     return request.param

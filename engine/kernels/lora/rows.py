@@ -1,0 +1,110 @@
+"""PlaceList: the rows of a forward by the place of their adapter, in tiles of at most `tile` rows with one place.
+
+    order   rows of place 1, ascending | rows of place 2 | ...; entries behind the last are arbitrary
+    tiles   (place, first entry of `order`, number of rows); place 0: the tile is empty
+
+In: the place of each row, 0 for none. Each place has a program, which counts the rows of lower places and writes its
+own rows and tiles behind theirs. Place p has the tiles from `rows of lower places // tile + p - 1` on, which leaves
+room for a partial tile of each place; so programs need no common counter. A forward makes one list, and another one
+when it goes on with the sampled rows. Users: kernels/lora/shrink and expand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.kernels.pdl import grid_wait, launch_options
+from engine.kernels.target import tl, triton
+
+BLOCK = 1024  # rows per iteration
+FEW, SOME = 64, 512  # rows
+INVARIANT_TILE = 16  # rows of a tile, for any number of rows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlaceList:
+    """The rows of a forward by place."""
+
+    order: Tensor  # [rows] int32
+    tiles: Tensor  # [num_tiles, 3] int32
+    tile: int  # the most rows of a tile
+
+
+def tile_of(rows: int) -> int:
+    """The most rows of a tile, for a forward of so many rows."""
+    return 16 if rows <= FEW else 32 if rows <= SOME else 64
+
+
+@triton.jit(do_not_specialize=["rows"])
+def place_list_kernel(
+    order,  # [rows] int32
+    tiles,  # [num_tiles, 3] int32
+    numbers,  # [rows] int32
+    rows,
+    num_tiles,
+    places,
+    TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """A program writes the rows and tiles of one place."""
+    place = tl.program_id(0) + 1
+    lane = tl.arange(0, BLOCK)
+    grid_wait(OVERLAP)
+    lower = tl.zeros([BLOCK], tl.int32)
+    for first in range(0, rows, BLOCK):
+        each = tl.load(numbers + first + lane, mask=first + lane < rows, other=0)
+        lower += ((each > 0) & (each < place)).to(tl.int32)
+    start = tl.sum(lower, 0)
+    end = start
+    for first in range(0, rows, BLOCK):
+        mine = (tl.load(numbers + first + lane, mask=first + lane < rows, other=0) == place).to(tl.int32)
+        tl.store(order + end + tl.cumsum(mine, 0) - 1, first + lane, mask=mine > 0)
+        end += tl.sum(mine, 0)
+    begin = start // TILE + place - 1
+    limit = tl.where(place == places, num_tiles, end // TILE + place)
+    for first in range(begin, limit, BLOCK):
+        tile = first + lane
+        at = start + (tile - begin) * TILE
+        count = tl.minimum(tl.maximum(end - at, 0), TILE)
+        inside = tile < limit
+        tl.store(tiles + tile * 3, tl.where(count > 0, place, 0), mask=inside)
+        tl.store(tiles + tile * 3 + 1, at, mask=inside)
+        tl.store(tiles + tile * 3 + 2, count, mask=inside)
+
+
+def place_list(numbers: Tensor, places: int, tile: int) -> PlaceList:
+    """numbers int32 [rows], contiguous: each row's place, from 1 to `places`; 0: none."""
+    return (launch_place_list if numbers.is_cuda else place_list_reference)(numbers, places, tile)
+
+
+def launch_place_list(numbers: Tensor, places: int, tile: int) -> PlaceList:
+    """Launches the Triton kernel."""
+    assert numbers.is_contiguous(), "numbers are contiguous"
+    assert numbers.dtype is torch.int32, f"numbers are {numbers.dtype}, not int32"
+    rows = len(numbers)
+    num_tiles = rows // tile + places
+    order = torch.empty(rows, dtype=torch.int32, device=numbers.device)
+    tiles = torch.empty(num_tiles, 3, dtype=torch.int32, device=numbers.device)
+    place_list_kernel[(places,)](
+        order, tiles, numbers, rows, num_tiles, places, TILE=tile, BLOCK=BLOCK, num_warps=4, **launch_options()
+    )
+    return PlaceList(order, tiles, tile)
+
+
+def place_list_reference(numbers: Tensor, places: int, tile: int) -> PlaceList:
+    rows = len(numbers)
+    order = torch.zeros(rows, dtype=torch.int32)
+    tiles = torch.zeros(rows // tile + places, 3, dtype=torch.int32)
+    start = 0
+    for place in range(1, places + 1):
+        mine = torch.nonzero(numbers == place).flatten().int()
+        order[start : start + len(mine)] = mine
+        for number, first in enumerate(range(0, len(mine), tile)):
+            where = start // tile + place - 1 + number
+            tiles[where] = torch.tensor([place, start + first, min(tile, len(mine) - first)])
+        start += len(mine)
+    return PlaceList(order, tiles, tile)

@@ -1,0 +1,43 @@
+"""Kernels of adapters compile for every target, with the widths of an 8B model."""
+
+import pytest
+import triton  # noqa: F401  (must precede the import of any kernel file)
+
+from engine.kernels.lora.expand import BLOCK_N, expand_kernel
+from engine.kernels.lora.rows import BLOCK, place_list_kernel
+from engine.kernels.lora.shrink import BLOCK_K, shrink_kernel
+from tests.kernels.accelerator.targets import cases, compiles
+
+T = "*bf16"
+LIST = {
+    "order": "*i32", "tiles": "*i32", "numbers": "*i32", "rows": "i32", "num_tiles": "i32", "places": "i32",
+}  # fmt: skip
+SHRINK = {
+    "low": "*fp32", "x": T, "values": T, "words": "*i64", "order": "*i32", "tiles": "*i32", "rows": "i32",
+    "depth": "i32", "part_len": "i32", "sites": "i32", "site": "i32", "x_stride": "i32", "place_len": "i32",
+}  # fmt: skip
+EXPAND = {
+    "y": T, "low": "*fp32", "values": T, "words": "*i64", "order": "*i32", "tiles": "*i32", "blocks": "*i32",
+    "rows": "i32", "parts": "i32", "pieces": "i32", "depth": "i32", "width": "i32", "sites": "i32", "site": "i32",
+    "place_len": "i32",
+}  # fmt: skip
+KERNELS = {
+    "place list": (place_list_kernel, LIST, {"TILE": 16, "BLOCK": BLOCK, "OVERLAP": True}, {"num_warps": 4}),
+    **{
+        f"{name} {tile} x {rank}": (
+            kernel, signature, {"TILE": tile, "RANK": rank, **constants, "OVERLAP": True},
+            {"num_warps": 4, "num_stages": stages},
+        )
+        for name, kernel, signature, constants, stages in (
+            ("shrink", shrink_kernel, SHRINK, {"BLOCK_K": BLOCK_K}, 3),
+            ("expand", expand_kernel, EXPAND, {"BLOCK_N": BLOCK_N}, 2),
+        )
+        for tile, rank in ((16, 16), (64, 64), (64, 128))
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "target"), cases(KERNELS))
+def test_a_kernel_compiles(name, target):
+    kernel, signature, constants, options = KERNELS[name]
+    compiles(target, kernel, signature, constants, options)

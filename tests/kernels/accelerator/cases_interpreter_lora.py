@@ -1,0 +1,44 @@
+"""Kernels of adapters in the interpreter against their references: lists of rows, both halves of the product."""
+
+import pytest
+import torch
+import triton  # noqa: F401  (must precede the import of any kernel file; TRITON_INTERPRET sets the mode)
+
+from engine.kernels.lora.expand import blocks_of, expand_reference, launch_expand
+from engine.kernels.lora.rows import launch_place_list, place_list_reference
+from engine.kernels.lora.shrink import launch_shrink, shrink_reference
+from engine.kernels.target import HAS_TRITON
+from tests.kernels.adapters import SHAPES, filled, numbers_of
+
+assert HAS_TRITON
+
+
+@pytest.mark.parametrize("kind", ["one", "runs", "drawn"])
+@pytest.mark.parametrize("rows", [0, 1, 17, 100, 1300])
+def test_lists_of_rows(rows, kind):
+    numbers = numbers_of(rows, kind)
+    for tile in (16, 64):
+        got, want = launch_place_list(numbers, 5, tile), place_list_reference(numbers, 5, tile)
+        assert torch.equal(got.tiles[:, 0], want.tiles[:, 0])
+        used = want.tiles[:, 0] > 0
+        assert torch.equal(got.tiles[used], want.tiles[used])
+        count = int((numbers > 0).sum())
+        assert torch.equal(got.order[:count], want.order[:count])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("invariant", [False, True])
+@pytest.mark.parametrize(("rows", "kind"), [(1, "one"), (3, "drawn"), (33, "runs"), (90, "drawn")])
+@pytest.mark.parametrize("site", [0, 1])
+def test_products(site, rows, kind, invariant, dtype):
+    """Values that no adapter has are NaN, so a kernel that read them would fail."""
+    shape, matrices, torch_draw = SHAPES[site], filled(dtype), torch.Generator().manual_seed(rows)
+    x = torch.randn(rows, shape.in_features + 8, generator=torch_draw).to(dtype)[:, : shape.in_features]
+    y = torch.randn(rows, sum(shape.out_features), generator=torch_draw).to(dtype)
+    listed = launch_place_list(numbers_of(rows, kind), 5, 16)
+    blocks, got, want = blocks_of(shape, "cpu"), y.clone(), y.clone()
+    launch_expand(got, launch_shrink(x, matrices, shape, listed, invariant), matrices, shape, listed, blocks)
+    expand_reference(want, shrink_reference(x, matrices, shape, listed, invariant), matrices, shape, listed, blocks)
+    torch.testing.assert_close(got, want, rtol=1e-4 if dtype is torch.float32 else 4e-3, atol=4e-3)
+    assert torch.equal(got == y, want == y) or kind == "one"
+    assert not torch.equal(got, y) or kind == "runs"

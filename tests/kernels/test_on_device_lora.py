@@ -1,0 +1,36 @@
+"""Kernels of adapters on a real GPU against their references."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.kernels.lora.expand import blocks_of, expand_reference, launch_expand
+from engine.kernels.lora.matrices import PlaceMatrices
+from engine.kernels.lora.rows import PlaceList, launch_place_list, place_list_reference
+from engine.kernels.lora.shrink import launch_shrink, shrink_reference
+from tests.kernels.adapters import SHAPES, filled, numbers_of
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
+
+
+@pytest.mark.parametrize("kind", ["one", "runs", "drawn"])
+@pytest.mark.parametrize("rows", [1, 17, 300, 2100])
+def test_products(rows, kind):
+    """Values that no adapter has are NaN, so a kernel that read them would fail. A second launch has equal bits."""
+    matrices = filled(torch.bfloat16, "cuda")
+    numbers = numbers_of(rows, kind, "cuda")
+    for shape in SHAPES:
+        x = torch.randn(rows, shape.in_features, device="cuda").bfloat16()
+        y = torch.randn(rows, sum(shape.out_features), device="cuda").bfloat16()
+        listed, blocks, made = launch_place_list(numbers, 5, 16), blocks_of(shape, "cuda"), []
+        for _ in range(2):
+            made.append(y.clone())
+            launch_expand(made[-1], launch_shrink(x, matrices, shape, listed, False), matrices, shape, listed, blocks)
+        assert torch.equal(*made)
+        here = PlaceMatrices(matrices.values.cpu(), matrices.words.cpu(), matrices.max_rank)
+        rows_here: PlaceList = place_list_reference(numbers.cpu(), 5, 16)
+        want = y.cpu()
+        low = shrink_reference(x.cpu(), here, shape, rows_here, False)
+        expand_reference(want, low, here, shape, rows_here, blocks.cpu())
+        torch.testing.assert_close(made[0].cpu(), want, rtol=2e-2, atol=4e-2)
