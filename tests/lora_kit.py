@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 from collections.abc import Collection
 from dataclasses import replace
@@ -69,6 +70,12 @@ def merged(folder: Path, drawn: Drawn, into: Path) -> Path:
             if delta is not None:
                 tensors[name] = (tensor.float() + delta.view(tensor.shape)).to(tensor.dtype)
         save_file(tensors, file, {"format": "pt"})
+    if "lm_head.weight" in left:  # tied to the embedding
+        embedding = next(tensor for name, tensor in tensors.items() if name.endswith("embed_tokens.weight"))
+        tensors["lm_head.weight"] = (embedding.float() + left.pop("lm_head.weight")).to(embedding.dtype)
+        save_file(tensors, file, {"format": "pt"})
+        config = json.loads((into / "config.json").read_text())
+        (into / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
     assert not left, f"not in the checkpoint: {list(left)}"
     return into
 

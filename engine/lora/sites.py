@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from engine.base.config import LoraConfig
 from engine.base.errors import ConfigError
+from engine.layers.embed import Head
 from engine.layers.linear import GatedLinear, Linear
 from engine.layers.placed import PlacedSite, PlaceRows
 from engine.layers.placed_device import DeviceRows, DeviceSite
@@ -15,7 +16,8 @@ from engine.models.base.decoder import Decoder
 from engine.models.base.model import Model
 from engine.weights.table import addressed
 
-KINDS = (Linear, GatedLinear)
+KINDS = (Linear, GatedLinear, Head)
+HEAD = "head"  # the path of the logits' matrix
 
 
 HostSites = dict[str, PlacedSite]
@@ -29,7 +31,10 @@ def give_host_sites(model: Model, config: LoraConfig) -> HostSites:
     sites = {path: PlacedSite(layer, rows, config.max_loras) for path, layer in changed(model, config)}
     for site in sites.values():
         site.linear.site = site
-    _decoder(model).chosen = rows
+    decoder = _decoder(model)
+    decoder.chosen = rows
+    if HEAD in sites:
+        decoder.head_chosen = sites[HEAD].rows = PlaceRows()
     return sites
 
 
@@ -39,7 +44,10 @@ def give_device_sites(model: Model, config: LoraConfig, invariant: bool) -> Devi
     sites = {}
     for number, (path, layer) in enumerate(changed(model, config)):
         layer.site = sites[path] = DeviceSite(layer, number, rows)
-    _decoder(model).chosen = rows
+    decoder = _decoder(model)
+    decoder.chosen = rows
+    if HEAD in sites:
+        decoder.head_chosen = sites[HEAD].rows = DeviceRows(config.max_loras, invariant)
     return sites
 
 
@@ -49,7 +57,7 @@ def changed(model: Model, config: LoraConfig) -> list[tuple[str, Linear]]:
     return [
         (path, part)
         for path, names, part in addressed(model.weight_table(), model)
-        if path.startswith("layers.") and type(part) in KINDS and is_target(names, config.targets)
+        if (path.startswith("layers.") or path == HEAD) and type(part) in KINDS and is_target(names, config.targets)
         if isinstance(part, Linear)
     ]
 

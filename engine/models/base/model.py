@@ -84,8 +84,9 @@ class Model(ABC):
         return True
 
     @abstractmethod
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Rows of forward's result, [n, hidden_size] -> [n, vocab_size] float32."""
+    def logits(self, hidden: Tensor, adapters: Tensor | None = None) -> Tensor:
+        """Rows of forward's result, [n, hidden_size] -> [n, vocab_size] float32. `adapters`: each row's adapter, int32
+        [n], as in Batch; None: no row has one."""
 
 
 def check_prompt_rows(asked: bool, model: Model) -> None:

@@ -118,6 +118,27 @@ async def test_a_batch_of_the_base_and_three_adapters_equals_merged_weights(name
         check(await served(engine, name), answers)  # prefixes are cached now
 
 
+async def test_log_probabilities_of_prompts_and_of_sampled_rows_read_the_adapter_of_each_row(backend, room):
+    """Steps that run eagerly, or that sample apart from the forward; gemma2's head is tied to its embedding."""
+    rules = {"ignore_eos": True, "logprobs": 3, "prompt_logprobs": 2, "bad_words": ((7, 8),)}
+    asked = [text_request(PROMPTS[k], 4, **rules) for k in range(4)]
+
+    async def values(engine, k: int, number: int) -> list[float]:
+        (deltas,) = await answer_deltas(engine, adapted(asked[k], adapters("gemma2")[number]))
+        entries = [each for delta in deltas for each in delta.logprobs]
+        prompt = next(delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs is not None)
+        return [each.logprob for each in [*prompt[1:], *entries]]
+
+    want = []
+    for k, folder in enumerate(folders("gemma2", room)):
+        async with running(folder) as engine:
+            want.append(await values(engine, k, 0))
+    async with running(tiny.checkpoint("gemma2"), lora=LORA) as engine:
+        got = await asyncio.gather(*(values(engine, k, k) for k in range(4)))
+    for mine, other in zip(got, want, strict=True):
+        np.testing.assert_allclose(mine, other, atol=1e-4)
+
+
 @pytest.mark.parametrize("settings", [{"max_num_batched_tokens": 17}, {"num_gpu_blocks_override": 14}])
 async def test_chunks_and_preemption_change_nothing(settings, backend, room):
     answers = await asyncio.to_thread(wanted, "qwen3", room)

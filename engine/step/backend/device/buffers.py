@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from _fast.layout import record_len
+from _fast.layout import SlotWord, record_len
 from _fast.plan import StepPlan
 from engine.attention.meta import AttentionMeta, WorkList
 from engine.cache.spec import CacheSpec, KeyValueSpec
@@ -32,6 +32,7 @@ from engine.kernels.step_inputs import step_inputs
 from engine.kernels.step_tensors import empty_inputs
 from engine.kernels.target import target
 from engine.layers.batch import Batch, LayerHook
+from engine.models.base.decoder import Decoder
 from engine.step.backend.device.home import RECORDS, Home
 from engine.step.backend.device.slots import DeviceSlots
 from engine.step.backend.states import state_rows
@@ -88,6 +89,7 @@ class StepBuffers:
         length = record_len(rows, tokens, updates, run_width)
         self._rank, self._sizes, self._invariant, self.hooks = rank, sizes, invariant, hooks
         self.forward_variant = 0  # the bit of the variant whose forwards read the tokens' adapters
+        self.adapts_head = isinstance(model, Decoder) and model.head_chosen is not None
         self._cuts = [_cut(group.spec) for group in rank.layout.groups[:groups]]
         self.records = records_in(accelerator.pinned(RECORDS * length).view(RECORDS, length), device)
         self.plans = [
@@ -185,6 +187,14 @@ class StepBuffers:
         for hook in self.hooks:
             hook.begin(batch)
         return batch
+
+    def sampled_adapters(self, rows: int, variant: int) -> Tensor | None:
+        """The numbers of the adapters of the first `rows` sampled rows, int32 [rows]; None: logits need no adapter in
+        steps of this variant."""
+        if not self.adapts_head or not variant & self.forward_variant:
+            return None
+        slots = self.inputs.sample_slot[:rows]
+        return self.slots.tensors.word(SlotWord.ADAPTER).index_select(0, slots)
 
     @contextmanager
     def overlaid(self, media: list[Media]) -> Iterator[None]:

@@ -63,7 +63,8 @@ class DeviceForward:
     def decode(self, rows: int, variant: int = 0) -> None:
         """A whole step of up to `rows` rows that all sample: prep, forward, sampling. Hidden states are not copied."""
         self._buffers.prep()
-        self._choose(self._model.forward(self._buffers.batch(rows, rows, True, [], variant)), variant)
+        batch = self._buffers.batch(rows, rows, True, [], variant)
+        self._choose(self._model.forward(batch), batch.adapters, variant)  # each row is one token
 
     def forward_into(self, kind: int, tokens: int, variant: int = 0) -> None:
         """A forward of `tokens` padded tokens; copies the hidden states of its sampled rows to `sampled_hidden`."""
@@ -87,12 +88,13 @@ class DeviceForward:
 
     def choose_into(self, rows: int, variant: int = 0) -> None:
         """Samples a token for each of the first `rows` sampled rows; rows beyond the step's own are padding."""
-        self._choose(self._buffers.sampled_hidden[:rows], variant)
+        buffers = self._buffers
+        self._choose(buffers.sampled_hidden[:rows], buffers.sampled_adapters(rows, variant), variant)
 
-    def _choose(self, hidden: torch.Tensor, variant: int) -> None:
+    def _choose(self, hidden: torch.Tensor, adapters: torch.Tensor | None, variant: int) -> None:
         """Samples tokens from hidden states [rows, hidden_size] and launches the copy of the tokens to the host."""
         buffers = self._buffers
-        self.sampler.launch_plain(buffers.inputs, self._model.logits(hidden), buffers.home.tokens)
+        self.sampler.launch_plain(buffers.inputs, self._model.logits(hidden, adapters), buffers.home.tokens)
         self._end(hidden, variant)
 
     def _end(self, hidden: torch.Tensor, variant: int) -> None:
@@ -113,7 +115,8 @@ class DeviceForward:
 
     def _record_step(self, capture: Callable[..., int], size: int, variant: int) -> None:
         """Records sampling, which variants of the forward share, and the whole step, whose parts have been recorded."""
-        if not variant & self._buffers.forward_variant:
+        buffers = self._buffers
+        if buffers.adapts_head or not variant & buffers.forward_variant:
             choice = capture(partial(self.choose_into, size, variant))
             self.launcher.set_graph(GraphKind.SAMPLE, variant, size, choice)
         whole = capture(partial(self.decode, size, variant), met=True)
@@ -188,7 +191,7 @@ class DeviceForward:
         if not step.eager:
             self._keep_sampled(batch, plan.num_sampled)
             return
-        step.hidden = self._model.forward(batch)  # [num_tokens, hidden_size]
+        step.hidden, step.adapters = self._model.forward(batch), batch.adapters  # hidden: [num_tokens, hidden_size]
         self._gather_sampled(step.hidden, plan.num_sampled)
 
     def _prepare_choice(self, step: Step, sample_size: int) -> None:
@@ -198,7 +201,9 @@ class DeviceForward:
         if sample_size and self.sampler.is_by_lines(step.sampled_slots):
             step.notes["choice"] = sample_size
         else:
-            step.notes["choice"] = self._model.logits(self._buffers.sampled_hidden[:count])
+            buffers = self._buffers
+            adapters = buffers.sampled_adapters(count, step.variant)
+            step.notes["choice"] = self._model.logits(buffers.sampled_hidden[:count], adapters)
 
     def choose(self, step: Step) -> None:
         """Samples for a step that waited. Log-probabilities from separate kernels go to notes["pending"]."""
