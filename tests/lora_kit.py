@@ -1,4 +1,4 @@
-"""Adapters for tests: random matrices for the layers of a tiny checkpoint, and the checkpoint with them merged in."""
+"""Adapters for tests: random matrices for the layers of a tiny checkpoint, and models with them merged in."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -17,50 +17,66 @@ from torch import Tensor
 from engine import Request
 from engine.base.config import LoraConfig
 from engine.layers.linear import Linear
-from engine.lora.adapter import Adapter, PackedSite
+from engine.layers.moe import Experts
+from engine.lora.adapter import Adapter, PackedExperts, PackedSite
 from engine.lora.sites import changed
+from engine.lora.targets import ExpertsTarget, targets_of
 from engine.models.registry import build_model, load_model_config
 from engine.weights.table import Table, addressed
 
 
 class Drawn(NamedTuple):
-    """A random adapter: packed, and as differences of the checkpoint's matrices by canonical name."""
+    """A random adapter: packed, and as differences of matrices."""
 
     adapter: Adapter
-    deltas: dict[str, Tensor]
+    deltas: dict[str, Tensor]  # by canonical name of a tensor of the checkpoint
+    experts: dict[str, Tensor]  # by path: [experts, rows of all pieces, in]
+    targets: dict[str, ExpertsTarget]  # of the same paths
     table: Table
 
 
 def drawn(folder: Path, rank: int, seed: int, only: Collection[str] = (), scale: float = 0.1) -> Drawn:
     """An adapter of every layer that may have one, or of the modules whose names end in a word of `only`."""
-    config = load_model_config(folder)
-    model = build_model(config, torch.float32)
-    places = dict(changed(model, LoraConfig()))
-    draw = torch.Generator().manual_seed(seed)
-    sites, deltas = {}, {}
+    model = build_model(load_model_config(folder), torch.float32)
+    places = {path for path, _ in changed(model, LoraConfig())}
+    targets, draw = targets_of(model).by_path, torch.Generator().manual_seed(seed)
+    sites: dict[str, PackedSite | PackedExperts] = {}
+    deltas, experts, found = {}, {}, {}
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=draw) * scale
+
     for path, names, part in addressed(model.weight_table(), model):
         if path not in places:
+            continue
+        if isinstance(part, Experts):
+            if only and "experts" not in only:
+                continue
+            a = normal(part.num_experts, len(part.pieces) * rank, part.in_features)
+            b = tuple(normal(part.num_experts, rows, rank) for rows in part.pieces)
+            sites[path] = PackedExperts(a, b)
+            experts[path] = torch.cat([up @ down for up, down in zip(b, a.split(rank, 1))], 1)
+            found[path] = targets[path]
             continue
         assert isinstance(part, Linear)
         downs, ups = [], []
         for piece, (name, rows) in enumerate(zip(names, part.out_features)):
-            a = torch.randn(rank, part.in_features, generator=draw) * scale
-            b = torch.randn(rows, rank, generator=draw) * scale
+            down, up = normal(rank, part.in_features), normal(rows, rank)
             if only and name.rpartition(".")[2] not in only:
-                a, b = torch.zeros_like(a), torch.zeros_like(b)
-            deltas[f"{name}.weight"] = b @ a
-            downs.append(a)
-            ups.append(b if part.arrange is None else part.arrange(piece, b).contiguous())
+                down, up = torch.zeros_like(down), torch.zeros_like(up)
+            else:
+                deltas[f"{name}.weight"] = up @ down
+            downs.append(down)
+            ups.append(up if part.arrange is None else part.arrange(piece, up).contiguous())
         if any(up.any() for up in ups):
             sites[path] = PackedSite(torch.cat(downs), tuple(ups))
     sha256 = hashlib.sha256(f"{folder.name} {rank} {seed} {only}".encode()).digest()
-    nbytes = sum(site.nbytes for site in sites.values())
-    adapter = Adapter(f"drawn-{seed}", sha256, rank, dict(sites), nbytes)
-    return Drawn(adapter, deltas, model.weight_table())
+    adapter = Adapter(f"drawn-{seed}", sha256, rank, sites, sum(site.nbytes for site in sites.values()))
+    return Drawn(adapter, deltas, experts, found, model.weight_table())
 
 
 def merged(folder: Path, drawn: Drawn, into: Path) -> Path:
-    """A copy of the checkpoint whose matrices contain the adapter's differences."""
+    """A copy of the checkpoint whose linear layers contain the adapter's differences."""
     shutil.copytree(folder, into)
     left = dict(drawn.deltas)
     for file in sorted(into.glob("*.safetensors")):
@@ -78,6 +94,21 @@ def merged(folder: Path, drawn: Drawn, into: Path) -> Path:
         (into / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
     assert not left, f"not in the checkpoint: {list(left)}"
     return into
+
+
+@torch.inference_mode()
+def merge(model: Any, drawn: Drawn) -> None:
+    """Adds the adapter's differences to the parameters of transformers' model, experts included."""
+    parameters = {drawn.table.canonical(name): each for name, each in model.named_parameters()}
+    for name, delta in drawn.deltas.items():
+        parameters[name] += delta
+    for path, delta in drawn.experts.items():
+        target, layer = drawn.targets[path], ".".join(path.split(".")[:2])
+        (name,) = (each for each in parameters if each.startswith(f"{layer}.") and each.endswith(f".{target.kind}"))
+        if target.interleaved:
+            delta = torch.stack(delta.chunk(2, 1), 2).flatten(1, 2)
+        is_turned = parameters[name].shape != delta.shape
+        parameters[name] += delta.transpose(1, 2) if is_turned else delta
 
 
 def adapted(request: Request, drawn: Drawn | None) -> Request:

@@ -1,6 +1,8 @@
-"""Adapters in places: the matrices of adapters that requests choose by name, at a linear layer on a CPU.
+"""Adapters in places: the matrices of adapters that requests choose by name, at a layer on a CPU.
 
     y[rows of place p] += B_p (A_p x[rows of place p])      for each place p that a row of the forward uses
+
+Experts have matrices of their own: the rows are then the pairs of place p and expert e.
 
 Owner: the model. A place holds one adapter at a time; its number is step data like the token's position. In: an
 adapter's packed matrices (engine/lora/adapter.py) for a place that no row uses. Out: the terms of the adapters. A row's
@@ -17,6 +19,7 @@ from torch import Tensor
 
 from engine.kernels.gemm.panels import CpuPanels, pack_panels
 from engine.kernels.gemm.weight import Weight
+from engine.kernels.moe.sort import Pairs
 from engine.layers.adapted import AdaptedWeight
 from engine.layers.linear import Linear
 
@@ -104,18 +107,84 @@ class PlacedSite:
     def num_bytes(self) -> int:
         return sum(halves.num_bytes for halves in self.held if halves is not None)
 
+    def hold(self, number: int, matrices: tuple[Tensor, Sequence[Tensor]] | None) -> None:
+        """Puts an adapter's A and B for this layer into a place; None: the adapter leaves the layer alone."""
+        self.held[number] = None if matrices is None else packed(*matrices)
+
     def add_to(self, y: Tensor, x: Tensor) -> None:
         inputs, outputs = x.reshape(-1, x.shape[-1]), y.view(-1, y.shape[-1])
         for place, index in self.rows.groups:
             halves = self.held[place]
-            if halves is None:  # the adapter leaves this layer alone
+            if halves is not None:  # else the adapter leaves this layer alone
+                mine = inputs if index is None else inputs.index_select(0, index)
+                add_product(outputs, halves, mine, index, self.starts)
+
+
+def add_product(y: Tensor, halves: Halves, x: Tensor, index: Tensor | None, starts: Sequence[int]) -> None:
+    """y[index] += B (A x), in place; index None: all rows; starts: the first column of each piece."""
+    low, rank = halves.down.linear(x), halves.rank
+    for piece, up in halves.ups:
+        delta = up.linear(low[:, piece * rank : (piece + 1) * rank])
+        columns = y.narrow(1, starts[piece], up.out_features)
+        if index is None:
+            columns += delta
+        else:
+            columns.index_add_(0, index, delta)
+
+
+class HeldExperts:
+    """An adapter's matrices of one product of all experts; panels are made when an expert is first used."""
+
+    __slots__ = ("_a", "_b", "_panels")
+
+    def __init__(self, a: Tensor, b: Sequence[Tensor]) -> None:
+        """a [experts, pieces * rank, in]; b [experts, rows, rank] for each piece."""
+        self._a, self._b = a, b
+        self._panels: dict[int, Halves] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        return self._a.nbytes + sum(piece.nbytes for piece in self._b)
+
+    def of(self, expert: int) -> Halves:
+        """The matrices of one expert."""
+        if expert not in self._panels:
+            self._panels[expert] = packed(self._a[expert], [piece[expert] for piece in self._b])
+        return self._panels[expert]
+
+
+class PlacedExperts:
+    """The places' matrices at one product of all experts; an ExpertsDelta."""
+
+    __slots__ = ("held", "rows", "starts")
+
+    def __init__(self, pieces: Sequence[int], rows: PlaceRows, num_places: int) -> None:
+        """`pieces`: rows of each piece of the product."""
+        self.rows = rows
+        self.held: list[HeldExperts | None] = [None] * (num_places + 1)  # by the place's number, from 1
+        self.starts = [sum(pieces[:number]) for number in range(len(pieces))]  # first column of each piece
+
+    @property
+    def apart(self) -> bool:
+        return self.rows.acts
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(held.num_bytes for held in self.held if held is not None)
+
+    def hold(self, number: int, matrices: tuple[Tensor, Sequence[Tensor]] | None) -> None:
+        """Puts an adapter's A and B for this layer into a place; None: the adapter leaves the layer alone."""
+        self.held[number] = None if matrices is None else HeldExperts(*matrices)
+
+    def add_to(self, y: Tensor, x: Tensor, pairs: Pairs) -> None:
+        each, chosen = 1 if len(x) == pairs.count else pairs.top_k, pairs.chosen.flatten()
+        for place, index in self.rows.groups:
+            held = self.held[place]
+            if held is None:
                 continue
-            mine = inputs if index is None else inputs.index_select(0, index)
-            low, rank = halves.down.linear(mine), halves.rank
-            for piece, up in halves.ups:
-                delta = up.linear(low[:, piece * rank : (piece + 1) * rank])
-                columns = outputs.narrow(1, self.starts[piece], up.out_features)
-                if index is None:
-                    columns += delta
-                else:
-                    columns.index_add_(0, index, delta)
+            tokens = torch.arange(len(pairs.chosen)) if index is None else index
+            numbers = (tokens[:, None] * pairs.top_k + torch.arange(pairs.top_k)).flatten()
+            experts = chosen[numbers]
+            for expert in torch.unique(experts).tolist():
+                mine = numbers[experts == expert]
+                add_product(y, held.of(expert), x.index_select(0, mine // each), mine, self.starts)

@@ -12,55 +12,57 @@ from torch import Tensor
 from engine.kernels.gemm.weight import Weight
 from engine.kernels.lora.expand import blocks_of, expand
 from engine.kernels.lora.matrices import PlaceMatrices, SiteShape
-from engine.kernels.lora.rows import INVARIANT_TILE, PlaceList, place_list, tile_of
+from engine.kernels.lora.rows import INVARIANT_TILE, PlaceList, pair_list, place_list, tile_of
 from engine.kernels.lora.shrink import shrink
+from engine.kernels.moe.sort import Pairs
 from engine.layers.adapted import AdaptedWeight
-from engine.layers.linear import Linear
 
 
 class DeviceRows:
     """The place of each row of the current forward; a TokenAdapters (engine/layers/adapted.py)."""
 
-    __slots__ = ("_numbers", "_places", "invariant", "listed")
+    __slots__ = ("_numbers", "_pairs", "_places", "invariant", "listed")
 
     def __init__(self, places: int, invariant: bool) -> None:
         """`invariant`: a row's bits do not depend on other rows, and the base's rows not on whether a row has an
         adapter."""
         self._places, self.invariant = places, invariant
         self._numbers: Tensor | None = None
+        self._pairs: tuple[Tensor, PlaceList] | None = None  # the newest chosen experts, and the list of their pairs
         self.listed: PlaceList | None = None  # of the current forward; None: no row has an adapter
 
     def begin(self, numbers: Tensor | None) -> None:
-        self._numbers = numbers
-        self.listed = None
-        if numbers is not None:
-            tile = INVARIANT_TILE if self.invariant else tile_of(len(numbers))
-            self.listed = place_list(numbers.contiguous(), self._places, tile)
+        self._numbers = None if numbers is None else numbers.contiguous()
+        self.listed = self._pairs = None
+        if self._numbers is not None:
+            tile = INVARIANT_TILE if self.invariant else tile_of(len(self._numbers))
+            self.listed = place_list(self._numbers, self._places, tile)
+
+    def pairs(self, chosen: Tensor, experts: int) -> PlaceList:
+        """The list of the pairs of chosen [T, top_k] int32; both products of a layer have the same."""
+        assert self._numbers is not None, "no row has an adapter"
+        if self._pairs is None or self._pairs[0] is not chosen:
+            self._pairs = chosen, pair_list(self._numbers, chosen, self._places, experts)
+        return self._pairs[1]
 
     def keep(self, index: Tensor) -> None:
         if self._numbers is not None:
             self.begin(self._numbers.index_select(0, index))
 
 
-class DeviceSite:
-    """The places' matrices at one linear layer; a Delta."""
+class DevicePlaces:
+    """The places' matrices at one layer."""
 
     __slots__ = ("_blocks", "_matrices", "rows", "shape")
 
-    def __init__(self, linear: Linear, number: int, rows: DeviceRows) -> None:
-        """`number`: of the site, from 0."""
-        self.shape = SiteShape(number, linear.in_features, linear.out_features)
-        self.rows = rows
+    def __init__(self, shape: SiteShape, rows: DeviceRows) -> None:
+        self.shape, self.rows = shape, rows
         self._matrices: PlaceMatrices
         self._blocks: Tensor
 
     def place_in(self, matrices: PlaceMatrices) -> None:
         """Gives the site the memory of all places, before the first forward."""
         self._matrices, self._blocks = matrices, blocks_of(self.shape, matrices.values.device)
-
-    def around(self, base: Weight) -> Weight:
-        """The layer's weight with adapters."""
-        return AdaptedWeight(base, self)
 
     @property
     def acts(self) -> bool:
@@ -75,9 +77,33 @@ class DeviceSite:
         """The matrices are memory of the adapters part."""
         return 0
 
+    def add_product(self, y: Tensor, x: Tensor, listed: PlaceList, top_k: int = 1) -> None:
+        """Adds the products of the listed rows of x to y, in place; `top_k`: see `shrink`."""
+        low = shrink(x, self._matrices, self.shape, listed, self.rows.invariant, top_k)
+        expand(y, low, self._matrices, self.shape, listed, self._blocks)
+
+
+class DeviceSite(DevicePlaces):
+    """The places' matrices at one linear layer; a Delta."""
+
+    __slots__ = ()
+
+    def around(self, base: Weight) -> Weight:
+        """The layer's weight with adapters."""
+        return AdaptedWeight(base, self)
+
     def add_to(self, y: Tensor, x: Tensor) -> None:
-        listed, shape = self.rows.listed, self.shape
+        listed = self.rows.listed
         assert listed is not None, "no row has an adapter"
-        inputs = x.reshape(-1, shape.in_features)
-        low = shrink(inputs, self._matrices, shape, listed, self.rows.invariant)
-        expand(y.view(-1, y.shape[-1]), low, self._matrices, shape, listed, self._blocks)
+        self.add_product(y.view(-1, y.shape[-1]), x.reshape(-1, self.shape.in_features), listed)
+
+
+class DeviceExperts(DevicePlaces):
+    """The places' matrices at one product of all experts; an ExpertsDelta."""
+
+    __slots__ = ()
+
+    def add_to(self, y: Tensor, x: Tensor, pairs: Pairs) -> None:
+        if self.acts:
+            listed = self.rows.pairs(pairs.chosen, self.shape.experts)
+            self.add_product(y, x, listed, 1 if len(x) == pairs.count else pairs.top_k)

@@ -19,8 +19,8 @@ from torch import Tensor
 from engine.base.errors import ConfigError
 from engine.device.memory import gib
 from engine.kernels.lora.matrices import PlaceMatrices, empty_matrices, place_size, rounded, word_of
-from engine.layers.placed_device import DeviceSite
-from engine.lora.adapter import Adapter, PackedSite
+from engine.layers.placed_device import DevicePlaces
+from engine.lora.adapter import Adapter
 
 if TYPE_CHECKING:
     from engine.device.accelerator import Accelerator
@@ -30,7 +30,7 @@ class DeviceMemory:
     """The places of a model's sites; a Memory."""
 
     def __init__(
-        self, sites: Mapping[str, DeviceSite], accelerator: Accelerator, matrices: PlaceMatrices, rooms: int
+        self, sites: Mapping[str, DevicePlaces], accelerator: Accelerator, matrices: PlaceMatrices, rooms: int
     ) -> None:
         """`rooms`: packed adapters in pinned memory."""
         self._sites, self._accelerator, self._matrices = sites, accelerator, matrices
@@ -70,38 +70,37 @@ class DeviceMemory:
         for path, matrices in adapter.sites.items():
             site = self._sites.get(path)
             assert site is not None, f"no place for {path}"
-            assert isinstance(matrices, PackedSite), f"{path}: adapters of experts have no place here"
             shape, rank = site.shape, rounded(matrices.rank)
             assert rank <= self._matrices.max_rank, f"{path}: rank {matrices.rank}, a place's {self._matrices.max_rank}"
             words[shape.number] = word_of(offset, rank)
-            middle = offset + rank * shape.pieces * shape.in_features
-            end = middle + rank * sum(shape.out_features)
-            a = room[offset:middle].view(shape.pieces, rank, -1)
-            _put(a, matrices.a.unflatten(0, (shape.pieces, -1)))
+            middle = offset + shape.experts * rank * shape.pieces * shape.in_features
+            end = middle + shape.experts * rank * shape.width
+            a = room[offset:middle].view(shape.experts, shape.pieces, rank, -1)
+            _put(a, matrices.a.unflatten(-2, (shape.pieces, -1)))
             start = 0
-            b = room[middle:end].view(-1, rank)
+            b = room[middle:end].view(shape.experts, -1, rank)
             for piece, rows in zip(matrices.b, shape.out_features):
-                _put(b[start : start + rows], piece)
+                _put(b[:, start : start + rows], piece)
                 start += rows
             offset += shape.size(rank)
         return room[:offset], words
 
 
 def _put(target: Tensor, matrix: Tensor) -> None:
-    """Copies a matrix into the first rows and columns; the rest becomes zero."""
-    if target.shape != matrix.shape:
+    """Copies matrices into the first rows and columns of `target`; the rest becomes zero."""
+    if target.shape[-2:] != matrix.shape[-2:]:
         target.zero_()
         target = target[..., : matrix.shape[-2], : matrix.shape[-1]]
     target.copy_(matrix)
 
 
-def place_bytes(sites: Mapping[str, DeviceSite], max_rank: int, dtype: torch.dtype) -> int:
+def place_bytes(sites: Mapping[str, DevicePlaces], max_rank: int, dtype: torch.dtype) -> int:
     """Bytes of a place."""
     return place_size([site.shape for site in sites.values()], max_rank) * dtype.itemsize
 
 
 def device_memory_of(
-    sites: Mapping[str, DeviceSite],
+    sites: Mapping[str, DevicePlaces],
     accelerator: Accelerator,
     places: int,
     max_rank: int,

@@ -7,21 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from engine.layers.placed import PlacedSite, packed
-from engine.lora.adapter import Adapter, PackedSite
+from engine.layers.placed import PlacedExperts, PlacedSite
+from engine.lora.adapter import Adapter
 
 
 class HostMemory:
     """The places of a model's sites; a Memory."""
 
-    def __init__(self, sites: Mapping[str, PlacedSite]) -> None:
+    def __init__(self, sites: Mapping[str, PlacedSite | PlacedExperts]) -> None:
         self._sites = sites
 
     def fill(self, number: int, adapter: Adapter) -> None:
-        found = {}
-        for path, matrices in adapter.sites.items():
-            assert isinstance(matrices, PackedSite), f"{path}: adapters of experts have no place here"
-            found[path] = packed(matrices.a, matrices.b)
+        unknown = adapter.sites.keys() - self._sites.keys()
+        assert not unknown, f"no place for {', '.join(unknown)}"
         for path, site in self._sites.items():
-            site.held[number] = found.pop(path, None)
-        assert not found, f"no place for {', '.join(found)}"
+            matrices = adapter.sites.get(path)
+            site.hold(number, None if matrices is None else (matrices.a, matrices.b))

@@ -8,58 +8,84 @@ from __future__ import annotations
 
 from engine.base.config import LoraConfig
 from engine.base.errors import ConfigError
+from engine.kernels.lora.matrices import SiteShape
 from engine.layers.embed import Head
 from engine.layers.linear import GatedLinear, Linear
-from engine.layers.placed import PlacedSite, PlaceRows
-from engine.layers.placed_device import DeviceRows, DeviceSite
+from engine.layers.moe import Experts
+from engine.layers.placed import PlacedExperts, PlacedSite, PlaceRows
+from engine.layers.placed_device import DeviceExperts, DevicePlaces, DeviceRows, DeviceSite
 from engine.models.base.decoder import Decoder
 from engine.models.base.model import Model
 from engine.weights.table import addressed
 
 KINDS = (Linear, GatedLinear, Head)
 HEAD = "head"  # the path of the logits' matrix
+# Names that mean both products of experts in --lora-target-modules.
+EXPERTS = ("experts", "gate_proj", "up_proj", "down_proj", "gate_up_proj", "w1", "w2", "w3")
 
-
-HostSites = dict[str, PlacedSite]
-DeviceSites = dict[str, DeviceSite]
+HostSites = dict[str, PlacedSite | PlacedExperts]
+DeviceSites = dict[str, DevicePlaces]
 
 
 def give_host_sites(model: Model, config: LoraConfig) -> HostSites:
     """Gives each layer of a model on a CPU that adapters may change a site. Raises ConfigError if the model cannot have
     adapters by name."""
-    rows = PlaceRows()
-    sites = {path: PlacedSite(layer, rows, config.max_loras) for path, layer in changed(model, config)}
-    for site in sites.values():
-        site.linear.site = site
-    decoder = _decoder(model)
+    decoder, rows, sites = _decoder(model), PlaceRows(), HostSites()
     decoder.chosen = rows
-    if HEAD in sites:
-        decoder.head_chosen = sites[HEAD].rows = PlaceRows()
+    for path, layer in changed(model, config):
+        if isinstance(layer, Experts):
+            layer.site = sites[path] = PlacedExperts(layer.pieces, rows, config.max_loras)
+            continue
+        own = rows
+        if path == HEAD:
+            own = decoder.head_chosen = PlaceRows()
+        layer.site = sites[path] = PlacedSite(layer, own, config.max_loras)
     return sites
 
 
 def give_device_sites(model: Model, config: LoraConfig, invariant: bool) -> DeviceSites:
     """The same for a model on an accelerator; `invariant`: --deterministic."""
-    rows = DeviceRows(config.max_loras, invariant)
-    sites = {}
-    for number, (path, layer) in enumerate(changed(model, config)):
-        layer.site = sites[path] = DeviceSite(layer, number, rows)
-    decoder = _decoder(model)
+    decoder, rows, sites = _decoder(model), DeviceRows(config.max_loras, invariant), DeviceSites()
     decoder.chosen = rows
-    if HEAD in sites:
-        decoder.head_chosen = sites[HEAD].rows = DeviceRows(config.max_loras, invariant)
+    for number, (path, layer) in enumerate(changed(model, config)):
+        if isinstance(layer, Experts):
+            shape = SiteShape(number, layer.in_features, layer.pieces, layer.num_experts)
+            layer.site = sites[path] = DeviceExperts(shape, rows)
+            continue
+        own = rows
+        if path == HEAD:
+            own = decoder.head_chosen = DeviceRows(config.max_loras, invariant)
+        shape = SiteShape(number, layer.in_features, layer.out_features)
+        layer.site = sites[path] = DeviceSite(shape, own)
     return sites
 
 
-def changed(model: Model, config: LoraConfig) -> list[tuple[str, Linear]]:
-    """The layers that adapters may change, by their paths."""
-    _decoder(model)
-    return [
-        (path, part)
-        for path, names, part in addressed(model.weight_table(), model)
-        if (path.startswith("layers.") or path == HEAD) and type(part) in KINDS and is_target(names, config.targets)
-        if isinstance(part, Linear)
-    ]
+def changed(model: Model, config: LoraConfig) -> list[tuple[str, Linear | Experts]]:
+    """The layers that adapters may change, by their paths; of experts both products, or none."""
+    found: list[tuple[str, Linear | Experts]] = []
+    for path, names, part in addressed(model.weight_table(), model):
+        if not path.startswith("layers.") and path != HEAD:
+            continue
+        if isinstance(part, Experts):
+            words = {*EXPERTS, *last_words(names)}
+        elif isinstance(part, Linear) and type(part) in KINDS:
+            words = last_words(names)
+        else:
+            continue
+        if not config.targets or words & set(config.targets):
+            found.append((path, part))
+    plain = {block(path) for path, part in found if isinstance(part, Experts) and not (part.is_down or part.is_gated)}
+    return [(path, part) for path, part in found if block(path) not in plain or isinstance(part, Linear)]
+
+
+def block(path: str) -> str:
+    """The path of the object that holds the layer."""
+    return path.rpartition(".")[0]
+
+
+def last_words(names: list[str]) -> set[str]:
+    """The last components of names of modules."""
+    return {name.rpartition(".")[2] for name in names}
 
 
 def _decoder(model: Model) -> Decoder:
@@ -69,8 +95,3 @@ def _decoder(model: Model) -> Decoder:
     if model.adapters:
         raise ConfigError(f"--enable-lora: {name} has adapters of its own ({', '.join(model.adapters)})")
     return model
-
-
-def is_target(names: list[str], targets: tuple[str, ...]) -> bool:
-    """Whether one of a layer's modules is among the operator's targets (last components of names); (): all are."""
-    return not targets or any(name.rpartition(".")[2] in targets for name in names)

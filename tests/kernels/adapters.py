@@ -8,22 +8,24 @@ from torch import Tensor
 from engine.kernels.lora.matrices import PlaceMatrices, SiteShape, empty_matrices, matrices_at, rounded, word_of
 
 SHAPES = [SiteShape(0, 200, (72, 40, 40)), SiteShape(1, 96, (130,))]  # q|k|v, and a layer with one piece
+EXPERTS = SiteShape(2, 64, (48, 48), experts=6)  # gate|up
 RANKS = {1: 8, 2: 16, 4: 40, 5: 3}  # by place, of 5
 
 
 def filled(dtype: torch.dtype, device: str = "cpu", places: int = 5, max_rank: int = 40) -> PlaceMatrices:
-    """Places with adapters of RANKS at the sites SHAPES; the adapter of place 2 leaves the second site alone."""
+    """Places with adapters of RANKS at all sites; the adapter of place 2 changes only the first."""
     draw = torch.Generator().manual_seed(3)
-    matrices = empty_matrices(SHAPES, places, max_rank, dtype, "cpu")
+    shapes = [*SHAPES, EXPERTS]
+    matrices = empty_matrices(shapes, places, max_rank, dtype, "cpu")
     matrices.values.fill_(float("nan"))
     for place, rank in RANKS.items():
         offset = 0
-        for shape in SHAPES[:1] if place == 2 else SHAPES:
+        for shape in shapes[:1] if place == 2 else shapes:
             matrices.words[place - 1, shape.number] = word_of(offset, rounded(rank))
             found = matrices_at(matrices, place, shape)
             assert found is not None
             a, b = found
-            for target in (a.transpose(1, 2), b):
+            for target in (a.transpose(2, 3), b):
                 target.zero_()
                 target[..., :rank] = torch.randn(*target.shape[:-1], rank, generator=draw).to(dtype) / 4
             offset += shape.size(rounded(rank))

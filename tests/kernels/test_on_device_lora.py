@@ -7,9 +7,15 @@ import torch
 
 from engine.kernels.lora.expand import blocks_of, expand_reference, launch_expand
 from engine.kernels.lora.matrices import PlaceMatrices
-from engine.kernels.lora.rows import PlaceList, launch_place_list, place_list_reference
+from engine.kernels.lora.rows import (
+    PlaceList,
+    launch_pair_list,
+    launch_place_list,
+    pair_list_reference,
+    place_list_reference,
+)
 from engine.kernels.lora.shrink import launch_shrink, shrink_reference
-from tests.kernels.adapters import SHAPES, filled, numbers_of
+from tests.kernels.adapters import EXPERTS, SHAPES, filled, numbers_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
 
@@ -34,3 +40,18 @@ def test_products(rows, kind):
         low = shrink_reference(x.cpu(), here, shape, rows_here, False)
         expand_reference(want, low, here, shape, rows_here, blocks.cpu())
         torch.testing.assert_close(made[0].cpu(), want, rtol=2e-2, atol=4e-2)
+
+
+@pytest.mark.parametrize("tokens", [1, 30, 700])
+def test_products_of_experts(tokens):
+    matrices, top_k = filled(torch.bfloat16, "cuda"), 3
+    here = PlaceMatrices(matrices.values.cpu(), matrices.words.cpu(), matrices.max_rank)
+    chosen, numbers = torch.randint(0, 7, (tokens, top_k)).int(), numbers_of(tokens, "drawn")
+    x, y = torch.randn(tokens, 64).bfloat16(), torch.randn(tokens * top_k, 96).bfloat16()
+    listed, got = launch_pair_list(numbers.cuda(), chosen.cuda(), 5, 6), y.cuda()
+    low = launch_shrink(x.cuda(), matrices, EXPERTS, listed, False, top_k)
+    launch_expand(got, low, matrices, EXPERTS, listed, blocks_of(EXPERTS, "cuda"))
+    rows_here, want = pair_list_reference(numbers, chosen, 5, 6), y.clone()
+    low = shrink_reference(x, here, EXPERTS, rows_here, False, top_k)
+    expand_reference(want, low, here, EXPERTS, rows_here, blocks_of(EXPERTS, "cpu"))
+    torch.testing.assert_close(got.cpu(), want, rtol=2e-2, atol=4e-2)

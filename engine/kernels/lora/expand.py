@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.kernels.lora.matrices import PlaceMatrices, SiteShape, matrices_at
+from engine.kernels.lora.matrices import PlaceMatrices, SiteShape, matrix_of
 from engine.kernels.lora.rows import PlaceList
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import tl, triton
@@ -32,6 +32,7 @@ def expand_kernel(
     pieces,
     depth,
     width,
+    experts,
     sites,
     site,
     place_len,
@@ -44,17 +45,18 @@ def expand_kernel(
     tile, block = tl.program_id(0), tl.program_id(1)
     piece, first, limit = tl.load(blocks + block * 3), tl.load(blocks + block * 3 + 1), tl.load(blocks + block * 3 + 2)
     grid_wait(OVERLAP)
-    place = tl.load(tiles + tile * 3)
-    if place > 0:
+    key = tl.load(tiles + tile * 3)
+    if key > 0:
         start, count = tl.load(tiles + tile * 3 + 1), tl.load(tiles + tile * 3 + 2)
-        word = tl.load(words + (place - 1) * sites + site)
+        place, expert = (key - 1) // experts, (key - 1) % experts
+        word = tl.load(words + place * sites + site)
         rank = tl.multiple_of((word & 0xFFFF).to(tl.int32), 16)
         if rank > 0:
             m, r, n = tl.arange(0, TILE), tl.arange(0, RANK), first + tl.arange(0, BLOCK_N)
             m_in, r_in, n_in = m < count, r < rank, n < limit
             row = tl.load(order + start + m, mask=m_in, other=0).to(tl.int64)
-            a_len = rank.to(tl.int64) * pieces * depth
-            b = values + (place - 1).to(tl.int64) * place_len + tl.multiple_of(word >> 16, 64) + a_len
+            before = rank.to(tl.int64) * (experts * pieces * depth + expert * width)  # A, and B of lower experts
+            b = values + place.to(tl.int64) * place_len + tl.multiple_of(word >> 16, 64) + before
             b_at = b + n.to(tl.int64)[None, :] * rank + r[:, None]
             matrix = tl.load(b_at, mask=r_in[:, None] & n_in[None, :], other=0.0)
             inner = m_in[:, None] & r_in[None, :]
@@ -89,10 +91,10 @@ def launch_expand(
     """Launches the Triton kernel."""
     parts, count, pieces, rank = low.shape
     assert y.is_contiguous(), "y is contiguous"
-    assert y.shape == (count, sum(shape.out_features)), f"y has the shape {tuple(y.shape)}"
+    assert y.shape == (count, shape.width), f"y has the shape {tuple(y.shape)}"
     expand_kernel[(len(rows.tiles), len(blocks))](
         y, low, matrices.values, matrices.words, rows.order, rows.tiles, blocks, count, parts, pieces,
-        shape.in_features, y.shape[1], matrices.words.shape[1], shape.number, matrices.values.shape[1],
+        shape.in_features, y.shape[1], shape.experts, matrices.words.shape[1], shape.number, matrices.values.shape[1],
         TILE=rows.tile, RANK=rank, BLOCK_N=BLOCK_N, num_warps=4, num_stages=2, **launch_options(),
     )  # fmt: skip
 
@@ -100,8 +102,8 @@ def launch_expand(
 def expand_reference(
     y: Tensor, low: Tensor, matrices: PlaceMatrices, shape: SiteShape, rows: PlaceList, blocks: Tensor
 ) -> None:
-    for place, start, count in rows.tiles.tolist():
-        found = matrices_at(matrices, place, shape) if place else None
+    for key, start, count in rows.tiles.tolist():
+        found = matrix_of(matrices, key, shape)
         if found is None:
             continue
         a, b = found

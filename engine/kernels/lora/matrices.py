@@ -5,7 +5,8 @@
 
 Owner: the adapters part (engine/step/parts/adapters), allocated once at start. A is [pieces * rank, in_features] and B,
 directly behind it, [out_features, rank], where `rank` is the adapter's own rank at the site, rounded up to UNIT and
-filled up with zeros. So an adapter takes and moves the bytes of its own rank. Kernels of engine/kernels/lora read both.
+filled up with zeros. So an adapter takes and moves the bytes of its own rank. A site of experts has A of all experts,
+then B of all experts. Kernels of engine/kernels/lora read both.
 """
 
 from __future__ import annotations
@@ -27,6 +28,12 @@ class SiteShape:
     number: int  # of the site, from 0
     in_features: int
     out_features: tuple[int, ...]  # rows of each piece
+    experts: int = 1  # matrices of each kind; a linear layer has one
+
+    @property
+    def width(self) -> int:
+        """Rows of all pieces."""
+        return sum(self.out_features)
 
     @property
     def pieces(self) -> int:
@@ -35,7 +42,7 @@ class SiteShape:
 
     def size(self, rank: int) -> int:
         """Values of A and B at a rank that is a multiple of UNIT."""
-        values = rank * (self.pieces * self.in_features + sum(self.out_features))
+        values = self.experts * rank * (self.pieces * self.in_features + self.width)
         return -(-values // ALIGNED) * ALIGNED
 
 
@@ -77,12 +84,19 @@ def word_of(offset: int, rank: int) -> int:
 
 
 def matrices_at(matrices: PlaceMatrices, place: int, shape: SiteShape) -> tuple[Tensor, Tensor] | None:
-    """A [pieces, rank, in_features] and B [out_features, rank] of a place, from 1; None: the site is left alone."""
+    """A [experts, pieces, rank, in_features] and B [experts, out_features, rank] of a place, from 1; None: the adapter
+    leaves the site alone."""
     word = int(matrices.words[place - 1, shape.number])
     offset, rank = word >> RANK_BITS, word & ((1 << RANK_BITS) - 1)
     if not rank:
         return None
     values = matrices.values[place - 1]
-    middle = offset + rank * shape.pieces * shape.in_features
-    a = values[offset:middle].view(shape.pieces, rank, shape.in_features)
-    return a, values[middle : middle + rank * sum(shape.out_features)].view(-1, rank)
+    middle = offset + shape.experts * rank * shape.pieces * shape.in_features
+    a = values[offset:middle].view(shape.experts, shape.pieces, rank, shape.in_features)
+    return a, values[middle : middle + shape.experts * rank * shape.width].view(shape.experts, -1, rank)
+
+
+def matrix_of(matrices: PlaceMatrices, key: int, shape: SiteShape) -> tuple[Tensor, Tensor] | None:
+    """A [pieces, rank, in_features] and B [out_features, rank] of a key of a list (kernels/lora/rows)."""
+    found = matrices_at(matrices, (key - 1) // shape.experts + 1, shape) if key else None
+    return None if found is None else (found[0][(key - 1) % shape.experts], found[1][(key - 1) % shape.experts])

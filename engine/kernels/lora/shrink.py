@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.kernels.lora.matrices import PlaceMatrices, SiteShape, matrices_at
+from engine.kernels.lora.matrices import PlaceMatrices, SiteShape, matrix_of
 from engine.kernels.lora.rows import FEW, SOME, PlaceList
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import tl, triton
@@ -32,6 +32,8 @@ def shrink_kernel(
     rows,
     depth,
     part_len,
+    experts,
+    top_k,  # rows of the list that share a row of x
     sites,
     site,
     x_stride,
@@ -45,17 +47,19 @@ def shrink_kernel(
     tile, part, piece = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     pieces = tl.num_programs(2)
     grid_wait(OVERLAP)
-    place = tl.load(tiles + tile * 3)
-    if place > 0:
+    key = tl.load(tiles + tile * 3)
+    if key > 0:
         start, count = tl.load(tiles + tile * 3 + 1), tl.load(tiles + tile * 3 + 2)
-        word = tl.load(words + (place - 1) * sites + site)
+        place, expert = (key - 1) // experts, (key - 1) % experts
+        word = tl.load(words + place * sites + site)
         rank = tl.multiple_of((word & 0xFFFF).to(tl.int32), 16)
         if rank > 0:
             m, n, k = tl.arange(0, TILE), tl.arange(0, RANK), tl.arange(0, BLOCK_K)
             m_in, n_in = m < count, n < rank
-            row = tl.load(order + start + m, mask=m_in, other=0).to(tl.int64)
+            row = (tl.load(order + start + m, mask=m_in, other=0) // top_k).to(tl.int64)
             begin = part * part_len
-            a = values + (place - 1).to(tl.int64) * place_len + tl.multiple_of(word >> 16, 64)
+            a = values + place.to(tl.int64) * place_len + tl.multiple_of(word >> 16, 64)
+            a += expert.to(tl.int64) * pieces * rank * depth
             a_at = a + (piece * rank + n).to(tl.int64)[None, :] * depth + begin + k[:, None]
             x_at = x + row[:, None] * x_stride + begin + k[None, :]
             sums = tl.zeros([TILE, RANK], tl.float32)
@@ -83,36 +87,45 @@ def padded_rank(max_rank: int) -> int:
     return 1 << (max_rank - 1).bit_length()
 
 
-def shrink(x: Tensor, matrices: PlaceMatrices, shape: SiteShape, rows: PlaceList, invariant: bool) -> Tensor:
-    """x [rows, in_features] with contiguous rows -> low [parts, rows, pieces, RANK] float32, in the list's order."""
-    return (launch_shrink if x.is_cuda else shrink_reference)(x, matrices, shape, rows, invariant)
+def shrink(
+    x: Tensor, matrices: PlaceMatrices, shape: SiteShape, rows: PlaceList, invariant: bool, top_k: int = 1
+) -> Tensor:
+    """x [rows, in_features] with contiguous rows -> low [parts, rows, pieces, RANK] float32, in the list's order.
+
+    `top_k`: row i of the list reads row i // top_k of x, for pairs of a token and an expert.
+    """
+    return (launch_shrink if x.is_cuda else shrink_reference)(x, matrices, shape, rows, invariant, top_k)
 
 
-def launch_shrink(x: Tensor, matrices: PlaceMatrices, shape: SiteShape, rows: PlaceList, invariant: bool) -> Tensor:
+def launch_shrink(
+    x: Tensor, matrices: PlaceMatrices, shape: SiteShape, rows: PlaceList, invariant: bool, top_k: int = 1
+) -> Tensor:
     """Launches the Triton kernel."""
-    count, depth = x.shape
+    count, depth = len(rows.order), x.shape[1]
     assert x.stride(1) == 1, "rows of x are contiguous"
     assert x.dtype is matrices.values.dtype, f"x is {x.dtype}, the adapters are {matrices.values.dtype}"
     assert depth == shape.in_features, f"x has {depth} features; the layer takes {shape.in_features}"
-    assert count == len(rows.order), f"x has {count} rows, the list {len(rows.order)}"
+    assert count == len(x) * top_k, f"x has {len(x)} rows, the list {count}"
     parts, part_len = parts_of(depth, count, invariant)
     rank = padded_rank(matrices.max_rank)
     low = torch.empty(parts, count, shape.pieces, rank, dtype=torch.float32, device=x.device)
     shrink_kernel[(len(rows.tiles), parts, shape.pieces)](
-        low, x, matrices.values, matrices.words, rows.order, rows.tiles, count, depth, part_len,
+        low, x, matrices.values, matrices.words, rows.order, rows.tiles, count, depth, part_len, shape.experts, top_k,
         matrices.words.shape[1], shape.number, x.stride(0), matrices.values.shape[1],
         TILE=rows.tile, RANK=rank, BLOCK_K=BLOCK_K, num_warps=4, num_stages=3, **launch_options(),
     )  # fmt: skip
     return low
 
 
-def shrink_reference(x: Tensor, matrices: PlaceMatrices, shape: SiteShape, rows: PlaceList, invariant: bool) -> Tensor:
+def shrink_reference(
+    x: Tensor, matrices: PlaceMatrices, shape: SiteShape, rows: PlaceList, invariant: bool, top_k: int = 1
+) -> Tensor:
     rank = padded_rank(matrices.max_rank)
-    low = torch.full((1, len(x), shape.pieces, rank), float("nan"), dtype=torch.float32, device=x.device)
-    for place, start, count in rows.tiles.tolist():
-        found = matrices_at(matrices, place, shape) if place else None
+    low = torch.full((1, len(rows.order), shape.pieces, rank), float("nan"), dtype=torch.float32, device=x.device)
+    for key, start, count in rows.tiles.tolist():
+        found = matrix_of(matrices, key, shape)
         if found is not None:
-            mine = x.index_select(0, rows.order[start : start + count].long()).float()
+            mine = x.index_select(0, rows.order[start : start + count].long() // top_k).float()
             each = torch.einsum("mk,prk->mpr", mine, found[0].float())
             low[0, start : start + count, :, : each.shape[2]] = each
     return low

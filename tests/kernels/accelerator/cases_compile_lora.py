@@ -4,7 +4,7 @@ import pytest
 import triton  # noqa: F401  (must precede the import of any kernel file)
 
 from engine.kernels.lora.expand import BLOCK_N, expand_kernel
-from engine.kernels.lora.rows import BLOCK, place_list_kernel
+from engine.kernels.lora.rows import BLOCK, pair_keys_kernel, place_list_kernel
 from engine.kernels.lora.shrink import BLOCK_K, shrink_kernel
 from tests.kernels.accelerator.targets import cases, compiles
 
@@ -14,14 +14,26 @@ LIST = {
 }  # fmt: skip
 SHRINK = {
     "low": "*fp32", "x": T, "values": T, "words": "*i64", "order": "*i32", "tiles": "*i32", "rows": "i32",
-    "depth": "i32", "part_len": "i32", "sites": "i32", "site": "i32", "x_stride": "i32", "place_len": "i32",
+    "depth": "i32", "part_len": "i32", "experts": "i32", "top_k": "i32",
+    "sites": "i32", "site": "i32", "x_stride": "i32", "place_len": "i32",
 }  # fmt: skip
 EXPAND = {
     "y": T, "low": "*fp32", "values": T, "words": "*i64", "order": "*i32", "tiles": "*i32", "blocks": "*i32",
-    "rows": "i32", "parts": "i32", "pieces": "i32", "depth": "i32", "width": "i32", "sites": "i32", "site": "i32",
+    "rows": "i32", "parts": "i32", "pieces": "i32", "depth": "i32", "width": "i32", "experts": "i32",
+    "sites": "i32", "site": "i32",
     "place_len": "i32",
 }  # fmt: skip
+KEYS = {
+    "keys": "*i32", "order": "*i32", "numbers": "*i32", "chosen": "*i32", "pairs": "i32", "experts": "i32",
+    "top_k": "i32",
+}  # fmt: skip
 KERNELS = {
+    **{
+        f"keys of {'few' if few else 'many'} pairs": (
+            pair_keys_kernel, KEYS, {"FEW": few, "BLOCK": BLOCK, "OVERLAP": True}, {"num_warps": 4},
+        )
+        for few in (True, False)
+    },
     "place list": (place_list_kernel, LIST, {"TILE": 16, "BLOCK": BLOCK, "OVERLAP": True}, {"num_warps": 4}),
     **{
         f"{name} {tile} x {rank}": (

@@ -4,11 +4,12 @@ import pytest
 import torch
 import triton  # noqa: F401  (must precede the import of any kernel file; TRITON_INTERPRET sets the mode)
 
+from engine.kernels.lora import rows as lists
 from engine.kernels.lora.expand import blocks_of, expand_reference, launch_expand
-from engine.kernels.lora.rows import launch_place_list, place_list_reference
+from engine.kernels.lora.rows import launch_pair_list, launch_place_list, pair_list_reference, place_list_reference
 from engine.kernels.lora.shrink import launch_shrink, shrink_reference
 from engine.kernels.target import HAS_TRITON
-from tests.kernels.adapters import SHAPES, filled, numbers_of
+from tests.kernels.adapters import EXPERTS, SHAPES, filled, numbers_of
 
 assert HAS_TRITON
 
@@ -42,3 +43,25 @@ def test_products(site, rows, kind, invariant, dtype):
     torch.testing.assert_close(got, want, rtol=1e-4 if dtype is torch.float32 else 4e-3, atol=4e-3)
     assert torch.equal(got == y, want == y) or kind == "one"
     assert not torch.equal(got, y) or kind == "runs"
+
+
+@pytest.mark.parametrize("few", [512, 8])
+@pytest.mark.parametrize("by_token", [True, False])
+def test_products_of_experts(by_token, few, monkeypatch):
+    """Pairs of tokens and experts, with padding pairs, as tiles of their own and sorted."""
+    monkeypatch.setattr(lists, "FEW_PAIRS", few)
+    matrices, draw, top_k, tokens = filled(torch.float32), torch.Generator().manual_seed(2), 3, 13
+    chosen = torch.randint(0, 7, (tokens, top_k), generator=draw).int()  # 6: padding
+    numbers = numbers_of(tokens, "drawn")
+    got, want = launch_pair_list(numbers, chosen, 5, 6), pair_list_reference(numbers, chosen, 5, 6)
+    assert torch.equal(got.tiles[:, 0], want.tiles[:, 0])
+    x = torch.randn(tokens if by_token else tokens * top_k, 64, generator=draw)
+    y = torch.randn(tokens * top_k, 96, generator=draw)
+    made, blocks = [], blocks_of(EXPERTS, "cpu")
+    for listed, down, up in ((got, launch_shrink, launch_expand), (want, shrink_reference, expand_reference)):
+        made.append(y.clone())
+        low = down(x, matrices, EXPERTS, listed, False, top_k if by_token else 1)
+        up(made[-1], low, matrices, EXPERTS, listed, blocks)
+    torch.testing.assert_close(*made, rtol=1e-4, atol=1e-4)
+    adapted = (numbers.repeat_interleave(top_k) > 0) & (numbers.repeat_interleave(top_k) != 2) & (chosen.flatten() < 6)
+    assert torch.equal((made[0] != y).any(1), adapted)
