@@ -71,7 +71,8 @@ def drawn(folder: Path, rank: int, seed: int, only: Collection[str] = (), scale:
         if any(up.any() for up in ups):
             sites[path] = PackedSite(torch.cat(downs), tuple(ups))
     sha256 = hashlib.sha256(f"{folder.name} {rank} {seed} {only}".encode()).digest()
-    adapter = Adapter(f"drawn-{seed}", sha256, rank, sites, sum(site.nbytes for site in sites.values()))
+    in_towers = any(not path.startswith("layers.") and path != "head" for path in sites)
+    adapter = Adapter(f"drawn-{seed}", sha256, rank, sites, sum(site.nbytes for site in sites.values()), in_towers)
     return Drawn(adapter, deltas, experts, found, model.weight_table())
 
 
@@ -91,7 +92,9 @@ def merged(folder: Path, drawn: Drawn, into: Path) -> Path:
         tensors["lm_head.weight"] = (embedding.float() + left.pop("lm_head.weight")).to(embedding.dtype)
         save_file(tensors, file, {"format": "pt"})
         config = json.loads((into / "config.json").read_text())
-        (into / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+        for each in (config, config.get("text_config", {})):
+            each["tie_word_embeddings"] = False
+        (into / "config.json").write_text(json.dumps(config))
     assert not left, f"not in the checkpoint: {list(left)}"
     return into
 

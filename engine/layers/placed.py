@@ -54,6 +54,15 @@ class PlaceRows:
             self.begin(self._numbers.index_select(0, index))
 
 
+class ItemRows(PlaceRows):
+    """The place of all rows of a tower's run, which encodes one item; an ItemAdapter (engine/models/base/model.py)."""
+
+    __slots__ = ()
+
+    def begin_item(self, place: int) -> None:
+        self.groups = [Group(place, None)] if place else ()
+
+
 def groups_of(numbers: Tensor) -> list[Group]:
     """The groups of rows with places numbers int32 [T]; 0: no place."""
     places = torch.unique(numbers).tolist()

@@ -7,6 +7,7 @@ places are in engine/layers/placed.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from engine.kernels.gemm.weight import Weight
@@ -38,6 +39,17 @@ class DeviceRows:
             tile = INVARIANT_TILE if self.invariant else tile_of(len(self._numbers))
             self.listed = place_list(self._numbers, self._places, tile)
 
+    @property
+    def acts(self) -> bool:
+        """Whether a row of the current forward may have an adapter."""
+        return self.listed is not None
+
+    def listed_for(self, rows: int) -> PlaceList:
+        """The list of the forward's rows."""
+        assert self.listed is not None, "no row has an adapter"
+        assert len(self.listed.order) == rows, f"{rows} rows in a forward of {len(self.listed.order)}"
+        return self.listed
+
     def pairs(self, chosen: Tensor, experts: int) -> PlaceList:
         """The list of the pairs of chosen [T, top_k] int32; both products of a layer have the same."""
         assert self._numbers is not None, "no row has an adapter"
@@ -50,12 +62,40 @@ class DeviceRows:
             self.begin(self._numbers.index_select(0, index))
 
 
+class DeviceItem:
+    """The place of all rows of a tower's run, which encodes one item; an ItemAdapter (engine/models/base/model.py)."""
+
+    __slots__ = ("_device", "_lists", "_place", "_places", "invariant")
+
+    def __init__(self, places: int, invariant: bool, device: str) -> None:
+        self._places, self.invariant, self._device = places, invariant, device
+        self._place = 0
+        self._lists: dict[int, PlaceList] = {}  # of the current item, by number of rows
+
+    @property
+    def acts(self) -> bool:
+        """Whether the current item has an adapter."""
+        return bool(self._place)
+
+    def begin_item(self, place: int) -> None:
+        self._place = place
+        self._lists.clear()
+
+    def listed_for(self, rows: int) -> PlaceList:
+        """The list of so many rows with the item's place."""
+        if rows not in self._lists:
+            numbers = torch.full((rows,), self._place, dtype=torch.int32, device=self._device)
+            tile = INVARIANT_TILE if self.invariant else tile_of(rows)
+            self._lists[rows] = place_list(numbers, self._places, tile)
+        return self._lists[rows]
+
+
 class DevicePlaces:
     """The places' matrices at one layer."""
 
     __slots__ = ("_blocks", "_matrices", "rows", "shape")
 
-    def __init__(self, shape: SiteShape, rows: DeviceRows) -> None:
+    def __init__(self, shape: SiteShape, rows: DeviceRows | DeviceItem) -> None:
         self.shape, self.rows = shape, rows
         self._matrices: PlaceMatrices
         self._blocks: Tensor
@@ -66,7 +106,7 @@ class DevicePlaces:
 
     @property
     def acts(self) -> bool:
-        return self.rows.listed is not None
+        return self.rows.acts
 
     @property
     def apart(self) -> bool:
@@ -93,9 +133,8 @@ class DeviceSite(DevicePlaces):
         return AdaptedWeight(base, self)
 
     def add_to(self, y: Tensor, x: Tensor) -> None:
-        listed = self.rows.listed
-        assert listed is not None, "no row has an adapter"
-        self.add_product(y.view(-1, y.shape[-1]), x.reshape(-1, self.shape.in_features), listed)
+        inputs = x.reshape(-1, self.shape.in_features)
+        self.add_product(y.view(-1, y.shape[-1]), inputs, self.rows.listed_for(len(inputs)))
 
 
 class DeviceExperts(DevicePlaces):
@@ -105,5 +144,6 @@ class DeviceExperts(DevicePlaces):
 
     def add_to(self, y: Tensor, x: Tensor, pairs: Pairs) -> None:
         if self.acts:
+            assert isinstance(self.rows, DeviceRows), "experts are in decoders"
             listed = self.rows.pairs(pairs.chosen, self.shape.experts)
             self.add_product(y, x, listed, 1 if len(x) == pairs.count else pairs.top_k)

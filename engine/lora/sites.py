@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from engine.base.config import LoraConfig
 from engine.base.errors import ConfigError
+from engine.encoders.qwen_vl.tower import QwenVisionTower
+from engine.encoders.tower import each
 from engine.kernels.lora.matrices import SiteShape
 from engine.layers.embed import Head
 from engine.layers.linear import GatedLinear, Linear
 from engine.layers.moe import Experts
-from engine.layers.placed import PlacedExperts, PlacedSite, PlaceRows
-from engine.layers.placed_device import DeviceExperts, DevicePlaces, DeviceRows, DeviceSite
+from engine.layers.padded import PaddedGated, PaddedLinear
+from engine.layers.placed import ItemRows, PlacedExperts, PlacedSite, PlaceRows
+from engine.layers.placed_device import DeviceExperts, DeviceItem, DevicePlaces, DeviceRows, DeviceSite
 from engine.models.base.decoder import Decoder
 from engine.models.base.model import Model
 from engine.weights.table import addressed
 
-KINDS = (Linear, GatedLinear, Head)
+KINDS = (Linear, GatedLinear, Head, PaddedLinear, PaddedGated)
 HEAD = "head"  # the path of the logits' matrix
 # Names that mean both products of experts in --lora-target-modules.
 EXPERTS = ("experts", "gate_proj", "up_proj", "down_proj", "gate_up_proj", "w1", "w2", "w3")
@@ -30,7 +33,7 @@ DeviceSites = dict[str, DevicePlaces]
 def give_host_sites(model: Model, config: LoraConfig) -> HostSites:
     """Gives each layer of a model on a CPU that adapters may change a site. Raises ConfigError if the model cannot have
     adapters by name."""
-    decoder, rows, sites = _decoder(model), PlaceRows(), HostSites()
+    decoder, rows, sites, items = _decoder(model), PlaceRows(), HostSites(), ItemRows()
     decoder.chosen = rows
     for path, layer in changed(model, config):
         if isinstance(layer, Experts):
@@ -39,6 +42,8 @@ def give_host_sites(model: Model, config: LoraConfig) -> HostSites:
         own = rows
         if path == HEAD:
             own = decoder.head_chosen = PlaceRows()
+        elif is_in_tower(decoder, path):
+            own = decoder.of_items = items
         layer.site = sites[path] = PlacedSite(layer, own, config.max_loras)
     return sites
 
@@ -46,15 +51,20 @@ def give_host_sites(model: Model, config: LoraConfig) -> HostSites:
 def give_device_sites(model: Model, config: LoraConfig, invariant: bool) -> DeviceSites:
     """The same for a model on an accelerator; `invariant`: --deterministic."""
     decoder, rows, sites = _decoder(model), DeviceRows(config.max_loras, invariant), DeviceSites()
-    decoder.chosen = rows
+    decoder.chosen, items = rows, DeviceItem(config.max_loras, invariant, model.device)
+    for tower in each(model.towers):
+        if isinstance(tower, QwenVisionTower) and tower.graphs is not None:
+            tower.graphs.may_replay = lambda: not items.acts
     for number, (path, layer) in enumerate(changed(model, config)):
         if isinstance(layer, Experts):
             shape = SiteShape(number, layer.in_features, layer.pieces, layer.num_experts)
             layer.site = sites[path] = DeviceExperts(shape, rows)
             continue
-        own = rows
+        own: DeviceRows | DeviceItem = rows
         if path == HEAD:
             own = decoder.head_chosen = DeviceRows(config.max_loras, invariant)
+        elif is_in_tower(decoder, path):
+            own = decoder.of_items = items
         shape = SiteShape(number, layer.in_features, layer.out_features)
         layer.site = sites[path] = DeviceSite(shape, own)
     return sites
@@ -64,11 +74,11 @@ def changed(model: Model, config: LoraConfig) -> list[tuple[str, Linear | Expert
     """The layers that adapters may change, by their paths; of experts both products, or none."""
     found: list[tuple[str, Linear | Experts]] = []
     for path, names, part in addressed(model.weight_table(), model):
-        if not path.startswith("layers.") and path != HEAD:
+        if not path.startswith("layers.") and path != HEAD and not is_in_tower(model, path):
             continue
         if isinstance(part, Experts):
             words = {*EXPERTS, *last_words(names)}
-        elif isinstance(part, Linear) and type(part) in KINDS:
+        elif isinstance(part, Linear) and type(part) in KINDS and part.fold == (part.in_features,):
             words = last_words(names)
         else:
             continue
@@ -76,6 +86,11 @@ def changed(model: Model, config: LoraConfig) -> list[tuple[str, Linear | Expert
             found.append((path, part))
     plain = {block(path) for path, part in found if isinstance(part, Experts) and not (part.is_down or part.is_gated)}
     return [(path, part) for path, part in found if block(path) not in plain or isinstance(part, Linear)]
+
+
+def is_in_tower(model: Model, path: str) -> bool:
+    """Whether the layer belongs to a tower, or to the connector behind a tower."""
+    return getattr(model, path.partition(".")[0], None) in list(each(model.towers))
 
 
 def block(path: str) -> str:

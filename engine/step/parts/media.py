@@ -126,6 +126,8 @@ class Media(StepPart):
         for item in request.media:
             digest = hashlib.blake2b(item.hash, key=place.media_root, digest_size=16).digest()
             entry = self._entry(item, digest, place, scheduler)
+            if request.lora is not None and request.lora.in_towers:
+                self.encoder.place_of[entry] = place.adapter
             halves = np.frombuffer(digest, "<u8")[:, None]
             done = 0
             for start, length in item.spans:
