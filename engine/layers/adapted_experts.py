@@ -78,7 +78,7 @@ class AdaptedExperts(ExpertsWeight):
         if not self.site.apart:
             return self.base.of_mlp(down.base, x, codes, pairs, activation, weights)
         if weights is not None:  # the inputs of pairs differ from the rows of tokens
-            x = (x.repeat_interleave(pairs.top_k, 0) * weights.reshape(-1, 1)).to(x.dtype)
+            x = (x[:, None] * weights[..., None]).flatten(0, 1).to(x.dtype)
         halves = self.base.halves(x, pairs)
         self.site.add_to(halves, x, pairs)
         made = glu(halves, activation)

@@ -78,7 +78,11 @@ def drawn(runtime: Any, rank: int, count: int) -> list[Adapter]:
 async def measured(shape: str, folder: str, device: str, places: bool) -> dict[str, float]:
     """Numbers of one engine, by case."""
     rank = RANKS[shape]
-    lora = LoraConfig(max_loras=PLACES, max_rank=rank, max_cpu_loras=2 * PLACES if rank <= 16 else 1)
+    lora = LoraConfig(
+        max_loras=PLACES,
+        max_rank=rank,
+        max_cpu_loras=1 if SHAPES[shape].get("num_experts") or "gpt" in shape else 2 * PLACES,
+    )
     begun = time.perf_counter()
     config = EngineConfig(folder, load_format="dummy", device=device, enable_prefix_caching=False)
     engine = Engine(replace(config, lora=lora if places else None))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine.kernels.gemm.codes import Codes, Kind
+from engine.kernels.gemm.pack import Placement
 from engine.kernels.lora.expand import blocks_of, expand_reference, launch_expand
 from engine.kernels.lora.matrices import PlaceMatrices
 from engine.kernels.lora.rows import (
@@ -15,6 +17,7 @@ from engine.kernels.lora.rows import (
     place_list_reference,
 )
 from engine.kernels.lora.shrink import launch_shrink, shrink_reference
+from engine.kernels.moe.pack import pack_experts
 from tests.kernels.adapters import EXPERTS, SHAPES, filled, numbers_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
@@ -55,3 +58,24 @@ def test_products_of_experts(tokens):
     low = shrink_reference(x, here, EXPERTS, rows_here, False, top_k)
     expand_reference(want, low, here, EXPERTS, rows_here, blocks_of(EXPERTS, "cpu"))
     torch.testing.assert_close(got.cpu(), want, rtol=2e-2, atol=4e-2)
+
+
+@pytest.mark.parametrize("form", ["floats", "codes"])
+@pytest.mark.parametrize("tokens", [1, 3, 40, 700])
+def test_experts_return_gate_and_up_by_token(tokens, form):
+    experts, width, depth, top_k = 8, 96, 128, 2
+    floats = torch.randn(experts, 2 * width, depth, device="cuda").bfloat16() / depth**0.5
+    matrices: list[torch.Tensor | Codes] = [each for whole in floats for each in whole.split(width)]
+    if form == "codes":
+        shape = (width, depth)
+        values = torch.randint(0, 16, (2 * experts, *shape), dtype=torch.uint8, device="cuda")
+        scales = torch.rand(2 * experts, width, depth // 32, device="cuda").bfloat16() / 32
+        matrices = [Codes(Kind.INT4, value, scale, 32) for value, scale in zip(values, scales)]
+    bias = torch.randn(experts, 2 * width, device="cuda")
+    weight = pack_experts(matrices, bias, experts, Placement(torch.bfloat16, "cuda"), gated=True)
+    chosen = torch.stack([torch.randperm(experts)[:top_k] for _ in range(tokens)]).int().cuda()
+    x = torch.randn(tokens, depth, device="cuda").bfloat16()
+    got = weight.halves(x, weight.pairs(chosen)).view(tokens, top_k, -1)
+    dense = torch.stack([weight.dense(expert).float() for expert in range(experts)])[chosen.long()]
+    want = torch.einsum("tknd,td->tkn", dense, x.float()) + bias[chosen.long()]
+    torch.testing.assert_close(got.float(), want, rtol=2e-2, atol=6e-2)

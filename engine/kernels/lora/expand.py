@@ -18,7 +18,7 @@ from engine.kernels.target import tl, triton
 BLOCK_N = 64  # columns of a program
 
 
-@triton.jit(do_not_specialize=["rows", "site"])
+@triton.jit(do_not_specialize=["rows", "parts", "site"])
 def expand_kernel(
     y,  # [rows, width]
     low,  # [parts, rows, pieces, RANK] float32, rows in the list's order

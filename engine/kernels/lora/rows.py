@@ -40,7 +40,7 @@ def tile_of(rows: int) -> int:
     return 16 if rows <= FEW else 32 if rows <= SOME else 64
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "num_tiles"])
 def place_list_kernel(
     order,  # [rows] int32
     tiles,  # [num_tiles, 3] int32

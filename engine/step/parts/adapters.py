@@ -8,6 +8,7 @@ an accelerator they replay the graphs of the base model, other steps replay a va
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 
 import numpy as np
@@ -17,6 +18,7 @@ from _fast.steady import SPECIAL_VARIANT_SHIFT
 from engine.base.config import EngineConfig
 from engine.base.request import Request
 from engine.base.stats import AdapterCounts
+from engine.device.memory import gib
 from engine.lora.adapter import Adapter
 from engine.lora.device import device_memory_of, place_bytes
 from engine.lora.host import HostMemory
@@ -27,6 +29,8 @@ from engine.step.live import LiveRow, Place
 from engine.step.parts.part import ABSENT, JOINS, Claim, StepPart, Steps
 from engine.step.sizes import Sizes
 from engine.step.step import Step
+
+log = logging.getLogger("omniloop.engine")
 
 
 class Adapters(StepPart):
@@ -107,6 +111,8 @@ class DeviceAdapters(Adapters):
         rooms = max(1, self.config.max_cpu_loras or count)
         memory = device_memory_of(self._sites, accelerator, count, self.config.max_rank, self._dtype, rooms)
         self.places = Places(count, memory, steps.wake)
+        each = gib(place_bytes(self._sites, self.config.max_rank, self._dtype))
+        log.info("start: adapters: %d places (--max-loras) of %s for ranks to %d", count, each, self.config.max_rank)
 
 
 def adapter_of(request: Request) -> Adapter:
