@@ -10,9 +10,10 @@ the bits of W x. On a CPU the host knows whether any token of a step has an adap
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -50,23 +51,42 @@ class TokenAdapters(Protocol):
         """Restricts the rest of the forward to the tokens of `index`, int64 [S]."""
 
 
-class Delta(Protocol):
+class Delta(ABC):
     """The adapters of one layer."""
 
+    __slots__ = ()
+    takes_unscaled: ClassVar[bool] = False  # x may be prescaled for a norm (gemm/epilogue)
+
     @property
+    @abstractmethod
     def acts(self) -> bool:
         """Whether a row of the current forward may have an adapter."""
 
     @property
     def apart(self) -> bool:
         """Whether products are not fused: because a row may have an adapter, or because bits must not depend on it."""
+        return self.acts
 
     @property
+    @abstractmethod
     def num_bytes(self) -> int:
         """Bytes of the adapters' matrices."""
 
-    def add_to(self, y: Tensor, x: Tensor) -> None:
+    @abstractmethod
+    def add_to(self, y: Tensor, x: Tensor | Unscaled) -> None:
         """Adds the adapters' terms of x [..., in_features] to y [..., out_features], in place."""
+
+    def gated(self, halves: Tensor, x: Tensor | Unscaled, activation: Activation) -> Tensor:
+        """activate(gate, up) of halves [..., out_features] with the adapters' terms; may overwrite `halves`."""
+        if self.acts:
+            self.add_to(halves, x)
+        return glu(halves, activation)
+
+    def add_then_norm(self, y: Tensor, x: Tensor, gain: Tensor, eps: float) -> Unscaled | None:
+        """`add_to`, if the next product reads rms_norm(y, gain, eps); see Weight.add_then_norm."""
+        if self.acts:
+            self.add_to(y, x)
+        return None
 
 
 class Chosen:
@@ -112,7 +132,7 @@ class Chosen:
         return self._shares[widths]
 
 
-class Site:
+class Site(Delta):
     """The A and B matrices of all adapters of one layer; a separate part with the layer's names in the checkpoint."""
 
     __slots__ = ("adapters", "chosen", "down", "linear", "ranks", "up", "widths")
@@ -165,16 +185,13 @@ class Site:
         return self.chosen.acts
 
     @property
-    def apart(self) -> bool:
-        return self.chosen.acts
-
-    @property
     def num_bytes(self) -> int:
         return self.down.num_bytes + self.up.num_bytes
 
-    def add_to(self, y: Tensor, x: Tensor) -> None:
+    def add_to(self, y: Tensor, x: Tensor | Unscaled) -> None:
         shares = self.chosen.shares(self.widths)
         assert shares is not None, "no token has an adapter"
+        assert isinstance(x, Tensor), "rows are not prescaled here"
         self.up.linear(self.down.linear(x).mul_(shares), y, y)
 
 
@@ -250,7 +267,9 @@ class AdaptedWeight(Weight):
         return y
 
     def gated(self, x: Tensor, activation: Activation) -> Tensor:
-        return glu(self.linear(x), activation) if self.site.apart else self.base.gated(x, activation)
+        if self.site.apart:
+            return self.site.gated(self.base.linear(x), x, activation)
+        return self.base.gated(x, activation)
 
     def of_halves(
         self, halves: Tensor, activation: Activation, out: Tensor | None = None, residual: Tensor | None = None
@@ -261,8 +280,8 @@ class AdaptedWeight(Weight):
 
     def add_then_norm(self, residual: Tensor, x: Tensor, gain: Tensor, eps: float) -> Unscaled | None:
         if self.site.apart:
-            self.linear(x, residual, residual)
-            return None
+            self.base.linear(x, residual, residual)
+            return self.site.add_then_norm(residual, x, gain, eps)
         return self.base.add_then_norm(residual, x, gain, eps)
 
     def of_normed(
@@ -270,5 +289,14 @@ class AdaptedWeight(Weight):
     ) -> Tensor:
         if not self.site.apart:
             return self.base.of_normed(residual, gain, eps, prescaled, activation)
-        rows = rms_norm(residual, gain, eps)
-        return self.linear(rows) if activation is None else self.gated(rows, activation)
+        x: Tensor | Unscaled
+        if prescaled is not None and self.site.takes_unscaled:
+            x, y = prescaled, self.base.of_normed(residual, gain, eps, prescaled, None)
+        else:
+            x = rms_norm(residual, gain, eps)
+            y = self.base.linear(x)
+        if activation is not None:
+            return self.site.gated(y, x, activation)
+        if self.site.acts:
+            self.site.add_to(y, x)
+        return y

@@ -71,9 +71,14 @@ class AdaptedExperts(ExpertsWeight):
         return self.base.of_pairs(rows, pairs)
 
     def of_mlp(
-        self, down: ExpertsWeight, x: Tensor, codes: CodedRows | None, pairs: Pairs, activation: Activation,
+        self,
+        down: ExpertsWeight,
+        x: Tensor,
+        codes: CodedRows | None,
+        pairs: Pairs,
+        activation: Activation,
         weights: Tensor | None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         assert isinstance(down, AdaptedExperts), "both products of a layer have places, or none"
         if not self.site.apart:
             return self.base.of_mlp(down.base, x, codes, pairs, activation, weights)

@@ -17,10 +17,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from engine.kernels.gemm.epilogue import Unscaled
 from engine.kernels.gemm.panels import CpuPanels, pack_panels
 from engine.kernels.gemm.weight import Weight
 from engine.kernels.moe.sort import Pairs
-from engine.layers.adapted import AdaptedWeight
+from engine.layers.adapted import AdaptedWeight, Delta
 from engine.layers.linear import Linear
 
 
@@ -89,7 +90,7 @@ def packed(a: Tensor, b: Sequence[Tensor]) -> Halves:
     return Halves(pack_panels(a, None), ups, len(a) // len(b))
 
 
-class PlacedSite:
+class PlacedSite(Delta):
     """The places' matrices at one linear layer; a Delta."""
 
     __slots__ = ("held", "linear", "rows", "starts")
@@ -109,10 +110,6 @@ class PlacedSite:
         return self.rows.acts
 
     @property
-    def apart(self) -> bool:
-        return self.rows.acts
-
-    @property
     def num_bytes(self) -> int:
         return sum(halves.num_bytes for halves in self.held if halves is not None)
 
@@ -120,7 +117,8 @@ class PlacedSite:
         """Puts an adapter's A and B for this layer into a place; None: the adapter leaves the layer alone."""
         self.held[number] = None if matrices is None else packed(*matrices)
 
-    def add_to(self, y: Tensor, x: Tensor) -> None:
+    def add_to(self, y: Tensor, x: Tensor | Unscaled) -> None:
+        assert isinstance(x, Tensor), "a CPU prescales no rows"
         inputs, outputs = x.reshape(-1, x.shape[-1]), y.view(-1, y.shape[-1])
         for place, index in self.rows.groups:
             halves = self.held[place]

@@ -10,13 +10,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from engine.kernels.activation import Activation
+from engine.kernels.gemm.epilogue import Unscaled
 from engine.kernels.gemm.weight import Weight
-from engine.kernels.lora.expand import blocks_of, expand
+from engine.kernels.lora.expand import blocks_of, empty_after, expand
+from engine.kernels.lora.expand_gated import expand_gated
 from engine.kernels.lora.matrices import PlaceMatrices, SiteShape
-from engine.kernels.lora.rows import INVARIANT_TILE, PlaceList, pair_list, place_list, tile_of
+from engine.kernels.lora.rows import FEW, INVARIANT_TILE, PlaceList, pair_list, place_list, tile_of
 from engine.kernels.lora.shrink import shrink
 from engine.kernels.moe.sort import Pairs
-from engine.layers.adapted import AdaptedWeight
+from engine.layers.adapted import AdaptedWeight, Delta
 
 
 class DeviceRows:
@@ -123,18 +126,44 @@ class DevicePlaces:
         expand(y, low, self._matrices, self.shape, listed, self._blocks)
 
 
-class DeviceSite(DevicePlaces):
+class DeviceSite(DevicePlaces, Delta):
     """The places' matrices at one linear layer; a Delta."""
 
     __slots__ = ()
+    takes_unscaled = True
 
     def around(self, base: Weight) -> Weight:
         """The layer's weight with adapters."""
         return AdaptedWeight(base, self)
 
-    def add_to(self, y: Tensor, x: Tensor) -> None:
-        inputs = x.reshape(-1, self.shape.in_features)
-        self.add_product(y.view(-1, y.shape[-1]), inputs, self.rows.listed_for(len(inputs)))
+    def add_to(self, y: Tensor, x: Tensor | Unscaled) -> None:
+        self._add(y, x, None)
+
+    def gated(self, halves: Tensor, x: Tensor | Unscaled, activation: Activation) -> Tensor:
+        if not self.acts or self.rows.invariant:  # rows of the base have the same bits in both cases
+            return super().gated(halves, x, activation)
+        flat = halves.view(-1, self.shape.width)
+        low, listed, before = self._low(x)
+        made = expand_gated(flat, low, self._matrices, self.shape, listed, activation, before)
+        return made if halves.dim() == 2 else made.view(*halves.shape[:-1], -1)
+
+    def add_then_norm(self, y: Tensor, x: Tensor, gain: Tensor, eps: float) -> Unscaled | None:
+        if not self.acts:
+            return None
+        after = empty_after(y, gain, eps) if len(y) <= FEW and not self.rows.invariant else None
+        self._add(y, x, after)
+        return after
+
+    def _add(self, y: Tensor, x: Tensor | Unscaled, after: Unscaled | None) -> None:
+        low, listed, before = self._low(x)
+        expand(y.view(-1, self.shape.width), low, self._matrices, self.shape, listed, self._blocks, before, after)
+
+    def _low(self, x: Tensor | Unscaled) -> tuple[Tensor, PlaceList, Unscaled | None]:
+        """A x, the list of rows, and x if it was prescaled."""
+        inputs = (x if isinstance(x, Tensor) else x.rows).reshape(-1, self.shape.in_features)
+        listed = self.rows.listed_for(len(inputs))
+        low = shrink(inputs, self._matrices, self.shape, listed, self.rows.invariant)
+        return low, listed, None if isinstance(x, Tensor) else x
 
 
 class DeviceExperts(DevicePlaces):

@@ -110,7 +110,6 @@ class Step:
     media: list[Media] = field(default_factory=list)  # set by the media part
     eager: bool = False  # the step cannot use graphs, because a part reads tensors of the forward; by that part
     hidden: torch.Tensor | None = None  # [num_tokens, hidden_size] of eager steps; by the backend
-    adapters: torch.Tensor | None = None  # int32 [num_tokens]: each token's adapter, of eager steps; by the backend
     notes: dict[str, Any] = field(default_factory=dict)  # by name of a part: data that its hooks pass on
     home: Home = field(init=False)
     sampled_slots: np.ndarray = field(init=False)  # the slots of the rows that sample, by ascending row

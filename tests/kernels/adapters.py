@@ -12,10 +12,12 @@ EXPERTS = SiteShape(2, 64, (48, 48), experts=6)  # gate|up
 RANKS = {1: 8, 2: 16, 4: 40, 5: 3}  # by place, of 5
 
 
-def filled(dtype: torch.dtype, device: str = "cpu", places: int = 5, max_rank: int = 40) -> PlaceMatrices:
+def filled(
+    dtype: torch.dtype, device: str = "cpu", places: int = 5, max_rank: int = 40, shapes: list[SiteShape] | None = None
+) -> PlaceMatrices:
     """Places with adapters of RANKS at all sites; the adapter of place 2 changes only the first."""
     draw = torch.Generator().manual_seed(3)
-    shapes = [*SHAPES, EXPERTS]
+    shapes = shapes or [*SHAPES, EXPERTS]
     matrices = empty_matrices(shapes, places, max_rank, dtype, "cpu")
     matrices.values.fill_(float("nan"))
     for place, rank in RANKS.items():
@@ -33,7 +35,7 @@ def filled(dtype: torch.dtype, device: str = "cpu", places: int = 5, max_rank: i
 
 
 def numbers_of(rows: int, kind: str, device: str = "cpu") -> Tensor:
-    """The place of each row, int32 [rows]: of one place, of all places by turns, or drawn, with rows of the base."""
+    """The place of each row, int32 [rows]: of one place, runs of each place, or drawn, with rows of the base."""
     if kind == "one":
         found = torch.full((rows,), 4)
     elif kind == "runs":

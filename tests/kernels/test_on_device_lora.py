@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine.kernels.activation import Activation
 from engine.kernels.gemm.codes import Codes, Kind
+from engine.kernels.gemm.epilogue import Unscaled
 from engine.kernels.gemm.pack import Placement
-from engine.kernels.lora.expand import blocks_of, expand_reference, launch_expand
-from engine.kernels.lora.matrices import PlaceMatrices
+from engine.kernels.lora.expand import blocks_of, empty_after, expand_reference, launch_expand
+from engine.kernels.lora.expand_gated import expand_gated_reference, launch_expand_gated
+from engine.kernels.lora.matrices import PlaceMatrices, SiteShape
 from engine.kernels.lora.rows import (
     PlaceList,
     launch_pair_list,
@@ -79,3 +82,30 @@ def test_experts_return_gate_and_up_by_token(tokens, form):
     dense = torch.stack([weight.dense(expert).float() for expert in range(experts)])[chosen.long()]
     want = torch.einsum("tknd,td->tkn", dense, x.float()) + bias[chosen.long()]
     torch.testing.assert_close(got.float(), want, rtol=2e-2, atol=6e-2)
+
+
+@pytest.mark.parametrize("rows", [1, 20, 64])
+def test_products_between_norms_and_of_gated_layers(rows):
+    """x was prescaled for the norm before; y is prescaled for the norm after, or halves are activated."""
+    gated = SiteShape(1, 96, (65, 65))
+    matrices = filled(torch.bfloat16, "cuda", shapes=[SHAPES[0], gated, EXPERTS])
+    here = PlaceMatrices(matrices.values.cpu(), matrices.words.cpu(), matrices.max_rank)
+    numbers, gain = numbers_of(rows, "drawn"), torch.rand(130)
+    x, y = torch.randn(rows, 96).bfloat16(), torch.randn(rows, 130).bfloat16()
+    squares = torch.stack([part.float().square().sum(1) for part in x.split(32, 1)])
+    shape, made = SiteShape(1, 96, (130,)), []
+    for device, own, make, down, up, both in (
+        ("cuda", matrices, launch_place_list, launch_shrink, launch_expand, launch_expand_gated),
+        ("cpu", here, place_list_reference, shrink_reference, expand_reference, expand_gated_reference),
+    ):
+        listed = make(numbers.to(device), 5, 16)
+        before = Unscaled(x.to(device), squares.to(device), torch.ones(96, device=device), 1e-5)
+        low, total = down(before.rows, own, gated, listed, False), y.to(device, copy=True)
+        activated = both(total, low, own, gated, listed, Activation.SILU, before)
+        after = empty_after(total, gain.to(device), 1e-5)
+        assert after is not None
+        low = low[:, :, :1].contiguous()  # a layer with one piece reads the first
+        up(total, low, own, shape, listed, blocks_of(shape, device), before, after)
+        made.append([each.float().cpu() for each in (activated, total, after.rows, after.squares.sum(0))])
+    for got, want in zip(*made):
+        torch.testing.assert_close(got, want, rtol=3e-2, atol=6e-2)

@@ -1,12 +1,12 @@
 """PlaceList: the rows of a forward by the place of their adapter, in tiles of at most `tile` rows with one place.
 
-    order   rows of place 1, ascending | rows of place 2 | ...; entries behind the last are arbitrary
-    tiles   (place, first entry of `order`, number of rows); place 0: the tile is empty
+    order   rows without an adapter, ascending | rows of place 1 | rows of place 2 | ...
+    tiles   (place or 0, first entry of `order`, number of rows); 0 rows: the tile is empty
 
 For experts a row is a pair of a token and an expert, and a key `(place - 1) * experts + expert + 1` replaces the place.
 In: the place of each row, 0 for none. Each place has a program, which counts the rows of lower places and writes its
-own rows and tiles behind theirs. Place p has the tiles from `rows of lower places // tile + p - 1` on, which leaves
-room for a partial tile of each place; so programs need no common counter. A forward makes one list, and another one
+own rows and tiles behind theirs. Place p has the tiles from `rows of lower places // tile + p` on, which leaves room
+for a partial tile of each place; so programs need no common counter. A forward makes one list, and another one
 when it goes on with the sampled rows. Users: kernels/lora/shrink and expand.
 """
 
@@ -53,21 +53,21 @@ def place_list_kernel(
     OVERLAP: tl.constexpr,
 ):
     """A program writes the rows and tiles of one place."""
-    place = tl.program_id(0) + 1
+    place = tl.program_id(0)
     lane = tl.arange(0, BLOCK)
     grid_wait(OVERLAP)
     lower = tl.zeros([BLOCK], tl.int32)
     for first in range(0, rows, BLOCK):
-        each = tl.load(numbers + first + lane, mask=first + lane < rows, other=0)
-        lower += ((each > 0) & (each < place)).to(tl.int32)
+        each = tl.load(numbers + first + lane, mask=first + lane < rows, other=place)
+        lower += (each < place).to(tl.int32)
     start = tl.sum(lower, 0)
     end = start
     for first in range(0, rows, BLOCK):
-        mine = (tl.load(numbers + first + lane, mask=first + lane < rows, other=0) == place).to(tl.int32)
+        mine = (tl.load(numbers + first + lane, mask=first + lane < rows, other=-1) == place).to(tl.int32)
         tl.store(order + end + tl.cumsum(mine, 0) - 1, first + lane, mask=mine > 0)
         end += tl.sum(mine, 0)
-    begin = start // TILE + place - 1
-    limit = tl.where(place == places, num_tiles, end // TILE + place)
+    begin = start // TILE + place
+    limit = tl.where(place == places, num_tiles, end // TILE + place + 1)
     for first in range(begin, limit, BLOCK):
         tile = first + lane
         at = start + (tile - begin) * TILE
@@ -148,10 +148,10 @@ def launch_place_list(numbers: Tensor, places: int, tile: int) -> PlaceList:
     assert numbers.is_contiguous(), "numbers are contiguous"
     assert numbers.dtype is torch.int32, f"numbers are {numbers.dtype}, not int32"
     rows = len(numbers)
-    num_tiles = rows // tile + places
+    num_tiles = rows // tile + places + 1
     order = torch.empty(rows, dtype=torch.int32, device=numbers.device)
     tiles = torch.empty(num_tiles, 3, dtype=torch.int32, device=numbers.device)
-    place_list_kernel[(places,)](
+    place_list_kernel[(places + 1,)](
         order, tiles, numbers, rows, num_tiles, places, TILE=tile, BLOCK=BLOCK, num_warps=4, **launch_options()
     )
     return PlaceList(order, tiles, tile)
@@ -160,13 +160,13 @@ def launch_place_list(numbers: Tensor, places: int, tile: int) -> PlaceList:
 def place_list_reference(numbers: Tensor, places: int, tile: int) -> PlaceList:
     rows = len(numbers)
     order = torch.zeros(rows, dtype=torch.int32)
-    tiles = torch.zeros(rows // tile + places, 3, dtype=torch.int32)
+    tiles = torch.zeros(rows // tile + places + 1, 3, dtype=torch.int32)
     start = 0
-    for place in torch.unique(numbers[numbers > 0]).tolist():
+    for place in torch.unique(numbers).tolist():
         mine = torch.nonzero(numbers == place).flatten().int()
         order[start : start + len(mine)] = mine
         for number, first in enumerate(range(0, len(mine), tile)):
-            where = start // tile + place - 1 + number
+            where = start // tile + place + number
             tiles[where] = torch.tensor([place, start + first, min(tile, len(mine) - first)])
         start += len(mine)
     return PlaceList(order, tiles, tile)

@@ -101,7 +101,7 @@ class PromptLogprobs(StepPart):
             return
         try:
             assert step.hidden is not None
-            project = partial(self._logits, step.hidden, step.adapters)
+            project = partial(self._logits, step.hidden, step.notes["adapters"])
             due.pending = prompt_logprobs(project, step.hidden.device, due.wanted, self._vocab, self._as_logits)
         except Exception as error:
             step.error = error

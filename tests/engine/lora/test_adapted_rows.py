@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from _fast.steady import SPECIAL_PROMPT, SPECIAL_VARIANT_SHIFT
 from engine.base.config import LoraConfig
 from engine.run import start
+from engine.step.parts.adapters import Adapters
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
 from tests.engine_kit import answer, answer_deltas, prompts, running, text_request
@@ -144,6 +146,29 @@ async def test_chunks_and_preemption_change_nothing(settings, backend, room):
     answers = await asyncio.to_thread(wanted, "qwen3", room)
     async with running(tiny.checkpoint("qwen3"), lora=LORA, **settings) as engine:
         check(await served(engine, "qwen3"), answers)
+
+
+async def test_gil_free_steps_learn_which_graphs_a_row_needs(monkeypatch):
+    """The bits of `special` name the variant with adapters, and steps without adapted rows replay the base's graphs."""
+    accelerator = HostAccelerator()
+    monkeypatch.setattr(start, "open_accelerator", lambda _device: accelerator)
+
+    def bits(runtime) -> dict[bool, int]:
+        rows = runtime.admission.rows.items()
+        return {row.request.lora is not None: int(runtime.executor.special[slot]) for slot, row in rows}
+
+    async with running(tiny.checkpoint("qwen3"), lora=LORA) as engine:
+        await answer(engine, adapted(request(1), adapters("qwen3")[1]))
+        engine.pause()
+        asked = [adapted(request(0), each) for each in adapters("qwen3")[:2]]
+        pending = [asyncio.ensure_future(answer(engine, each)) for each in asked]
+        await asyncio.sleep(0)
+        found = await engine.on_device(bits)
+        part = await engine.on_device(lambda runtime: runtime.executor.part(Adapters))
+        engine.resume()
+        await asyncio.gather(*pending)
+    assert part.variant
+    assert found == {False: SPECIAL_PROMPT, True: SPECIAL_PROMPT | part.variant << SPECIAL_VARIANT_SHIFT}
 
 
 async def test_four_adapters_share_two_places(backend, room):

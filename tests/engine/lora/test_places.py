@@ -51,14 +51,11 @@ class Desk:
         self.memory, self.now, self.woken = Memory(), 0.0, threading.Semaphore(0)
         self.places = Places(count, self.memory, self.woken.release, lambda: self.now)
 
-    def enters(self, adapter: Adapter, arrival: float = 0.0) -> int:
-        """The place of a row that enters, after a fill if one begins; 0: the row has to wait."""
-        if not self.places.opens(adapter, arrival):
-            if adapter.sha256 not in self.places._number_of:
-                return 0
+    def enters(self, adapter: Adapter) -> int:
+        """The place of a row that enters, after a fill unless its adapter is resident."""
+        if not self.places.opens(adapter, 0.0):
             assert self.woken.acquire(timeout=10)
-            if not self.places.opens(adapter, arrival):
-                return 0
+            assert self.places.opens(adapter, 0.0)
         number = self.places.number(adapter)
         self.places.hold(number)
         return number
@@ -80,7 +77,7 @@ def test_a_place_with_rows_is_not_filled():
     desk = Desk()
     desk.enters(A)
     number = desk.enters(B)
-    assert not desk.enters(C)
+    assert not desk.places.opens(C, 0.0)
     assert desk.enters(A) == 3 - number, "rows of resident adapters do not wait"
     desk.places.release(number)
     assert desk.enters(C) == number
@@ -102,13 +99,13 @@ def test_after_two_seconds_the_adapter_with_the_fewest_rows_takes_no_more():
     many, few = desk.enters(A), desk.enters(B)
     desk.enters(A)
     desk.now = PATIENCE - 0.1
-    assert not desk.enters(C)
+    assert not desk.places.opens(C, 0.0)
     assert desk.places.opens(B, 0.0)
     desk.now = PATIENCE + 0.1
-    assert not desk.enters(C)
+    assert not desk.places.opens(C, 0.0)
     assert not desk.places.opens(B, 0.0), "the place is closed"
     assert desk.places.opens(A, 0.0), "one place for each adapter that waits"
-    assert not desk.enters(C)
+    assert not desk.places.opens(C, 0.0)
     desk.places.release(few)
     assert desk.enters(C) == few
     assert many != few
@@ -118,7 +115,7 @@ def test_a_closed_place_opens_again_if_no_adapter_takes_it():
     desk = Desk(1)
     number = desk.enters(A)
     desk.now = PATIENCE + 0.1
-    assert not desk.enters(C)
+    assert not desk.places.opens(C, 0.0)
     assert not desk.places.opens(A, 0.0)
     desk.places.release(number)
     assert desk.places.opens(A, 0.0)

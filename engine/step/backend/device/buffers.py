@@ -89,7 +89,6 @@ class StepBuffers:
         length = record_len(rows, tokens, updates, run_width)
         self._rank, self._sizes, self._invariant, self.hooks = rank, sizes, invariant, hooks
         self.forward_variant = 0  # the bit of the variant whose forwards read the tokens' adapters
-        self.adapts_head = isinstance(model, Decoder) and model.head_chosen is not None
         self._cuts = [_cut(group.spec) for group in rank.layout.groups[:groups]]
         self.records = records_in(accelerator.pinned(RECORDS * length).view(RECORDS, length), device)
         self.plans = [
@@ -187,6 +186,12 @@ class StepBuffers:
         for hook in self.hooks:
             hook.begin(batch)
         return batch
+
+    @property
+    def adapts_head(self) -> bool:
+        """Whether adapters may change the logits' matrix."""
+        model = self._rank.model
+        return isinstance(model, Decoder) and model.head_chosen is not None
 
     def sampled_adapters(self, rows: int, variant: int) -> Tensor | None:
         """The numbers of the adapters of the first `rows` sampled rows, int32 [rows]; None: logits need no adapter in

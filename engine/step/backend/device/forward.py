@@ -191,7 +191,7 @@ class DeviceForward:
         if not step.eager:
             self._keep_sampled(batch, plan.num_sampled)
             return
-        step.hidden, step.adapters = self._model.forward(batch), batch.adapters  # hidden: [num_tokens, hidden_size]
+        step.hidden, step.notes["adapters"] = self._model.forward(batch), batch.adapters  # [num_tokens, hidden_size]
         self._gather_sampled(step.hidden, plan.num_sampled)
 
     def _prepare_choice(self, step: Step, sample_size: int) -> None:

@@ -49,7 +49,7 @@ class HostForward:
             batch.sample_index = None
         hidden = self._model.forward(batch)  # [num_tokens or num_sampled, hidden_size]
         if step.eager:
-            step.hidden, step.adapters = hidden, adapters
+            step.hidden, step.notes["adapters"] = hidden, adapters
         if len(index):
             sampled = hidden[index] if step.eager else hidden
             own = None if adapters is None else adapters[index]
