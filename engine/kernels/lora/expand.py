@@ -46,7 +46,7 @@ def matrix_at(values, word, key, rank, rows_before, n, r, mask, depth, width, pi
     return tl.load(b + n.to(tl.int64)[None, :] * rank + r[:, None], mask=mask, other=0.0)
 
 
-@triton.jit(do_not_specialize=["rows", "parts", "site"])
+@triton.jit(do_not_specialize=["rows", "parts", "site", "square_parts"])
 def expand_kernel(
     y,  # [rows, width]
     gained,  # [rows, width] y * gain when AFTER

@@ -19,7 +19,7 @@ from engine.kernels.room import empty_rows
 from engine.kernels.target import tl, triton
 
 
-@triton.jit(do_not_specialize=["rows", "parts", "site"])
+@triton.jit(do_not_specialize=["rows", "parts", "site", "square_parts"])
 def expand_gated_kernel(
     out,  # [rows, width]
     halves,  # [rows, 2 * width]: gate, then up
