@@ -38,13 +38,17 @@ class PlaceRows:
     __slots__ = ("_numbers", "groups")
 
     def __init__(self) -> None:
-        self._numbers: Tensor | None = None
+        self._numbers: Tensor | None = None  # int32 [rows]
         self.groups: Sequence[Group] = ()
 
     @property
     def acts(self) -> bool:
         """Whether a row of the current forward has an adapter."""
         return bool(self.groups)
+
+    def check(self, rows: int) -> None:
+        """Fails if a layer's input has other rows than the forward."""
+        assert self._numbers is None or len(self._numbers) == rows, f"{rows} rows in a forward of other rows"
 
     def begin(self, numbers: Tensor | None) -> None:
         self._numbers = numbers
@@ -120,6 +124,7 @@ class PlacedSite(Delta):
     def add_to(self, y: Tensor, x: Tensor | Unscaled) -> None:
         assert isinstance(x, Tensor), "a CPU prescales no rows"
         inputs, outputs = x.reshape(-1, x.shape[-1]), y.view(-1, y.shape[-1])
+        self.rows.check(len(inputs))
         for place, index in self.rows.groups:
             halves = self.held[place]
             if halves is not None:  # else the adapter leaves this layer alone
@@ -184,6 +189,7 @@ class PlacedExperts:
         self.held[number] = None if matrices is None else HeldExperts(*matrices)
 
     def add_to(self, y: Tensor, x: Tensor, pairs: Pairs) -> None:
+        self.rows.check(len(pairs.chosen))
         each, chosen = 1 if len(x) == pairs.count else pairs.top_k, pairs.chosen.flatten()
         for place, index in self.rows.groups:
             held = self.held[place]

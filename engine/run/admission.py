@@ -72,6 +72,8 @@ class Admission:
         self._wait(Waiting(request, first_id, list(range(request.n))))
         if request.pooling is not None:
             self.enter()
+            if first_id in self._outside:
+                self._enter(key_of(request))
 
     def _wait(self, waiting: Waiting) -> None:
         """Queues the choices of a request at its closed gate."""

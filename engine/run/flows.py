@@ -64,8 +64,9 @@ class Outside(Generic[T]):
         self.num_keyed += bool(key)
 
     def keys(self, count: int) -> list[bytes]:
-        """The first `count` keys."""
-        return list(islice(self._lines, count))
+        """The empty key, if a request has it, and the first `count` other keys."""
+        plain = [b""] if b"" in self._lines else []
+        return plain + list(islice((key for key in self._lines if key), count))
 
     def first(self, key: bytes, count: int) -> list[tuple[int, T]]:
         """The next `count` entries (number, request): the first of each caller, then the second of each, and so on."""

@@ -139,7 +139,10 @@ async def swapped(engine: Engine, adapters: list[Adapter], requests: Any) -> dic
             found["swap, ms"] = [1e3 * (after.swap_seconds - before.swap_seconds) / swaps]
     ends: list[float] = []
     engine.on_step = lambda stats: ends.append(stats.ended_at)
-    for label, of in (("without swaps", adapters[:1]), ("while adapters are swapped", adapters[1:])):
+    resident = adapters[:PLACES]
+    for each in resident:
+        await first(requests(1, [each], 16, 2)[0])
+    for label, of in (("without swaps", 2 * resident), ("while adapters are swapped", adapters[PLACES:] + resident)):
         ends.clear()
         others = [asyncio.ensure_future(first(each)) for each in requests(16, [], 128, 256)]
         for each in of:

@@ -199,3 +199,21 @@ async def test_steps_without_adapters_have_the_bits_of_an_engine_without_places(
             return list(await asyncio.gather(*(answered(engine, request(k)) for k in range(6))))
 
     assert await answers(lora=LORA) == await answers()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", sorted({*tiny.CHECKPOINTS} - {*tiny.SPARSE, *NAMES, "omni", "qwen2_5_vl"}))
+async def test_every_family_answers_as_with_merged_weights(name, tmp_path):
+    """Every layer that may have an adapter has one; without its effect the log-probabilities differ."""
+    folder = tiny.checkpoint(name)
+    one = drawn(folder, 4, 1, scale=0.15)
+    whole = merged(folder, one, tmp_path / name)
+    asked = [text_request(PROMPTS[k], 6, ignore_eos=True, logprobs=0) for k in range(3)]
+    async with running(whole) as engine:
+        want = [await answered(engine, each) for each in asked]
+    async with running(folder, lora=LORA) as engine:
+        base, *got = await asyncio.gather(
+            answered(engine, asked[0]), *(answered(engine, adapted(each, one)) for each in asked)
+        )
+    check(got, want)
+    assert not np.allclose(base.logprobs, want[0].logprobs, atol=1e-2)

@@ -147,7 +147,7 @@ def backend(request, monkeypatch) -> str:
 
 async def test_many_adapters_go_through_few_places_with_aborts(backend):
     """Forty adapters, three places, every fifth request aborted: answers do not depend on the order of fills."""
-    count = 120 if backend == "host" else 60
+    count = 120 if backend == "host" else 30
     made = [drawn(QWEN3, 2 + seed % 3, seed, scale=0.2) for seed in range(8)]
     copies = [replace(made[k % 8].adapter, sha256=hashlib.sha256(bytes([k])).digest()) for k in range(40)]
     requests = [replace(text_request([5, 6, 7 + k % 3], 4), lora=copies[k % 40]) for k in range(count)]
