@@ -35,7 +35,9 @@ class Drawn(NamedTuple):
     table: Table
 
 
-def drawn(folder: Path, rank: int, seed: int, only: Collection[str] = (), scale: float = 0.1) -> Drawn:
+def drawn(
+    folder: Path, rank: int, seed: int, only: Collection[str] = (), scale: float = 0.1, with_experts: bool = True
+) -> Drawn:
     """An adapter of every layer that may have one, or of the modules whose names end in a word of `only`."""
     model = build_model(load_model_config(folder), torch.float32)
     places = {path for path, _ in changed(model, LoraConfig())}
@@ -50,7 +52,7 @@ def drawn(folder: Path, rank: int, seed: int, only: Collection[str] = (), scale:
         if path not in places:
             continue
         if isinstance(part, Experts):
-            if only and "experts" not in only:
+            if not with_experts or (only and "experts" not in only):
                 continue
             a = normal(part.num_experts, len(part.pieces) * rank, part.in_features)
             b = tuple(normal(part.num_experts, rows, rank) for rows in part.pieces)

@@ -201,12 +201,13 @@ async def test_steps_without_adapters_have_the_bits_of_an_engine_without_places(
     assert await answers(lora=LORA) == await answers()
 
 
+# PEFT's adapters of gpt2's transposed matrices have fan_in_fan_out, which is refused.
 @pytest.mark.full
-@pytest.mark.parametrize("name", sorted({*tiny.CHECKPOINTS} - {*tiny.SPARSE, *NAMES, "omni", "qwen2_5_vl"}))
+@pytest.mark.parametrize("name", sorted({*tiny.CHECKPOINTS} - {*NAMES, "omni", "qwen2_5_vl", "gpt2"}))
 async def test_every_family_answers_as_with_merged_weights(name, tmp_path):
-    """Every layer that may have an adapter has one; without its effect the log-probabilities differ."""
+    """Every linear layer that may have an adapter has one; without its effect the log-probabilities differ."""
     folder = tiny.checkpoint(name)
-    one = drawn(folder, 4, 1, scale=0.15)
+    one = drawn(folder, 4, 1, scale=0.15, with_experts=False)
     whole = merged(folder, one, tmp_path / name)
     asked = [text_request(PROMPTS[k], 6, ignore_eos=True, logprobs=0) for k in range(3)]
     async with running(whole) as engine:
