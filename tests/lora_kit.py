@@ -20,9 +20,11 @@ from engine.layers.linear import Linear
 from engine.layers.moe import Experts
 from engine.lora.adapter import Adapter, PackedExperts, PackedSite
 from engine.lora.sites import changed
-from engine.lora.targets import ExpertsTarget, targets_of
+from engine.lora.targets import ExpertsTarget, LinearTarget, targets_of
 from engine.models.registry import build_model, load_model_config
 from engine.weights.table import Table, addressed
+
+EMBEDDINGS = ("embed_tokens.weight", "embeddings.weight")
 
 
 class Drawn(NamedTuple):
@@ -69,7 +71,9 @@ def drawn(
             else:
                 deltas[f"{name}.weight"] = up @ down
             downs.append(down)
-            ups.append(up if part.arrange is None else part.arrange(piece, up).contiguous())
+            target = targets[path]
+            assert isinstance(target, LinearTarget)
+            ups.append(target.arranged(piece, up).contiguous())
         if any(up.any() for up in ups):
             sites[path] = PackedSite(torch.cat(downs), tuple(ups))
     sha256 = hashlib.sha256(f"{folder.name} {rank} {seed} {only}".encode()).digest()
@@ -90,7 +94,7 @@ def merged(folder: Path, drawn: Drawn, into: Path) -> Path:
                 tensors[name] = (tensor.float() + delta.view(tensor.shape)).to(tensor.dtype)
         save_file(tensors, file, {"format": "pt"})
     if "lm_head.weight" in left:  # tied to the embedding
-        embedding = next(tensor for name, tensor in tensors.items() if name.endswith("embed_tokens.weight"))
+        embedding = next(tensor for name, tensor in tensors.items() if name.endswith(EMBEDDINGS))
         tensors["lm_head.weight"] = (embedding.float() + left.pop("lm_head.weight")).to(embedding.dtype)
         save_file(tensors, file, {"format": "pt"})
         config = json.loads((into / "config.json").read_text())

@@ -13,7 +13,7 @@ from _fast.steady import SPECIAL_PROMPT, SPECIAL_VARIANT_SHIFT
 from engine.base.config import LoraConfig
 from engine.run import start
 from engine.step.parts.adapters import Adapters
-from tests import tiny
+from tests import tiny, tiny_states
 from tests.engine.host_accelerator import HostAccelerator
 from tests.engine_kit import answer, answer_deltas, prompts, running, text_request
 from tests.lora_kit import Drawn, adapted, drawn, merged
@@ -203,7 +203,9 @@ async def test_steps_without_adapters_have_the_bits_of_an_engine_without_places(
 
 # PEFT's adapters of gpt2's transposed matrices have fan_in_fan_out, which is refused.
 @pytest.mark.full
-@pytest.mark.parametrize("name", sorted({*tiny.CHECKPOINTS} - {*NAMES, "omni", "qwen2_5_vl", "gpt2"}))
+@pytest.mark.parametrize(
+    "name", sorted({*tiny.CHECKPOINTS, *tiny_states.CHECKPOINTS} - {*NAMES, "omni", "qwen2_5_vl", "gpt2"})
+)
 async def test_every_family_answers_as_with_merged_weights(name, tmp_path):
     """Every linear layer that may have an adapter has one; without its effect the log-probabilities differ."""
     folder = tiny.checkpoint(name)
