@@ -67,7 +67,7 @@ class ExpertsWeight(ABC):
         if pairs.order is not None:
             rows = x.index_select(0, pairs.order.clamp(0, pairs.count - 1) // each)
         else:
-            rows = x if each == 1 else x[:, None].expand(-1, each, -1).flatten(0, 1)
+            rows = x if each == 1 else x[:, None].expand(-1, each, -1).flatten(0, 1).contiguous()
         return self.of_pairs(rows, pairs).flatten(0, 1)
 
     def of_mlp(

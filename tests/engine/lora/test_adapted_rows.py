@@ -15,6 +15,7 @@ from engine.run import start
 from engine.step.parts.adapters import Adapters
 from tests import tiny, tiny_states
 from tests.engine.host_accelerator import HostAccelerator
+from tests.engine.stand_in_accelerator import StandInAccelerator
 from tests.engine_kit import answer, answer_deltas, prompts, running, text_request
 from tests.lora_kit import Drawn, adapted, drawn, merged
 
@@ -31,11 +32,12 @@ class Answer(NamedTuple):
     logprobs: list[float]
 
 
-@pytest.fixture(params=["host", "device"])
+@pytest.fixture(params=["host", "device", "steady"])
 def backend(request, monkeypatch) -> str:
-    """Both backends; the device has graphs that are plain calls."""
-    if request.param == "device":
-        monkeypatch.setattr(start, "open_accelerator", lambda _device: HostAccelerator())
+    """Both backends; the device has graphs that are plain calls, and "steady" has the real launcher and its loop."""
+    if request.param != "host":
+        made = HostAccelerator if request.param == "device" else StandInAccelerator
+        monkeypatch.setattr(start, "open_accelerator", lambda _device: made())
     return request.param
 
 
