@@ -134,6 +134,12 @@ class AdapterError(ConfigError):
         self.missing = missing
 
 
+class AdapterBusyError(EngineError):
+    """Requests use all adapters that host memory may hold (429)."""
+
+    reason = "queue_full"
+
+
 # Words in the error texts of the runtimes, the vendors' libraries, Triton and our own runtime calls (_fast/launcher).
 # "found at least two devices, cuda:0 and cpu" must not match: torch refused before it launched anything.
 _OF_A_DEVICE = re.compile(

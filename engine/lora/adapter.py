@@ -47,7 +47,7 @@ class PackedExperts:
         return self.a.nbytes + sum(piece.nbytes for piece in self.b)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Adapter:
     """One adapter. Its identity is the hash, not the name."""
 

@@ -13,7 +13,7 @@ import os
 import stat
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,6 +21,8 @@ from torch import Tensor
 
 from engine.base.errors import AdapterError, ConfigError
 from engine.lora.config import CONFIG, MAX_CONFIG_BYTES
+from engine.lora.source import Source
+from engine.lora.texts import Read
 from engine.weights.files import ADAPTER, DTYPES, TensorInfo, header_of
 
 PICKLE = "adapter_model.bin"
@@ -28,25 +30,17 @@ CHUNK = 1 << 24  # bytes that are read and hashed at once
 OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # O_NONBLOCK: opening a pipe must not wait for its writer
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where an adapter's files are."""
-
-    folder: str  # an existing folder, or the path of one below `beneath`
-    beneath: str = ""  # the folder that must contain it, without symbolic links; "": the operator named `folder`
-
-
 class AdapterFiles:
     """An open adapter."""
 
-    __slots__ = ("_file", "_hash", "_read", "config", "tensors")
+    __slots__ = ("_file", "_hash", "config", "side", "tensors")
 
-    def __init__(self, config: bytes, file: io.FileIO, tensors: dict[str, TensorInfo]) -> None:
+    def __init__(self, config: bytes, file: io.FileIO, tensors: dict[str, TensorInfo], side: Read) -> None:
         self.config = config
         self.tensors = tensors  # in file order
+        self.side = side  # reads another file of the folder
         self._file = file
         self._hash = hashlib.sha256()
-        self._read = 0
 
     def read(self) -> Iterator[tuple[str, Tensor]]:
         """Name and tensor, in file order; a tensor is valid until the next is asked for."""
@@ -93,7 +87,7 @@ def opened(source: Source, name: str) -> Iterator[AdapterFiles]:
             file = _open(folder, ADAPTER, follow, stack)
             if file is None:
                 raise AdapterError(_instead(os.listdir(folder)))
-            yield AdapterFiles(data, file, header_of(file, Path(ADAPTER)))
+            yield AdapterFiles(data, file, header_of(file, Path(ADAPTER)), partial(_side, folder, follow))
     except AdapterError:
         raise
     except ConfigError as error:
@@ -108,16 +102,23 @@ def _folder(source: Source, stack: ExitStack) -> int:
     try:
         if not source.beneath:
             return _closed(stack, os.open(source.folder, flags))
-        root = os.path.realpath(source.beneath)
-        path = os.path.normpath(os.path.join(root, source.folder))
-        if os.path.commonpath([root, path]) != root or path == root or ".." in Path(source.folder).parts:
-            raise AdapterError("the path is not below the folder of --lora-dir", missing=True)
-        folder = _closed(stack, os.open(root, flags))
-        for part in Path(path).relative_to(root).parts:
+        folder = _closed(stack, os.open(source.beneath, flags))
+        for part in _below(source):
             folder = _closed(stack, os.open(part, flags | os.O_NOFOLLOW, dir_fd=folder))
         return folder
     except (OSError, ValueError):
         raise AdapterError("there is no such folder", missing=True) from None
+
+
+def _below(source: Source) -> tuple[str, ...]:
+    """The components of a path below `beneath`."""
+    path = Path(source.folder)
+    for base in (source.beneath, os.path.realpath(source.beneath)):
+        if path.is_absolute() and path.is_relative_to(base):
+            path = path.relative_to(base)
+    if path.is_absolute() or ".." in path.parts or not path.parts:
+        raise AdapterError("the path is not below the folder of --lora-dir", missing=True)
+    return path.parts
 
 
 def _inner(folder: int, name: str, stack: ExitStack) -> int | None:
@@ -149,6 +150,15 @@ def _open(folder: int, name: str, follow: bool, stack: ExitStack) -> io.FileIO |
         os.close(descriptor)
         raise AdapterError(f"{name} is no regular file")
     return stack.enter_context(io.FileIO(descriptor, "rb"))
+
+
+def _side(folder: int, follow: bool, name: str, most: int) -> bytes | None:
+    """The bytes of another file of the folder; None: there is none, or it is larger than `most`."""
+    with ExitStack() as stack:
+        file = _open(folder, name, follow, stack)
+        if file is None or os.fstat(file.fileno()).st_size > most:
+            return None
+        return file.readall()
 
 
 def _instead(names: Collection[str]) -> str:

@@ -19,10 +19,12 @@ from engine.base.config import LoraConfig
 from engine.base.errors import AdapterError, ConfigError
 from engine.lora.adapter import Adapter
 from engine.lora.config import AdapterConfig, read_config
-from engine.lora.files import AdapterFiles, Source, opened
+from engine.lora.files import AdapterFiles, opened
 from engine.lora.pack import Packing
 from engine.lora.plan import Plan, plan_of
+from engine.lora.source import Source
 from engine.lora.targets import Targets
+from engine.lora.texts import check_texts
 from engine.weights.files import open_checkpoint
 from engine.weights.names import compact
 
@@ -41,24 +43,27 @@ class Rules:
     settings: LoraConfig
     dtype: torch.dtype  # of the sites
     folder: str  # the base's
+    num_tokens: int  # of the base
 
 
-def load_adapter(source: Source, name: str, rules: Rules, sha256: str = "") -> Adapter:
-    """Reads an adapter; `sha256`: the hash that its weights file must have, in hexadecimal, "": any."""
+def load_adapter(source: Source, name: str, rules: Rules) -> Adapter:
+    """Reads an adapter."""
     with opened(source, name) as files:
-        config, plan = checked(files, rules)
+        config, plan = checked(files, name, rules)
         packing = Packing(plan, rules.dtype)
         base = _Base(rules) if plan.copies else None
         for tensor_name, tensor in files.read():
             if tensor_name in plan.pieces:
                 packing.add(tensor_name, tensor)
+            elif tensor_name in plan.unread:
+                continue
             elif base is None or not base.equals(plan.copies[tensor_name], tensor):
                 raise AdapterError(
                     f"{tensor_name} differs from the base's; modules_to_save are not served, train without them"
                 )
         digest = files.sha256
-    if sha256 and digest.hex() != sha256.lower():
-        raise AdapterError(f"sha256: the weights file has {digest.hex()}, and {sha256.lower()[:64]} was given")
+    if source.sha256 not in ("", digest.hex()):
+        raise AdapterError(f"sha256: the weights file has {digest.hex()}, and {source.sha256} was given")
     _warn_of_base(name, config, rules)
     sites = packing.sites()
     return Adapter(
@@ -71,8 +76,8 @@ def load_adapter(source: Source, name: str, rules: Rules, sha256: str = "") -> A
     )
 
 
-def checked(files: AdapterFiles, rules: Rules) -> tuple[AdapterConfig, Plan]:
-    """Configuration and plan, from the header alone."""
+def checked(files: AdapterFiles, name: str, rules: Rules) -> tuple[AdapterConfig, Plan]:
+    """Configuration and plan, from the header and the small files alone."""
     config = read_config(files.config)
     settings = rules.settings
     plan = plan_of(files.tensors, config, rules.targets, settings.targets)
@@ -90,6 +95,7 @@ def checked(files: AdapterFiles, rules: Rules) -> tuple[AdapterConfig, Plan]:
             f"the adapter takes {needed} bytes in memory; at most {settings.max_bytes} are allowed: raise "
             "--lora-max-bytes"
         )
+    check_texts(name, files.side, Path(rules.folder), rules.num_tokens)
     return config, plan
 
 

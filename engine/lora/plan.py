@@ -48,6 +48,7 @@ class Plan:
     pieces: dict[str, Piece] = field(default_factory=dict)  # by the tensor's name
     ranks: dict[str, int] = field(default_factory=dict)  # the largest rank of each site, by its path
     targets: dict[str, LinearTarget | ExpertsTarget] = field(default_factory=dict)
+    unread: set[str] = field(default_factory=set)  # tensors of layers that forward never reads
     copies: dict[str, str] = field(default_factory=dict)  # tensors that must equal the base's -> name in the base
 
     def num_bytes(self, itemsize: int) -> int:
@@ -88,7 +89,9 @@ def plan_of(
     _refuse("have no other half: each module needs lora_A and lora_B", alone)
     for each in modules.values():
         spot = targets.find(each.name)
-        if spot is None:
+        if spot is None and targets.is_unread(each.name):
+            plan.unread |= {name for name, _ in each.tensors.values()}
+        elif spot is None:
             left_over += [name for name, _ in each.tensors.values()]
         else:
             _add(plan, each, spot, config)

@@ -105,13 +105,15 @@ class StackedSpot:
 
 @dataclass(slots=True, eq=False)
 class Targets:
-    """All targets of a model by path, and the names that lead to them."""
+    """All targets of a model by path, and the names of their modules."""
 
     table: Table
     by_path: dict[str, LinearTarget | ExpertsTarget] = field(default_factory=dict)
     _modules: dict[str, Spot] = field(default_factory=dict)  # canonical name of a module
     _experts: dict[str, dict[str, ExpertsTarget]] = field(default_factory=dict)  # canonical prefix -> product -> target
     _own: dict[str, dict[str, tuple[str, int]]] = field(default_factory=dict)  # prefix -> matrix -> product, piece
+    _built: set[str] = field(default_factory=set)  # first components of the names of all parts that the model has
+    _left_out: bool = False  # whether the checkpoint has towers that the model does not have
 
     def find(self, module: str) -> Spot | ExpertSpot | StackedSpot | None:
         """The place of a module of an adapter's file; None: the model has no such linear layer."""
@@ -120,6 +122,13 @@ class Targets:
             if found is not None:
                 return found
         return None
+
+    def is_unread(self, module: str) -> bool:
+        """Whether forward never reads the module: a layer behind the last one that is used, or a tower that serves no
+        request of this server."""
+        name = next(self._canonical(module))
+        left_out = self._left_out and name.partition(".")[0] not in self._built
+        return left_out or self.table.ignored(f"{name}.weight")
 
     def _canonical(self, module: str) -> Iterator[str]:
         """The module's canonical name, then names without further prefixes."""
@@ -159,6 +168,10 @@ class Targets:
         found = self._experts.get(self._block(name))
         return StackedSpot(tuple(found.values())) if found else None
 
+    def add_names(self, names: list[str]) -> None:
+        """Adds the names of any part."""
+        self._built |= {name.partition(".")[0] for name in names}
+
     def add_linear(self, path: str, names: list[str], part: Linear) -> None:
         """Adds a linear layer of these modules."""
         gains = None if part.gains is None else tuple(part.gains.of_weights())
@@ -193,9 +206,10 @@ class Targets:
 def targets_of(model: Model) -> Targets:
     """The targets of a model, which may have no weights yet."""
     table = model.weight_table()
-    targets = Targets(table)
+    targets = Targets(table, _left_out=model.config.left_out)
     part: Any
     for path, names, part in addressed(table, model):
+        targets.add_names(names)
         if type(part) in KINDS and part.fold == (part.in_features,):  # no unrolled convolution
             targets.add_linear(path, names, part)
         elif isinstance(part, Experts):

@@ -12,8 +12,8 @@ from torch import Tensor
 from engine.base.config import LoraConfig
 from engine.layers import moe
 from engine.lora.adapter import Adapter, PackedExperts, PackedSite
-from engine.lora.files import Source
 from engine.lora.load import Rules, load_adapter
+from engine.lora.source import Source
 from engine.lora.targets import targets_of
 from tests import tiny
 from tests.models.harness import load
@@ -37,7 +37,9 @@ def matrices(monkeypatch) -> dict[int, list[Tensor]]:
 
 def rules_of(model: Any, folder: Any, **settings: Any) -> Rules:
     targets = targets_of(model)
-    return Rules(targets, targets.by_path, LoraConfig(**{"max_rank": 64, **settings}), model.dtype, str(folder))
+    return Rules(
+        targets, targets.by_path, LoraConfig(**{"max_rank": 64, **settings}), model.dtype, str(folder), 1 << 20
+    )
 
 
 def part_at(model: Any, path: str) -> Any:
@@ -52,18 +54,19 @@ def delta(site: PackedSite | PackedExperts) -> Tensor:
     return torch.cat([b.float() @ a.select(-3, piece) for piece, b in enumerate(site.b)], -2)
 
 
+def whole(found: list[Tensor], count: int) -> Tensor:
+    """[experts, rows, in], from each expert's matrices."""
+    each = len(found) // count
+    return torch.stack([torch.cat(found[each * expert : each * (expert + 1)]) for expert in range(count)])
+
+
 def compare(base: Any, merged: Any, adapter: Adapter, matrices: dict[int, list[Tensor]]) -> None:
     """Every target of the model differs from the base by the adapter's product, and other targets do not differ."""
     for path in targets_of(base).by_path:
         before, after = part_at(base, path), part_at(merged, path)
         if isinstance(before, moe.Experts):
-            count = before.num_experts
-            ours, theirs = (
-                torch.stack(matrices[id(each.weight)]).unflatten(0, (count, -1)) if not before.is_gated
-                else torch.stack([torch.cat(matrices[id(each.weight)][2 * e : 2 * e + 2]) for e in range(count)])[:, None]
-                for each in (before, after)
-            )  # fmt: skip
-            change = (theirs - ours)[:, 0]
+            ours, theirs = (whole(matrices[id(each.weight)], before.num_experts) for each in (before, after))
+            change = theirs - ours
         else:
             change = after.weight.dense().float() - before.weight.dense().float()
         site = adapter.sites.get(path)
@@ -127,3 +130,19 @@ def test_parameters_of_all_experts(name, tmp_path, matrices):
 def test_a_head_of_its_own_and_a_tied_head(tmp_path, matrices):
     for name in ("llama", "qwen2"):
         check(name, tmp_path / name, matrices, r=4, target_modules=["lm_head", "q_proj"])
+
+
+SEEING = {
+    "paligemma": [*ATTENTION, "out_proj", "fc1", "fc2", "linear", "gate_proj"],
+    "internvl": [*ATTENTION, "projection_layer", "fc1", "fc2", "linear_1", "linear_2", "down_proj"],
+    "llava": ["q_proj", "v_proj", "linear_1", "linear_2"],
+    "qwen2_5_vl": r".*(q_proj|attn\.qkv|attn\.proj|gate_proj|up_proj|down_proj|mlp\.0)",
+    "qwen3_vl": r".*(q_proj|attn\.qkv|attn\.proj|linear_fc1|linear_fc2)",
+}
+
+
+@pytest.mark.parametrize("name", SEEING)
+def test_towers_and_connectors(name, tmp_path, matrices):
+    adapter = check(name, tmp_path, matrices, r=3, target_modules=SEEING[name])
+    assert adapter.in_towers
+    assert any(path.startswith("layers.") for path in adapter.sites)
