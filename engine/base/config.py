@@ -26,6 +26,7 @@ class FailureLimits:
 
     steps: int = 3  # consecutive failed steps
     oom: int = 3  # out-of-memory steps within a minute
+    stall_exit: float = 30.0  # seconds after step_timeout until the engine gives up
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class LoraConfig:
     max_loras: int = 1  # places on the device: adapters that the rows of one step may have
     max_rank: int = 16  # of one adapter
     max_bytes: int = 1 << 31  # of one adapter in memory
-    max_cpu_loras: int = 0  # adapters in host memory; 0: as many as there are places, and those named at start
+    max_cpu_loras: int = 1  # adapters in host memory
     targets: tuple[str, ...] = ()  # last components of the modules with room for adapters; (): all that adapters change
 
 
@@ -88,7 +89,6 @@ class EngineConfig:
     encoder_cache_tokens: int = 0  # tower rows cached; 0 = derived
     num_threads: int = 0  # CPU compute threads; 0 = all cores
     step_timeout: float = 60.0  # seconds without an iteration of the device thread until the engine counts as stalled
-    stall_exit: float = 30.0  # further seconds until the engine gives up
     failures: FailureLimits = field(default_factory=FailureLimits)
     enforce_eager: bool = False  # launch forwards and sampling kernel by kernel; only the input preparation is a graph
     cudagraph_capture_sizes: tuple[int, ...] = ()  # rows of the decode steps to capture, ascending; () = derived

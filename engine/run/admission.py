@@ -79,7 +79,7 @@ class Admission:
         """Queues the choices of a request at its closed gate."""
         request, first_id = waiting.request, waiting.first_id
         for k in waiting.choices:
-            self._outside.add(first_id + k, key_of(request), request.flow, Waiting(request, first_id, [k]))
+            self._outside.add(first_id + k, key_of(request), request.flow.name, Waiting(request, first_id, [k]))
 
     def enter(self) -> None:
         """Admits queued requests whose gate is open now, adapter by adapter in the order of their first requests."""
@@ -158,7 +158,7 @@ class Admission:
                 for name, value in self._executor.leave(slot, row, length).items():
                     self.late.setdefault(name, {})[row.device_id] = value
             del self._slot_of[row.device_id]
-            self._flows.give(row.request.flow)
+            self._flows.give(row.request.flow.name)
             self.fresh.discard(slot)
             forget(self._executor.reset, slot, self._poison)
         self._executor.free(self._scheduler)
@@ -252,7 +252,7 @@ class Admission:
     def _place(self, request: Request, device_id: int, place: Place) -> int:
         """Returns the scheduler's slot, or the negative number of its refusal, after which parts undo their `place`."""
         params = request.sampling
-        slot, flow = -1, self._flows.take(request.flow)
+        slot, flow = -1, self._flows.take(request.flow.name)
         try:
             self._executor.place(request, place, self._scheduler)
             slot = self._scheduler.add(
@@ -272,13 +272,13 @@ class Admission:
                 traced=place.traced,
                 read_cache=place.reads_cache,
                 flow=flow,
-                weight=request.weight,
+                weight=request.flow.weight,
                 deadline=request.deadline,
                 boundaries=request.boundaries,
             )
         finally:
             if slot < 0:
-                self._flows.give(request.flow)
+                self._flows.give(request.flow.name)
                 self._executor.displace(place, self._scheduler)
         return slot
 

@@ -13,6 +13,7 @@ FOLDER = Path(__file__).parent
 # In the order of the listing; a test compares the names with the folder.
 NAMES = (
     *("models", "hardware", "flags", "quantisation", "clients", "media", "speech", "tools", "embeddings", "page"),
+    "adapters",
     *("deployment", "operation", "metrics", "security", "measuring", "hosting", "ray"),
 )
 PICTURES = ("page.png",)

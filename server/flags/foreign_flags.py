@@ -31,9 +31,6 @@ class Meant(NamedTuple):
 
 
 ONE_DEVICE = "one process uses one device; start a server for each device behind a router (see /docs/deployment)"
-NO_ADAPTERS = (
-    "adapters are not supported; merge the adapter into the checkpoint (peft: merge_and_unload) and serve the result"
-)
 OWN_KERNELS = "the server has its own attention kernels; leave the flag out"
 NO_CODE = "code from a request or a checkpoint never runs; leave the flag out"
 NO_DRAFTS = "draft tokens are not supported; leave the flag out"
@@ -95,7 +92,7 @@ FOREIGN = {
     "dbo-prefill-token-threshold": Foreign(ONE_DEVICE),
     "dcp-kv-cache-interleave-size": Foreign(ONE_DEVICE, ("1",)),
     "decode-context-parallel-size": Foreign(ONE_DEVICE, ("1",)),
-    "default-mm-loras": Foreign(NO_ADAPTERS),
+    "default-mm-loras": Foreign("a request names its adapter as model; leave the flag out"),
     "disable-access-log-for-endpoints": Foreign("use --disable-access-log, which applies to all paths"),
     "disable-async-output-proc": Foreign(
         "text is always made while the next step runs; leave the flag out", switch=True
@@ -129,12 +126,11 @@ FOREIGN = {
     ),
     "enable-log-deltas": Foreign("use --enable-log-outputs: answers are logged when they end", switch=True),
     "enable-logging-iteration-details": Foreign("use --trace FILE: a timeline with every step", switch=True),
-    "enable-lora": Foreign(NO_ADAPTERS, switch=True),
     "enable-mamba-fine-grained-prefix-cache": always("prefixes are found at every block that has a state"),
     "enable-mfu-metrics": Foreign("read the step's histograms at /metrics; leave the flag out", switch=True),
     "enable-mm-processor-stats": Foreign("use --trace FILE, or bench media", switch=True),
     "enable-offline-docs": always("/docs contacts no other server"),
-    "enable-prompt-adapter": Foreign(NO_ADAPTERS, switch=True),
+    "enable-prompt-adapter": Foreign("only LoRA adapters are served (--enable-lora)", switch=True),
     "enable-prompt-tokens-details": always("usage always has prompt_tokens_details"),
     "enable-reasoning": always("reasoning is always separated from the answer, if the template has it"),
     "enable-request-id-headers": always("every answer has X-Request-Id"),
@@ -147,7 +143,7 @@ FOREIGN = {
     "eplb-config": Foreign(NO_BALANCE),
     "expert-placement-strategy": Foreign(NO_BALANCE, ("linear",)),
     "fail-on-environ-validation": always("the server reads no variables of vLLM"),
-    "fully-sharded-loras": Foreign(NO_ADAPTERS, switch=True),
+    "fully-sharded-loras": always("one device holds every adapter"),
     "grpc": Foreign("the server has HTTP only; leave the flag out", switch=True),
     "guided-decoding-backend": renamed("structured-outputs-backend"),
     "guided-decoding-disable-any-whitespace": Foreign(
@@ -174,18 +170,14 @@ FOREIGN = {
     "logits-processor-pattern": Foreign(NO_CODE),
     "logits-processors": Foreign(NO_CODE),
     "long-prefill-token-threshold": renamed("max-prefill-chunk"),
-    "lora-dtype": Foreign(NO_ADAPTERS),
-    "lora-extra-vocab-size": Foreign(NO_ADAPTERS),
-    "lora-modules": Foreign(NO_ADAPTERS),
+    "lora-dtype": Foreign("adapters have the model's dtype", ("auto",)),
+    "lora-extra-vocab-size": Foreign("adapters use the base's tokens; leave the flag out", ("0", "256")),
     **dict.fromkeys(("linear-attn-backend", "mamba-backend"), Foreign(OWN_KERNELS)),
     "mamba-cache-dtype": passed_over("inputs of convolutions are cached in the model's type"),
     "master-addr": Foreign(ONE_DEVICE),
     "master-port": Foreign(ONE_DEVICE),
-    "max-cpu-loras": Foreign(NO_ADAPTERS),
     "max-cudagraph-capture-size": Foreign("use --cudagraph-capture-sizes with the sizes themselves"),
     "max-long-partial-prefills": Foreign("all prompts of a step share its tokens; use --max-prefill-chunk"),
-    "max-lora-rank": Foreign(NO_ADAPTERS),
-    "max-loras": Foreign(NO_ADAPTERS),
     "max-num-partial-prefills": Foreign("all prompts of a step share its tokens; use --max-prefill-chunk"),
     "max-parallel-loading-workers": Foreign("the number follows from the cores; leave the flag out"),
     "max-seq-len-to-capture": Foreign("graphs work for any context; --cudagraph-capture-sizes lists their sizes"),
@@ -221,7 +213,7 @@ FOREIGN = {
     "prefix-match-unit": passed_over("prefixes match in blocks of --block-size tokens"),
     "profiler-config": Foreign("use --enable-dev-endpoints and POST /start_profile, or --trace FILE"),
     "pt-load-map-location": Foreign("pickles are never read; serve safetensors"),
-    "qlora-adapter-name-or-path": Foreign(NO_ADAPTERS),
+    "qlora-adapter-name-or-path": renamed("lora-modules"),
     "quantization-config": Foreign("it is read from config.json; --hf-overrides changes it"),
     "ray-workers-use-nsight": Foreign(ONE_DEVICE, switch=True),
     "reasoning-config": Foreign("use --reasoning-parser; thinking_token_budget in a request limits the reasoning"),
@@ -293,6 +285,9 @@ FOREIGN = {
     "tp": Foreign(ONE_DEVICE, ("1",)),
     "tp-size": Foreign(ONE_DEVICE, ("1",)),
     "watchdog-timeout": renamed("step-timeout"),
+    "lora-paths": renamed("lora-modules"),
+    "max-loaded-loras": renamed("max-cpu-loras"),
+    "max-loras-per-batch": renamed("max-loras"),
     # llama.cpp
     "alias": renamed("served-model-name"),
     "batch-size": renamed("max-num-batched-tokens"),
