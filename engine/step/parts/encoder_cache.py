@@ -218,8 +218,9 @@ class EncoderCache:
     @contextmanager
     def _adapted(self, entry: int) -> Iterator[None]:
         """Context for a run of a tower on the entry's item, with the adapter that changes its rows."""
-        place, items = self.place_of.get(entry, 0), self._model.of_items
-        if items is None or not place:
+        place = self.place_of.get(entry, 0)
+        items = self._model.of_items if place else None
+        if items is None:
             yield
             return
         items.begin_item(place)
