@@ -6,6 +6,8 @@ the sites by the layer's path in the model's tree (`layers.3.attention.qkv`), by
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from engine.base.config import LoraConfig
 from engine.base.errors import ConfigError
 from engine.encoders.qwen_vl.tower import QwenVisionTower
@@ -19,6 +21,7 @@ from engine.layers.placed import ItemRows, PlacedExperts, PlacedSite, PlaceRows
 from engine.layers.placed_device import DeviceExperts, DeviceItem, DevicePlaces, DeviceRows, DeviceSite
 from engine.models.base.decoder import Decoder
 from engine.models.base.model import Model
+from engine.weights.gguf import GGUF
 from engine.weights.table import addressed
 
 KINDS = (Linear, GatedLinear, Head, PaddedLinear, PaddedGated)
@@ -109,4 +112,8 @@ def _decoder(model: Model) -> Decoder:
         raise ConfigError(f"--enable-lora: {name} has no decoder of ours, which adapters need; leave the flag out")
     if model.adapters:
         raise ConfigError(f"--enable-lora: {name} has adapters of its own ({', '.join(model.adapters)})")
+    if (Path(model.config.folder) / GGUF).exists():
+        raise ConfigError(
+            f"--enable-lora: {name} comes from a GGUF file, whose rows have another order; serve safetensors"
+        )
     return model
