@@ -21,6 +21,7 @@ from server.flags.arguments import Arguments
 from server.flags.command_line import UsageError, all_flags
 from server.flags.config import MODALITIES, SAMPLING_DEFAULTS, ChatConfig, Config, environment_keys, unread_key
 from server.flags.help import COMMANDS, help_text, page
+from server.flags.lora_flags import check_lora
 from server.flags.media_flags import check_media
 from server.ops.proxies import TrustedProxies
 from server.start import signals
@@ -84,6 +85,12 @@ def check(config: Config) -> None:
         check_media(config.media)
     except ValueError as error:
         raise UsageError(str(error)) from None
+    try:
+        check_lora(config.lora, config.model_names)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if config.lora.enable_runtime_lora and not server.admin_api_key and not config.is_loopback:
+        raise UsageError("--enable-runtime-lora: needs --admin-api-key, or a loopback address (--host 127.0.0.1)")
     folder = config.media.allowed_local_media_path
     if folder and not os.path.isdir(folder):
         raise UsageError(f"--allowed-local-media-path {folder}: there is no such folder")

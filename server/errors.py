@@ -16,6 +16,7 @@ import msgspec
 import orjson
 
 from engine.base.errors import (
+    AdapterError,
     DeviceOutOfMemoryError,
     EngineError,
     NotReadyError,
@@ -209,6 +210,13 @@ def from_engine(error: EngineError, retry_after: int = 1, param: str | None = No
     if error.scope == "device":
         return unavailable("engine_dead", "the engine stopped working; this server is restarting", 10)
     return ApiError(500, error.reason, "the engine could not finish this request")
+
+
+def adapter_refused(error: AdapterError, param: str | None, prefix: str = "") -> ApiError:
+    """An adapter that cannot be loaded: 404 if there is none, else 400."""
+    if error.missing:
+        return not_found(f"{prefix}{error}", param)
+    return ApiError(400, error.reason, f"{prefix}{error}", param)
 
 
 def from_media(error: MediaError) -> ApiError:

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from engine.engine import Engine
 from server.errors import ApiError
 from server.flags.config import Config
-from server.ops.expert_watch import ExpertWatch
 from server.ops.limits import USUAL_PART, ApiKeys, BodyBudget, Sessions, WrongKeys
 from server.ops.metrics import Metrics
 from server.ops.places import Places
@@ -32,6 +31,7 @@ from server.render.vocabulary import Vocabulary
 if TYPE_CHECKING:
     from engine.base.trace import Trace
     from engine.grammar.compile import GrammarCompiler
+    from engine.lora.home import Home
     from mm.load import MediaLoader
     from server.ops.otel import Spans
     from server.render.chat import Renderer
@@ -44,10 +44,23 @@ Phase = Literal["starting", "ready", "leaving", "draining", "dead"]
 
 @dataclass(slots=True)
 class Download:
-    """A running download of a model; only `stop` ends it early."""
+    """A running download of a model; only `stop` ends it early. `tokenizer`: the tokenizer's place, which
+    start/folders.py replaces by a folder.
+    """
 
+    tokenizer: str
     running: Future[tuple[str, str]] | None = None
     stop: threading.Event = field(default_factory=threading.Event)
+
+
+class Watch(Protocol):
+    """The ExpertWatch, as probes and the status line use it."""
+
+    def ask(self) -> None:
+        """Fetch the experts' load of the next step."""
+
+    def close(self) -> None:
+        """Fetch nothing more."""
 
 
 class Checks(Protocol):
@@ -80,6 +93,10 @@ class OpenExchange(Protocol):
 
     answer_open: OpenAnswer | None
 
+    @property
+    def adapter_use(self) -> tuple[str, bool] | None:
+        """The adapter's name, and whether a step has run; None: the base serves the exchange."""
+
     def drain(self) -> None:
         """End the exchange if it only waits for its client's next request."""
 
@@ -106,8 +123,7 @@ class AppState:
         self.created = int(time.time())
         self.names = config.model_names
         self.folder = config.folder  # the model's place; start/folders.py replaces ORG/NAME by a folder
-        self.tokenizer_source = config.model.tokenizer or config.folder
-        self.download = Download()
+        self.download = Download(config.model.tokenizer or config.folder)
         self.keys = ApiKeys(config.server.api_key, config.server.api_key_file)
         self.admin_keys = ApiKeys((config.server.admin_api_key,) if config.server.admin_api_key else ())
         self.wrong_keys = WrongKeys(config.server.auth_max_failures)
@@ -120,7 +136,7 @@ class AppState:
             0, limits.max_inflight_per_key, limits.max_queued_tokens, config.max_queue_wait, not trusted
         )
         self.metrics = Metrics(config.health.metrics_max_series)
-        self.experts: ExpertWatch | None = None  # for models with experts
+        self.experts: Watch | None = None  # for models with experts
         self.pool = Pool(config.pool_threads, "pool")
         self.trace: Trace | None = None  # the timeline being recorded
         self.spans: Spans | None = None  # OpenTelemetry spans, with --otlp-traces-endpoint
@@ -133,6 +149,7 @@ class AppState:
         self.canary: Checks | None = None  # set once the engine is ready
         self.whisper: WhisperTokens | None = None  # None if not a Whisper model; it may still take audio in chat
         self.grammars: GrammarCompiler | None = None  # None if this server gives no structured output
+        self.adapters: Home | None = None  # with --enable-lora
         self.running = asyncio.Event()  # cleared while an operator has paused the server
         self.running.set()
         self.idle = asyncio.Event()  # set when the last open exchange ends
@@ -158,6 +175,7 @@ class AppState:
             "body_bytes": self.body_budget.used,
             "sessions": self.sessions.shares.used,
             "background": self.responses.running,
+            "adapter_loads": 0 if self.adapters is None else self.adapters.num_loading,
             "compiles": 0 if self.grammars is None else self.grammars.compiling,
             "prompt_tokens": self.places.tokens,
             **media,

@@ -89,6 +89,7 @@ FLOORS = (
     ("layers",),
     ("encoders", "pooling"),
     ("models",),
+    ("lora",),
     ("step", "explain"),
     ("run",),
     ("engine",),

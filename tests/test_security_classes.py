@@ -9,11 +9,8 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
-
 from server.dialects.table import routes_of
 from server.flags.config import Config
-from server.flags.foreign_flags import FOREIGN
 
 TESTS = Path(__file__).parent
 CLASSES = {
@@ -48,7 +45,5 @@ def test_every_class_has_a_test_of_its_name():
     assert not [f"S{number}: {CLASSES[number]}" for number, tests in found.items() if not tests]
 
 
-@pytest.mark.parametrize("word", ["enable-lora", "lora-modules", "max-loras", "max-lora-rank", "max-cpu-loras"])
-def test_s34_no_adapter_is_loaded_at_run_time(word):
-    assert "adapter" in FOREIGN[word].advice
+def test_s34_no_adapter_is_loaded_at_run_time_without_the_flag():
     assert not [line.path for line in routes_of(Config()) if "lora" in line.path or "adapter" in line.path]

@@ -26,6 +26,7 @@ class FailureLimits:
 
     steps: int = 3  # consecutive failed steps
     oom: int = 3  # out-of-memory steps within a minute
+    stall_exit: float = 30.0  # seconds after step_timeout until the engine gives up
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,17 @@ class StateConfig:
     every: int = 1024  # tokens
     share: float = 0.25  # the largest share of the blocks for states that no request uses
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # dtype of states; auto: the checkpoint's, else float32
+
+
+@dataclass(frozen=True, slots=True)
+class LoraConfig:
+    """Settings of adapters that requests choose by name."""
+
+    max_loras: int = 1  # places on the device: adapters that the rows of one step may have
+    max_rank: int = 16  # of one adapter
+    max_bytes: int = 1 << 31  # of one adapter in memory
+    max_cpu_loras: int = 1  # adapters in host memory
+    targets: tuple[str, ...] = ()  # last components of the modules with room for adapters; (): all that adapters change
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +89,10 @@ class EngineConfig:
     encoder_cache_tokens: int = 0  # tower rows cached; 0 = derived
     num_threads: int = 0  # CPU compute threads; 0 = all cores
     step_timeout: float = 60.0  # seconds without an iteration of the device thread until the engine counts as stalled
-    stall_exit: float = 30.0  # further seconds until the engine gives up
     failures: FailureLimits = field(default_factory=FailureLimits)
     enforce_eager: bool = False  # launch forwards and sampling kernel by kernel; only the input preparation is a graph
     cudagraph_capture_sizes: tuple[int, ...] = ()  # rows of the decode steps to capture, ascending; () = derived
     deterministic: bool = False  # tokens and log-probabilities have the same bits in every batch
+    lora: LoraConfig | None = None  # None: no adapters by name
     faults: Faults | None = None  # failures that tests plant
     debug_poison: bool = False  # freed blocks and slots hold NaN and out-of-range ids

@@ -123,6 +123,23 @@ class ConfigError(EngineError):
     reason = "invalid_request"
 
 
+class AdapterError(ConfigError):
+    """An adapter cannot be loaded (400); the text names the key, the file or the tensors, and no path of the machine.
+    `missing`: there is no such adapter (404)."""
+
+    reason = "adapter_invalid"
+
+    def __init__(self, message: str, missing: bool = False) -> None:
+        super().__init__(message)
+        self.missing = missing
+
+
+class AdapterBusyError(EngineError):
+    """Requests use all adapters that host memory may hold (429)."""
+
+    reason = "queue_full"
+
+
 # Words in the error texts of the runtimes, the vendors' libraries, Triton and our own runtime calls (_fast/launcher).
 # "found at least two devices, cuda:0 and cpu" must not match: torch refused before it launched anything.
 _OF_A_DEVICE = re.compile(

@@ -11,7 +11,7 @@ import enum
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -154,6 +154,32 @@ class PoolingParams:
     adapters: np.ndarray | None = None  # int32 [n]: the number of each input's adapter, from 1; 0: no adapter
 
 
+class Flow(NamedTuple):
+    """The client of a request: requests of one client wait in one queue, and the queues are served in turn."""
+
+    name: str = ""
+    weight: int = 1  # the share of the queue
+
+
+NO_FLOW = Flow()
+
+
+class NamedAdapter(Protocol):
+    """An adapter that a request chooses by name (engine/lora/adapter.py), without its matrices."""
+
+    @property
+    def name(self) -> str:
+        """The name at the time of the load."""
+
+    @property
+    def sha256(self) -> bytes:
+        """32 bytes that identify the content."""
+
+    @property
+    def in_towers(self) -> bool:
+        """Whether the adapter changes the rows of media."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One prompt on its way to the device thread; `sampling` applies to each of its `n` choices.
@@ -172,10 +198,10 @@ class Request:
     arrival: float = 0.0  # time.monotonic() seconds
     grammar: Grammar | None = None  # the grammar of the answers; each choice gets its own matcher
     pooling: PoolingParams | None = None
-    flow: str = ""  # the client: requests with the same flow wait in one queue, and the queues are served in turn
-    weight: int = 1  # the share of that queue
+    flow: Flow = NO_FLOW
     deadline: float = math.inf  # latest time of the first step, on the clock of `arrival`
     boundaries: tuple[int, ...] = ()  # at most 8 positions of the prompt after which other requests may differ
+    lora: NamedAdapter | None = None  # the adapter that the request chose by name
 
     @property
     def is_masked(self) -> bool:

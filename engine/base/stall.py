@@ -37,7 +37,7 @@ class StallWatch:
     def __init__(self, engine: Watched) -> None:
         self._engine = engine
         config = engine.config
-        self._limit = config.step_timeout + config.stall_exit
+        self._limit = config.step_timeout + config.failures.stall_exit
         self._every = min(LOOK_S, self._limit / 4)
         self._beat = 0.0
         self._silent = 0.0  # seconds for which `last_beat` has not changed

@@ -22,6 +22,14 @@ class EncoderCounts(NamedTuple):
     hits: int = 0  # queried items whose rows were already cached or being computed
 
 
+class AdapterCounts(NamedTuple):
+    """Places of adapters on the device; counts are since start."""
+
+    used: int = 0  # places that hold an adapter now
+    swaps: int = 0  # adapters that were moved into a place
+    swap_seconds: float = 0.0
+
+
 class StateCounts(NamedTuple):
     """States of recurrent layers in the prefix cache; counts are since start."""
 

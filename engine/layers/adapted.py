@@ -10,15 +10,20 @@ the bits of W x. On a CPU the host knows whether any token of a step has an adap
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from engine.kernels.activation import Activation, glu
+from engine.kernels.gemm.epilogue import Unscaled
 from engine.kernels.gemm.pack import Placement, pack
 from engine.kernels.gemm.weight import Weight
+from engine.kernels.norm import rms_norm
 from engine.layers.linear import Linear
 from engine.quant.base import weight_dtype
 from engine.weights.table import Wanted
@@ -36,8 +41,56 @@ class Adapter:
     table_halves: tuple[str, str] = ("lora_embedding_A", "lora_embedding_B")  # names below an embedding table's name
 
 
+class TokenAdapters(Protocol):
+    """The adapters of the tokens of the current forward. Owner: the thread that launches forwards."""
+
+    def begin(self, numbers: Tensor | None) -> None:
+        """Begins a forward; numbers int32 [T]: each token's adapter, 0: none. numbers None: no token has an adapter."""
+
+    def keep(self, index: Tensor) -> None:
+        """Restricts the rest of the forward to the tokens of `index`, int64 [S]."""
+
+
+class Delta(ABC):
+    """The adapters of one layer."""
+
+    __slots__ = ()
+    takes_unscaled: ClassVar[bool] = False  # x may be prescaled for a norm (gemm/epilogue)
+
+    @property
+    @abstractmethod
+    def acts(self) -> bool:
+        """Whether a row of the current forward may have an adapter."""
+
+    @property
+    def apart(self) -> bool:
+        """Whether products are not fused: because a row may have an adapter, or because bits must not depend on it."""
+        return self.acts
+
+    @property
+    @abstractmethod
+    def num_bytes(self) -> int:
+        """Bytes of the adapters' matrices."""
+
+    @abstractmethod
+    def add_to(self, y: Tensor, x: Tensor | Unscaled) -> None:
+        """Adds the adapters' terms of x [..., in_features] to y [..., out_features], in place."""
+
+    def gated(self, halves: Tensor, x: Tensor | Unscaled, activation: Activation) -> Tensor:
+        """activate(gate, up) of halves [..., out_features] with the adapters' terms; may overwrite `halves`."""
+        if self.acts:
+            self.add_to(halves, x)
+        return glu(halves, activation)
+
+    def add_then_norm(self, y: Tensor, x: Tensor, gain: Tensor, eps: float) -> Unscaled | None:
+        """`add_to`, if the next product reads rms_norm(y, gain, eps); see Weight.add_then_norm."""
+        if self.acts:
+            self.add_to(y, x)
+        return None
+
+
 class Chosen:
-    """The adapter of each token of the current forward. Owner: the thread that launches forwards."""
+    """The fixed adapter of each token; a TokenAdapters."""
 
     __slots__ = ("_numbers", "_shares", "_tables", "scales")
 
@@ -48,12 +101,15 @@ class Chosen:
         self._shares: dict[tuple[int, ...], Tensor] = {}
 
     def begin(self, numbers: Tensor | None) -> None:
-        """Begins a forward; numbers int32 [T]: each token's adapter, 0: none. numbers None: no token has an adapter."""
         self._numbers = numbers
         self._shares.clear()
 
+    @property
+    def acts(self) -> bool:
+        """Whether a token of the current forward may have an adapter."""
+        return self._numbers is not None
+
     def keep(self, index: Tensor) -> None:
-        """Restricts the rest of the forward to the tokens of `index`, int64 [S]."""
         if self._numbers is not None:
             self.begin(self._numbers.index_select(0, index))
 
@@ -76,7 +132,7 @@ class Chosen:
         return self._shares[widths]
 
 
-class Site:
+class Site(Delta):
     """The A and B matrices of all adapters of one layer; a separate part with the layer's names in the checkpoint."""
 
     __slots__ = ("adapters", "chosen", "down", "linear", "ranks", "up", "widths")
@@ -124,6 +180,20 @@ class Site:
         """The layer's weight with adapters."""
         return AdaptedWeight(base, self)
 
+    @property
+    def acts(self) -> bool:
+        return self.chosen.acts
+
+    @property
+    def num_bytes(self) -> int:
+        return self.down.num_bytes + self.up.num_bytes
+
+    def add_to(self, y: Tensor, x: Tensor | Unscaled) -> None:
+        shares = self.chosen.shares(self.widths)
+        assert shares is not None, "no token has an adapter"
+        assert isinstance(x, Tensor), "rows are not prescaled here"
+        self.up.linear(self.down.linear(x).mul_(shares), y, y)
+
 
 class TableSite:
     """The A and B matrices of all adapters of an embedding table; a separate part with the table's name."""
@@ -166,14 +236,22 @@ class TableSite:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AdaptedWeight(Weight):
-    """A weight of any form with adapters."""
+    """A weight of any form with adapters. In a forward without adapters every product is the form's own."""
 
     base: Weight
-    site: Site
+    site: Delta
+
+    @property
+    def takes_halves(self) -> bool:
+        return self.base.takes_halves and not self.site.apart
 
     @property
     def num_bytes(self) -> int:
-        return self.base.num_bytes + self.site.down.num_bytes + self.site.up.num_bytes
+        return self.base.num_bytes + self.site.num_bytes
+
+    @property
+    def sums_in_two(self) -> bool:
+        return self.base.sums_in_two
 
     def dense(self) -> Tensor:
         """W, without adapters."""
@@ -184,5 +262,41 @@ class AdaptedWeight(Weight):
 
     def linear(self, x: Tensor, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
         y = self.base.linear(x, out, residual)
-        shares = self.site.chosen.shares(self.site.widths)
-        return y if shares is None else self.site.up.linear(self.site.down.linear(x).mul_(shares), y, y)
+        if self.site.acts:
+            self.site.add_to(y, x)
+        return y
+
+    def gated(self, x: Tensor, activation: Activation) -> Tensor:
+        if self.site.apart:
+            return self.site.gated(self.base.linear(x), x, activation)
+        return self.base.gated(x, activation)
+
+    def of_halves(
+        self, halves: Tensor, activation: Activation, out: Tensor | None = None, residual: Tensor | None = None
+    ) -> Tensor:
+        if self.site.apart:
+            return self.linear(glu(halves, activation), out, residual)
+        return self.base.of_halves(halves, activation, out, residual)
+
+    def add_then_norm(self, residual: Tensor, x: Tensor, gain: Tensor, eps: float) -> Unscaled | None:
+        if self.site.apart:
+            self.base.linear(x, residual, residual)
+            return self.site.add_then_norm(residual, x, gain, eps)
+        return self.base.add_then_norm(residual, x, gain, eps)
+
+    def of_normed(
+        self, residual: Tensor, gain: Tensor, eps: float, prescaled: Unscaled | None, activation: Activation | None
+    ) -> Tensor:
+        if not self.site.apart:
+            return self.base.of_normed(residual, gain, eps, prescaled, activation)
+        x: Tensor | Unscaled
+        if prescaled is not None and self.site.takes_unscaled:
+            x, y = prescaled, self.base.of_normed(residual, gain, eps, prescaled, None)
+        else:
+            x = rms_norm(residual, gain, eps)
+            y = self.base.linear(x)
+        if activation is not None:
+            return self.site.gated(y, x, activation)
+        if self.site.acts:
+            self.site.add_to(y, x)
+        return y

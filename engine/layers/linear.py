@@ -102,7 +102,7 @@ class Linear:
             pieces = {kind: given for kind, given in pieces.items() if kind != "bias"}
         if self.gains is not None:
             scheme, pieces = multiplied(scheme, pieces, self.gains.of_weights())
-        self.weight = scheme.weight(pieces, bias, placement, gated and self.site is None, self.arrange)
+        self.weight = scheme.weight(pieces, bias, placement, gated, self.arrange)
         if self.site is not None:
             self.weight = self.site.around(self.weight)
 

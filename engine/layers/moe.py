@@ -31,6 +31,7 @@ from engine.kernels.moe.pack import pack_experts, pack_router
 from engine.kernels.moe.route import route
 from engine.kernels.moe.route_rows import route_of_normed
 from engine.kernels.moe.weight import ExpertsWeight
+from engine.layers.adapted_experts import AdaptedExperts, ExpertsDelta
 from engine.layers.linear import Linear
 from engine.layers.mlp import mlp_of_width
 from engine.layers.norm import Normed, RMSNorm
@@ -111,11 +112,14 @@ class PerExpert:
 class Experts:
     """The gate_up matrices or the down matrices of all experts."""
 
-    __slots__ = ("in_features", "is_down", "layout", "making", "num_experts", "pieces", "scheme", "stacked", "weight")
+    __slots__ = (
+        "in_features", "is_down", "layout", "making", "num_experts", "pieces", "scheme", "site", "stacked", "weight",
+    )  # fmt: skip
 
     scheme: Scheme  # only for the layout "apart"
     stacked: Stacked | None  # set if files hold codes of all experts in one tensor
     making: Stored | None  # set if floats of all experts in one tensor are quantised at load
+    site: ExpertsDelta | None  # the places of adapters
     weight: ExpertsWeight
 
     def __init__(self, config: ExpertsConfig, in_features: int, *pieces: int, is_down: bool = False) -> None:
@@ -124,7 +128,7 @@ class Experts:
         self.in_features = in_features
         self.pieces = pieces  # rows of gate and of up, of up, or of down
         self.is_down = is_down
-        self.stacked = self.making = None
+        self.stacked = self.making = self.site = None
         if config.layout == "apart":
             self.scheme = UNQUANTISED
 
@@ -177,6 +181,8 @@ class Experts:
             floats = (matrix.to(placement.device) for matrix in matrices if isinstance(matrix, Tensor))
             matrices = [self.making.read({"weight": matrix.contiguous()}) for matrix in floats]
         self.weight = pack_experts(matrices, biases, self.num_experts, placement, gated=len(self.pieces) > 1)
+        if self.site is not None:
+            self.weight = AdaptedExperts(self.weight, self.site)
 
     @property
     def is_gated(self) -> bool:

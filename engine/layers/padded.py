@@ -80,8 +80,8 @@ class PaddedGated(GatedLinear):
 
 
 def is_plain(*layers: Linear | None) -> bool:
-    """Whether none of the layers is quantised in the checkpoint."""
-    return all(layer is None or layer.scheme is UNQUANTISED for layer in layers)
+    """Whether none of the layers is quantised in the checkpoint, or has adapters."""
+    return all(layer is None or (layer.scheme is UNQUANTISED and layer.site is None) for layer in layers)
 
 
 def spare(width: int, device: str) -> int:

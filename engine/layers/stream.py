@@ -18,7 +18,7 @@ from typing import Protocol
 from torch import Tensor
 
 from engine.kernels.moe.capture import Capture
-from engine.layers.adapted import Chosen
+from engine.layers.adapted import TokenAdapters
 from engine.layers.linear import Linear
 from engine.layers.norm import Norm, Normed, RMSNorm
 
@@ -82,7 +82,7 @@ class Stream:
         sampled: Tensor | None = None,
         capture: Capture | None = None,
         per_layer_inputs: Tensor | None = None,
-        chosen: Chosen | None = None,
+        chosen: TokenAdapters | None = None,
     ) -> None:
         self._residual = residual
         self._chosen = chosen  # the tokens' adapters; None: the model has none

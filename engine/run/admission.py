@@ -26,7 +26,7 @@ from engine.step.plain import Executor
 
 log = logging.getLogger("omniloop.engine")
 
-LOOKS = 64  # `enter` stops after it has found so many requests whose gate is closed
+LOOKS = 64  # `enter` looks at so many gates, and stops after it has found so many requests with a closed gate
 REFUSALS = {  # by the number that Scheduler.add returns; normally the checks on the loop refuse the request earlier
     -1: "every slot of the engine is taken; try again later",
     -2: "the request needs more KV blocks than there are; ask for fewer tokens",
@@ -69,21 +69,33 @@ class Admission:
         if request.pooling is None and self._executor.may_enter(request):
             self._submit(Waiting(request, first_id, list(range(request.n))))
             return
-        for k in range(request.n):
-            self._outside.add(first_id + k, request.flow, Waiting(request, first_id, [k]))
+        self._wait(Waiting(request, first_id, list(range(request.n))))
         if request.pooling is not None:
             self.enter()
+            if first_id in self._outside:
+                self._enter(key_of(request))
+
+    def _wait(self, waiting: Waiting) -> None:
+        """Queues the choices of a request at its closed gate."""
+        request, first_id = waiting.request, waiting.first_id
+        for k in waiting.choices:
+            self._outside.add(first_id + k, key_of(request), request.flow.name, Waiting(request, first_id, [k]))
 
     def enter(self) -> None:
-        """Admits queued requests whose gate is open now: round-robin over callers, per caller in order of arrival."""
+        """Admits queued requests whose gate is open now, adapter by adapter in the order of their first requests."""
+        for key in self._outside.keys(LOOKS):
+            self._enter(key)
+
+    def _enter(self, key: bytes) -> None:
+        """Admits requests of one key: round-robin over callers, per caller in order of arrival."""
         closed = 0
-        for device_id, waiting in self._outside.first(LOOKS + self._scheduler.max_slots):
+        for device_id, waiting in self._outside.first(key, LOOKS + self._scheduler.max_slots):
             request, first_id = waiting.request, waiting.first_id
             if device_id not in self._outside:  # this choice entered together with the request's first choice
                 continue
             if not self._executor.may_enter(request):
                 closed += 1
-                if closed == LOOKS:
+                if key or closed == LOOKS:  # a gate is closed for all requests of an adapter
                     return
             elif request.pooling is not None:
                 self._outside.enter(device_id)
@@ -105,8 +117,11 @@ class Admission:
             self.refused |= dict.fromkeys((first_id + k for k in others), self.refused[first_id + first])
 
     def release_siblings(self, device_id: int) -> None:
-        """Adds the choices that waited for the choice `device_id`."""
+        """Adds the choices that waited for the choice `device_id`; their gate may be closed again."""
         waiting = self.siblings.pop(device_id, None)
+        if waiting is not None and not self._executor.may_enter(waiting.request):
+            self._wait(waiting)
+            return
         for k in waiting.choices if waiting is not None else ():
             assert waiting is not None
             self._admit(waiting.request, waiting.first_id + k, k)
@@ -143,7 +158,7 @@ class Admission:
                 for name, value in self._executor.leave(slot, row, length).items():
                     self.late.setdefault(name, {})[row.device_id] = value
             del self._slot_of[row.device_id]
-            self._flows.give(row.request.flow)
+            self._flows.give(row.request.flow.name)
             self.fresh.discard(slot)
             forget(self._executor.reset, slot, self._poison)
         self._executor.free(self._scheduler)
@@ -166,6 +181,11 @@ class Admission:
             self._leave(row.device_id)
             self._refuse(row.device_id, error)
             self.release_siblings(row.device_id)
+
+    @property
+    def num_parked(self) -> int:
+        """Choices that wait until their adapter has a place; any thread may read it."""
+        return self._outside.num_keyed
 
     def ledger(self) -> dict[str, int]:
         """Counts of rows and waiting requests; all are zero when idle."""
@@ -218,18 +238,21 @@ class Admission:
 
     def _named(self, request: Request) -> Place:
         """The request's identity in the prefix cache; parts of the step complete the identity later."""
-        root = hashlib.blake2b(request.cache_salt, digest_size=16).digest()
+        root = media_root = hashlib.blake2b(request.cache_salt, digest_size=16).digest()
         adapter = request.adapter(self._adapters) if self._adapters else 0
         if adapter:  # an adapter changes keys and values, and the rows of some media
-            root = hashlib.blake2b(bytes([adapter]), key=root, digest_size=16).digest()
+            root = media_root = hashlib.blake2b(bytes([adapter]), key=root, digest_size=16).digest()
+        if request.lora is not None:
+            root = hashlib.blake2b(request.lora.sha256, key=root, digest_size=16).digest()
+            media_root = root if request.lora.in_towers else media_root
         # Prompt tokens that attend to each other beyond the window need keys that a window's blocks no longer hold.
         reads = self._bidirectional != "prompt" or not 0 < self._window < len(request.prompt_token_ids)
-        return Place(root, adapter, reads_cache=reads)
+        return Place(root, adapter, media_root, reads_cache=reads)
 
     def _place(self, request: Request, device_id: int, place: Place) -> int:
         """Returns the scheduler's slot, or the negative number of its refusal, after which parts undo their `place`."""
         params = request.sampling
-        slot, flow = -1, self._flows.take(request.flow)
+        slot, flow = -1, self._flows.take(request.flow.name)
         try:
             self._executor.place(request, place, self._scheduler)
             slot = self._scheduler.add(
@@ -249,13 +272,13 @@ class Admission:
                 traced=place.traced,
                 read_cache=place.reads_cache,
                 flow=flow,
-                weight=request.weight,
+                weight=request.flow.weight,
                 deadline=request.deadline,
                 boundaries=request.boundaries,
             )
         finally:
             if slot < 0:
-                self._flows.give(request.flow)
+                self._flows.give(request.flow.name)
                 self._executor.displace(place, self._scheduler)
         return slot
 
@@ -265,3 +288,8 @@ class Admission:
         parts = [np.ascontiguousarray(request.prompt_token_ids, np.int32).tobytes()]
         parts += [item.hash + repr(item.spans).encode() for item in request.media]
         return hashlib.blake2b(b"".join(parts), key=root, digest_size=16).digest()
+
+
+def key_of(request: Request) -> bytes:
+    """The key of the gate that the request waits for: its adapter's hash; b"": it has no adapter."""
+    return b"" if request.lora is None else request.lora.sha256

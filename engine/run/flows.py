@@ -46,46 +46,62 @@ class Flows:
 
 
 class Outside(Generic[T]):
-    """Requests that wait outside the scheduler, by the engine's number; callers are served round-robin."""
+    """Requests that wait outside the scheduler, by the engine's number; callers are served round-robin.
+
+    Requests with the same key wait for the same gate; keys are in the order of their first requests.
+    """
 
     def __init__(self) -> None:
-        self._lines: OrderedDict[str, OrderedDict[int, T]] = OrderedDict()  # by caller; the next caller is first
-        self._flow_of: dict[int, str] = {}
+        # By key, then by caller; the next caller is first.
+        self._lines: dict[bytes, OrderedDict[str, OrderedDict[int, T]]] = {}
+        self._line_of: dict[int, tuple[bytes, str]] = {}
+        self.num_keyed = 0  # requests with a key
 
-    def add(self, device_id: int, flow: str, waiting: T) -> None:
+    def add(self, device_id: int, key: bytes, flow: str, waiting: T) -> None:
         """Appends a request to its caller's queue."""
-        self._lines.setdefault(flow, OrderedDict())[device_id] = waiting
-        self._flow_of[device_id] = flow
+        self._lines.setdefault(key, OrderedDict()).setdefault(flow, OrderedDict())[device_id] = waiting
+        self._line_of[device_id] = key, flow
+        self.num_keyed += bool(key)
 
-    def first(self, count: int) -> list[tuple[int, T]]:
+    def keys(self, count: int) -> list[bytes]:
+        """The empty key, if a request has it, and the first `count` other keys."""
+        plain = [b""] if b"" in self._lines else []
+        return plain + list(islice((key for key in self._lines if key), count))
+
+    def first(self, key: bytes, count: int) -> list[tuple[int, T]]:
         """The next `count` entries (number, request): the first of each caller, then the second of each, and so on."""
-        if len(self._lines) == 1:
-            (line,) = self._lines.values()
+        lines = self._lines[key]
+        if len(lines) == 1:
+            (line,) = lines.values()
             return list(islice(line.items(), count))
-        turns = zip_longest(*(islice(line.items(), count) for line in self._lines.values()))
+        turns = zip_longest(*(islice(line.items(), count) for line in lines.values()))
         return list(islice((entry for turn in turns for entry in turn if entry is not None), count))
 
     def enter(self, device_id: int) -> bool:
         """Removes a request and ends its caller's turn. Returns whether the request was in the queue."""
-        flow = self._flow_of.get(device_id)
+        key, flow = self._line_of.get(device_id, (b"", ""))
         if not self.discard(device_id):
             return False
-        if flow is not None and flow in self._lines:
-            self._lines.move_to_end(flow)
+        if flow in self._lines.get(key, ()):
+            self._lines[key].move_to_end(flow)
         return True
 
     def discard(self, device_id: int) -> bool:
         """Removes a request. Returns whether the request was in the queue."""
-        flow = self._flow_of.pop(device_id, None)
+        key, flow = self._line_of.pop(device_id, (b"", None))
         if flow is None:
             return False
-        del self._lines[flow][device_id]
-        if not self._lines[flow]:
-            del self._lines[flow]
+        self.num_keyed -= bool(key)
+        lines = self._lines[key]
+        del lines[flow][device_id]
+        if not lines[flow]:
+            del lines[flow]
+        if not lines:
+            del self._lines[key]
         return True
 
     def __contains__(self, device_id: int) -> bool:
-        return device_id in self._flow_of
+        return device_id in self._line_of
 
     def __len__(self) -> int:
-        return len(self._flow_of)
+        return len(self._line_of)

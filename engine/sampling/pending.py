@@ -65,22 +65,22 @@ def logprob_lines(logits: Tensor, tokens: Tensor, k: int, as_logits: bool, asked
 
 
 def prompt_logprobs(
-    project: Callable[[Tensor], Tensor], hidden: Tensor, asked: np.ndarray, vocab: int, as_logits: bool = False
+    project: Callable[[Tensor], Tensor], device: torch.device, asked: np.ndarray, vocab: int, as_logits: bool = False
 ) -> Pending:
     """Log-probabilities of prompt positions, without waiting: one line per column of `asked`, numbered by column.
 
-    hidden [tokens, hidden_size]; asked int64 [3, n]: row of hidden, the following token, number of top tokens.
-    `project` makes float32 logits [rows, vocab], of which only CHUNK rows exist at a time. The values are raw in every
-    mode, because no token was drawn.
+    asked int64 [3, n]: number of a token in the step, the following token, number of top tokens. `project` makes the
+    float32 logits [rows, vocab] of tokens int64 [rows] on the device; only CHUNK rows exist at a time. The values are
+    raw in every mode, because no token was drawn.
     """
     pending = Pending()
     for alike, width in together(asked[2], vocab):
-        rows, following = send(asked[:2, alike], hidden.device)  # [n] each
+        rows, following = send(asked[:2, alike], device)  # [n] each
         held: list[Tensor] = []  # lines from `begin` on, collected to save copies: each copy needs pinned memory
         begin = 0
         for start in range(0, len(alike), CHUNK):
             end = min(start + CHUNK, len(alike))
-            logits = project(hidden.index_select(0, rows[start:end])).float()  # [chunk, vocab]
+            logits = project(rows[start:end]).float()  # [chunk, vocab]
             held.append(logprob_lines(logits, following[start:end], width, as_logits))
             if end == len(alike) or (len(held) + 1) * held[0].nbytes > ONE_COPY:
                 numbers = alike[begin:end]

@@ -17,7 +17,8 @@ class Place:
     """A request's identity in the scheduler and the prefix cache. Admission makes it, and parts complete it."""
 
     root: bytes  # 16 bytes: only requests with equal roots share cached prefixes
-    adapter: int = 0  # the number of the request's adapter; 0: none
+    adapter: int = 0  # the number of the request's adapter, or of its adapter's place; 0: none
+    media_root: bytes = b""  # 16 bytes: only requests with equal roots share rows of media
     keys: np.ndarray | None = None  # int64 [2, tokens]: each token's key in the prefix cache; None: the ids
     media: np.ndarray | None = None  # int32 [m, 4]: the runs of the prompt that media occupy
     traced: bool = False  # True: the row also computes its last token, and reports its length when its slot is freed

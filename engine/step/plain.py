@@ -59,6 +59,7 @@ class Executor:
         """Starts the parts, which allocate their memory on the device; the backend must have its buffers."""
         for number, part in enumerate(part for part in self.parts if part.claim().variants):
             part.variant = 1 << number
+            self.backend.forward_variant |= part.variant * part.changes_forward
         for part in self.parts:
             part.start(self)
 

@@ -55,6 +55,24 @@ def decode_sizes(max_rows: int, chosen: tuple[int, ...] = ()) -> list[int]:
     return sorted({size for size in (1, 2, 4, *range(8, max_rows, 8)) if size < max_rows} | {max_rows})
 
 
+def fewer_decode_sizes(max_rows: int, chosen: tuple[int, ...] = ()) -> list[int]:
+    """Numbers of rows with a decode graph of another forward: 1, 2, 4, 8, then multiples of 16; or the operator's
+    list."""
+    sizes = decode_sizes(max_rows, chosen)
+    return sizes if chosen else [size for size in sizes if size <= 8 or size % 16 == 0 or size == max_rows]
+
+
+def fewer_mixed_sizes(most: int) -> list[int]:
+    """Numbers of tokens with a mixed graph of another forward: about half of `mixed_sizes`, at most 20 % of a step is
+    padding if it has more than 64 tokens."""
+    found: list[int] = []
+    sizes = mixed_sizes(most)
+    for size, smaller in zip(reversed(sizes), [*reversed(sizes[:-1]), 0]):
+        if not found or size <= 64 or 4 * found[-1] > 5 * (smaller + 1):
+            found.append(size)
+    return found[::-1]
+
+
 def mixed_sizes(most: int) -> list[int]:
     """Numbers of tokens with a mixed graph, in the increments of MIXED_STEPS up to `most`."""
     sizes: list[int] = []

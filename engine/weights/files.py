@@ -10,14 +10,16 @@ Thread: any; used by one thread at a time.
 from __future__ import annotations
 
 import fnmatch
+import io
 import json
+import os
 import re
 import struct
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
@@ -246,22 +248,27 @@ def _instead(folder: Path) -> str:
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
     """Names, shapes and dtypes of one file; every range is checked against the file's size."""
-    size = path.stat().st_size
+    with path.open("rb") as file:
+        return header_of(file, path)
+
+
+def header_of(file: IO[bytes] | io.FileIO, path: Path) -> dict[str, TensorInfo]:
+    """The same of an open file, which is read from its start; `path`: its name in errors."""
+    size = os.fstat(file.fileno()).st_size
     if not size:
         raise ConfigError(f"{path} is empty; download the checkpoint again")
-    with path.open("rb") as file:
-        refuse_pointer(path, file.read(len(POINTER)))
-        file.seek(0)
-        prefix = file.read(8)
-        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else -1
-        if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
-            raise ConfigError(
-                f"{path}: the header claims {length} bytes of a file of {size}; at most {MAX_HEADER_BYTES} are read"
-            )
-        try:
-            header = json.loads(file.read(length))
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{path}: the header is not JSON: {error}") from None
+    refuse_pointer(path, file.read(len(POINTER)))
+    file.seek(0)
+    prefix = file.read(8)
+    length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else -1
+    if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
+        raise ConfigError(
+            f"{path}: the header claims {length} bytes of a file of {size}; at most {MAX_HEADER_BYTES} are read"
+        )
+    try:
+        header = json.loads(file.read(length))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: the header is not JSON: {error}") from None
     if not isinstance(header, dict):
         raise ConfigError(f"{path}: the header must be a JSON object")
     header.pop("__metadata__", None)

@@ -115,6 +115,13 @@ def parts_of(table: Table, model: Any) -> Iterator[tuple[Row, list[str], Part]]:
             yield row, _of_experts([_number(name, layers) for name in row.names], part), part
 
 
+def addressed(table: Table, model: Any) -> Iterator[tuple[str, list[str], Part]]:
+    """(attribute path with numbers, names of the checkpoint's modules, part), for every part that the table names."""
+    for row in table.rows:
+        for part, layers in _walk(model, row.target.split(".")):
+            yield _number(row.target, layers), _of_experts([_number(name, layers) for name in row.names], part), part
+
+
 def expand(table: Table, model: Any) -> dict[str, Place]:
     """Canonical tensor name -> place, for every tensor that this model needs."""
     places: dict[str, Place] = {}

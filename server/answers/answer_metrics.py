@@ -65,6 +65,8 @@ class AnswerMetrics:
         metrics.observe("request_max_num_generation_tokens", count)
         metrics.observe("request_params_max_tokens", choice.job.request.sampling.max_tokens)
         metrics.observe("request_params_n", self._n)
+        if metrics.adapters is not None:
+            metrics.adapters.ended(self._exchange.adapter, choice.job.num_tokens, count)
         if choice.first_at:
             decode = choice.last_at - choice.first_at
             metrics.observe("request_prefill_time_seconds", choice.first_at - arrival)

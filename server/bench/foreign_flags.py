@@ -6,7 +6,7 @@ Owner: the command line. The forms are those of server/flags/foreign.
 
 from __future__ import annotations
 
-from server.flags.foreign import NO_ADAPTERS, Foreign, always, renamed
+from server.flags.foreign import Foreign, always, renamed
 
 USAGE = "tokens are counted by usage; leave the flag out"
 IN_BODY = "use --extra-body with the field, such as '{\"top_p\": 0.9}'"
@@ -21,7 +21,7 @@ FOREIGN = {
     "header": Foreign("use --api-key; other headers are not supported"),
     "host": Foreign("use --url http://HOST:PORT"),
     "logprobs": Foreign(IN_BODY),
-    "lora-modules": Foreign(NO_ADAPTERS),
+    "lora-modules": Foreign("name one adapter with --model"),
     "metric-percentiles": renamed("percentiles"),
     "output-file": renamed("json"),
     "percentile-metrics": Foreign("the report has the percentiles of all times; leave the flag out"),

@@ -13,8 +13,8 @@ FOLDER = Path(__file__).parent
 # In the order of the listing; a test compares the names with the folder.
 NAMES = (
     *("models", "hardware", "flags", "quantisation", "clients", "ollama", "llama_cpp", "fields"),
-    *("sampling", "media", "speech", "tools", "decisions", "embeddings", "page", "deployment", "operation"),
-    *("metrics", "security", "measuring", "hosting", "offline", "ray"),
+    *("sampling", "media", "speech", "tools", "decisions", "embeddings", "adapters", "page", "deployment"),
+    *("operation", "metrics", "security", "measuring", "hosting", "offline", "ray"),
 )
 PICTURES = ("page.png",)
 MARK = re.compile(r"<!--.*?-->\n?", re.S)

@@ -32,6 +32,7 @@ GROUPS = {  # groups of Config and their headings in --help
     "traces": "timelines and spans",
     "pooling": "embeddings, scores and reranking",
     "rows": "embeddings as input",
+    "lora": "adapters that requests name as their model",
     "health": "memory, probes and what ends a server",
 }
 UNITS = {1 << 30: "GiB", 1 << 20: "MiB", 1 << 10: "KiB"}
@@ -200,10 +201,10 @@ def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
 
 def listed(flag: Flag, text: str) -> list[Any]:
     """The value of a list flag: comma-separated, a JSON list, or the two ends of LOW-HIGH."""
-    words = text.split("-" if flag.hints.get("span") else ",")
+    words = [text] if text.startswith("{") else text.split("-" if flag.hints.get("span") else ",")
     if text.startswith("["):
         try:
-            words = [str(item) for item in json.loads(text)]
+            words = [json.dumps(item) if isinstance(item, dict) else str(item) for item in json.loads(text)]
         except ValueError:
             raise UsageError(f"--{flag.name} {text}: must be a JSON list, or words with commas") from None
     words = [word.strip() for word in words]

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from engine.base.config import CacheWord, EngineConfig, FailureLimits, LogprobsMode, StateConfig
+from engine.base.config import CacheWord, EngineConfig, FailureLimits, LogprobsMode, LoraConfig, StateConfig
 from engine.base.faults import Faults
 from engine.base.request import Modality
 from mm.limits import MediaLimits
 from server.flags.flag import MIB, flag
 from server.flags.health_flags import HealthFlags
 from server.flags.limits_flags import MAX_QUEUE_WAIT_S, LimitsConfig
+from server.flags.lora_flags import LoraFlags
 from server.flags.pooling_flags import PoolingFlags
 from server.flags.rows_flags import RowsFlags
 
@@ -247,6 +248,7 @@ class Config:
     traces: TracesConfig = field(default_factory=TracesConfig)
     pooling: PoolingFlags = field(default_factory=PoolingFlags)
     rows: RowsFlags = field(default_factory=RowsFlags)
+    lora: LoraFlags = field(default_factory=LoraFlags)
     health: HealthFlags = field(default_factory=HealthFlags)
 
     @property
@@ -288,6 +290,17 @@ class Config:
             cache.mamba_cache_mode, cache.mamba_block_size, cache.state_cache_share, cache.mamba_ssm_cache_dtype
         )
 
+    @property
+    def loras(self) -> LoraConfig | None:
+        """Of adapters that requests choose by name; None: there are none."""
+        flags = self.lora
+        if not flags.enable_lora:
+            return None
+        capacity = flags.max_cpu_loras or max(flags.max_loras, len(flags.lora_modules))
+        return LoraConfig(
+            flags.max_loras, flags.max_lora_rank, flags.lora_max_bytes, capacity, flags.lora_target_modules
+        )
+
     def engine(self, folder: str = "") -> EngineConfig:
         """The engine's part of the settings. `folder`: where the model is, if it was downloaded."""
         model, cache, rows = self.model, self.cache, self.scheduler
@@ -326,11 +339,11 @@ class Config:
             logprobs_mode=model.logprobs_mode,
             num_threads=model.num_threads,
             step_timeout=rows.step_timeout,
-            stall_exit=rows.stall_exit,
-            failures=FailureLimits(rows.max_failed_steps, rows.max_oom),
+            failures=FailureLimits(rows.max_failed_steps, rows.max_oom, rows.stall_exit),
             enforce_eager=rows.enforce_eager,
             cudagraph_capture_sizes=tuple(sorted(set(rows.cudagraph_capture_sizes))),
             deterministic=rows.deterministic,
+            lora=self.loras,
             faults=Faults() if self.health.debug_faults else None,
             debug_poison=self.health.debug_poison,
         )

@@ -22,9 +22,6 @@ class Foreign(NamedTuple):
 
 
 ONE_DEVICE = "one process uses one device; start a server for each device behind a router (see /docs/deployment)"
-NO_ADAPTERS = (
-    "adapters are not supported; merge the adapter into the checkpoint (peft: merge_and_unload) and serve the result"
-)
 OWN_KERNELS = "the server has its own attention kernels; leave the flag out"
 NO_CODE = "code from a request or a checkpoint never runs; leave the flag out"
 NO_DRAFTS = "draft tokens are not supported; leave the flag out"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.flags.foreign import NO_ADAPTERS, NO_DRAFTS, ONE_DEVICE, Foreign, always, hint, passed_over, switch, taken
+from server.flags.foreign import NO_DRAFTS, ONE_DEVICE, Foreign, always, hint, passed_over, switch, taken
 
 ON_DEVICE = "all weights are on the device; leave the flag out"
 CACHED_AS = {"f16": "auto", "bf16": "bfloat16"}
@@ -90,7 +90,10 @@ LLAMACPP = {
         Foreign(NO_DRAFTS),
     ),
     "spec-type": Foreign(NO_DRAFTS, ("none",)),
-    **dict.fromkeys(("lora", "lora-scaled"), Foreign(NO_ADAPTERS)),
+    **dict.fromkeys(
+        ("lora", "lora-scaled"),
+        Foreign("adapters are folders of PEFT, not GGUF files: use --enable-lora --lora-modules NAME=FOLDER"),
+    ),
     **dict.fromkeys(("grammar", "grammar-file"), Foreign(IN_REQUEST)),
     "context-shift": Foreign("a context is never shifted; leave the flag out", switch=True),
     "cpu-moe": Foreign(ON_DEVICE, switch=True),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from server.flags.foreign import (
-    NO_ADAPTERS,
     NO_DRAFTS,
     NO_OFFLOAD,
     NO_TRANSFER,
@@ -95,9 +94,9 @@ SGLANG = {
         ),
         Foreign(NO_DRAFTS),
     ),
-    **dict.fromkeys(
-        ("lora-paths", "lora-target-modules", "max-loaded-loras", "max-loras-per-batch"), Foreign(NO_ADAPTERS)
-    ),
+    "lora-paths": taken("lora-modules"),
+    "max-loaded-loras": taken("max-cpu-loras"),
+    "max-loras-per-batch": taken("max-loras"),
     **dict.fromkeys(
         ("hicache-ratio", "hicache-size", "hicache-storage-backend", "hicache-write-policy"), Foreign(NO_OFFLOAD)
     ),

@@ -29,6 +29,7 @@ from server.render.errors import RenderError
 from server.state import AppState, OpenAnswer
 
 if TYPE_CHECKING:
+    from engine.base.request import NamedAdapter
     from server.http.line import Line
     from server.ops.places import Kind, Place
 
@@ -64,6 +65,7 @@ class Exchange:
 
     __slots__ = (
         "abort",
+        "adapter",
         "address",
         "answer_open",
         "answered",
@@ -91,7 +93,6 @@ class Exchange:
         "status",
         "submitted",
         "task",
-        "traceparent",
         "watch",
     )
 
@@ -111,6 +112,7 @@ class Exchange:
         self.headers: list[tuple[bytes, bytes]] = [(b"x-request-id", self.request_id.encode())]
         self.route = "other"  # the route's template, once it is known
         self.key_name = ""
+        self.adapter: NamedAdapter | None = None  # the adapter that the request named as its model
         self.place: Place | None = None  # its place among waiting and running requests
         self.address = state.proxies.client_of(scope)
         self.status = 0
@@ -121,7 +123,6 @@ class Exchange:
         self.submitted = 0.0  # time of submission to the engine
         self.queued_s = -1.0  # seconds from arrival to the first step; below 0: no step yet
         self.generation: Generation | None = None  # set if `state.follows_requests`
-        self.traceparent = header_of(scope, b"traceparent") if state.spans is not None else ""
         self.details: dict[str, object] = {}  # counts and lengths for the log line
         # (video's number among the media, (unreadable frame, frame used in its place) pairs)
         self.replaced_frames: list[tuple[int, tuple[tuple[int, int], ...]]] = []
@@ -134,6 +135,11 @@ class Exchange:
         """The client for queues and shares: its key's name, or its address if it sent no key. Trusted clients without a
         key count as one client."""
         return self.key_name or ("" if self.state.config.limits.trust_clients else home(self.address))
+
+    @property
+    def adapter_use(self) -> tuple[str, bool] | None:
+        """The adapter's name, and whether a step has run; None: the base serves the exchange."""
+        return None if self.adapter is None else (self.adapter.name, self.queued_s >= 0)
 
     def hold(self, count: int, kind: Kind = "answers") -> Place:
         """Reserve places for `count` choices, for a `with` block. Raises the 429."""
@@ -252,7 +258,7 @@ class Exchanges:
             self.state.open_exchanges.discard(exchange)
             if not self.state.open_exchanges:
                 self.state.idle.set()
-            self.note(exchange)
+            self.note(exchange, scope)
             # Reference cycles would wait for the garbage collector, which stalls the loop.
             del scope["exchange"]
             scope.pop("extensions", None)
@@ -282,12 +288,12 @@ class Exchanges:
             raise RuntimeError("answer cut short") from None
         await exchange.refuse(error.as_sent(scope.get("renamed", {})).with_traceback(None))
 
-    def note(self, exchange: Exchange) -> None:
+    def note(self, exchange: Exchange, scope: Scope) -> None:
         """Update the metrics and write one log line."""
         seconds = time.monotonic() - exchange.arrival
         self.state.metrics.http(exchange.method, exchange.status, exchange.route, seconds)
         if self.state.follows_requests:
-            self.follow(exchange, exchange.arrival + seconds)
+            self.follow(exchange, exchange.arrival + seconds, header_of(scope, b"traceparent"))
         level = logging.DEBUG if exchange.route in PROBES else logging.INFO
         if self.state.config.server.disable_access_log or not log.isEnabledFor(level):
             return
@@ -308,8 +314,8 @@ class Exchanges:
             extra={"fields": fields},
         )
 
-    def follow(self, exchange: Exchange, ended: float) -> None:
-        """Report the request's times to the timeline and to OpenTelemetry."""
+    def follow(self, exchange: Exchange, ended: float, traceparent: str) -> None:
+        """Report the request's times to the timeline and to OpenTelemetry; `traceparent`: the client's span."""
         state = self.state
         if exchange.route in PROBES:
             return
@@ -320,7 +326,7 @@ class Exchanges:
             exchange.status,
             exchange.reason,
             state.names[0],
-            exchange.traceparent,
+            traceparent,
             exchange.arrival,
             exchange.first_token,
             ended,

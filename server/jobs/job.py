@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from engine.base.errors import GrammarBusyError, GrammarError
 from engine.base.grammar import GrammarSpec
-from engine.base.request import Modality, Request
+from engine.base.request import Flow, Modality, Request
 from mm.item import MediaOptions
 from mm.report import MediaReport
 from mm.splice import Spliced, splice
@@ -118,9 +118,9 @@ def job_of(
         priority=priority,
         cache_salt=scope_of(exchange, salt),
         arrival=exchange.arrival,
-        flow=exchange.client,
-        weight=state.keys.weight(exchange.key_name),
+        flow=Flow(exchange.client, state.keys.weight(exchange.key_name)),
         boundaries=turn_starts(ids, state.renderer.tokenizer.is_special),
+        lora=exchange.adapter,
     )
     return Job(prompt, request, spliced.counts, param)
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.base.errors import EngineError
-from engine.base.request import FinishReason, PoolingParams, Request, SamplingParams
+from engine.base.request import FinishReason, Flow, PoolingParams, Request, SamplingParams
 from engine.engine import Engine
 
 log = logging.getLogger("omniloop")
@@ -114,4 +114,4 @@ def request(engine: Engine) -> Request:
     sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
     pooling = PoolingParams(np.array([0, len(PROMPT)])) if engine.limits.pools else None
     ids = PROMPT % engine.limits.num_embeddings
-    return Request(ids, sampling, cache_salt=b"canary", flow="canary", pooling=pooling)
+    return Request(ids, sampling, cache_salt=b"canary", flow=Flow("canary"), pooling=pooling)

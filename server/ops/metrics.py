@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from _fast.histogram import Histogram
 from engine.base.stats import EncoderCounts, SettledBy, StateCounts
+from server.ops.adapter_metrics import AdapterMetrics
 from server.ops.logs import lines_dropped
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ class Metrics:
         self.experts: Callable[[], list[LayerLoad]] = list  # loads of sampled steps, by layer
         self.failed_at = 0.0  # time of a failed step without a good step after it
         self.memory: Callable[[], MemoryNumbers] | None = None
+        self.adapters: AdapterMetrics | None = None  # with --enable-lora
         self.resize(1 << 17)
 
     def relax(self, keywords: Sequence[str]) -> None:
@@ -181,6 +183,8 @@ class Metrics:
         yield from self._http_families()
         if self.helpers is not None:
             yield from helper_families(self.helpers())
+        if self.adapters is not None:
+            yield from self.adapters.families()
         if self.memory is not None:
             yield from memory_families(self.memory())
         dropped = CounterMetricFamily("log_lines_dropped", "Lines of the log that nothing read in time.")

@@ -32,12 +32,22 @@ class Checked(Protocol):
     answered: int  # each canary took a step
 
 
+class Asked(Protocol):
+    """The ExpertWatch, as the status line reads it."""
+
+    def ask(self) -> None:
+        """Fetch the experts' load of the next step."""
+
+
 class Counted(Protocol):
     """The parts of AppState that the line reads."""
 
     engine: Engine
     metrics: Metrics
-    experts: expert_watch.ExpertWatch | None
+
+    @property
+    def experts(self) -> Asked | None:
+        """The watch of the experts' load; None: the model has no experts."""
 
     @property
     def canary(self) -> Checked | None:

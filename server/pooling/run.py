@@ -17,7 +17,7 @@ from typing import Self
 import numpy as np
 
 from engine.base.errors import EngineError
-from engine.base.request import Delta, PoolingParams, Request, SamplingParams
+from engine.base.request import Delta, Flow, PoolingParams, Request, SamplingParams
 from server.errors import ApiError, from_engine
 from server.http.exchange import Exchange
 from server.jobs.job import scope_of
@@ -64,9 +64,9 @@ class PooledAnswer:
             cache_salt=scope_of(exchange, salt),
             arrival=exchange.arrival,
             pooling=PoolingParams(starts, inputs.seconds, inputs.pool_starts, per_token, inputs.adapters),
-            flow=exchange.client,
-            weight=state.keys.weight(exchange.key_name),
+            flow=Flow(exchange.client, state.keys.weight(exchange.key_name)),
             deadline=time.monotonic() + state.config.limits.queue_timeout,
+            lora=exchange.adapter,
         )
         tokens, self._tokens = self._tokens, 0
         state.places.take_tokens(tokens)

@@ -23,7 +23,7 @@ from server.http.uploads import Form, uploaded
 from server.http.watch import client_present
 from server.jobs.job import scope_of
 from server.jobs.sampling import Asked, in_range, priority_of, resolve, salt_of
-from server.routes.endpoint import check_model, gateway_priority, generating_route, one_of
+from server.routes.endpoint import gateway_priority, generating_route, one_of, served_model
 from server.schema.audio import SpeechForm, TranscriptionForm, TranslationForm
 from server.schema.common import SamplingFields
 from server.speech.choose import transcriber_of
@@ -63,7 +63,7 @@ async def listen(request: Request, kind: type[Kind]) -> Response | None:
     state = exchange.state
     async with uploaded(request, "file", state.config.media.audio_max_bytes) as form:
         fields = typed(form, kind)
-        model = check_model(state, fields.model)
+        model = await served_model(exchange, fields.model)
         task = task_of(exchange, fields, gateway_priority(request))
         transcriber = transcriber_of(exchange, task)
         if form.file is None or not (data := form.file.getvalue()):

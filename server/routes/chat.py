@@ -27,7 +27,7 @@ from server.render.prompt import Prompt
 from server.routes.chat_answer import echo_of, num_top, text_of, whole
 from server.routes.chat_fields import check, names_function
 from server.routes.chunks import ChatChunks, ChatExtras
-from server.routes.endpoint import check_model, gateway_priority, generating_route, names_of, response_id, side_of
+from server.routes.endpoint import gateway_priority, generating_route, names_of, response_id, served_model, side_of
 from server.routes.tools import ToolTable
 from server.schema.chat import ChatBody
 from server.state import AppState
@@ -37,7 +37,7 @@ async def create(request: Request) -> Response | None:
     exchange = exchange_of(request)
     state = exchange.state
     body = await read_json(request, ChatBody, state.config.limits.max_request_bytes)
-    model = check_model(state, body.model)
+    model = await served_model(exchange, body.model)
     asked, tools = check(state, body)
     name = response_id("chatcmpl-", body.request_id, exchange)
     names, header = names_of(state, body), gateway_priority(request)

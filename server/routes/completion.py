@@ -29,7 +29,7 @@ from server.output.logprobs import CompletionLogprobs, joined
 from server.render.fim import NO_TOKENS
 from server.render.prompt import PIECE, empty
 from server.routes.chunks import CompletionChunks
-from server.routes.endpoint import check_model, gateway_priority, generating_route, names_of, response_id, side_of
+from server.routes.endpoint import gateway_priority, generating_route, names_of, response_id, served_model, side_of
 from server.schema.completion import CompletionBody
 from server.state import AppState
 
@@ -50,7 +50,7 @@ async def create(request: Request) -> Response | None:
     state = exchange.state
     limits, rows = state.config.limits, state.config.rows.enable_prompt_embeds
     body = await read_json(request, CompletionBody, limits.max_request_bytes if rows else limits.max_text_request_bytes)
-    model = check_model(state, body.model)
+    model = await served_model(exchange, body.model)
     prompts = prompts_of(state, body)
     asked = check(state, body, len(prompts))
     name = response_id("cmpl-", body.request_id, exchange)

@@ -42,7 +42,7 @@ from server.pooling.tokens import (
     where,
 )
 from server.pooling.vectors import LARGE, as_bytes, as_json, check_dimensions, finished, format_of, of_tokens, written
-from server.routes.endpoint import check_model, gateway_priority, one_of, pooling_route, response_id
+from server.routes.endpoint import gateway_priority, one_of, pooling_route, response_id, served_model
 from server.schema.pooling import ClassifyBody, EmbeddingBody, PoolingBody, VectorsBody
 from server.state import AppState
 
@@ -154,7 +154,7 @@ async def answered(
     """Answer a checked body with the response that `answer` makes of the arrays; one pass per entry of `per_token`."""
     exchange = exchange_of(request)
     state = exchange.state
-    model = check_model(state, body.model)
+    model = await served_model(exchange, body.model)
     name = response_id(prefix, body.request_id, exchange)
     if body.normalize is not None:
         raise invalid("normalize", "normalize: is called use_activation here, and is on where it is not sent")

@@ -6,6 +6,7 @@ the route's template becomes the label of log and metrics, so no client text bec
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -15,13 +16,25 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from server.errors import ApiError, invalid, not_found, not_here, quoted, size_within
+from engine.base.errors import AdapterBusyError, AdapterError
+from server.errors import (
+    ApiError,
+    adapter_refused,
+    deadline,
+    invalid,
+    not_found,
+    not_here,
+    queue_full,
+    quoted,
+    size_within,
+)
 from server.http.exchange import Exchange, exchange_of, state_of
 from server.output.logprobs import TokenNames
 from server.render.prompt import Side
 from server.schema.common import SamplingFields
 from server.state import AppState
 
+NAMED = 10  # adapters that an error names
 Handler = Callable[[Request], Awaitable[Response | None]]
 GENERATES = "the served model generates text; it makes no embeddings, classes or scores"
 POOLS = "the served model makes embeddings, classes or scores; it generates no text"
@@ -70,10 +83,46 @@ def json_response(content: Any, status: int = 200) -> Response:
     return Response(orjson.dumps(content), status, media_type="application/json")
 
 
+async def served_model(exchange: Exchange, name: str | None) -> str:
+    """The model's name to report, as `check_model`; an adapter of that name serves the exchange."""
+    if not name or name in exchange.state.names:
+        return name or exchange.state.names[0]
+    return await _adapted(exchange, name)
+
+
+async def _adapted(exchange: Exchange, name: str) -> str:
+    """The same for a name that may be an adapter's."""
+    state = exchange.state
+    if state.adapters is None:
+        return check_model(state, name)
+    try:
+        async with asyncio.timeout(state.config.limits.queue_timeout):
+            adapter = await state.adapters.use(adapter_of(state, name))
+    except TimeoutError:
+        raise deadline("the adapter was not loaded within --queue-timeout") from None
+    except AdapterBusyError as error:
+        raise queue_full(state.places.retry_after(), str(error)) from None
+    except AdapterError as error:
+        raise adapter_refused(error, "model", f"adapter {quoted(name)}: ") from None
+    if adapter is None:
+        return check_model(state, name)
+    exchange.adapter = adapter
+    exchange.details["adapter"] = adapter.name
+    return name
+
+
+def adapter_of(state: AppState, name: str) -> str:
+    """The adapter's part of a model's name: `NAME`, or `BASE:NAME`."""
+    base, colon, inner = name.partition(":")
+    return inner if colon and base in state.names else name
+
+
 def check_model(state: AppState, name: str | None) -> str:
     """The model's name to report: the requested one, or the first if none was sent. 404 for an unknown name."""
     if not name or name in state.names:
         return name or state.names[0]
+    if state.adapters is not None and state.adapters.get(adapter_of(state, name)) is not None:
+        return name
     return other_name(state, name)
 
 
@@ -86,7 +135,8 @@ def other_name(state: AppState, name: str) -> str:
         raise ApiError(400, "invalid_parameter", f"model: is longer than {most} bytes", "model")
     if name == "tgi" or state.config.server.any_model_name:
         return name
-    raise not_found(f"model {quoted(name)} does not exist; this server has {', '.join(state.names)}", "model")
+    known = [*state.names, *(each.name for each in state.adapters.names[:NAMED])] if state.adapters else state.names
+    raise not_found(f"model {quoted(name)} does not exist; this server has {', '.join(known)}", "model")
 
 
 def names_of(state: AppState, body: SamplingFields) -> TokenNames:

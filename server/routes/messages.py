@@ -36,6 +36,7 @@ from server.routes.endpoint import (
     json_response,
     one_of,
     refuse_experts,
+    served_model,
 )
 from server.routes.tools import ToolTable, check_calls, check_name, leave_out
 from server.schema.common import SamplingFields
@@ -53,7 +54,7 @@ async def create(request: Request) -> Response | None:
     exchange.headers.append((b"request-id", exchange.request_id.encode()))
     state = exchange.state
     body = await read_json(request, MessagesBody, state.config.limits.max_request_bytes)
-    model = check_model(state, body.model)
+    model = await served_model(exchange, body.model)
     asked = check(state, body)
     tools = check_tools(exchange, body, calls_back=True)
     asked = tools.holding(state, asked, tool_places(body.tools))

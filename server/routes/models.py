@@ -12,16 +12,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.http.exchange import state_of
-from server.routes.endpoint import check_model, json_response, route
+from server.routes.endpoint import adapter_of, check_model, json_response, route
 from server.state import AppState
 
 
 def card(state: AppState, name: str) -> dict[str, Any]:
-    """One model object. `root` is the first served name, so that no path of the machine is disclosed."""
+    """One model object. `root` is the first served name, or an adapter's path below --lora-dir, so that no path of the
+    machine is disclosed; `parent` of an adapter is the base.
+    """
+    adapter = None if state.adapters is None or name in state.names else state.adapters.get(adapter_of(state, name))
+    created = state.created if adapter is None else adapter.created
     permission = {
         "id": f"modelperm-{name}",
         "object": "model_permission",
-        "created": state.created,
+        "created": created,
         "allow_create_engine": False,
         "allow_sampling": True,
         "allow_logprobs": True,
@@ -35,21 +39,22 @@ def card(state: AppState, name: str) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",
-        "created": state.created,
+        "created": created,
         "owned_by": "omniloop",
-        "root": state.names[0],
-        "parent": None,
+        "root": state.names[0] if adapter is None else adapter.source.root,
+        "parent": None if adapter is None else state.names[0],
         "max_model_len": state.engine.max_model_len,
         "permission": [permission],
         "type": "model",
         "display_name": name,
-        "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(state.created)),
+        "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(created)),
     }
 
 
 async def listing(request: Request) -> Response:
     state = state_of(request)
-    cards = [card(state, name) for name in state.names]
+    named = () if state.adapters is None else (each.name for each in state.adapters.names)
+    cards = [card(state, name) for name in (*state.names, *named)]
     return json_response(
         {"object": "list", "data": cards, "has_more": False, "first_id": cards[0]["id"], "last_id": cards[-1]["id"]}
     )

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope
 from server.errors import invalid, not_here
 from server.http.exchange import Exchange
 from server.routes.audio import task_of
-from server.routes.endpoint import POOLS, check_model
+from server.routes.endpoint import POOLS, check_model, served_model
 from server.schema.audio import TranscriptionForm
 from server.speech.choose import transcriber_of
 from server.speech.realtime import RealtimeSession
@@ -31,15 +31,18 @@ async def realtime(exchange: Exchange, scope: Scope, receive: Receive) -> None:
     intent = query.get("intent", ["transcription"])[-1]
     if intent != "transcription":
         raise invalid("intent", "intent: this server holds transcription sessions only; leave it out")
+    named = query.get("model")
+    form = TranscriptionForm(model=named[-1] if named else exchange.state.names[0])
+    chosen = await served_model(exchange, form.model)
 
     def checked(form: TranscriptionForm) -> Task:
-        check_model(exchange.state, form.model)
+        named = check_model(exchange.state, form.model)
+        if named != chosen and (exchange.adapter is not None or named not in exchange.state.names):
+            raise invalid("model", f"model: this session is served by {chosen}; open another for another model")
         task = task_of(exchange, form, "")
         transcriber_of(exchange, task)  # raises if the model takes no audio, or not in this way
         return task
 
-    named = query.get("model")
-    form = TranscriptionForm(model=named[-1] if named else exchange.state.names[0])
     checked(form)
     client = exchange.client
     with exchange.state.sessions.hold(client):

@@ -38,7 +38,7 @@ from server.pooling.pictures import with_pictures as with_rows
 from server.pooling.run import PooledAnswer
 from server.pooling.tokens import Cut, PooledInputs, cut_of, in_pool_if, pooling_of, refuse_fields_of_messages
 from server.pooling.vectors import LARGE, activated, finished, of_tokens
-from server.routes.endpoint import check_model, gateway_priority, json_response, pooling_route, response_id
+from server.routes.endpoint import gateway_priority, json_response, pooling_route, response_id, served_model
 from server.schema.pooling import RerankBody, ScoreBody
 from server.state import AppState
 
@@ -114,7 +114,7 @@ async def scored(
     """The common fields of an answer, and the pairs' scores."""
     exchange = exchange_of(request)
     state = exchange.state
-    model = check_model(state, body.model)
+    model = await served_model(exchange, body.model)
     name = response_id(prefix, body.request_id, exchange)
     salt, priority = salt_of(body), priority_of(body, state.config, gateway_priority(request))
     cut = cut_of(state, body.truncate_prompt_tokens, body.truncation_side)

@@ -30,6 +30,7 @@ from server.routes.endpoint import (
     gateway_priority,
     generating_route,
     json_response,
+    served_model,
 )
 from server.routes.response_background import MakePrompt, in_background
 from server.routes.response_fields import check, check_input
@@ -44,7 +45,7 @@ async def create(request: Request) -> Response | None:
     exchange = exchange_of(request)
     state = exchange.state
     body = await read_json(request, ResponsesBody, state.config.limits.max_request_bytes)
-    model = check_model(state, body.model)
+    model = await served_model(exchange, body.model)
     asked = check(state, body)
     tools, echoed = check_tools(exchange, body)
     note_unenforced(exchange, body, tools.calls)

@@ -14,18 +14,15 @@ from server.routes import (
     audio,
     chat,
     completion,
-    dev,
     embeddings,
-    faults,
     health,
     messages,
     models,
-    pages,
-    playground,
     render,
     rerank,
     responses,
     stored_responses,
+    switched,
     tokenize,
     tokens,
 )
@@ -38,11 +35,4 @@ FAMILIES = (
 
 def own_routes(config: Config) -> list[Route]:
     """The lines that the flags enable."""
-    server = config.server
-    switched = [health.WITHOUT_PAGE if server.disable_playground else playground.ROUTES]
-    switched += [
-        *([] if server.disable_docs else [pages.ROUTES]),
-        *([dev.ROUTES] if server.enable_dev_endpoints else []),
-        *([faults.ROUTES] if config.health.debug_faults else []),
-    ]
-    return [line for lines in (*(family.ROUTES for family in FAMILIES), *switched) for line in lines]
+    return [line for lines in (*(family.ROUTES for family in FAMILIES), switched.routes(config)) for line in lines]

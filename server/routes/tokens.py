@@ -29,7 +29,7 @@ from server.jobs.sampling import Asked, priority_of, resolve, salt_of
 from server.output.logprobs import TokenNames
 from server.render.prompt import Prompt
 from server.render.widened import mismatch, narrowed
-from server.routes.endpoint import check_model, gateway_priority, generating_route, names_of, response_id
+from server.routes.endpoint import gateway_priority, generating_route, names_of, response_id, served_model
 from server.schema.generate import GenerateBody, TokenSampling
 from server.state import AppState
 
@@ -40,7 +40,7 @@ async def create(request: Request) -> Response | None:
     exchange = exchange_of(request)
     state = exchange.state
     body = await read_json(request, GenerateBody, state.config.limits.max_text_request_bytes)
-    check_model(state, body.model)
+    await served_model(exchange, body.model)
     fields = sampling_of(body)
     asked = check(state, fields)
     if body.output_mode == "text":

@@ -19,9 +19,10 @@ from engine.models.registry import family_of
 from engine.run.estimate import Estimate, described
 from engine.weights.files import Shard, open_checkpoint
 from server.flags.config import Config
+from server.flags.lora_flags import module_of
 from server.render.fim import FillIn
 from server.render.load_tokenizer import load_tokenizer
-from server.start.folders import check_folder, hub_of, is_hub_name, tokenizer_folder
+from server.start.folders import check_base, check_folder, hub_of, is_hub_name, tokenizer_folder
 from server.start.gguf import as_folder, is_gguf
 from server.start.joined import is_split, join
 from server.start.makers import check_chat
@@ -33,6 +34,7 @@ def lines(config: Config) -> Iterator[str]:
     A missing tokenizer and too little memory on this device are reported last, so the lines first say what is needed.
     """
     check_chat(config.chat)
+    check_base(config)
     folder, shards = headers(config, wanted=config.model.load_format != "dummy")
     yield f"model: {config.folder}" + ("" if str(folder) == config.folder else f", its files in {folder}")
     found = described(config.engine(str(folder)), shards)
@@ -56,7 +58,34 @@ def lines(config: Config) -> Iterator[str]:
         place = tokenizer_folder(config, str(folder), hub_of(config))
         if FillIn.of(load_tokenizer(place, config.model.tokenizer_mode)) is not None and model.pooling is None:
             yield "fill-in-the-middle: yes"
+    yield from of_adapters(config, str(folder), found, shards)
     yield from of_device(config, found)
+
+
+def of_adapters(config: Config, folder: str, found: Estimate, shards: list[Shard] | None) -> Iterator[str]:
+    """A line for each adapter of --lora-modules; ConfigError for one that does not fit."""
+    if config.loras is None:
+        return
+    from engine.lora.files import opened
+    from engine.lora.load import Rules, checked
+    from engine.lora.sites import give_host_sites
+    from engine.lora.targets import targets_of
+    from engine.models.registry import build_model
+    from server.start.adapters import source_of
+
+    model = build_model(found.config, found.dtype, "cpu", shards)
+    targets = targets_of(model)
+    rules = Rules(
+        targets, give_host_sites(model, config.loras), config.loras, found.dtype, folder, found.config.text.vocab_size
+    )
+    for module in map(module_of, config.lora.lora_modules):
+        try:
+            with opened(source_of(config, module), module.name) as files:
+                _, plan = checked(files, module.name, rules)
+        except ConfigError as error:
+            raise ConfigError(f"--lora-modules {module.name}: {error}") from None
+        rank, size = max(plan.ranks.values()), plan.num_bytes(found.dtype.itemsize)
+        yield f"adapter {module.name}: fits; rank {rank}, {len(plan.targets)} layers, {size:,} bytes in memory"
 
 
 def headers(config: Config, wanted: bool) -> tuple[Path, list[Shard] | None]:

@@ -35,20 +35,29 @@ def is_hub_name(name: str) -> bool:
     return HUB_NAME.fullmatch(name) is not None and not Path(name).exists()
 
 
+def check_base(config: Config) -> None:
+    """Raise ConfigError if adapters are wanted for a base that has none here."""
+    if config.lora.enable_lora and is_gguf(config.folder):
+        raise ConfigError(
+            f"--enable-lora: {config.folder} is a GGUF file, whose layers take no adapters; serve safetensors"
+        )
+
+
 async def fetch(state: AppState) -> None:
     """Fetch or make the folders of a model and tokenizer named ORG/NAME, or of a GGUF file. Raises ConfigError.
 
     The flags that name parsers and a template are checked first, since downloading a model may take long.
     """
     chat = state.config.chat
+    check_base(state.config)
     await in_pool(state, "template file", lambda: check_chat(chat)) if chat.chat_template else check_chat(chat)
     if not is_hub_name(state.folder) and not is_gguf(state.folder):
         check_folder(state.folder)
-    named = is_hub_name(state.folder) or is_hub_name(state.tokenizer_source)
+    named = is_hub_name(state.folder) or is_hub_name(state.download.tokenizer)
     if named or is_gguf(state.folder) or is_split(state.folder):
         begun = time.perf_counter()
         state.download.running = state.pool.submit(fetched, state.config, state.download.stop)
-        state.folder, state.tokenizer_source = await asyncio.wrap_future(state.download.running)
+        state.folder, state.download.tokenizer = await asyncio.wrap_future(state.download.running)
         state.startup["fetch"] = time.perf_counter() - begun
     else:
         refuse_revision(state.config.model.revision, state.folder)

@@ -22,6 +22,7 @@ from server.ops.metrics import exposition
 from server.ops.planted import into_decoders
 from server.render.frames import Frames
 from server.render.vocabulary import Vocabulary
+from server.start.adapters import load_adapters
 from server.start.makers import (
     make_grammars,
     make_loader,
@@ -57,6 +58,7 @@ async def load(state: AppState) -> None:
     state.parsers = await in_pool(state, "parsers", lambda: make_parsers(state))
     state.whisper = await in_pool(state, "speech", lambda: whisper_tokens(state))
     complete(state)
+    await load_adapters(state)
     await in_pool(state, "metrics", lambda: exposition(state.metrics))  # else the first scrape imports on the loop
 
 

@@ -29,7 +29,7 @@ def tokenizer_of(state: AppState) -> Tokenizer:
     """The tokenizer of --tokenizer, or of the model's folder."""
     from server.render.load_tokenizer import load_tokenizer
 
-    return load_tokenizer(state.tokenizer_source, state.config.model.tokenizer_mode)
+    return load_tokenizer(state.download.tokenizer, state.config.model.tokenizer_mode)
 
 
 def no_tokenizer(state: AppState) -> Tokenizer:

@@ -17,6 +17,7 @@ from server.flags.command_line import all_flags, flags_of
 from server.flags.config import Config
 from server.flags.foreign_flags import FOREIGN
 from server.flags.help import COMMANDS
+from server.routes import adapters
 from tests.docs.blocks import ROOT, blocks, text_of
 
 PAGES = ("README", *docs.NAMES)
@@ -90,7 +91,7 @@ def test_commands_of_the_pages_are_read_by_the_command_line(block, words, tmp_pa
 @pytest.mark.parametrize("page", PAGES)
 def test_routes_that_a_page_names_are_served(page):
     served = {line.path.replace(":path", "") for line in routes_of(Config())} | {"/v1/realtime", "/docs/api"}
-    of_operators = {"/start_profile", "/stop_profile"}
+    of_operators = {"/start_profile", "/stop_profile", *(line.path for line in adapters.ROUTES)}
     prefixes = ("/v1/", "/health", "/docs", "/metrics", "/pooling", "/score", "/rerank", "/tokenize", "/inference")
     for path in re.findall(r"`(/[\w/{}]+)`", text_of(page)):
         if path.startswith(prefixes):

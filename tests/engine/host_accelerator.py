@@ -32,9 +32,12 @@ class HostLauncher:
         self._by_kind[kind][variant, size] = graph
 
     def _graph(self, kind: int, size: int, variant: int) -> int | None:
-        """The graph of the variant, if graphs of this kind have variants."""
-        graphs = self._by_kind[kind]
-        return graphs.get((variant, size), graphs.get((0, size)) if all(bits == 0 for bits, _ in graphs) else None)
+        """The graph of those bits of the variant that occur in graphs of this kind."""
+        occurring = 0
+        for kinds in (kind, *((GraphKind.DECODE, GraphKind.SAMPLE) if kind == GraphKind.STEP else ())):
+            for bits, _ in self._by_kind[kinds]:
+                occurring |= bits
+        return self._by_kind[kind].get((variant & occurring, size))
 
     def pick(self, kind: int, count: int, variant: int = 0) -> int:
         sizes = {size for _, size in self._by_kind[kind] if self._graph(kind, size, variant) is not None}

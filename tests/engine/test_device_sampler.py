@@ -303,7 +303,7 @@ def test_prompt_logprobs_are_those_of_the_cpu(k, as_logits, where, together, mon
     asked = np.stack([np.arange(150), np.arange(150) % VOCAB, np.full(150, k)])
     far, far_head = hidden.double().to(where), head.double().to(where)
     with without_waiting(where):
-        pending = prompt_logprobs(lambda rows: rows @ far_head, far, asked, VOCAB, as_logits)
+        pending = prompt_logprobs(lambda rows: far[rows] @ far_head, far.device, asked, VOCAB, as_logits)
     if where != "cpu":
         torch.cuda.synchronize()
     assert len(pending._parts) == (1 if together > 1 else 3), "each takes pinned memory of its own until it is read"
@@ -329,7 +329,7 @@ def test_a_prompt_position_has_the_same_logprobs_alone_and_in_company(vocab, whe
 
     def there(asked):
         far, far_head = hidden.to(where), head.to(where)
-        found = prompt_logprobs(lambda rows: rows @ far_head, far, asked, vocab)
+        found = prompt_logprobs(lambda rows: far[rows] @ far_head, far.device, asked, vocab)
         if where != "cpu":
             torch.cuda.synchronize()
         return [entry for _, entry in sorted(found.collect().items())]

@@ -147,8 +147,8 @@ async def test_a_request_whose_logits_are_not_numbers_ends_alone():
         model = runtime_of(engine).model
         plain = model.logits
 
-        def broken(hidden):
-            logits = plain(hidden)
+        def broken(hidden, *adapters):
+            logits = plain(hidden, *adapters)
             if len(logits) == 2:
                 logits[1, 3] = float("nan")
             return logits

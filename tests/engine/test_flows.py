@@ -11,7 +11,7 @@ import pytest
 
 from engine import FinishReason, Request, SamplingParams
 from engine.base.errors import QueueTimeoutError
-from engine.base.request import PoolingParams
+from engine.base.request import Flow, PoolingParams
 from engine.run.flows import Outside
 from tests import tiny
 from tests.engine_kit import answer, frozen, quiet, running, text_request
@@ -22,9 +22,9 @@ QWEN3 = tiny.checkpoint("qwen3")
 ROWS = {"max_num_seqs": 1, "max_num_queued_reqs": 30}
 
 
-def long_request(number: int, flow: str, **more):
+def long_request(number: int, flow: str, weight=1, **more):
     """A prompt of 200 tokens: two such prompts cost more than one caller's turn."""
-    return replace(text_request([number + 1] * 200, 1, ignore_eos=True), flow=flow, **more)
+    return replace(text_request([number + 1] * 200, 1, ignore_eos=True), flow=Flow(flow, weight), **more)
 
 
 async def first_tokens(engine, requests):
@@ -89,17 +89,17 @@ async def test_s42_a_deadline_that_comes_later_ends_nothing():
 async def test_what_waits_at_a_gate_takes_turns_by_caller():
     outside = Outside()
     for device_id in range(100):
-        outside.add(device_id, "a", device_id)
+        outside.add(device_id, b"", "a", device_id)
     for device_id in (200, 201):
-        outside.add(device_id, "b", device_id)
-    assert [entry[0] for entry in outside.first(5)] == [0, 200, 1, 201, 2]
+        outside.add(device_id, b"", "b", device_id)
+    assert [entry[0] for entry in outside.first(b"", 5)] == [0, 200, 1, 201, 2]
     assert outside.enter(0)
-    assert [entry[0] for entry in outside.first(5)] == [200, 1, 201, 2, 3]  # a's turn is over
+    assert [entry[0] for entry in outside.first(b"", 5)] == [200, 1, 201, 2, 3]  # a's turn is over
     assert outside.discard(200)
     assert not outside.enter(200)
     assert 201 in outside
     assert outside.enter(201)
-    assert [entry[0] for entry in outside.first(2)] == [1, 2]
+    assert [entry[0] for entry in outside.first(b"", 2)] == [1, 2]
     assert len(outside) == 99
 
 
@@ -127,4 +127,4 @@ async def test_inputs_of_another_caller_do_not_stand_behind_a_crowd_of_inputs():
 
 def pooled(count: int, flow: str) -> Request:
     ids, once = np.arange(10 * count, dtype=np.int32) % 250, SamplingParams(max_tokens=1)
-    return Request(ids, once, n=count, pooling=PoolingParams(np.arange(count + 1) * 10), flow=flow)
+    return Request(ids, once, n=count, pooling=PoolingParams(np.arange(count + 1) * 10), flow=Flow(flow))

@@ -12,6 +12,7 @@ import pytest
 
 import engine.run.start
 from engine import Engine, EngineConfig, FinishReason
+from engine.base.config import FailureLimits
 from engine.base.errors import DeviceLostError, NotReadyError
 from engine.base.stall import StallWatch
 from tests import tiny
@@ -38,7 +39,7 @@ def block(engine: Engine, at: int, until: threading.Event) -> None:
 
 
 async def test_a_step_that_never_ends_answers_everybody_and_ends_the_engine(caplog):
-    settings = {"step_timeout": 0.2, "stall_exit": 0.3}
+    settings = {"step_timeout": 0.2, "failures": FailureLimits(stall_exit=0.3)}
     served = Engine(EngineConfig(model=str(QWEN3), **SMALL, **settings))
     await served.start()
     deaths: list[BaseException] = []
@@ -62,7 +63,7 @@ async def test_a_step_that_never_ends_answers_everybody_and_ends_the_engine(capl
 
 
 async def test_a_step_that_comes_home_late_is_not_lost(caplog):
-    async with running(QWEN3, step_timeout=0.1, stall_exit=30.0) as served:
+    async with running(QWEN3, step_timeout=0.1) as served:
         wanted = await answer(served, text_request(PROMPT, 10, ignore_eos=True))
         go = threading.Event()
         block(served, 3, go)
@@ -85,7 +86,7 @@ async def test_tokens_that_an_accelerator_brought_home_late_are_taken(monkeypatc
 
 async def test_only_time_in_which_the_loop_looked_counts():
     stalls: list[float] = []
-    config = EngineConfig(model="", step_timeout=0.2, stall_exit=0.2)
+    config = EngineConfig(model="", step_timeout=0.2, failures=FailureLimits(stall_exit=0.2))
     watched = SimpleNamespace(config=config, last_beat=1.0, on_stall=stalls.append)
     watch = StallWatch(watched)
     time.sleep(0.5)  # noqa: ASYNC251 - the loop must not run

@@ -21,6 +21,7 @@ from server.schema.chat import ChatBody
 from server.schema.common import RepetitionFields, SamplingFields, StreamOptions
 from server.schema.completion import CompletionBody
 from server.schema.generate import Features, GenerateBody, Place, TokenSampling
+from server.schema.lora import LoadAdapterBody, UnloadAdapterBody
 from server.schema.messages import CountBody, MessagesBody, SampledMessages
 from server.schema.pooling import (
     ClassifyBody,
@@ -43,6 +44,7 @@ REFUSED = "test_errors.py::test_what_this_server_cannot_do_is_named"
 BAD = "test_errors.py::test_bad_fields_are_refused_by_name"
 HASHES = "routes/test_tokens.py::test_s24_spans_and_hashes_are_recomputed_and_compared"
 RENDERED = "routes/test_tokens.py::test_a_rendered_conversation_is_answered_as_the_conversation_itself"
+ADAPTERS = "routes/test_adapters.py::"
 EMBEDDINGS = "pooling/test_embeddings.py::"
 BAD_INPUTS = EMBEDDINGS + "test_bad_input_is_400_and_says_where"
 ECHO = "routes/test_responses.py::test_echo_follows_the_request"
@@ -265,6 +267,12 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
         VECTORS + "test_an_invocation_is_the_route_that_its_fields_choose": "messages prompt input query items",
         VECTORS + "test_invocations_of_models_that_pool": "inputs",
     },
+    LoadAdapterBody: {
+        ADAPTERS + "test_loads_and_unloads_answer_in_vllms_words": "lora_name lora_path",
+        ADAPTERS + "test_a_name_has_new_weights_only_after_a_load_in_place": "load_inplace",
+        ADAPTERS + "test_s34_bad_loads_change_nothing": "sha256",
+    },
+    UnloadAdapterBody: {ADAPTERS + "test_loads_and_unloads_answer_in_vllms_words": "lora_name"},
     AbortBody: {"routes/test_chat.py::test_abort_requests_ends_an_answer": "request_ids"},
     GenerateBody: {
         RENDERED: "token_ids sampling_params output_mode request_id",

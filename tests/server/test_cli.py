@@ -375,7 +375,7 @@ def test_a_key_meant_for_vllm_does_not_leave_the_server_open(monkeypatch):
         ["--swap-space", "4"],
         ["-tp=1", "-O3"],
         ["--enable-tokenizer-info-endpoint", "--enable-server-load-tracking"],
-        ["--no-enable-lora", "--enable-sleep-mode=false", "--no-disable-hybrid-kv-cache-manager"],
+        ["--no-enable-prompt-adapter", "--enable-sleep-mode=false", "--no-disable-hybrid-kv-cache-manager"],
         ["-pcp", "1", "--enable-offline-docs", "-cb", "--log-error-stack", "--no-mmap=false"],
         ["--mlock", "--no-mlock", "-cc.mode=3", "--compilation-config.mode", "3", "--attention-backend", "FLASH_ATTN"],
     ],
@@ -392,11 +392,11 @@ def test_a_flag_of_another_server_that_asks_for_what_holds_is_taken_and_reported
     [
         (["--tensor-parallel-size", "2"], "--tensor-parallel-size 2: one process uses one device"),
         (["-tp", "two"], "--tensor-parallel-size two: one process"),
-        (["--no-enable-lora=false"], "--no-enable-lora false: adapters are not supported"),
+        (["--no-enable-prompt-adapter=false"], "--no-enable-prompt-adapter false: only LoRA adapters are served"),
         (["--no-enable-chunked-prefill"], "--no-enable-chunked-prefill: prompts are always split"),
         (["--enable-chunked-prefill=false"], "--enable-chunked-prefill false: prompts are always split"),
         (["--uvicorn-log-level", "loud"], "--uvicorn-log-level loud: --log-level loud: must be one of"),
-        (["--enable-lora"], "--enable-lora: adapters are not supported"),
+        (["--enable-prompt-adapter"], "--enable-prompt-adapter: only LoRA adapters are served"),
         (["--ctx-size"], "--ctx-size: needs a value"),
         (["-sc.method=ngram"], "--speculative-config ngram: draft tokens are not supported"),
         (["--speculative-config.method", "ngram"], "--speculative-config ngram: draft tokens are not supported"),
@@ -426,7 +426,7 @@ def test_a_value_that_only_another_server_knows_is_taken_for_what_it_means(tmp_p
 
 def test_a_file_may_hold_flags_of_another_server(tmp_path, capsys):
     file = tmp_path / "flags.yaml"
-    file.write_text("tensor-parallel-size: 1\nenable_chunked_prefill: true\nenable-lora: false\nport: 5\n")
+    file.write_text("tensor-parallel-size: 1\nenable_chunked_prefill: true\nenable-prompt-adapter: false\nport: 5\n")
     assert config_of("--config", str(file)).server.port == 5
     assert capsys.readouterr().err.count("the flag changes nothing") == 3
     file.write_text("tensor-parallel-size: 2\n")

@@ -49,6 +49,7 @@ class TowerGraphs:
         self.patches = torch.zeros(largest.patches, numbers, dtype=dtype, device=device)
         self._rows = torch.zeros(largest.blocks, config.row_width * config.row_parts, dtype=dtype, device=device)
         self.flat = torch.zeros(largest.numbers, dtype=torch.int32, device=device)
+        self.may_replay: Callable[[], bool] = lambda: True  # False: the current item has an adapter
         self._replays: dict[int, Callable[[], None]] = {}
         self._used = 0  # lines of `patches` that are not zero
         self._tables: GridTables | None = None  # the tables that `flat` holds
@@ -91,5 +92,8 @@ class TowerGraphs:
         if tables is not self._tables:  # pictures of one size often follow each other: saves a copy
             self.flat[: room.numbers] = tables.flat
             self._tables = tables
-        self._replays[room.patches]()
+        if self.may_replay():
+            self._replays[room.patches]()
+        else:
+            self._fill(room)
         return self._rows[: count // room.unit]

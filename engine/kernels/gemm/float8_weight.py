@@ -9,7 +9,6 @@ units multiply e4m3.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -39,7 +38,9 @@ class Float8Weight(Weight):
     products: ScaledProducts
     invariant: bool  # a row's bits do not depend on other rows
 
-    takes_halves: ClassVar[bool] = True
+    @property
+    def takes_halves(self) -> bool:
+        return True
 
     @property
     def num_bytes(self) -> int:

@@ -19,7 +19,17 @@ from torch import Tensor
 from _fast import cpu
 from engine.kernels.activation import Activation
 from engine.kernels.gemm.codes import FOUR_BITS, Codes, Inputs, Kind, quantised_int8
-from engine.kernels.gemm.panels import PANEL, interleave, is_packed_for, operands, pad_rows, to_panels, unpaired
+from engine.kernels.gemm.panels import (
+    PANEL,
+    as_linear,
+    interleave,
+    is_packed_for,
+    operands,
+    pad_rows,
+    to_panels,
+    unpaired,
+    unpaired_columns,
+)
 from engine.kernels.gemm.weight import Weight, gated_linear_reference, linear_reference
 
 FORMS = {kind: getattr(cpu, kind.name) for kind in Kind}
@@ -40,7 +50,7 @@ class GroupPanels(Weight):
     bias: Tensor | None  # [num_panels * 64] float32
     out_features: int
     in_features: int
-    paired: bool = False  # each panel holds 32 gate rows, then the 32 up rows that go with them: for `gated` only
+    paired: bool = False  # each panel holds 32 gate rows, then the 32 up rows that go with them: for `gated`
 
     @property
     def num_bytes(self) -> int:
@@ -58,8 +68,10 @@ class GroupPanels(Weight):
     def linear(self, x: Tensor, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
         if not is_packed_for(x):
             return linear_reference(x, self, out, residual)
-        assert not self.paired, "these panels pair gate with up, so only `gated` multiplies by them"
-        return self._launch(x, self.out_features, Activation.SILU, out, residual)
+        if self.paired:
+            both = self._launch(x, len(self.panels) * PANEL, None, None, None)
+            return as_linear(unpaired_columns(both, self.out_features), out, residual)
+        return self._launch(x, self.out_features, None, out, residual)
 
     def gated(self, x: Tensor, activation: Activation) -> Tensor:
         if not is_packed_for(x):
@@ -81,9 +93,10 @@ class GroupPanels(Weight):
         return Codes(self.kind, values, scale, self.group, self.row_scales, zero)
 
     def _launch(
-        self, x: Tensor, width: int, activation: Activation, out: Tensor | None, residual: Tensor | None
+        self, x: Tensor, width: int, activation: Activation | None, out: Tensor | None, residual: Tensor | None
     ) -> Tensor:
-        depth, given, x_scales = self.in_features, x, None
+        """The product's `width` columns, with an activation those of the gated product."""
+        depth, gated, given, x_scales = self.in_features, activation is not None, x, None
         if self.order is not None:
             x = x[..., self.order]
         rows, stride, out, address = operands(x, depth, width, out, residual)
@@ -93,9 +106,10 @@ class GroupPanels(Weight):
         cpu.coded_linear(
             out.data_ptr(), x.data_ptr(), self.panels.data_ptr(), _address(self.bias), address,
             self.scales.data_ptr(), _address(self.row_scales), _address(self.zeros),
-            _address(x_scales), rows, depth, self.out_features, self.group, stride, width, width, FORMS[self.kind],
-            self.scales.dtype is torch.bfloat16, self.zeros is not None and self.zeros.dtype is torch.float32,
-            x.dtype is torch.bfloat16, given.dtype is torch.bfloat16, self.paired, activation,
+            _address(x_scales), rows, depth, 2 * width if gated else width, self.group, stride, width, width,
+            FORMS[self.kind], self.scales.dtype is torch.bfloat16,
+            self.zeros is not None and self.zeros.dtype is torch.float32,
+            x.dtype is torch.bfloat16, given.dtype is torch.bfloat16, gated, activation or Activation.SILU,
         )  # fmt: skip
         return out
 

@@ -32,7 +32,7 @@ class CpuPanels(Weight):
     bias: Tensor | None  # [num_panels * 64] float32, zero-padded
     out_features: int
     in_features: int
-    paired: bool = False  # each panel holds 32 gate rows, then the 32 up rows that go with them: for `gated` only
+    paired: bool = False  # each panel holds 32 gate rows, then the 32 up rows that go with them: for `gated`
 
     @property
     def num_bytes(self) -> int:
@@ -47,8 +47,10 @@ class CpuPanels(Weight):
     def linear(self, x: Tensor, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
         if not is_packed_for(x):
             return linear_reference(x, self, out, residual)
-        assert not self.paired, "these panels pair gate with up, so only `gated` multiplies by them"
-        return self._launch(x, self.out_features, Activation.SILU, out, residual)
+        if self.paired:
+            both = self._launch(x, len(self.panels) * PANEL, None, None, None)
+            return as_linear(unpaired_columns(both, self.out_features), out, residual)
+        return self._launch(x, self.out_features, None, out, residual)
 
     def gated(self, x: Tensor, activation: Activation) -> Tensor:
         if not is_packed_for(x):
@@ -61,15 +63,16 @@ class CpuPanels(Weight):
         return unpaired(rows, self.out_features) if self.paired else rows[: self.out_features]
 
     def _launch(
-        self, x: Tensor, width: int, activation: Activation, out: Tensor | None, residual: Tensor | None
+        self, x: Tensor, width: int, activation: Activation | None, out: Tensor | None, residual: Tensor | None
     ) -> Tensor:
-        depth = self.in_features
+        """The product's `width` columns, with an activation those of the gated product."""
+        depth, gated = self.in_features, activation is not None
         rows, stride, out, address = operands(x, depth, width, out, residual)
         panels, bias = self.panels, self.bias
         cpu.linear(
             out.data_ptr(), x.data_ptr(), panels.data_ptr(), 0 if bias is None else bias.data_ptr(), address,
-            rows, depth, self.out_features, stride, width, width,
-            x.dtype is torch.bfloat16, panels.dtype is torch.bfloat16, self.paired, activation,
+            rows, depth, 2 * width if gated else width, stride, width, width,
+            x.dtype is torch.bfloat16, panels.dtype is torch.bfloat16, gated, activation or Activation.SILU,
         )  # fmt: skip
         return out
 
@@ -149,6 +152,19 @@ def unpaired(rows: Tensor, count: int) -> Tensor:
     """The inverse of `interleave`: [padded rows, columns] -> [count, columns]."""
     halves = rows.view(-1, 2, PANEL // 2, rows.shape[1]).transpose(0, 1)  # [2, num_panels, 32, columns]
     return halves.reshape(2, -1, rows.shape[1])[:, : count // 2].reshape(count, -1)
+
+
+def unpaired_columns(both: Tensor, count: int) -> Tensor:
+    """A product by interleaved rows, [..., padded columns] -> [..., count]: gate's columns, then up's."""
+    halves = both.unflatten(-1, (-1, 2, PANEL // 2)).transpose(-3, -2)  # [..., 2, num_panels, 32]
+    return halves.flatten(-2)[..., : count // 2].flatten(-2)
+
+
+def as_linear(y: Tensor, out: Tensor | None, residual: Tensor | None) -> Tensor:
+    """The result of Weight.linear, made from the product y."""
+    if residual is not None:
+        y = y + residual
+    return y if out is None else out.copy_(y)
 
 
 def to_panels(*pieces: Tensor, dtype: torch.dtype | None = None) -> Tensor:

@@ -14,7 +14,6 @@ outside this folder does not depend on the form.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -29,12 +28,15 @@ class Weight(ABC):
 
     __slots__ = ()
 
-    takes_halves: ClassVar[bool] = False  # `of_halves` saves a launch over `glu` and `linear`
-
     @property
     @abstractmethod
     def num_bytes(self) -> int:
         """Bytes of the form in memory."""
+
+    @property
+    def takes_halves(self) -> bool:
+        """Whether `of_halves` saves a launch over `glu` and `linear`."""
+        return False
 
     @property
     def sums_in_two(self) -> bool:

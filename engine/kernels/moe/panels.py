@@ -48,6 +48,14 @@ class ExpertPanels(ExpertsWeight):
                 out[mine] = weight.gated(rows[mine], activation)
         return out
 
+    def halves(self, x: Tensor, pairs: Pairs) -> Tensor:
+        assert pairs.order is not None
+        rows = x.index_select(0, pairs.order // (1 if len(x) == pairs.count else pairs.top_k))
+        out = x.new_empty(len(rows), 2 * self.out_features)
+        for weight, mine in self._each(pairs):
+            weight.linear(rows[mine], out[mine])
+        return out.new_empty(out.shape).index_copy_(0, pairs.order, out)
+
     def of_pairs(self, rows: Tensor, pairs: Pairs) -> Tensor:
         assert pairs.order is not None
         out = rows.new_empty(len(rows), self.out_features)

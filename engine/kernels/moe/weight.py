@@ -8,6 +8,7 @@ Owner: the model; read-only after loading. In: tokens' rows and the experts that
     of_tokens   x [T, H] -> a row for each pair, pairs of one expert adjacent; with an activation of gate and up
     of_pairs    these rows -> [T, top_k, H], each token's experts in the order in which the token chose them
     of_mlp      of_tokens, then of_pairs; a form may fuse them; `inputs` is set if it accepts codes of x too
+    halves      gate and up of each pair before the activation, for layers with adapters (engine/layers/adapted_experts)
 """
 
 from __future__ import annotations
@@ -58,6 +59,16 @@ class ExpertsWeight(ABC):
     @abstractmethod
     def of_pairs(self, rows: Tensor, pairs: Pairs) -> Tensor:
         """rows [pairs, in_features], sorted by expert -> [T, top_k, out_features]."""
+
+    def halves(self, x: Tensor, pairs: Pairs) -> Tensor:
+        """x [T, in_features], or a row for each pair -> gate, then up, before the activation, [pairs, out_features] in
+        the order of tokens."""
+        each = 1 if len(x) == pairs.count else pairs.top_k
+        if pairs.order is not None:
+            rows = x.index_select(0, pairs.order.clamp(0, pairs.count - 1) // each)
+        else:
+            rows = x if each == 1 else x[:, None].expand(-1, each, -1).flatten(0, 1).contiguous()
+        return self.of_pairs(rows, pairs).flatten(0, 1)
 
     def of_mlp(
         self, down: ExpertsWeight, x: Tensor, codes: CodedRows | None, pairs: Pairs, activation: Activation,

@@ -26,7 +26,7 @@ from engine.base.model_config import ModelConfig
 from engine.base.request import Modality
 from engine.cache.spec import CacheSpec, LayerCache
 from engine.encoders.tower import Tower
-from engine.layers.adapted import Chosen
+from engine.layers.adapted import TokenAdapters
 from engine.layers.attention import PagedSelfAttention
 from engine.layers.batch import Batch
 from engine.layers.convolution import GatedConvolution
@@ -99,7 +99,8 @@ class Decoder(Model):
         self.vision: Tower | None = None
         self.audio: Tower | None = None
         self.table = self.WEIGHTS
-        self.chosen: Chosen | None = None
+        self.chosen: TokenAdapters | None = None
+        self.head_chosen: TokenAdapters | None = None  # of the rows whose logits are computed
         self.replaced_parts: Any = None  # parts outside the layers that further rows of a table name
         self.head = (
             None if config.pooling else Head(text.vocab_size, text.hidden_size, text.tie_embeddings, text.head_bias)
@@ -232,8 +233,10 @@ class Decoder(Model):
         """The tokens' embeddings, a new tensor [T, hidden]."""
         return self.embed(batch.token_ids)
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, adapters: Tensor | None = None) -> Tensor:
         assert self.head is not None, "a model with a pooler has no head"
+        if self.head_chosen is not None:
+            self.head_chosen.begin(adapters)
         logits = self.head(hidden)
         scale, cap = self.config.text.logit_scale, self.config.text.logit_softcap
         if scale != 1.0:

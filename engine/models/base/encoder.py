@@ -191,5 +191,5 @@ class Encoder(Model):
     def is_run(self, number: int) -> bool:
         return any(layer is self.layers[number] for layer in self._run)
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, adapters: Tensor | None = None) -> Tensor:
         raise TypeError("an encoder has no language model's head: its pooler reads hidden states")

@@ -33,6 +33,13 @@ class SparseLayer(Protocol):
     newest: Tensor | None  # on a CPU: the experts that the newest step chose, [rows, top_k]
 
 
+class ItemAdapter(Protocol):
+    """The adapter of the item that a tower encodes."""
+
+    def begin_item(self, place: int) -> None:
+        """Sets the place of the adapter, for all runs of towers until the next call; 0: none."""
+
+
 class Model(ABC):
     """One architecture, built for one checkpoint."""
 
@@ -48,6 +55,7 @@ class Model(ABC):
     # The modality or the task of each adapter of the checkpoint. A request uses the first adapter whose modality is
     # among its media; a pooled input uses the adapter that it names.
     adapters: tuple[str, ...] = ()
+    of_items: ItemAdapter | None = None  # None: towers have no places of adapters
     sparse: Mapping[int, SparseLayer] = MappingProxyType({})  # layer number -> layer, for layers with experts
     pooler: Pooler | None = None  # set in a model that makes vectors or scores instead of tokens
 
@@ -84,8 +92,9 @@ class Model(ABC):
         return True
 
     @abstractmethod
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Rows of forward's result, [n, hidden_size] -> [n, vocab_size] float32."""
+    def logits(self, hidden: Tensor, adapters: Tensor | None = None) -> Tensor:
+        """Rows of forward's result, [n, hidden_size] -> [n, vocab_size] float32. `adapters`: each row's adapter, int32
+        [n], as in Batch; None: no row has one."""
 
 
 def check_prompt_rows(asked: bool, model: Model) -> None:

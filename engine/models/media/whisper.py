@@ -178,7 +178,7 @@ class Whisper(Model):
         fill_list(work, view, 1)
         return replace(view, work=work)
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, adapters: Tensor | None = None) -> Tensor:
         return self.head(hidden)
 
 

@@ -117,7 +117,7 @@ class TransformersModel(Model):
         """A step's tokens as the decoder's argument."""
         return {"input_ids": batch.token_ids[None]}
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, adapters: Tensor | None = None) -> Tensor:
         self._given.hidden = hidden[None]
         nothing = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)
         logits: Tensor = self.module(input_ids=nothing, use_cache=False, return_dict=True).logits[0]

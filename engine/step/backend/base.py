@@ -108,6 +108,8 @@ class Steady(Protocol):
 class Backend(Protocol):
     """Runs steps in the order in which they are launched."""
 
+    forward_variant: int  # the bit of the variant with another forward, which reads tokens' adapters; 0: there is none
+
     @property
     def rank(self) -> Rank:
         """The first or only device."""

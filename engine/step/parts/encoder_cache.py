@@ -12,6 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -42,6 +43,7 @@ class EncoderCache:
         self.entries: dict[bytes, int] = {}
         self.digests: dict[int, bytes] = {}
         self.clock = TowerClock(on_device=ring is not None and torch.cuda.is_available())
+        self.place_of: dict[int, int] = {}  # by entry: the place of the adapter that changes the item's rows
         self.queries = self.hits = 0  # media items of requests; items whose entry existed already
 
     def find(self, digest: bytes) -> int | None:
@@ -74,6 +76,7 @@ class EncoderCache:
         if dead:
             self.entries.pop(self.digests.pop(entry, b""), None)  # an entry may be evicted before it is staged
             self.inputs.pop(entry, None)
+            self.place_of.pop(entry, None)
 
     def drop_rows(self) -> None:
         """Drops all rows; `rows` computes them again when needed (device thread, with no step in flight)."""
@@ -92,7 +95,7 @@ class EncoderCache:
             item, run = self.inputs[entry], self.begun.get(entry)
             assert item.modality != "prompt", "text has no tower"
             try:
-                with self.clock.of([entry]):
+                with self.clock.of([entry]), self._adapted(entry):
                     if run is None:
                         tower = self._model.towers[item.modality]
                         assert isinstance(tower, PausingTower), "others are never cut"
@@ -168,7 +171,7 @@ class EncoderCache:
         open_groups: dict[int, tuple[SharedTower, list[int], int]] = {}
         for entry in entries:
             item = self.inputs[entry]
-            if item.modality == "prompt" or ROWS in item.features:
+            if item.modality == "prompt" or ROWS in item.features or entry in self.place_of:
                 continue
             tower = self._model.towers[item.modality]
             if not isinstance(tower, SharedTower):
@@ -200,17 +203,31 @@ class EncoderCache:
         """Rows from the item's tower, or rows that the client has sent."""
         begun = self.begun.pop(entry, None)
         if begun is not None:
-            with self.clock.of([entry]):
+            with self.clock.of([entry]), self._adapted(entry):
                 return begun.finish()
         tensors = self._tensors(item.features)
         if ROWS not in tensors:
             assert item.modality != "prompt", "text has no tower"
-            with self.clock.of([entry]):
+            with self.clock.of([entry]), self._adapted(entry):
                 return self._model.towers[item.modality].encode(tensors)
         config, rows = self._model.config, tensors[ROWS].to(self._model.dtype)
         if item.modality == "prompt" and config.row_parts > 1:  # later layers add nothing to rows of text
             return torch.nn.functional.pad(rows, (0, (config.row_parts - 1) * rows.shape[1]))
         return rows
+
+    @contextmanager
+    def _adapted(self, entry: int) -> Iterator[None]:
+        """Context for a run of a tower on the entry's item, with the adapter that changes its rows."""
+        place = self.place_of.get(entry, 0)
+        items = self._model.of_items if place else None
+        if items is None:
+            yield
+            return
+        items.begin_item(place)
+        try:
+            yield
+        finally:
+            items.begin_item(0)
 
     def _tensors(self, features: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
         """Moves features to where the tower reads them: pixels, tables and frames on the device, the rest on the host.

@@ -124,8 +124,10 @@ class Media(StepPart):
         keys = np.zeros((2, len(request.prompt_token_ids)), np.int64)
         keys[0] = request.prompt_token_ids
         for item in request.media:
-            digest = hashlib.blake2b(item.hash, key=place.root, digest_size=16).digest()
+            digest = hashlib.blake2b(item.hash, key=place.media_root, digest_size=16).digest()
             entry = self._entry(item, digest, place, scheduler)
+            if request.lora is not None and request.lora.in_towers:
+                self.encoder.place_of[entry] = place.adapter
             halves = np.frombuffer(digest, "<u8")[:, None]
             done = 0
             for start, length in item.spans:
@@ -149,7 +151,7 @@ class Media(StepPart):
             entry = scheduler.add_entry(item.num_tokens, work)
             assert entry >= 0, "items larger than the encoder cache are refused before they get here"
             place.made.append(entry)
-            if place.adapter:
+            if place.adapter and self._model.adapters:
                 item = replace(item, features={**item.features, ADAPTER: np.array(place.adapter)})
             self.encoder.stage(entry, name, item)
         return entry

@@ -1,9 +1,9 @@
 """PARTS: the parts of a step, in the order in which their hooks are called.
 
 A part is a file in this folder and an entry of PARTS. An entry makes the part for a model and its settings, or returns
-None if they do not need the part. Media come first, because media rows replace embeddings before the forward reads
-them. Prompt log-probabilities and routed experts read the forward. Rules write mask lines before grammars, which have
-the last word on the allowed tokens of a row.
+None if they do not need the part. Adapters give a row its identity. Media come next, because media rows replace
+embeddings before the forward reads them. Prompt log-probabilities and routed experts read the forward. Rules write mask
+lines before grammars, which have the last word on the allowed tokens of a row.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from dataclasses import dataclass
 
 from engine.base.config import EngineConfig
 from engine.cache.spec import CacheSpec
+from engine.lora.sites import give_device_sites, give_host_sites
 from engine.models.base.model import Model
+from engine.step.parts.adapters import DeviceAdapters, HostAdapters
 from engine.step.parts.expert_load import ExpertLoad
 from engine.step.parts.grammar import Grammar
 from engine.step.parts.media import Media
@@ -39,6 +41,16 @@ class Setting:
     def chooses(self) -> bool:
         """True if the model generates tokens, False if it pools."""
         return self.model.pooler is None
+
+
+def adapters(setting: Setting) -> StepPart | None:
+    """Gives the model's layers their places, so it runs before the weights are read."""
+    if setting.config.lora is None:
+        return None
+    if setting.on_host:
+        return HostAdapters(setting.config, give_host_sites(setting.model, setting.config.lora), setting.sizes)
+    sites = give_device_sites(setting.model, setting.config.lora, setting.config.deterministic)
+    return DeviceAdapters(setting.config, setting.model, sites, setting.sizes)
 
 
 def media(setting: Setting) -> StepPart | None:
@@ -73,6 +85,7 @@ def pooling(setting: Setting) -> StepPart | None:
 
 
 PARTS: list[Callable[[Setting], StepPart | None]] = [
+    adapters,
     media,
     prompt_logprobs,
     routed,

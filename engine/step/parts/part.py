@@ -76,6 +76,7 @@ class StepPart:
     """The base class of parts. A part handles the rows that need it; steps without these rows have no extra cost."""
 
     name: ClassVar[str]  # key in extras of outputs, in Step.notes and in the ledger
+    changes_forward: ClassVar[bool] = False  # graphs of forwards have the part's variant too, not only sampling
     ranks: ClassVar[Ranks] = "first"  # the ranks that hold the part's state, if a model lies on several devices
     variant = 0  # the bit of the part's graph variant if it claims one; the executor sets it before `start`
 

@@ -156,15 +156,15 @@ class DevicePooling:
 
     # -- what is launched, and recorded as graphs at start ------------------------------------------------------------
 
-    def forward_into(self, kind: int, tokens: int) -> None:
+    def forward_into(self, kind: int, tokens: int, variant: int = 0) -> None:
         """A whole step of `tokens` padded tokens and at most as many rows; copies the rows' lines to the host."""
         assert kind == GraphKind.MIXED
         rows = min(tokens, self._sizes.max_rows)
-        self._send(self._pooler.lines(self._batch(tokens, rows, rows, []), rows, self._model.forward))
+        self._send(self._pooler.lines(self._batch(tokens, rows, rows, [], variant), rows, self._model.forward))
 
-    def _batch(self, tokens: int, rows: int, ends: int, media: list[Media]) -> Batch:
+    def _batch(self, tokens: int, rows: int, ends: int, media: list[Media], variant: int) -> Batch:
         buffers = self._buffers
-        batch = buffers.batch(tokens, rows, False, media)
+        batch = buffers.batch(tokens, rows, False, media, variant)
         batch.sample_index = buffers.inputs.sample_index[:ends]
         row_slot, slots = buffers.inputs.row_slot[:rows], buffers.slots.tensors
         if self._model.reads_pairs:
@@ -181,11 +181,12 @@ class DevicePooling:
     def record(self, capture: Callable[..., int], variants: Iterable[int]) -> None:
         """Does nothing: a pooling model has no decode steps."""
 
-    def record_forward(self, capture: Callable[..., int], kind: int, tokens: int) -> None:
+    def record_forward(self, capture: Callable[..., int], kind: int, tokens: int, variant: int = 0) -> None:
         """Records a step. First an abridged forward with fewer launches loads every kernel."""
         with self._model.abridged():
-            self.forward_into(kind, tokens)
-        self.launcher.set_graph(kind, 0, tokens, capture(lambda: self.forward_into(kind, tokens), met=True))
+            self.forward_into(kind, tokens, variant)
+        whole = capture(lambda: self.forward_into(kind, tokens, variant), met=True)
+        self.launcher.set_graph(kind, variant, tokens, whole)
 
     def decode(self, rows: int, variant: int = 0) -> None:
         """Does nothing: a pooling model has no decode steps."""
@@ -195,7 +196,7 @@ class DevicePooling:
 
     def largest(self) -> None:
         """Runs the step with the most tokens."""
-        self.forward_into(GraphKind.MIXED, self._sizes.max_tokens)
+        self.forward_into(GraphKind.MIXED, self._sizes.max_tokens, self._buffers.forward_variant)
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
@@ -214,11 +215,11 @@ class DevicePooling:
         """Launches the whole step; `size`: tokens of the graph, 0: no graph."""
         step.chosen = True
         if size:
-            self.launcher.launch(step.plan, step.number, kind, size, 0)
+            self.launcher.launch(step.plan, step.number, kind, size, 0, step.variant)
             return
         self.launcher.prep(step.plan, step.number)
         plan, pooler = step.plan, self._pooler
-        batch = self._batch(plan.num_tokens, plan.num_rows, plan.num_sampled, step.media)
+        batch = self._batch(plan.num_tokens, plan.num_rows, plan.num_sampled, step.media, step.variant)
         if not step.eager:
             self._send(pooler.lines(batch, plan.num_sampled, self._model.forward))
         else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -65,7 +66,7 @@ class PromptLogprobs(StepPart):
         for count in one_size_per_doubling(list(range(1, most + 1))):
             wanted = np.zeros((3, count), np.int64)
             wanted[2] = 2
-            prompt_logprobs(model.logits, hidden, wanted, self._vocab, self._as_logits)
+            prompt_logprobs(partial(self._logits, hidden, None), hidden.device, wanted, self._vocab, self._as_logits)
 
     def place(self, request: Request, place: Place, scheduler: Scheduler) -> None:
         if request.sampling.prompt_logprobs is not None:
@@ -100,9 +101,15 @@ class PromptLogprobs(StepPart):
             return
         try:
             assert step.hidden is not None
-            due.pending = prompt_logprobs(self._model.logits, step.hidden, due.wanted, self._vocab, self._as_logits)
+            project = partial(self._logits, step.hidden, step.notes["adapters"])
+            due.pending = prompt_logprobs(project, step.hidden.device, due.wanted, self._vocab, self._as_logits)
         except Exception as error:
             step.error = error
+
+    def _logits(self, hidden: torch.Tensor, adapters: torch.Tensor | None, tokens: torch.Tensor) -> torch.Tensor:
+        """The logits of these tokens of the step, int64 [n]."""
+        own = None if adapters is None else adapters.index_select(0, tokens)
+        return self._model.logits(hidden.index_select(0, tokens), own)
 
     def collect(self, step: Step) -> None:
         due = step.notes.get(self.name)

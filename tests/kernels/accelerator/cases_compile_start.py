@@ -1,19 +1,24 @@
 """A start's walk launches every kernel that the model will need; simulated on an absent H100."""
 
+import asyncio
 import random
 import re
+from dataclasses import replace
 
 import pytest
 import torch
 import triton  # noqa: F401  (must precede the import of any kernel file)
 
 import engine.quant.blocks
-from engine.base.config import EngineConfig
+from engine.base.config import EngineConfig, LoraConfig
 from engine.explain.explained import explain
+from engine.layers.moe import Experts
+from engine.lora.adapter import Adapter, PackedExperts, PackedSite
+from engine.lora.sites import changed
 from tests.bench.shapes import few_layers, write_folder
 from tests.engine.absent_device import met  # noqa: F401  (a fixture)
 from tests.engine.kinds import every_kind
-from tests.engine_kit import running
+from tests.engine_kit import answer, running, text_request
 
 REAL = {"load_format": "dummy", "num_gpu_blocks_override": 4096, "max_num_seqs": 0, "max_num_batched_tokens": 0}
 LONG = {**REAL, "max_num_batched_tokens": 4096}
@@ -70,4 +75,33 @@ async def test_kernels_of_pictures_of_any_size_are_met_in_the_walk(met, tmp_path
                 vision.encode(features)
                 patches = torch.zeros(4 * t * h * w, vision.patch_embed.in_features, device="meta")
                 vision.encode({"pixel_values": patches, "grid_thw": features["grid_thw"]})
+    assert not met.since
+
+
+@pytest.mark.parametrize(
+    "case", ["8b", *(pytest.param(case, marks=pytest.mark.full) for case in ("30b-a3b", "gpt-oss-20b"))]
+)
+async def test_kernels_of_steps_with_adapters_are_met_in_the_walk(case, met, tmp_path, monkeypatch):  # noqa: F811
+    """Steps of few and of many tokens, in graphs and without, with and without rows of the base."""
+    # Scales on the meta device have no values to check.
+    monkeypatch.setattr(engine.quant.blocks, "scale_of", lambda _kind, powers: powers.to(torch.bfloat16))
+    folder = write_folder(tmp_path, few_layers(case))
+    async with running(folder, device="cuda", max_model_len=16384, **LONG, lora=LoraConfig(max_loras=4)) as served:
+        sites: dict[str, PackedSite | PackedExperts] = {}
+        for path, layer in await served.on_device(lambda runtime: changed(runtime.model, LoraConfig())):
+            pieces = layer.pieces if isinstance(layer, Experts) else layer.out_features
+            first = (layer.num_experts,) if isinstance(layer, Experts) else ()
+            a = torch.zeros(*first, 16 * len(pieces), layer.in_features, dtype=torch.bfloat16)
+            b = tuple(torch.zeros(*first, rows, 16, dtype=torch.bfloat16) for rows in pieces)
+            sites[path] = PackedExperts(a, b) if first else PackedSite(a, b)
+        adapters = [Adapter(str(k), bytes([k]) * 32, 16, sites, 0) for k in range(3)]
+        met.ready()
+        for rows, length in ((1, 3), (3, 40), (40, 30), (5, 700), (1, 5000)):
+            asked = [text_request([5] * length, 3, ignore_eos=True) for _ in range(rows)]
+            asked = [replace(each, lora=adapters[k % 3] if k % 4 else None) for k, each in enumerate(asked)]
+            asked.append(replace(text_request([5] * length, 3, ignore_eos=True), lora=adapters[0]))
+            await asyncio.gather(*(answer(served, each) for each in asked))
+    kind = "expand_gated_kernel" if case == "8b" else "pair_keys_kernel"
+    assert {"shrink_kernel", "expand_kernel", kind} <= {name for name, *_ in met.at_start}
+    assert not met.later
     assert not met.since

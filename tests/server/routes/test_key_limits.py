@@ -49,6 +49,7 @@ UNCOUNTED = {
     "/api/embed", "/api/embeddings", "/api/show", "/api/pull", "/api/push", "/api/create", "/api/copy",
     "/api/blobs/{digest}", "/infill", "/embeddings", "/reranking", "/v1/reranking",
     "/pause", "/resume", "/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache",
+    "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/load_lora_adapter", "/unload_lora_adapter",
 }  # fmt: skip
 WAYS = [
     *((path, body) for path, body in COUNTED.items()),
@@ -58,7 +59,8 @@ WAYS = [
 
 
 async def test_s42_every_posting_route_is_known_here(serve):
-    config = serve(server={"enable_dev_endpoints": True, "admin_api_key": "boss"}).state.config
+    flags = {"enable_runtime_lora": True}
+    config = serve(server={"enable_dev_endpoints": True, "admin_api_key": "boss"}, lora=flags).state.config
     posted = {line.path for line in routes_of(config) if "POST" in (line.methods or ())}
     assert posted - UNCOUNTED == COUNTED.keys()
     assert not UNCOUNTED - posted

@@ -83,6 +83,15 @@ class DeviceBackend:
         self.steady: Steady | None = None
 
     @property
+    def forward_variant(self) -> int:
+        """See Backend."""
+        return self.buffers.forward_variant
+
+    @forward_variant.setter
+    def forward_variant(self, bit: int) -> None:
+        self.buffers.forward_variant = bit
+
+    @property
     def can(self) -> Abilities:
         return Abilities(graphs=True, steady_loop=self.steady is not None, tile=TILE)
 
@@ -101,7 +110,7 @@ class DeviceBackend:
         return fullness(target(), tokens, text.intermediate_size, text.hidden_size)
 
     def admit(self, slot: int, row: LiveRow, words: np.ndarray) -> None:
-        self.buffers.slots.admit(slot, row, words, self.rank.model.adapters)
+        self.buffers.slots.admit(slot, row, words)
         self.forwards.admit(slot, row, words)
 
     def send(self, slot: int, words: np.ndarray) -> None:
@@ -125,7 +134,7 @@ class DeviceBackend:
 
     def forward(self, step: Step) -> None:
         kind = self.forwards.kind_of(step)
-        size = 0 if step.eager else self.launcher.pick(kind, step.plan.num_tokens)
+        size = 0 if step.eager else self.launcher.pick(kind, step.plan.num_tokens, step.variant)
         if not size:
             step.times.is_a_guess()
         self.buffers.slots.pack(step.plan, step.rows)

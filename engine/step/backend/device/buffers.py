@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from _fast.layout import record_len
+from _fast.layout import SlotWord, record_len
 from _fast.plan import StepPlan
 from engine.attention.meta import AttentionMeta, WorkList
 from engine.cache.spec import CacheSpec, KeyValueSpec
@@ -32,6 +32,7 @@ from engine.kernels.step_inputs import step_inputs
 from engine.kernels.step_tensors import empty_inputs
 from engine.kernels.target import target
 from engine.layers.batch import Batch, LayerHook
+from engine.models.base.decoder import Decoder
 from engine.step.backend.device.home import RECORDS, Home
 from engine.step.backend.device.slots import DeviceSlots
 from engine.step.backend.states import state_rows
@@ -68,9 +69,17 @@ def _cut(spec: CacheSpec) -> Cut | None:
 class StepBuffers:
     """The buffers of all steps; the forward decides how steps use them."""
 
-    def __init__(self, rank: Rank, sizes: Sizes, invariant: bool, overlays: bool, hooks: Sequence[LayerHook]) -> None:
+    def __init__(
+        self,
+        rank: Rank,
+        sizes: Sizes,
+        invariant: bool,
+        overlays: bool,
+        hooks: Sequence[LayerHook],
+        places: bool = False,
+    ) -> None:
         """`overlays`: media rows may replace embeddings, in recorded steps too; `invariant`: a row's result does not
-        depend on the other rows of its step."""
+        depend on the other rows of its step; `places`: rows may have adapters by name."""
         assert rank.accelerator is not None
         accelerator, model = rank.accelerator, rank.model
         device, rows, tokens = accelerator.device, sizes.max_rows, sizes.max_tokens
@@ -79,6 +88,7 @@ class StepBuffers:
         updates = max(groups * (sizes.max_blocks + 1), MIN_UPDATES)
         length = record_len(rows, tokens, updates, run_width)
         self._rank, self._sizes, self._invariant, self.hooks = rank, sizes, invariant, hooks
+        self.forward_variant = 0  # the bit of the variant whose forwards read the tokens' adapters
         self._cuts = [_cut(group.spec) for group in rank.layout.groups[:groups]]
         self.records = records_in(accelerator.pinned(RECORDS * length).view(RECORDS, length), device)
         self.plans = [
@@ -89,7 +99,7 @@ class StepBuffers:
         self.slots = DeviceSlots(sizes, groups, config.axes, config.bidirectional, accelerator)
         self.home = Home(accelerator, rows, sizes.width)
         self.inputs = empty_inputs(
-            rows, tokens, groups, config.axes, device, bool(config.bidirectional), bool(model.adapters)
+            rows, tokens, groups, config.axes, device, bool(config.bidirectional), places or bool(model.adapters)
         )
         self.sampled_hidden = torch.zeros(rows, config.text.hidden_size, dtype=model.dtype, device=device)
         self._overlay: tuple[Tensor, Tensor] | None = None  # (marks of tokens, rows); recorded steps read it
@@ -150,12 +160,14 @@ class StepBuffers:
         """Launches the kernel that writes the sampled tokens into the step's line of the ring."""
         self.home.send(self.inputs, self.slots.tensors)
 
-    def batch(self, tokens: int, rows: int, decode_only: bool, media: list[Media]) -> Batch:
+    def batch(self, tokens: int, rows: int, decode_only: bool, media: list[Media], variant: int = 0) -> Batch:
         """A Batch over views of the first `tokens` tokens and `rows` rows; the hidden states of all tokens are read.
-        Tokens and rows beyond those of the step are padding."""
+        Tokens and rows beyond those of the step are padding. `variant`: of the step."""
         inputs, overlay, layout = self.inputs, None, self._rank.layout
         if self._overlay is not None and not media and not decode_only and tokens <= len(self._overlay[0]):
             overlay = self._overlay[0][:tokens], self._overlay[1][:tokens]
+        fixed = self._rank.model.adapters  # every forward reads the numbers of adapters that are part of the model
+        adapters = inputs.adapters if fixed or variant & self.forward_variant else None
         attention: list[Any] = [self._meta(group, tokens, rows, decode_only) for group in range(layout.token_groups)]
         if self.states is not None:
             attention += self.states.metas(inputs.query_start[: rows + 1], decode_only)
@@ -168,12 +180,26 @@ class StepBuffers:
             group_of=layout.group_of,
             num_tokens=inputs.query_start[-1:],  # [1] the start behind the last row: the number of tokens
             overlay=overlay,
-            adapters=None if inputs.adapters is None else inputs.adapters[:tokens],
+            adapters=None if adapters is None else adapters[:tokens],
             hooks=self.hooks,
         )
         for hook in self.hooks:
             hook.begin(batch)
         return batch
+
+    @property
+    def adapts_head(self) -> bool:
+        """Whether adapters may change the logits' matrix."""
+        model = self._rank.model
+        return isinstance(model, Decoder) and model.head_chosen is not None
+
+    def sampled_adapters(self, rows: int, variant: int) -> Tensor | None:
+        """The numbers of the adapters of the first `rows` sampled rows, int32 [rows]; None: logits need no adapter in
+        steps of this variant."""
+        if not self.adapts_head or not variant & self.forward_variant:
+            return None
+        slots = self.inputs.sample_slot[:rows]
+        return self.slots.tensors.word(SlotWord.ADAPTER).index_select(0, slots)
 
     @contextmanager
     def overlaid(self, media: list[Media]) -> Iterator[None]:

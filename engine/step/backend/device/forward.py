@@ -30,7 +30,7 @@ from engine.sampling.masks import LineUpload
 from engine.step.backend.device.buffers import StepBuffers
 from engine.step.live import LiveRow
 from engine.step.rank import Rank
-from engine.step.sizes import Sizes, decode_sizes
+from engine.step.sizes import Sizes, decode_sizes, fewer_decode_sizes
 from engine.step.step import Chosen, Ending, Step
 
 
@@ -65,12 +65,13 @@ class DeviceForward:
     def decode(self, rows: int, variant: int = 0) -> None:
         """A whole step of up to `rows` rows that all sample: prep, forward, sampling. Hidden states are not copied."""
         self._buffers.prep()
-        self._choose(self._model.forward(self._buffers.batch(rows, rows, True, [])), variant)
+        batch = self._buffers.batch(rows, rows, True, [], variant)
+        self._choose(self._model.forward(batch), batch.adapters, variant)  # each row is one token
 
-    def forward_into(self, kind: int, tokens: int) -> None:
+    def forward_into(self, kind: int, tokens: int, variant: int = 0) -> None:
         """A forward of `tokens` padded tokens; copies the hidden states of its sampled rows to `sampled_hidden`."""
         rows = min(tokens, self._sizes.max_rows)
-        self._keep_sampled(self._buffers.batch(tokens, rows, kind == GraphKind.DECODE, []), rows)
+        self._keep_sampled(self._buffers.batch(tokens, rows, kind == GraphKind.DECODE, [], variant), rows)
 
     def _keep_sampled(self, batch: Batch, count: int) -> None:
         """Runs the forward and stores the hidden states of the first `count` sampled rows (`count` <= tokens)."""
@@ -89,12 +90,13 @@ class DeviceForward:
 
     def choose_into(self, rows: int, variant: int = 0) -> None:
         """Samples a token for each of the first `rows` sampled rows; rows beyond the step's own are padding."""
-        self._choose(self._buffers.sampled_hidden[:rows], variant)
+        buffers = self._buffers
+        self._choose(buffers.sampled_hidden[:rows], buffers.sampled_adapters(rows, variant), variant)
 
-    def _choose(self, hidden: torch.Tensor, variant: int) -> None:
+    def _choose(self, hidden: torch.Tensor, adapters: torch.Tensor | None, variant: int) -> None:
         """Samples tokens from hidden states [rows, hidden_size] and launches the copy of the tokens to the host."""
         buffers = self._buffers
-        self.sampler.launch_plain(buffers.inputs, self._model.logits(hidden), buffers.home.tokens)
+        self.sampler.launch_plain(buffers.inputs, self._model.logits(hidden, adapters), buffers.home.tokens)
         self._end(hidden, variant)
 
     def _end(self, hidden: torch.Tensor, variant: int) -> None:
@@ -104,20 +106,30 @@ class DeviceForward:
 
     def record(self, capture: Callable[..., int], variants: Iterable[int]) -> None:
         """Records the graphs of decode-only steps, whole and in parts; `capture`: the accelerator's method."""
-        for size in reversed(decode_sizes(self._sizes.max_rows, self._config.cudagraph_capture_sizes)):
-            self.record_forward(capture, GraphKind.DECODE, size)
-            for variant in variants:
-                choice = capture(partial(self.choose_into, size, variant))
-                self.launcher.set_graph(GraphKind.SAMPLE, variant, size, choice)
-                # The same step as one graph; its parts have just been recorded.
-                whole = capture(partial(self.decode, size, variant), met=True)
-                self.launcher.set_graph(GraphKind.STEP, variant, size, whole)
+        chosen, other = self._config.cudagraph_capture_sizes, self._buffers.forward_variant
+        sizes, fewer = (each(self._sizes.max_rows, chosen) for each in (decode_sizes, fewer_decode_sizes))
+        for size in reversed(sizes):
+            for forward in (0, other) if other and size in fewer else (0,):
+                self.record_forward(capture, GraphKind.DECODE, size, forward)
+                for variant in variants:
+                    if variant & other == forward:
+                        self._record_step(capture, size, variant)
 
-    def record_forward(self, capture: Callable[..., int], kind: int, tokens: int) -> None:
+    def _record_step(self, capture: Callable[..., int], size: int, variant: int) -> None:
+        """Records sampling, which variants of the forward share, and the whole step, whose parts have been recorded."""
+        buffers = self._buffers
+        if buffers.adapts_head or not variant & buffers.forward_variant:
+            choice = capture(partial(self.choose_into, size, variant))
+            self.launcher.set_graph(GraphKind.SAMPLE, variant, size, choice)
+        whole = capture(partial(self.decode, size, variant), met=True)
+        self.launcher.set_graph(GraphKind.STEP, variant, size, whole)
+
+    def record_forward(self, capture: Callable[..., int], kind: int, tokens: int, variant: int = 0) -> None:
         """Records a forward. First an abridged forward with a tenth of the launches loads every kernel."""
         with self._model.abridged():
-            self.forward_into(kind, tokens)
-        self.launcher.set_graph(kind, 0, tokens, capture(partial(self.forward_into, kind, tokens), met=True))
+            self.forward_into(kind, tokens, variant)
+        whole = capture(partial(self.forward_into, kind, tokens, variant), met=True)
+        self.launcher.set_graph(kind, variant, tokens, whole)
 
     def warm_up(self) -> None:
         """Launches every kernel for rows with rules."""
@@ -129,7 +141,7 @@ class DeviceForward:
         """Runs the step with the largest memory: all tokens' hidden states, as in eager steps, and all rows sample."""
         sizes = self._sizes
         rows = min(sizes.max_tokens, sizes.max_rows)
-        self._model.forward(self._buffers.batch(sizes.max_tokens, rows, False, []))
+        self._model.forward(self._buffers.batch(sizes.max_tokens, rows, False, [], self._buffers.forward_variant))
         self.choose_into(sizes.max_rows)
 
     # -- requests -----------------------------------------------------------------------------------------------------
@@ -162,7 +174,7 @@ class DeviceForward:
             return
         launcher.prep(plan, step.number)
         if size:
-            launcher.replay(kind, size)
+            launcher.replay(kind, size, variant)
         else:
             self._run_eagerly(step, kind)
         if not step.chosen:
@@ -176,11 +188,12 @@ class DeviceForward:
 
     def _run_eagerly(self, step: Step, kind: int) -> None:
         plan = step.plan
-        batch = self._buffers.batch(plan.num_tokens, plan.num_rows, kind == GraphKind.DECODE, step.media)
+        decodes = kind == GraphKind.DECODE
+        batch = self._buffers.batch(plan.num_tokens, plan.num_rows, decodes, step.media, step.variant)
         if not step.eager:
             self._keep_sampled(batch, plan.num_sampled)
             return
-        step.hidden = self._model.forward(batch)  # [num_tokens, hidden_size]
+        step.hidden, step.notes["adapters"] = self._model.forward(batch), batch.adapters  # [num_tokens, hidden_size]
         self._gather_sampled(step.hidden, plan.num_sampled)
 
     def _prepare_choice(self, step: Step, sample_size: int) -> None:
@@ -190,7 +203,9 @@ class DeviceForward:
         if sample_size and self.sampler.is_by_lines(step.sampled_slots):
             step.notes["choice"] = sample_size
         else:
-            step.notes["choice"] = self._model.logits(self._buffers.sampled_hidden[:count])
+            buffers = self._buffers
+            adapters = buffers.sampled_adapters(count, step.variant)
+            step.notes["choice"] = self._model.logits(buffers.sampled_hidden[:count], adapters)
 
     def choose(self, step: Step) -> None:
         """Samples for a step that waited. Log-probabilities from separate kernels go to notes["pending"]."""

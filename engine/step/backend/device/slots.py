@@ -6,8 +6,6 @@ first step that contains the slot. If a prompt has its own positions, each step 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from _fast.layout import Header, SlotWord
@@ -33,13 +31,13 @@ class DeviceSlots:
         self.positions = Positions(sizes.max_slots, bidirectional)
         self.tensors = empty_slots(sizes.max_slots, sizes.max_blocks, num_groups, accelerator.device)
 
-    def admit(self, slot: int, row: LiveRow, words: np.ndarray, adapters: Sequence[str]) -> None:
+    def admit(self, slot: int, row: LiveRow, words: np.ndarray) -> None:
         """Stages a request's positions, and writes position and adapter values into the slot's words; `params.stage`
-        sends the words. `adapters`: the names of the model's adapters."""
+        sends the words."""
         request = row.request
         words[SlotWord.SLOT], words[SlotWord.PROMPT_LEN] = slot, len(request.prompt_token_ids)
         words[SlotWord.POSITION_DELTA] = request.position_delta
-        words[SlotWord.ADAPTER] = request.adapter(adapters)
+        words[SlotWord.ADAPTER] = row.place.adapter
         self.positions.admit(slot, request)
 
     def reset(self, slot: int, poison: bool) -> None:

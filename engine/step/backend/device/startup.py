@@ -35,6 +35,7 @@ from engine.step.rank import Rank
 from engine.step.sizes import (
     Sizes,
     decode_sizes,
+    fewer_mixed_sizes,
     long_sizes,
     mixed_sizes,
     one_size_per_doubling,
@@ -53,7 +54,7 @@ class Recorded(Protocol):
     def decode(self, rows: int, variant: int = 0) -> None:
         """Runs a whole decode-only step."""
 
-    def forward_into(self, kind: int, tokens: int) -> None:
+    def forward_into(self, kind: int, tokens: int, variant: int = 0) -> None:
         """Runs a forward of so many padded tokens."""
 
     def warm_up(self) -> None:
@@ -65,7 +66,7 @@ class Recorded(Protocol):
     def record(self, capture: Callable[..., int], variants: Iterable[int]) -> None:
         """Records the graphs of decode-only steps."""
 
-    def record_forward(self, capture: Callable[..., int], kind: int, tokens: int) -> None:
+    def record_forward(self, capture: Callable[..., int], kind: int, tokens: int, variant: int = 0) -> None:
         """Records the graph of a forward."""
 
 
@@ -75,7 +76,7 @@ def token_backend(
     """Makes the backend of a model that generates tokens."""
     assert rank.accelerator is not None
     has_media = len(rank.model.config.modalities) > 1 or config.enable_prompt_embeds
-    buffers = StepBuffers(rank, sizes, config.deterministic, has_media, hooks)
+    buffers = StepBuffers(rank, sizes, config.deterministic, has_media, hooks, config.lora is not None)
     forward = DeviceForward(config, rank, sizes, buffers, endings)
     upload = LineUpload(rank.accelerator, forward.sampler.allowed_table, sizes.max_rows)
     backend = DeviceBackend(config, rank, sizes, buffers, forward, DeviceMasks(upload, forward.sampler))
@@ -88,7 +89,8 @@ def pooling_backend(
     config: EngineConfig, rank: Rank, sizes: Sizes, hooks: Sequence[LayerHook], endings: Sequence[Ending]
 ) -> tuple[DeviceBackend, DevicePooling]:
     """Makes the backend of a pooling model. No row samples a token, and Python launches every step."""
-    buffers = StepBuffers(rank, sizes, config.deterministic, bool(rank.model.towers), hooks)
+    media, places = bool(rank.model.towers), config.lora is not None
+    buffers = StepBuffers(rank, sizes, config.deterministic, media, hooks, places)
     forward = DevicePooling(rank.model, sizes, buffers)
     return DeviceBackend(config, rank, sizes, buffers, forward, HostMasks()), forward
 
@@ -133,14 +135,19 @@ class Startup:
         sizes, text = self._sizes, self._rank.model.config.text
         self._forward.warm_up()
         decode = one_size_per_doubling(self._decode_sizes)
+        other = self._buffers.forward_variant
         for size in decode:
             self._forward.decode(size)
+            if other:
+                self._forward.decode(size, other)
         mixed = one_size_per_doubling([*mixed_sizes(sizes.most_graphed), sizes.max_tokens])
         gated = partial(gated_choice, width=text.intermediate_size, depth=text.hidden_size)
         with self._accelerator.algorithms.recording() as recorded:
             others = sizes_for_other_kernels(decode + mixed, sizes.max_tokens, gated) if decode else []
             for size in mixed + others:
                 self._forward.forward_into(GraphKind.MIXED, size)
+                if other:
+                    self._forward.forward_into(GraphKind.MIXED, size, other)
         products.update(recorded)
         for part in self._executor.parts:
             part.warm_up(walk=True)
@@ -172,7 +179,8 @@ class Startup:
             sizes.max_chunk,
             sizes.max_rows,
             peak_bytes=peak + self._claim.step_bytes,
-            graph_bytes=graphed + GRAPH_BYTES,  # the graphs' pool holds the largest step a second time
+            # The graphs' pool holds the largest step a second time.
+            graph_bytes=graphed + GRAPH_BYTES * (2 if self._buffers.forward_variant else 1),
             memory=accelerator.memory(),
         )
 
@@ -241,6 +249,9 @@ class Startup:
         if not self._config.enforce_eager:
             for size in reversed(mixed_sizes(sizes.most_graphed)):
                 self._forward.record_forward(capture, GraphKind.MIXED, size)
+            other = self._buffers.forward_variant
+            for size in reversed(fewer_mixed_sizes(sizes.most_graphed)) if other else ():
+                self._forward.record_forward(capture, GraphKind.MIXED, size, other)
             self._forward.record(capture, variants)
             for tower in self._recorded_towers():
                 tower.record(partial(self._accelerator.recorded, met=True))  # `met`: the profile has run them

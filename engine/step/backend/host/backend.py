@@ -62,7 +62,7 @@ class HostBackend:
     def __init__(
         self, rank: Rank, sizes: Sizes, slots: HostSlots, forward: Forward, hooks: Sequence[LayerHook] = ()
     ) -> None:
-        self.rank, self.sizes, self.hooks = rank, sizes, hooks
+        self.rank, self.sizes, self.hooks, self.forward_variant = rank, sizes, hooks, 0
         self.slots, self._forward = slots, forward
         self.sampler, self.masks = forward.sampler, HostMasks()
         # Two plans are enough: a plan is written while the previous step runs, after its own last step was settled.
@@ -88,7 +88,7 @@ class HostBackend:
         return 1.0
 
     def admit(self, slot: int, row: LiveRow, words: np.ndarray) -> None:
-        self.slots.admit(slot, row.request)
+        self.slots.admit(slot, row.request, row.place.adapter)
         self._forward.admit(slot, row, words)
 
     def send(self, slot: int, words: np.ndarray) -> None:

@@ -43,16 +43,17 @@ class HostForward:
         self.sampler.reset(slot, poison)
 
     def launch(self, step: Step, batch: Batch) -> None:
-        index = batch.sample_index
+        index, adapters = batch.sample_index, batch.adapters
         assert index is not None
         if step.eager or len(index) == step.plan.num_tokens:  # every token's hidden state is read
             batch.sample_index = None
         hidden = self._model.forward(batch)  # [num_tokens or num_sampled, hidden_size]
         if step.eager:
-            step.hidden = hidden
+            step.hidden, step.notes["adapters"] = hidden, adapters
         if len(index):
             sampled = hidden[index] if step.eager else hidden
-            step.notes["logits"] = self._model.logits(sampled)  # [num_sampled, vocab] float32
+            own = None if adapters is None else adapters[index]
+            step.notes["logits"] = self._model.logits(sampled, own)  # [num_sampled, vocab] float32
             if self._endings:
                 step.notes["sampled"] = sampled
 

@@ -19,7 +19,7 @@ from engine.step.positions import Positions
 class HostSlots:
     """Arrays indexed by slot; `reset` clears a slot in each array."""
 
-    __slots__ = ("_adapters", "adapter", "block_tables", "last_token", "outside", "positions")
+    __slots__ = ("adapter", "block_tables", "last_token", "outside", "positions")
 
     def __init__(
         self,
@@ -27,22 +27,20 @@ class HostSlots:
         max_blocks: int,
         num_groups: int,
         bidirectional: Bidirectional = "",
-        adapters: tuple[str, ...] = (),
     ) -> None:
-        self._adapters = adapters
         self.positions = Positions(max_slots, bidirectional)
         self.adapter = np.zeros(max_slots, np.int32)  # the number of the request's adapter; 0: none
         self.last_token = np.zeros(max_slots, np.int64)  # the token that the slot's last step sampled
         self.block_tables = np.zeros((num_groups, max_slots, max_blocks), np.int32)
         self.outside = np.zeros(max_slots, np.bool_)  # True: a token id of the slot is outside the embedding
 
-    def admit(self, slot: int, request: Request) -> None:
-        """Stages a new request in its slot."""
+    def admit(self, slot: int, request: Request, adapter: int) -> None:
+        """Stages a new request in its slot; `adapter`: the number of its adapter or of the adapter's place, or 0."""
         self.positions.admit(slot, request)
         self.last_token[slot] = 0
         self.block_tables[:, slot] = 0
         self.outside[slot] = False
-        self.adapter[slot] = request.adapter(self._adapters) if self._adapters else 0
+        self.adapter[slot] = adapter
 
     def reset(self, slot: int, poison: bool = False) -> None:
         """Clears a freed slot; `poison` writes values that no live row may use."""

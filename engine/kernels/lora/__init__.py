@@ -1,0 +1,1 @@
+"""Products with the matrices of adapters (LoRA): rows of a step that use different adapters."""

@@ -1,0 +1,183 @@
+"""Expand: y[row] += B low[row], B of the row's adapter; the second half of an adapter's product.
+
+In: `low` of kernels/lora/shrink, whose parts are added in their order and rounded to y's dtype, as PEFT rounds A x. A
+program computes one tile of rows and one block of columns, which lies in one piece of the layer; so no two programs
+write the same values. If x was prescaled for a norm (gemm/epilogue.Unscaled), `low` is divided by the root mean square
+here. If a norm follows the sum, the kernel also writes the prescaled rows of all rows, so that the norm needs no
+kernel. Users: engine/layers/placed_device.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.kernels.gemm.epilogue import Unscaled, empty_unscaled, padded, squares_of
+from engine.kernels.lora.matrices import PlaceMatrices, SiteShape, matrix_of
+from engine.kernels.lora.rows import PlaceList
+from engine.kernels.pdl import grid_wait, launch_options
+from engine.kernels.target import tl, triton
+
+BLOCK_N = 64  # columns of a program
+
+
+@triton.jit
+def low_of(
+    low, squares, row, start, m, r, rows, parts, pieces, piece, inner, square_parts, depth, eps,
+    RANK: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """The sums of `low` over its parts, float32 [TILE, RANK]; PARTS: divided by the root mean square of x's rows."""
+    sums = tl.zeros(inner.shape, tl.float32)
+    for part in range(parts):
+        at = ((tl.full([], part, tl.int64) * rows + start + m) * pieces + piece) * RANK
+        sums += tl.load(low + at[:, None] + r[None, :], mask=inner, other=0.0)
+    if PARTS:
+        square = squares_of(squares, row, rows, square_parts, PARTS)
+        sums *= (1.0 / tl.sqrt_rn(tl.sum(square, 0) / depth + eps))[:, None]
+    return sums
+
+
+@triton.jit
+def matrix_at(values, word, key, rank, rows_before, n, r, mask, depth, width, pieces, experts, place_len):
+    """B of rows n, [RANK, BLOCK_N]; `rows_before`: the first of them in the layer."""
+    place, expert = (key - 1) // experts, (key - 1) % experts
+    before = rank.to(tl.int64) * (experts * pieces * depth + expert * width + rows_before)  # A, and lower rows of B
+    b = values + place.to(tl.int64) * place_len + tl.multiple_of(word >> 16, 64) + before
+    return tl.load(b + n.to(tl.int64)[None, :] * rank + r[:, None], mask=mask, other=0.0)
+
+
+@triton.jit(do_not_specialize=["rows", "parts", "site", "square_parts"])
+def expand_kernel(
+    y,  # [rows, width]
+    gained,  # [rows, width] y * gain when AFTER
+    counted,  # [num_blocks, rows] float32: sums of squares of y when AFTER
+    low,  # [parts, rows, pieces, RANK] float32, rows in the list's order
+    values,  # [places, place_len]
+    words,  # [places, sites] int64
+    order,  # [rows] int32
+    tiles,  # [num_tiles, 3] int32
+    blocks,  # [num_blocks, 3] int32: piece, first column, end of the piece's columns
+    gain,  # [width] float32 when AFTER
+    squares,  # [square_parts, rows] float32 when PARTS
+    rows,
+    parts,
+    pieces,
+    depth,
+    width,
+    experts,
+    sites,
+    site,
+    place_len,
+    square_parts,
+    eps,
+    TILE: tl.constexpr,
+    RANK: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    AFTER: tl.constexpr,
+    PARTS: tl.constexpr,  # power of two >= square_parts; 0: x was not prescaled
+    OVERLAP: tl.constexpr,
+):
+    """A program computes one tile and one block of columns."""
+    tile, block = tl.program_id(0), tl.program_id(1)
+    piece, first, limit = tl.load(blocks + block * 3), tl.load(blocks + block * 3 + 1), tl.load(blocks + block * 3 + 2)
+    grid_wait(OVERLAP)
+    key, start, count = tl.load(tiles + tile * 3), tl.load(tiles + tile * 3 + 1), tl.load(tiles + tile * 3 + 2)
+    word = tl.load(words + tl.maximum(key - 1, 0) // experts * sites + site)
+    rank = tl.multiple_of(tl.where(key > 0, word & 0xFFFF, 0).to(tl.int32), 16)
+    needed = rank
+    if AFTER:
+        needed = count
+    if needed > 0:
+        m, r, n = tl.arange(0, TILE), tl.arange(0, RANK), first + tl.arange(0, BLOCK_N)
+        m_in, r_in, n_in = m < count, r < rank, n < limit
+        row = tl.load(order + start + m, mask=m_in, other=0)
+        b_in = r_in[:, None] & n_in[None, :]
+        matrix = matrix_at(values, word, key, rank, 0, n, r, b_in, depth, width, pieces, experts, place_len)
+        sums = low_of(
+            low, squares, row, start, m, r, rows, parts, pieces, piece, m_in[:, None] & r_in[None, :], square_parts,
+            depth, eps, RANK, PARTS,
+        )  # fmt: skip
+        delta = tl.dot(sums.to(matrix.dtype), matrix, input_precision="ieee")
+        at, outer = row.to(tl.int64)[:, None] * width + n[None, :], m_in[:, None] & n_in[None, :]
+        total = (tl.load(y + at, mask=outer, other=0.0).to(tl.float32) + delta).to(y.dtype.element_ty)
+        tl.store(y + at, total, mask=outer)
+        if AFTER:
+            written = tl.where(outer, total.to(tl.float32), 0.0)
+            tl.store(counted + block * rows + row, tl.sum(written * written, 1), mask=m_in)
+            gains = tl.load(gain + n, mask=n_in, other=0.0)
+            tl.store(gained + at, (written * gains[None, :]).to(y.dtype.element_ty), mask=outer)
+
+
+def blocks_of(shape: SiteShape, device: torch.device | str) -> Tensor:
+    """The blocks of a layer's columns, int32 [num_blocks, 3]; made once per layer."""
+    found, start = [], 0
+    for piece, width in enumerate(shape.out_features):
+        found += [(piece, first, start + width) for first in range(start, start + width, BLOCK_N)]
+        start += width
+    return torch.tensor(found, dtype=torch.int32, device=device)
+
+
+def expand(
+    y: Tensor, low: Tensor, matrices: PlaceMatrices, shape: SiteShape, rows: PlaceList, blocks: Tensor,
+    before: Unscaled | None = None, after: Unscaled | None = None,
+) -> None:  # fmt: skip
+    """Adds to y [rows, out_features], contiguous, in place; `low`: the result of `shrink`; `blocks`: of blocks_of.
+
+    before: the prescaled rows of which `low` was made. after: takes y's prescaled rows, for the norm that follows.
+    """
+    (launch_expand if y.is_cuda else expand_reference)(y, low, matrices, shape, rows, blocks, before, after)
+
+
+def empty_after(y: Tensor, gain: Tensor, eps: float) -> Unscaled | None:
+    """Memory for `after`. None: there are too many sums."""
+    return empty_unscaled(y, BLOCK_N, gain, eps)
+
+
+def launch_expand(
+    y: Tensor, low: Tensor, matrices: PlaceMatrices, shape: SiteShape, rows: PlaceList, blocks: Tensor,
+    before: Unscaled | None = None, after: Unscaled | None = None,
+) -> None:  # fmt: skip
+    """Launches the Triton kernel."""
+    parts, count, pieces, rank = low.shape
+    assert y.is_contiguous(), "y is contiguous"
+    assert y.shape == (count, shape.width), f"y has the shape {tuple(y.shape)}"
+    square_parts = 0 if before is None else len(before.squares)
+    expand_kernel[(len(rows.tiles), len(blocks))](
+        y, y if after is None else after.rows, low if after is None else after.squares, low, matrices.values,
+        matrices.words, rows.order, rows.tiles, blocks, low if after is None else after.gain,
+        low if before is None else before.squares, count, parts, pieces, shape.in_features, y.shape[1], shape.experts,
+        matrices.words.shape[1], shape.number, matrices.values.shape[1], square_parts,
+        0.0 if before is None else before.eps, TILE=rows.tile, RANK=rank, BLOCK_N=BLOCK_N, AFTER=after is not None,
+        PARTS=padded(square_parts, 1) if square_parts else 0, num_warps=4, num_stages=2, **launch_options(),
+    )  # fmt: skip
+
+
+def expand_reference(
+    y: Tensor, low: Tensor, matrices: PlaceMatrices, shape: SiteShape, rows: PlaceList, blocks: Tensor,
+    before: Unscaled | None = None, after: Unscaled | None = None,
+) -> None:  # fmt: skip
+    for key, start, count in rows.tiles.tolist():
+        found = matrix_of(matrices, key, shape)
+        if found is None:
+            continue
+        index = rows.order[start : start + count].long()
+        delta = torch.cat(low_products(low, found, shape, index, start, before, y.dtype), 1)
+        y[index] = (y[index].float() + delta).to(y.dtype)
+    if after is not None:
+        wide = torch.nn.functional.pad(y.float(), (0, -y.shape[1] % BLOCK_N)).unflatten(1, (-1, BLOCK_N))
+        after.squares.copy_(wide.square().sum(2).T)
+        after.rows.copy_(y.float() * after.gain)
+
+
+def low_products(
+    low: Tensor, found: tuple[Tensor, Tensor], shape: SiteShape, index: Tensor, start: int, before: Unscaled | None,
+    dtype: torch.dtype,
+) -> list[Tensor]:  # fmt: skip
+    """B low of the rows of one tile, float32 [count, rows of the piece] for each piece."""
+    a, b = found
+    sums = low[:, start : start + len(index), :, : a.shape[1]].sum(0)
+    if before is not None:
+        mean = before.squares[:, index].sum(0) / shape.in_features
+        sums = sums / (mean + before.eps).sqrt()[:, None, None]
+    sums = sums.to(dtype).float()
+    return [sums[:, piece] @ each.float().T for piece, each in enumerate(b.split(list(shape.out_features)))]

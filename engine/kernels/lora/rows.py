@@ -1,0 +1,172 @@
+"""PlaceList: the rows of a forward by the place of their adapter, in tiles of at most `tile` rows with one place.
+
+    order   rows without an adapter, ascending | rows of place 1 | rows of place 2 | ...
+    tiles   (place or 0, first entry of `order`, number of rows); 0 rows: the tile is empty
+
+For experts a row is a pair of a token and an expert, and a key `(place - 1) * experts + expert + 1` replaces the place.
+In: the place of each row, 0 for none. Each place has a program, which counts the rows of lower places and writes its
+own rows and tiles behind theirs. Place p has the tiles from `rows of lower places // tile + p` on, which leaves room
+for a partial tile of each place; so programs need no common counter. A forward makes one list, and another one
+when it goes on with the sampled rows. Users: kernels/lora/shrink and expand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.kernels.pdl import grid_wait, launch_options
+from engine.kernels.target import tl, triton
+
+BLOCK = 1024  # rows per iteration
+FEW, SOME = 64, 512  # rows
+INVARIANT_TILE = 16  # rows of a tile, for any number of rows
+FEW_PAIRS = 512  # up to so many pairs are tiles of their own, because their experts are nearly all different
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlaceList:
+    """The rows of a forward by place."""
+
+    order: Tensor  # [rows] int32
+    tiles: Tensor  # [num_tiles, 3] int32
+    tile: int  # the most rows of a tile
+
+
+def tile_of(rows: int) -> int:
+    """The most rows of a tile, for a forward of so many rows."""
+    return 16 if rows <= FEW else 32 if rows <= SOME else 64
+
+
+@triton.jit(do_not_specialize=["rows", "num_tiles"])
+def place_list_kernel(
+    order,  # [rows] int32
+    tiles,  # [num_tiles, 3] int32
+    numbers,  # [rows] int32
+    rows,
+    num_tiles,
+    places,
+    TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """A program writes the rows and tiles of one place."""
+    place = tl.program_id(0)
+    lane = tl.arange(0, BLOCK)
+    grid_wait(OVERLAP)
+    lower = tl.zeros([BLOCK], tl.int32)
+    for first in range(0, rows, BLOCK):
+        each = tl.load(numbers + first + lane, mask=first + lane < rows, other=place)
+        lower += (each < place).to(tl.int32)
+    start = tl.sum(lower, 0)
+    end = start
+    for first in range(0, rows, BLOCK):
+        mine = (tl.load(numbers + first + lane, mask=first + lane < rows, other=-1) == place).to(tl.int32)
+        tl.store(order + end + tl.cumsum(mine, 0) - 1, first + lane, mask=mine > 0)
+        end += tl.sum(mine, 0)
+    begin = start // TILE + place
+    limit = tl.where(place == places, num_tiles, end // TILE + place + 1)
+    for first in range(begin, limit, BLOCK):
+        tile = first + lane
+        at = start + (tile - begin) * TILE
+        count = tl.minimum(tl.maximum(end - at, 0), TILE)
+        inside = tile < limit
+        tl.store(tiles + tile * 3, tl.where(count > 0, place, 0), mask=inside)
+        tl.store(tiles + tile * 3 + 1, at, mask=inside)
+        tl.store(tiles + tile * 3 + 2, count, mask=inside)
+
+
+@triton.jit(do_not_specialize=["pairs"])
+def pair_keys_kernel(
+    keys,  # [pairs] int32; or, when FEW, tiles [pairs, 3] int32
+    order,  # [pairs] int32 when FEW
+    numbers,  # [tokens] int32
+    chosen,  # [pairs] int32
+    pairs,
+    experts,
+    top_k,
+    FEW: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """A program computes BLOCK keys; FEW: each pair is a tile."""
+    pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = pair < pairs
+    grid_wait(OVERLAP)
+    place = tl.load(numbers + pair // top_k, mask=inside, other=0)
+    expert = tl.load(chosen + pair, mask=inside, other=experts)
+    key = tl.where((place > 0) & (expert < experts), (place - 1) * experts + expert + 1, 0)
+    if FEW:
+        tl.store(order + pair, pair, mask=inside)
+        tl.store(keys + pair * 3, key, mask=inside)
+        tl.store(keys + pair * 3 + 1, pair, mask=inside)
+        tl.store(keys + pair * 3 + 2, 1, mask=inside)
+    else:
+        tl.store(keys + pair, key, mask=inside)
+
+
+def pair_list(numbers: Tensor, chosen: Tensor, places: int, experts: int) -> PlaceList:
+    """The list of the pairs of chosen [T, top_k] int32, `experts` for none; numbers int32 [T]: each token's place."""
+    return (launch_pair_list if chosen.is_cuda else pair_list_reference)(numbers, chosen, places, experts)
+
+
+def launch_pair_list(numbers: Tensor, chosen: Tensor, places: int, experts: int) -> PlaceList:
+    """Launches one Triton kernel for few pairs, which need no order, else two."""
+    assert chosen.is_contiguous(), "chosen is contiguous"
+    assert numbers.is_contiguous(), "numbers are contiguous"
+    pairs, few = chosen.numel(), chosen.numel() <= FEW_PAIRS
+    order = torch.empty(pairs, dtype=torch.int32, device=chosen.device)
+    keys = torch.empty((pairs, 3) if few else (pairs,), dtype=torch.int32, device=chosen.device)
+    if pairs:
+        pair_keys_kernel[(triton.cdiv(pairs, BLOCK),)](
+            keys, order, numbers, chosen, pairs, experts, chosen.shape[1], FEW=few, BLOCK=BLOCK, num_warps=4,
+            **launch_options(),
+        )  # fmt: skip
+    if few:
+        return PlaceList(order, keys, INVARIANT_TILE)
+    return launch_place_list(keys, places * experts, INVARIANT_TILE)
+
+
+def pair_list_reference(numbers: Tensor, chosen: Tensor, places: int, experts: int) -> PlaceList:
+    experts_of, place = chosen.flatten(), numbers.repeat_interleave(chosen.shape[1])
+    keys = ((place - 1) * experts + experts_of + 1).where((place > 0) & (experts_of < experts), 0).int()
+    if len(keys) > FEW_PAIRS:
+        return place_list_reference(keys, places * experts, INVARIANT_TILE)
+    order = torch.arange(len(keys), dtype=torch.int32)
+    return PlaceList(order, torch.stack([keys, order, torch.ones_like(keys)], 1), INVARIANT_TILE)
+
+
+def place_list(numbers: Tensor, places: int, tile: int) -> PlaceList:
+    """numbers int32 [rows], contiguous: each row's place, from 1 to `places`; 0: none."""
+    return (launch_place_list if numbers.is_cuda else place_list_reference)(numbers, places, tile)
+
+
+def launch_place_list(numbers: Tensor, places: int, tile: int) -> PlaceList:
+    """Launches the Triton kernel."""
+    assert numbers.is_contiguous(), "numbers are contiguous"
+    assert numbers.dtype is torch.int32, f"numbers are {numbers.dtype}, not int32"
+    rows = len(numbers)
+    num_tiles = rows // tile + places + 1
+    order = torch.empty(rows, dtype=torch.int32, device=numbers.device)
+    tiles = torch.empty(num_tiles, 3, dtype=torch.int32, device=numbers.device)
+    place_list_kernel[(places + 1,)](
+        order, tiles, numbers, rows, num_tiles, places, TILE=tile, BLOCK=BLOCK, num_warps=4, **launch_options()
+    )
+    return PlaceList(order, tiles, tile)
+
+
+def place_list_reference(numbers: Tensor, places: int, tile: int) -> PlaceList:
+    rows = len(numbers)
+    order = torch.zeros(rows, dtype=torch.int32)
+    tiles = torch.zeros(rows // tile + places + 1, 3, dtype=torch.int32)
+    start = 0
+    for place in torch.unique(numbers).tolist():
+        mine = torch.nonzero(numbers == place).flatten().int()
+        order[start : start + len(mine)] = mine
+        for number, first in enumerate(range(0, len(mine), tile)):
+            where = start // tile + place + number
+            tiles[where] = torch.tensor([place, start + first, min(tile, len(mine) - first)])
+        start += len(mine)
+    return PlaceList(order, tiles, tile)

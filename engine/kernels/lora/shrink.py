@@ -1,0 +1,131 @@
+"""Shrink: low[row] = A x[row], A of the row's adapter; the first half of an adapter's product.
+
+    low [parts, rows, pieces, RANK] float32: sums over the parts of x's columns, which `expand` adds in their order
+
+A program computes one part of one piece for one tile of the list (kernels/lora/rows). Rows without an adapter, sites
+that an adapter leaves alone, and ranks beyond the adapter's own are not written. Users: engine/layers/placed_device.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.kernels.lora.matrices import PlaceMatrices, SiteShape, matrix_of
+from engine.kernels.lora.rows import FEW, SOME, PlaceList
+from engine.kernels.pdl import grid_wait, launch_options
+from engine.kernels.target import tl, triton
+
+BLOCK_K = 128  # columns per iteration
+PARTS = {FEW: 32, SOME: 8}  # the most parts, for up to so many rows; beyond: LEAST_PARTS
+LEAST_PARTS = 2
+
+
+@triton.jit(do_not_specialize=["rows", "site"])
+def shrink_kernel(
+    low,  # [parts, rows, pieces, RANK] float32, rows in the list's order
+    x,  # [rows, depth], rows x_stride apart
+    values,  # [places, place_len]
+    words,  # [places, sites] int64
+    order,  # [rows] int32
+    tiles,  # [num_tiles, 3] int32
+    rows,
+    depth,
+    part_len,
+    experts,
+    top_k,  # rows of the list that share a row of x
+    sites,
+    site,
+    x_stride,
+    place_len,
+    TILE: tl.constexpr,
+    RANK: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """A program computes one tile, one part and one piece."""
+    tile, part, piece = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    pieces = tl.num_programs(2)
+    grid_wait(OVERLAP)
+    key = tl.load(tiles + tile * 3)
+    if key > 0:
+        start, count = tl.load(tiles + tile * 3 + 1), tl.load(tiles + tile * 3 + 2)
+        place, expert = (key - 1) // experts, (key - 1) % experts
+        word = tl.load(words + place * sites + site)
+        rank = tl.multiple_of((word & 0xFFFF).to(tl.int32), 16)
+        if rank > 0:
+            m, n, k = tl.arange(0, TILE), tl.arange(0, RANK), tl.arange(0, BLOCK_K)
+            m_in, n_in = m < count, n < rank
+            row = (tl.load(order + start + m, mask=m_in, other=0) // top_k).to(tl.int64)
+            begin = part * part_len
+            a = values + place.to(tl.int64) * place_len + tl.multiple_of(word >> 16, 64)
+            a += expert.to(tl.int64) * pieces * rank * depth
+            a_at = a + (piece * rank + n).to(tl.int64)[None, :] * depth + begin + k[:, None]
+            x_at = x + row[:, None] * x_stride + begin + k[None, :]
+            sums = tl.zeros([TILE, RANK], tl.float32)
+            for first in range(begin, tl.minimum(begin + part_len, depth), BLOCK_K):
+                k_in = first + k < depth
+                inputs = tl.load(x_at, mask=m_in[:, None] & k_in[None, :], other=0.0)
+                matrix = tl.load(a_at, mask=k_in[:, None] & n_in[None, :], other=0.0)
+                sums = tl.dot(inputs, matrix, sums, input_precision="ieee")
+                x_at += BLOCK_K
+                a_at += BLOCK_K
+            at = ((part.to(tl.int64) * rows + start + m) * pieces + piece) * RANK
+            tl.store(low + at[:, None] + n[None, :], sums, mask=m_in[:, None] & n_in[None, :])
+
+
+def parts_of(depth: int, rows: int, invariant: bool) -> tuple[int, int]:
+    """(parts, columns of a part) of an input with `depth` columns; `invariant`: for any number of rows alike."""
+    most = PARTS[SOME] if invariant else next((PARTS[limit] for limit in PARTS if rows <= limit), LEAST_PARTS)
+    blocks = triton.cdiv(depth, BLOCK_K)
+    part_len = triton.cdiv(blocks, min(most, blocks)) * BLOCK_K
+    return triton.cdiv(depth, part_len), part_len
+
+
+def padded_rank(max_rank: int) -> int:
+    """The width of a piece in `low`: the next power of two."""
+    return 1 << (max_rank - 1).bit_length()
+
+
+def shrink(
+    x: Tensor, matrices: PlaceMatrices, shape: SiteShape, rows: PlaceList, invariant: bool, top_k: int = 1
+) -> Tensor:
+    """x [rows, in_features] with contiguous rows -> low [parts, rows, pieces, RANK] float32, in the list's order.
+
+    `top_k`: row i of the list reads row i // top_k of x, for pairs of a token and an expert.
+    """
+    return (launch_shrink if x.is_cuda else shrink_reference)(x, matrices, shape, rows, invariant, top_k)
+
+
+def launch_shrink(
+    x: Tensor, matrices: PlaceMatrices, shape: SiteShape, rows: PlaceList, invariant: bool, top_k: int = 1
+) -> Tensor:
+    """Launches the Triton kernel."""
+    count, depth = len(rows.order), x.shape[1]
+    assert x.stride(1) == 1, "rows of x are contiguous"
+    assert x.dtype is matrices.values.dtype, f"x is {x.dtype}, the adapters are {matrices.values.dtype}"
+    assert depth == shape.in_features, f"x has {depth} features; the layer takes {shape.in_features}"
+    assert count == len(x) * top_k, f"x has {len(x)} rows, the list {count}"
+    parts, part_len = parts_of(depth, count, invariant)
+    rank = padded_rank(matrices.max_rank)
+    low = torch.empty(parts, count, shape.pieces, rank, dtype=torch.float32, device=x.device)
+    shrink_kernel[(len(rows.tiles), parts, shape.pieces)](
+        low, x, matrices.values, matrices.words, rows.order, rows.tiles, count, depth, part_len, shape.experts, top_k,
+        matrices.words.shape[1], shape.number, x.stride(0), matrices.values.shape[1],
+        TILE=rows.tile, RANK=rank, BLOCK_K=BLOCK_K, num_warps=4, num_stages=3, **launch_options(),
+    )  # fmt: skip
+    return low
+
+
+def shrink_reference(
+    x: Tensor, matrices: PlaceMatrices, shape: SiteShape, rows: PlaceList, invariant: bool, top_k: int = 1
+) -> Tensor:
+    rank = padded_rank(matrices.max_rank)
+    low = torch.full((1, len(rows.order), shape.pieces, rank), float("nan"), dtype=torch.float32, device=x.device)
+    for key, start, count in rows.tiles.tolist():
+        found = matrix_of(matrices, key, shape)
+        if found is not None:
+            mine = x.index_select(0, rows.order[start : start + count].long() // top_k).float()
+            each = torch.einsum("mk,prk->mpr", mine, found[0].float())
+            low[0, start : start + count, :, : each.shape[2]] = each
+    return low

@@ -1,0 +1,98 @@
+"""AdaptedExperts: the matrices of all experts of a layer with adapters in places.
+
+    halves[pair] = G_e x[token] + B (A x[token])      gate, then up, of the pair's expert e and the token's adapter
+    made[pair]   = activate(gate, up)
+    out[pair]    = D_e made[pair] + B (A made[pair])
+
+Thread: device. In: rows of a SparseMLP. Out: the experts' results. Pairs stay in the order of their tokens until the
+base multiplies; the deltas need gate and up before the activation, so no product is fused while a row has an adapter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from engine.kernels.activation import Activation, glu
+from engine.kernels.gemm.codes import Inputs
+from engine.kernels.gemm.quantise_floats import CodedRows
+from engine.kernels.moe.sort import Pairs
+from engine.kernels.moe.weight import ExpertsWeight
+
+
+class ExpertsDelta(Protocol):
+    """The adapters of one product of all experts."""
+
+    @property
+    def apart(self) -> bool:
+        """See engine/layers/adapted.Delta."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the adapters' matrices."""
+
+    def add_to(self, y: Tensor, x: Tensor, pairs: Pairs) -> None:
+        """Adds the adapters' terms to y [pairs, out_features], in place; x has a row for each token, or for each
+        pair."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AdaptedExperts(ExpertsWeight):
+    """Experts of any form with adapters. In a forward without adapters every product is the form's own."""
+
+    base: ExpertsWeight
+    site: ExpertsDelta
+
+    @property
+    def num_bytes(self) -> int:
+        return self.base.num_bytes + self.site.num_bytes
+
+    @property
+    def inputs(self) -> Inputs | None:
+        return None if self.site.apart else self.base.inputs
+
+    def dense(self, expert: int) -> Tensor:
+        """An expert's matrix, without adapters."""
+        return self.base.dense(expert)
+
+    def pairs(self, chosen: Tensor) -> Pairs:
+        return self.base.pairs(chosen)
+
+    def of_tokens(
+        self, x: Tensor, pairs: Pairs, activation: Activation | None, weights: Tensor | None = None
+    ) -> Tensor:
+        assert not self.site.apart, "products of rows with adapters have no order by expert"
+        return self.base.of_tokens(x, pairs, activation, weights)
+
+    def of_pairs(self, rows: Tensor, pairs: Pairs) -> Tensor:
+        assert not self.site.apart, "products of rows with adapters have no order by expert"
+        return self.base.of_pairs(rows, pairs)
+
+    def of_mlp(
+        self,
+        down: ExpertsWeight,
+        x: Tensor,
+        codes: CodedRows | None,
+        pairs: Pairs,
+        activation: Activation,
+        weights: Tensor | None,
+    ) -> Tensor:
+        assert isinstance(down, AdaptedExperts), "both products of a layer have places, or none"
+        if not self.site.apart:
+            return self.base.of_mlp(down.base, x, codes, pairs, activation, weights)
+        if weights is not None:  # the inputs of pairs differ from the rows of tokens
+            x = (x[:, None] * weights[..., None]).flatten(0, 1).to(x.dtype)
+        halves = self.base.halves(x, pairs)
+        self.site.add_to(halves, x, pairs)
+        made = glu(halves, activation)
+        out = down.base.of_pairs(made if pairs.order is None else made.index_select(0, in_order(pairs)), pairs)
+        down.site.add_to(out.flatten(0, 1), made, pairs)
+        return out
+
+
+def in_order(pairs: Pairs) -> Tensor:
+    """The sorted pairs' numbers; entries behind the last pair with an expert are some pair's number."""
+    assert pairs.order is not None, "the pairs are not sorted"
+    return pairs.order.clamp(0, pairs.count - 1)

@@ -1,0 +1,178 @@
+"""Adapters in places on an accelerator: the layers' terms by the kernels of engine/kernels/lora.
+
+Owner: the model. The list of rows is made on the device from the numbers of the step's tokens, once in each forward, so
+that graphs are the same for all steps. In: an adapter's matrices, which the adapters part copies into a place. A CPU's
+places are in engine/layers/placed.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.kernels.activation import Activation
+from engine.kernels.gemm.epilogue import Unscaled
+from engine.kernels.gemm.weight import Weight
+from engine.kernels.lora.expand import blocks_of, empty_after, expand
+from engine.kernels.lora.expand_gated import expand_gated
+from engine.kernels.lora.matrices import PlaceMatrices, SiteShape
+from engine.kernels.lora.rows import FEW, INVARIANT_TILE, PlaceList, pair_list, place_list, tile_of
+from engine.kernels.lora.shrink import shrink
+from engine.kernels.moe.sort import Pairs
+from engine.layers.adapted import AdaptedWeight, Delta
+
+
+class DeviceRows:
+    """The place of each row of the current forward; a TokenAdapters (engine/layers/adapted.py)."""
+
+    __slots__ = ("_numbers", "_pairs", "_places", "invariant", "listed")
+
+    def __init__(self, places: int, invariant: bool) -> None:
+        """`invariant`: a row's bits do not depend on other rows, and the base's rows not on whether a row has an
+        adapter."""
+        self._places, self.invariant = places, invariant
+        self._numbers: Tensor | None = None
+        self._pairs: tuple[Tensor, PlaceList] | None = None  # the newest chosen experts, and the list of their pairs
+        self.listed: PlaceList | None = None  # of the current forward; None: no row has an adapter
+
+    def begin(self, numbers: Tensor | None) -> None:
+        self._numbers = None if numbers is None else numbers.contiguous()
+        self.listed = self._pairs = None
+        if self._numbers is not None:
+            tile = INVARIANT_TILE if self.invariant else tile_of(len(self._numbers))
+            self.listed = place_list(self._numbers, self._places, tile)
+
+    @property
+    def acts(self) -> bool:
+        """Whether a row of the current forward may have an adapter."""
+        return self.listed is not None
+
+    def listed_for(self, rows: int) -> PlaceList:
+        """The list of the forward's rows."""
+        assert self.listed is not None, "no row has an adapter"
+        assert len(self.listed.order) == rows, f"{rows} rows in a forward of {len(self.listed.order)}"
+        return self.listed
+
+    def pairs(self, chosen: Tensor, experts: int) -> PlaceList:
+        """The list of the pairs of chosen [T, top_k] int32; both products of a layer have the same."""
+        assert self._numbers is not None, "no row has an adapter"
+        if self._pairs is None or self._pairs[0] is not chosen:
+            self._pairs = chosen, pair_list(self._numbers, chosen, self._places, experts)
+        return self._pairs[1]
+
+    def keep(self, index: Tensor) -> None:
+        if self._numbers is not None:
+            self.begin(self._numbers.index_select(0, index))
+
+
+class DeviceItem:
+    """The place of all rows of a tower's run, which encodes one item; an ItemAdapter (engine/models/base/model.py)."""
+
+    __slots__ = ("_device", "_lists", "_place", "_places", "invariant")
+
+    def __init__(self, places: int, invariant: bool, device: str) -> None:
+        self._places, self.invariant, self._device = places, invariant, device
+        self._place = 0
+        self._lists: dict[int, PlaceList] = {}  # of the current item, by number of rows
+
+    @property
+    def acts(self) -> bool:
+        """Whether the current item has an adapter."""
+        return bool(self._place)
+
+    def begin_item(self, place: int) -> None:
+        self._place = place
+        self._lists.clear()
+
+    def listed_for(self, rows: int) -> PlaceList:
+        """The list of so many rows with the item's place."""
+        if rows not in self._lists:
+            numbers = torch.full((rows,), self._place, dtype=torch.int32, device=self._device)
+            tile = INVARIANT_TILE if self.invariant else tile_of(rows)
+            self._lists[rows] = place_list(numbers, self._places, tile)
+        return self._lists[rows]
+
+
+class DevicePlaces:
+    """The places' matrices at one layer."""
+
+    __slots__ = ("_blocks", "_matrices", "rows", "shape")
+
+    def __init__(self, shape: SiteShape, rows: DeviceRows | DeviceItem) -> None:
+        self.shape, self.rows = shape, rows
+        self._matrices: PlaceMatrices
+        self._blocks: Tensor
+
+    def place_in(self, matrices: PlaceMatrices) -> None:
+        """Gives the site the memory of all places, before the first forward."""
+        self._matrices, self._blocks = matrices, blocks_of(self.shape, matrices.values.device)
+
+    @property
+    def acts(self) -> bool:
+        return self.rows.acts
+
+    @property
+    def apart(self) -> bool:
+        return self.acts or self.rows.invariant
+
+    @property
+    def num_bytes(self) -> int:
+        """The matrices are memory of the adapters part."""
+        return 0
+
+    def add_product(self, y: Tensor, x: Tensor, listed: PlaceList, top_k: int = 1) -> None:
+        """Adds the products of the listed rows of x to y, in place; `top_k`: see `shrink`."""
+        low = shrink(x, self._matrices, self.shape, listed, self.rows.invariant, top_k)
+        expand(y, low, self._matrices, self.shape, listed, self._blocks)
+
+
+class DeviceSite(DevicePlaces, Delta):
+    """The places' matrices at one linear layer; a Delta."""
+
+    __slots__ = ()
+    takes_unscaled = True
+
+    def around(self, base: Weight) -> Weight:
+        """The layer's weight with adapters."""
+        return AdaptedWeight(base, self)
+
+    def add_to(self, y: Tensor, x: Tensor | Unscaled) -> None:
+        self._add(y, x, None)
+
+    def gated(self, halves: Tensor, x: Tensor | Unscaled, activation: Activation) -> Tensor:
+        if not self.acts or self.rows.invariant:  # rows of the base have the same bits in both cases
+            return super().gated(halves, x, activation)
+        flat = halves.view(-1, self.shape.width)
+        low, listed, before = self._low(x)
+        made = expand_gated(flat, low, self._matrices, self.shape, listed, activation, before)
+        return made if halves.dim() == 2 else made.view(*halves.shape[:-1], -1)
+
+    def add_then_norm(self, y: Tensor, x: Tensor, gain: Tensor, eps: float) -> Unscaled | None:
+        if not self.acts:
+            return None
+        after = empty_after(y, gain, eps) if len(y) <= FEW and not self.rows.invariant else None
+        self._add(y, x, after)
+        return after
+
+    def _add(self, y: Tensor, x: Tensor | Unscaled, after: Unscaled | None) -> None:
+        low, listed, before = self._low(x)
+        expand(y.view(-1, self.shape.width), low, self._matrices, self.shape, listed, self._blocks, before, after)
+
+    def _low(self, x: Tensor | Unscaled) -> tuple[Tensor, PlaceList, Unscaled | None]:
+        """A x, the list of rows, and x if it was prescaled."""
+        inputs = (x if isinstance(x, Tensor) else x.rows).reshape(-1, self.shape.in_features)
+        listed = self.rows.listed_for(len(inputs))
+        low = shrink(inputs, self._matrices, self.shape, listed, self.rows.invariant)
+        return low, listed, None if isinstance(x, Tensor) else x
+
+
+class DeviceExperts(DevicePlaces):
+    """The places' matrices at one product of all experts; an ExpertsDelta."""
+
+    __slots__ = ()
+
+    def add_to(self, y: Tensor, x: Tensor, pairs: Pairs) -> None:
+        if self.acts:
+            assert isinstance(self.rows, DeviceRows), "experts are in decoders"
+            listed = self.rows.pairs(pairs.chosen, self.shape.experts)
+            self.add_product(y, x, listed, 1 if len(x) == pairs.count else pairs.top_k)
