@@ -60,8 +60,6 @@ cdef class TokenTable:
         cdef const uint8_t* found
         if not 1 <= size <= MOST_HELD:
             raise ValueError(f"a text of {size} bytes; need 1 to {MOST_HELD}")
-        if count == 0:
-            return
         with nogil:
             at, end = 0, self._offsets[count]
             while at + size <= end:
@@ -69,12 +67,9 @@ cdef class TokenTable:
                 if found == NULL:
                     break
                 at = found - self._data
-                if memcmp(found, wanted, size) != 0:
-                    at += 1
-                    continue
                 while self._offsets[token + 1] <= at:
                     token += 1
-                if at + size <= self._offsets[token + 1]:
+                if at + size <= self._offsets[token + 1] and memcmp(found, wanted, size) == 0:
                     bits[token >> 3] |= <uint8_t>(1 << (token & 7))
                     at = self._offsets[token + 1]
                 else:
@@ -286,8 +281,7 @@ cdef class Detokenizer:
                 return self._close()
         return self._take(self._len - self._held())
 
-    cdef Py_ssize_t _held(self) noexcept nogil:
-        # Bytes at the end of the text that may become a stop string.
+    cdef Py_ssize_t _held(self) noexcept nogil:  # bytes at the end of the text that may become a stop string
         return self._stops._depth[self._node] if self._stops is not None else 0
 
     def finish(self):

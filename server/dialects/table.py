@@ -12,10 +12,8 @@ from starlette.routing import Route
 
 from server.dialects.cohere import routes as cohere
 from server.dialects.decisions import routes as decisions
-from server.dialects.llama_cpp import about as llama_cpp_about
-from server.dialects.llama_cpp import completion, infill
-from server.dialects.ollama import about as ollama_about
-from server.dialects.ollama import chat, embed, generate
+from server.dialects.llama_cpp import routes as llama_cpp
+from server.dialects.ollama import routes as ollama
 from server.dialects.sagemaker import routes as sagemaker
 from server.dialects.tei import routes as tei
 from server.flags.config import Config
@@ -26,23 +24,20 @@ from server.routes.table import own_routes
 if TYPE_CHECKING:
     from server.openapi import Operation
 
-OLLAMA = (chat, generate, embed, ollama_about)
-LLAMA_CPP = (completion, infill, llama_cpp_about)
-FAMILIES = (*OLLAMA, *LLAMA_CPP, decisions, tei, cohere, sagemaker)
+FAMILIES = (ollama, llama_cpp, decisions, tei, cohere, sagemaker)
 
 
 def operations() -> dict[tuple[str, str], Operation]:
     """Every operation by method and path, for /openapi.json; its types take some milliseconds to import."""
     from server.dialects.cohere.operations import OPERATIONS as COHERE
     from server.dialects.decisions.operations import OPERATIONS as DECISIONS
-    from server.dialects.llama_cpp import operations as llama_cpp
-    from server.dialects.ollama import operations as ollama
+    from server.dialects.llama_cpp.operations import OPERATIONS as LLAMA_CPP
+    from server.dialects.ollama.operations import OPERATIONS as OLLAMA
     from server.dialects.sagemaker.operations import OPERATIONS as SAGEMAKER
     from server.dialects.tei.operations import OPERATIONS as TEI
     from server.openapi import TABLE
 
-    table = {**TABLE, **ollama.OPERATIONS, **llama_cpp.OPERATIONS}
-    return {**table, **DECISIONS, **TEI, **COHERE, **SAGEMAKER}
+    return {**TABLE, **OLLAMA, **LLAMA_CPP, **DECISIONS, **TEI, **COHERE, **SAGEMAKER}
 
 
 def routes_of(config: Config) -> list[Route]:

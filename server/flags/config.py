@@ -40,7 +40,7 @@ class ServerConfig:
     port: int = flag(8000, "port to listen on; 0 picks a free port", low=0, high=65535)
     uds: str = flag("", "Unix socket to listen on, instead of host and port")
     root_path: str = flag("", "path prefix of a proxy; answered with and without it")
-    api_key: tuple[str, ...] = flag((), "key that clients must send; repeatable (or SERVER_API_KEY)", hidden_value=True)
+    api_key: tuple[str, ...] = flag((), "key of clients; repeatable (or SERVER_API_KEY)", hidden_value=True)
     api_key_file: str = flag(
         "", "file of keys, a line each: KEY or NAME:KEY, weight=N behind it; SIGHUP reads it again"
     )

@@ -94,7 +94,7 @@ SGLANG = {
         ),
         Foreign(NO_DRAFTS),
     ),
-    "lora-paths": taken("lora-modules"),
+    "lora-paths": Foreign("use --lora-modules NAME=FOLDER, with --enable-lora"),
     "max-loaded-loras": taken("max-cpu-loras"),
     "max-loras-per-batch": taken("max-loras"),
     **dict.fromkeys(

@@ -20,12 +20,10 @@ from engine.run.estimate import Estimate, described
 from engine.weights.files import Shard, open_checkpoint
 from server.flags.config import Config
 from server.flags.lora_flags import module_of
-from server.render.fim import FillIn
-from server.render.load_tokenizer import load_tokenizer
 from server.start.folders import check_base, check_folder, hub_of, is_hub_name, tokenizer_folder
 from server.start.gguf import as_folder, is_gguf
 from server.start.joined import is_split, join
-from server.start.makers import check_chat
+from server.start.makers import check_chat, fills_gaps
 
 
 def lines(config: Config) -> Iterator[str]:
@@ -56,7 +54,7 @@ def lines(config: Config) -> Iterator[str]:
     yield from of_states(found)
     if not config.model.skip_tokenizer_init:
         place = tokenizer_folder(config, str(folder), hub_of(config))
-        if FillIn.of(load_tokenizer(place, config.model.tokenizer_mode)) is not None and model.pooling is None:
+        if fills_gaps(place, config.model.tokenizer_mode) and model.pooling is None:
             yield "fill-in-the-middle: yes"
     yield from of_adapters(config, str(folder), found, shards)
     yield from of_device(config, found)

@@ -32,6 +32,14 @@ def tokenizer_of(state: AppState) -> Tokenizer:
     return load_tokenizer(state.download.tokenizer, state.config.model.tokenizer_mode)
 
 
+def fills_gaps(folder: str, mode: str) -> bool:
+    """Whether the tokenizer in a folder has tokens for filling in the middle. Raises ConfigError if there is none."""
+    from server.render.fim import FillIn
+    from server.render.load_tokenizer import load_tokenizer
+
+    return FillIn.of(load_tokenizer(folder, mode)) is not None
+
+
 def no_tokenizer(state: AppState) -> Tokenizer:
     """A placeholder for a tokenizer: it has as many tokens as the model, none of which has a text."""
     from server.render.no_tokenizer import NoTokenizer

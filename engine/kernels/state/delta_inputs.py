@@ -18,7 +18,7 @@ from torch import Tensor
 from engine.attention.state_meta import StateMeta
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.state.delta import UNIT, DeltaShape, DeltaWeights, StatePages
-from engine.kernels.state.runs import CHECKPOINTS, input_row, row_at, sigmoid, softplus
+from engine.kernels.state.runs import input_row, plan_of, row_at, sigmoid, softplus
 from engine.kernels.target import target, tl, triton
 
 
@@ -181,15 +181,11 @@ def delta_inputs_kernel(
     shares: tl.constexpr = VALUE_HEADS // KEY_HEADS
     key_width: tl.constexpr = KEY_HEADS * KEY_DIM
     width: tl.constexpr = 2 * key_width + VALUE_HEADS * VALUE_DIM
-    # Plans, keys and gates of earlier steps are read before the wait (kernels/pdl).
-    first = tl.load(query_start + row, cache_modifier=".cg")
-    count = tl.load(query_start + row + 1, cache_modifier=".cg") - first
-    behind, begin = tl.load(base + row, cache_modifier=".cg"), tl.load(start + row, cache_modifier=".cg")
-    settled, held = tl.load(new_base + row, cache_modifier=".cg") - behind, begin - behind
-    base_blocks = runs + tl.load(base_run + row, cache_modifier=".cg").to(tl.int64) * runs_stride
-    tail = runs + tl.load(tail_run + row, cache_modifier=".cg").to(tl.int64) * runs_stride
-    checkpoint = tl.load(checkpoint_run + row * CHECKPOINTS, cache_modifier=".cg")
-    short = (count > 0) & (held + count <= RING) & (checkpoint == 0)
+    # Keys and gates of earlier steps, too, are read before the wait.
+    first, count, behind, settled, held, base_blocks, tail, short = plan_of(
+        row, runs, base_run, tail_run, base, new_base, start, query_start, checkpoint_run, runs_stride, RING
+    )
+    begin = behind + held
     c, d, j = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_V), tl.arange(0, PLACES)
     in_key, in_value, slot = c < KEY_DIM, d < shares * VALUE_DIM, (behind + j) % RING
     query, value = key_head * KEY_DIM + c, 2 * key_width + key_head * shares * VALUE_DIM + d

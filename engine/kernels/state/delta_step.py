@@ -21,7 +21,7 @@ from engine.attention.state_meta import StateMeta
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.state.delta import DeltaShape, DeltaWeights, StatePages
 from engine.kernels.state.delta_inputs import decay_behind, launch_delta_inputs
-from engine.kernels.state.runs import CHECKPOINTS, piece_at, row_at, sigmoid
+from engine.kernels.state.runs import piece_at, plan_of, row_at, sigmoid
 from engine.kernels.target import target, tl, triton
 
 
@@ -61,6 +61,27 @@ def piece_of(
 
 
 @triton.jit
+def read_piece(
+    states, blocks, head, piece, d, has, state_stride, FIRST: tl.constexpr, EACH: tl.constexpr, KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr, PIECE: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """A piece of a head's state, float32. EARLY: as in `row_at`."""
+    place, lanes = piece_of(blocks, head, piece, d, has, state_stride, FIRST, EACH, KEY_DIM, VALUE_DIM, PIECE, EARLY)
+    found = tl.load(states + place, mask=lanes, other=0.0, cache_modifier=".cg" if EARLY else "")
+    return found.to(tl.float32)
+
+
+@triton.jit
+def write_piece(
+    state, states, blocks, head, piece, d, in_value, state_stride, FIRST: tl.constexpr, EACH: tl.constexpr,
+    KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, PIECE: tl.constexpr,
+):  # fmt: skip
+    """Writes a piece of a head's state into a run."""
+    place, lanes = piece_of(blocks, head, piece, d, in_value, state_stride, FIRST, EACH, KEY_DIM, VALUE_DIM, PIECE)
+    tl.store(states + place, state.to(states.dtype.element_ty), mask=lanes)
+
+
+@triton.jit
 def fold_piece(
     states, keys, deltas, old, new, tail, decay, weights, settled, behind, head, key_head, piece, d, has, in_value,
     state_stride, key_stride, delta_stride, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr,
@@ -69,17 +90,17 @@ def fold_piece(
     DELTA_EACH: tl.constexpr, GROUP: tl.constexpr, PIECE: tl.constexpr,
 ):  # fmt: skip
     """Folds the settled positions into a piece of run `old`; writes the piece into run `new`."""
-    place, lanes = piece_of(old, head, piece, d, has, state_stride, STATE_FIRST, STATE_EACH, KEY_DIM, VALUE_DIM, PIECE)
-    state = tl.load(states + place, mask=lanes, other=0.0).to(tl.float32)
+    state = read_piece(
+        states, old, head, piece, d, has, state_stride, STATE_FIRST, STATE_EACH, KEY_DIM, VALUE_DIM, PIECE, False
+    )
     state = folded(
         state, decay, weights, settled, behind, head, key_head, piece * PIECE + tl.arange(0, PIECE), d, tail, keys,
         deltas, key_stride, delta_stride, KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM, RING, KEY_FIRST, KEY_EACH,
         DELTA_FIRST, DELTA_EACH, GROUP,
     )  # fmt: skip
-    place, lanes = piece_of(
-        new, head, piece, d, in_value, state_stride, STATE_FIRST, STATE_EACH, KEY_DIM, VALUE_DIM, PIECE
+    write_piece(
+        state, states, new, head, piece, d, in_value, state_stride, STATE_FIRST, STATE_EACH, KEY_DIM, VALUE_DIM, PIECE
     )
-    tl.store(states + place, state.to(states.dtype.element_ty), mask=lanes)
 
 
 @triton.jit
@@ -106,27 +127,19 @@ def delta_step_kernel(
     key_width: tl.constexpr = KEY_HEADS * KEY_DIM
     width: tl.constexpr = 2 * key_width + VALUE_HEADS * VALUE_DIM
     pieces: tl.constexpr = (KEY_DIM + PIECE - 1) // PIECE
-    # Plans and states of earlier steps are read before the wait (kernels/pdl).
-    first = tl.load(query_start + row, cache_modifier=".cg")
-    count = tl.load(query_start + row + 1, cache_modifier=".cg") - first
-    behind = tl.load(base + row, cache_modifier=".cg")
-    settled = tl.load(new_base + row, cache_modifier=".cg") - behind
-    held = tl.load(start + row, cache_modifier=".cg") - behind
-    base_blocks = runs + tl.load(base_run + row, cache_modifier=".cg").to(tl.int64) * runs_stride
-    tail = runs + tl.load(tail_run + row, cache_modifier=".cg").to(tl.int64) * runs_stride
+    first, count, behind, settled, held, base_blocks, tail, short = plan_of(
+        row, runs, base_run, tail_run, base, new_base, start, query_start, checkpoint_run, runs_stride, RING
+    )
     left = runs + tl.load(write_run + row, cache_modifier=".cg").to(tl.int64) * runs_stride
-    checkpoint = tl.load(checkpoint_run + row * CHECKPOINTS, cache_modifier=".cg")
-    short = (count > 0) & (held + count <= RING) & (checkpoint == 0)
     key_head = head // (VALUE_HEADS // KEY_HEADS)
     d, j = tl.arange(0, BLOCK_V), tl.arange(0, PLACES)
     in_value, slot = d < VALUE_DIM, (behind + j) % RING
     has = d < tl.where((behind > 0) & short, VALUE_DIM, 0)
     whole = tl.zeros([1], tl.float32)
-    if pieces == 1:
-        place, lanes = piece_of(
-            base_blocks, head, 0, d, has, state_stride, STATE_FIRST, STATE_EACH, KEY_DIM, VALUE_DIM, PIECE, True
+    if pieces == 1:  # states of earlier steps, too, are read before the wait
+        whole = read_piece(
+            states, base_blocks, head, 0, d, has, state_stride, STATE_FIRST, STATE_EACH, KEY_DIM, VALUE_DIM, PIECE, True
         )
-        whole = tl.load(states + place, mask=lanes, other=0.0, cache_modifier=".cg")
     grid_wait(OVERLAP)
     if short:
         gate_at = row_at(tail, slot, gate_stride, j < held + count, GATE_FIRST, GATE_EACH, VALUE_HEADS)
@@ -140,13 +153,12 @@ def delta_step_kernel(
             for piece in tl.range(pieces, num_stages=STAGES, disable_licm=True):
                 c = piece * PIECE + tl.arange(0, PIECE)
                 if pieces == 1:
-                    state = whole.to(tl.float32)
+                    state = whole
                 else:
-                    place, lanes = piece_of(
-                        base_blocks, head, piece, d, has, state_stride, STATE_FIRST, STATE_EACH, KEY_DIM, VALUE_DIM,
-                        PIECE,
+                    state = read_piece(
+                        states, base_blocks, head, piece, d, has, state_stride, STATE_FIRST, STATE_EACH, KEY_DIM,
+                        VALUE_DIM, PIECE, False,
                     )  # fmt: skip
-                    state = tl.load(states + place, mask=lanes, other=0.0).to(tl.float32)
                 q, k = (
                     tl.load(made + c, mask=c < KEY_DIM, other=0.0),
                     tl.load(made + key_width + c, mask=c < KEY_DIM, other=0.0),
@@ -159,10 +171,10 @@ def delta_step_kernel(
                         delta_stride, KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM, RING, KEY_FIRST, KEY_EACH,
                         DELTA_FIRST, DELTA_EACH, GROUP,
                     )  # fmt: skip
-                    place, lanes = piece_of(
-                        left, head, piece, d, in_value, state_stride, STATE_FIRST, STATE_EACH, KEY_DIM, VALUE_DIM, PIECE
-                    )
-                    tl.store(states + place, state.to(states.dtype.element_ty), mask=lanes)
+                    write_piece(
+                        state, states, left, head, piece, d, in_value, state_stride, STATE_FIRST, STATE_EACH, KEY_DIM,
+                        VALUE_DIM, PIECE,
+                    )  # fmt: skip
             seen = j < held + t
             change_at = row_at(tail, slot * VALUE_HEADS + head, delta_stride, seen, DELTA_FIRST, DELTA_EACH, VALUE_DIM)
             old = seen[:, None] & in_value[None, :]

@@ -15,6 +15,25 @@ def run_of(runs, ids, row, runs_stride, mask):
 
 
 @triton.jit
+def plan_of(
+    row, runs, base_run, tail_run, base, new_base, start, query_start, checkpoint_run, runs_stride, RING: tl.constexpr
+):
+    """Loads a row's plan before the wait (kernels/pdl): its first token and their number; the base; positions after the
+    base that a fold adds, and positions before the step; block tables of base and tail; whether the row is short.
+    """
+    first = tl.load(query_start + row, cache_modifier=".cg")
+    count = tl.load(query_start + row + 1, cache_modifier=".cg") - first
+    behind = tl.load(base + row, cache_modifier=".cg")
+    settled = tl.load(new_base + row, cache_modifier=".cg") - behind
+    held = tl.load(start + row, cache_modifier=".cg") - behind
+    base_blocks = runs + tl.load(base_run + row, cache_modifier=".cg").to(tl.int64) * runs_stride
+    tail = runs + tl.load(tail_run + row, cache_modifier=".cg").to(tl.int64) * runs_stride
+    checkpoint = tl.load(checkpoint_run + row * CHECKPOINTS, cache_modifier=".cg")
+    short = (count > 0) & (held + count <= RING) & (checkpoint == 0)
+    return first, count, behind, settled, held, base_blocks, tail, short
+
+
+@triton.jit
 def row_at(
     blocks, line, page_stride, mask, FIRST: tl.constexpr, EACH: tl.constexpr, WIDTH: tl.constexpr,
     EARLY: tl.constexpr = False,

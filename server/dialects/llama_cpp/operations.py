@@ -46,6 +46,6 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/models"): alias("llama_models", "GET", "/v1/models"),
     ("POST", "/chat/completions"): alias("llama_chat", "POST", "/v1/chat/completions"),
     ("POST", "/embeddings"): alias("llama_embeddings", "POST", "/v1/embeddings"),
-    ("POST", "/reranking"): alias("llama_reranking", "POST", "/rerank"),
+    ("POST", "/reranking"): alias("llama_reranking", "POST", "/v1/rerank"),
     ("POST", "/v1/reranking"): alias("llama_reranking_v1", "POST", "/v1/rerank"),
 }  # fmt: skip
