@@ -43,7 +43,8 @@ TEXT = "text/plain"
 HTML = "text/html"
 STREAM = "text/event-stream"
 FAULTS: dict[str, type[msgspec.Struct]] = {  # beginning of a path -> the form of its errors
-    "/v1/messages": MessagesError, "/api/": TextError, "/embed": TeiError, "/predict": TeiError, "/info": TeiError,
+    "/v1/messages": MessagesError, "/api/": TextError, "/embeddings": Error, "/embed": TeiError, "/predict": TeiError,
+    "/info": TeiError,
 }  # fmt: skip
 
 TAGS = {

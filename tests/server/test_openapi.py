@@ -26,6 +26,7 @@ SCHEMAS = DOCUMENT["components"]["schemas"]
 FORMS = {  # of errors, by the beginning of the path
     "/v1/messages": "MessagesError",
     "/api/": "TextError",
+    "/embeddings": "Error",
     **dict.fromkeys(("/embed", "/predict", "/info"), "TeiError"),
 }
 GENERATING = {"Chat", "Messages", "Audio", "Embeddings", "Decisions"}

@@ -104,6 +104,14 @@ def fold_piece(
 
 
 @triton.jit
+def gated_norm(o, norm, z, d, eps, VALUE_DIM: tl.constexpr, SIGMOID: tl.constexpr):
+    """norm(o) times z's activation, float32 [columns]."""
+    o, gate = o.to(tl.float32), tl.load(z + d, mask=d < VALUE_DIM, other=0.0).to(tl.float32)
+    o *= tl.rsqrt(tl.sum(o * o, 0) / VALUE_DIM + eps) * tl.load(norm + d, mask=d < VALUE_DIM, other=0.0)
+    return o * (sigmoid(gate) * (1.0 if SIGMOID else gate))
+
+
+@triton.jit
 def delta_step_kernel(
     out,  # [T, VALUE_HEADS * VALUE_DIM]
     heads,  # [T, 2 * KEY_HEADS * KEY_DIM + VALUE_HEADS * VALUE_DIM] float32
@@ -159,10 +167,8 @@ def delta_step_kernel(
                         states, base_blocks, head, piece, d, has, state_stride, STATE_FIRST, STATE_EACH, KEY_DIM,
                         VALUE_DIM, PIECE, False,
                     )  # fmt: skip
-                q, k = (
-                    tl.load(made + c, mask=c < KEY_DIM, other=0.0),
-                    tl.load(made + key_width + c, mask=c < KEY_DIM, other=0.0),
-                )  # fmt: skip
+                q = tl.load(made + c, mask=c < KEY_DIM, other=0.0)
+                k = tl.load(made + key_width + c, mask=c < KEY_DIM, other=0.0)
                 far_k += tl.sum(state * k[:, None], 0)
                 far_q += tl.sum(state * q[:, None], 0)
                 if (t == 0) & (settled > 0) & (settled <= held):
@@ -189,11 +195,7 @@ def delta_step_kernel(
             u = beta * (v - far_k * far - tl.sum(change * near_k[:, None], 0))
             kept_u = u.to(deltas.dtype.element_ty)
             o = far_q * far + tl.sum(change * near_q[:, None], 0) + kept_u.to(tl.float32) * own_q
-            o = o.to(out.dtype.element_ty).to(tl.float32)
-            z = tl.load(other + Z + head * VALUE_DIM + d, mask=in_value, other=0.0).to(tl.float32)
-            gain = tl.load(norm + d, mask=in_value, other=0.0)
-            o *= tl.rsqrt(tl.sum(o * o, 0) / VALUE_DIM + eps) * gain
-            o *= sigmoid(z) * (1.0 if SIGMOID else z)
+            o = gated_norm(o.to(out.dtype.element_ty), norm, other + Z + head * VALUE_DIM, d, eps, VALUE_DIM, SIGMOID)
             result = out + token * (VALUE_HEADS * VALUE_DIM) + head * VALUE_DIM + d
             tl.store(result, o.to(out.dtype.element_ty), mask=in_value)
             new = (behind + held + t) % RING * VALUE_HEADS + head
