@@ -18,7 +18,8 @@ import yaml
 from server import docs
 from server.cli import build, parse
 from server.dialects.table import routes_of
-from server.flags.command_line import all_flags, from_mapping
+from server.flags.arguments import from_mapping
+from server.flags.command_line import all_flags
 from server.flags.config import Config
 from tests.deploy.schemas import COMPOSE, schema_of
 
