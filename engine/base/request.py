@@ -62,7 +62,7 @@ class TimestampRules:
     latest_start: int  # the largest first time, in steps after `first`
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Samplers:
     """The settings of DRY, top-n-sigma and XTC, which engine/kernels/sampling/{dry,top_n_sigma,xtc} define."""
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.gemm.codes import Codes, Inputs, Kind
+from engine.kernels.gemm.dispatch_float8 import FLOAT8, Product, choose
 from engine.kernels.gemm.float8_library import library_product
 from engine.kernels.gemm.float8_weight import Float8Weight, pack_float8
 from engine.kernels.gemm.quantise_floats import quantise_floats
@@ -52,6 +53,12 @@ class Rate:
         return f"{rate / 1e12:.0f} TFLOP/s, {share:.1%} of the FP8 rate{asked}"
 
 
+def served_product(one: Float8Weight, x: Tensor, scales: Tensor, out: Tensor) -> None:
+    """The product of codes [M, K] by the kernel that a layer uses for them."""
+    product = Product(x, scales, one.weight, is_librarys=one.products.is_librarys)
+    choose(FLOAT8, product).launch(product, None, out)
+
+
 def square_case(time_of: TimeOf, form: str, rate: Rate, side: int = SIDE, device: str = "cuda") -> list[dict]:
     """Times a square product; `rate.best` becomes its rate if that is the largest so far."""
     held = weight(form, side, side, ScaledProducts(), device)
@@ -80,7 +87,7 @@ def product_cases(time_of: TimeOf, form: str, rows: int, rate: Rate, device: str
             library_product(x, scales, one.weight, None, None, out)
 
         def served(one: Float8Weight, x: Tensor = x, scales: Tensor = scales, out: Tensor = out) -> None:
-            one._multiply(x, scales, None, out)
+            served_product(one, x, scales, out)
 
         for way, call in (("library", library), ("served", served)):
             took = time_of([lambda one=one, call=call: call(one) for one in held])

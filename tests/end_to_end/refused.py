@@ -113,7 +113,7 @@ def json_cases() -> list[Case]:
         Case("gzip", chat(), 415, "unsupported_media_type", headers={"Content-Encoding": "gzip"}),
         Case("64 MiB and one byte", b"{", 413, "request_too_large", headers={"Content-Length": str((64 << 20) + 1)}),
         Case("no such path", chat(), 404, "not_found", "/v1/v1/chat/completions", words="mean /v1/chat/completions?"),
-        Case("no path that is near", chat(), 404, "not_found", "/api/chat", words="/docs lists"),
+        Case("no path that is near", chat(), 404, "not_found", "/a/path/of/nothing", words="/docs/api lists"),
         Case("a path without a method", None, 405, "method_not_allowed", method="GET", words="POST"),
         Case("an endpoint of other models", {"input": "a"}, 501, "not_implemented", "/v1/embeddings"),
         Case("no body of ids", {}, 400, "invalid_parameter", "/abort_requests", param="request_ids"),

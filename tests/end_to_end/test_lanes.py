@@ -90,12 +90,14 @@ def server() -> Iterator[InsideServer]:
 
 
 def answer(client: socket.socket, request: bytes) -> bytes:
-    """The bytes of a chunked answer, as received."""
+    """The bytes of an answer, as received: in chunks, or to the end of a connection of HTTP/1.0."""
     client.settimeout(30)
     client.sendall(request)
-    found = bytearray()
+    found, ends = bytearray(), b" HTTP/1.0\r\n" in request
     while not found.endswith(b"\r\n0\r\n\r\n"):
         piece = client.recv(1 << 16)
+        if ends and not piece:
+            break
         assert piece, bytes(found[-300:])
         found += piece
     return bytes(found)
@@ -121,13 +123,13 @@ def test_the_bytes_are_those_of_the_transport(server, carried, kind, version):
             if not found or version == "1.0":  # HTTP/1.1: all on one connection
                 client = clients.enter_context(socket.create_connection(("127.0.0.1", server.port)))
             found.append(TIMES.sub(b"", answer(client, request)))
-    assert b"\r\ntransfer-encoding: chunked\r\n" in found[0]
+    assert (b"\r\ntransfer-encoding: chunked\r\n" in found[0]) == (version == "1.1")
     same = found
     if "stream_interval" in body:  # tokens per piece depend on how many steps a loop iteration delivers
         same = [b"".join(re.findall(rb'"content":"((?:[^"\\]|\\.)*)"', data)) for data in found]
     assert same[1] == same[0]
     assert same[2] == same[0]
-    if kind in PLAIN:
+    if kind in PLAIN and version == "1.1":  # lanes write chunks
         assert carried.rows > 20, "of two answers"
     else:
         assert carried.rows == 0

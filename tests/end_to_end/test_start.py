@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from server.dialects.table import FAMILIES as DIALECTS
+from server.http.exchange import TEI_PATHS
 from server.routes.table import FAMILIES
 from tests import tiny
 from tests.end_to_end.process import ROOT, SMALL, ServerProcess, serving
@@ -94,7 +95,7 @@ async def test_every_route_answers_503_until_ready():
         assert int(reply.headers["retry-after"]) >= 1
         if path.startswith("/v1/messages"):
             assert reply.error["type"] == "overloaded_error", path
-        elif path.startswith("/api/") and method != "HEAD":
+        elif path.startswith(("/api/", *TEI_PATHS)) and path != "/embeddings" and method != "HEAD":
             assert "still being loaded" in reply.error
         elif method != "HEAD":
             assert reply.error["reason"] == "starting", (method, path)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from server.dialects.tei import schema as tei
 from server.openapi import Operation, work
 from server.schema.answers_pooling import RankedList
 
-OPERATIONS: dict[tuple[str, str], Operation] = {
+_TABLE: dict[tuple[str, str], Operation] = {
     ("POST", "/embed"): work(
         "tei_embed", "Embeddings", "Vectors of texts, in the protocol of text-embeddings-inference", tei.TeiEmbedBody,
         list[list[float]],
@@ -29,3 +31,5 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("GET", "/info"): Operation("tei_info", "Models", "Facts about a model that pools, in that protocol", tei.TeiInfo),
 }  # fmt: skip
+# 424: the model cannot do what is asked.
+OPERATIONS = {line: replace(operation, statuses=(*operation.statuses, 424)) for line, operation in _TABLE.items()}
