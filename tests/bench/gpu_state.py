@@ -51,16 +51,13 @@ TUNINGS: tuple[dict[str, Any] | None, ...] = (
     {"PIECE": 32, "num_warps": 2},
     {"PIECE": 64, "num_warps": 2},
     {"PIECE": 128, "num_warps": 4},
-    {"PIECE": 16, "num_warps": 1, "STAGES": 3},
     {"PIECE": 32, "num_warps": 1, "GROUP": 8},
 )
 SCANS: tuple[dict[str, Any], ...] = (
-    {"TURN": True},
     {"num_warps": 4},
     {"STAGES": 2},
     {"BLOCK_V": 64, "STAGES": 1},  # uses matrix instructions of four warps
     {"BLOCK_V": 16, "num_warps": 4},
-    {"BLOCK_V": 16, "num_warps": 4, "TURN": True},
 )
 time_of = partial(times_of, device="cuda")
 

@@ -42,7 +42,6 @@ def delta_carry_kernel(
     STATE_FIRST: tl.constexpr, STATE_EACH: tl.constexpr, KEY_FIRST: tl.constexpr, KEY_EACH: tl.constexpr,
     DELTA_FIRST: tl.constexpr, DELTA_EACH: tl.constexpr, GATE_FIRST: tl.constexpr, GATE_EACH: tl.constexpr,
     PLACES: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, SIZE: tl.constexpr, STAGES: tl.constexpr,
-    TURN: tl.constexpr,  # keys are transposed in shared memory instead of loaded twice
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One program computes BLOCK_V columns of one value head of one row, chunk by chunk in order."""
@@ -102,10 +101,7 @@ def delta_carry_kernel(
             m = tl.load(mixed + square, mask=there[None, :], other=0.0)
             level = tl.load(levels + head * level_stride + token, mask=there, other=0.0)
             beta = tl.load(betas + head * level_stride + token, mask=there, other=0.0)
-            if TURN:
-                turned = tl.trans(k)
-            else:
-                turned = tl.load(q_at + KEY_HEADS * KEY_DIM, mask=in_key[:, None] & there[None, :], other=0.0)
+            turned = tl.load(q_at + KEY_HEADS * KEY_DIM, mask=in_key[:, None] & there[None, :], other=0.0)
             known = state.to(kind)
             u = tl.dot(known, turned, input_precision="ieee") * tl.exp(level)[None, :]
             u = (v.to(tl.float32) - u) * beta[None, :]
@@ -238,7 +234,7 @@ def launch_core(
     assert not shape.per_channel, "rows with a gate per channel are not scanned in chunks"
     block_k = max(16, triton.next_power_of_2(shape.key_dim))
     most = max(16, triton.next_power_of_2(shape.value_dim))
-    options = {"BLOCK_V": min(32, most), "num_warps": 8, "TURN": False}
+    options = {"BLOCK_V": min(32, most), "num_warps": 8}
     deep = target().loads_past_registers and active.dtype.itemsize == 2  # three chunks of float32 exceed shared memory
     options |= {"STAGES": 3 if deep else 1, **(tuning or {})}
     inverse, mixed, levels, betas = launch_prepare(active, projected, weights, shape, work)

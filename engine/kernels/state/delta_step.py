@@ -128,7 +128,7 @@ def delta_step_kernel(
     STATE_FIRST: tl.constexpr, STATE_EACH: tl.constexpr, KEY_FIRST: tl.constexpr, KEY_EACH: tl.constexpr,
     DELTA_FIRST: tl.constexpr, DELTA_EACH: tl.constexpr, GATE_FIRST: tl.constexpr, GATE_EACH: tl.constexpr,
     PLACES: tl.constexpr,  # power of two >= RING
-    GROUP: tl.constexpr, PIECE: tl.constexpr, STAGES: tl.constexpr, BLOCK_V: tl.constexpr, OVERLAP: tl.constexpr,
+    GROUP: tl.constexpr, PIECE: tl.constexpr, BLOCK_V: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One program computes one value head of one row."""
     row, head = tl.program_id(1), tl.program_id(0)
@@ -158,7 +158,7 @@ def delta_step_kernel(
             token = (first + t).to(tl.int64)
             made = heads + token * width + key_head * KEY_DIM
             far_k, far_q = tl.zeros([BLOCK_V], tl.float32), tl.zeros([BLOCK_V], tl.float32)
-            for piece in tl.range(pieces, num_stages=STAGES, disable_licm=True):
+            for piece in tl.range(pieces, num_stages=1, disable_licm=True):
                 c = piece * PIECE + tl.arange(0, PIECE)
                 if pieces == 1:
                     state = whole
@@ -251,7 +251,7 @@ def launch_states(
     """Launches delta_step_kernel with the results of delta_inputs."""
     views, (runs_stride, *strides), found = places_of(cache, meta)
     _, z, b, _, _ = shape.columns
-    options = {"GROUP": 4, "STAGES": 1, **(tuning or step_options(shape, len(meta.base)))}
+    options = {"GROUP": 4, **(tuning or step_options(shape, len(meta.base)))}
     delta_step_kernel[shape.value_heads, len(meta.base)](
         out, heads, near, projected, weights.norm, *views, meta.runs, meta.base_run, meta.write_run, meta.tail_run,
         meta.base, meta.new_base, meta.start, meta.query_start, meta.checkpoint_run, shape.eps, runs_stride,

@@ -66,7 +66,7 @@ KERNELS = {
         delta_step_kernel,
         {"out": T, "heads": F, "near": F, "projected": T, "norm": F, **PAGES, **RUNS, **FEW, "eps": "fp32", **STRIDES},
         {**HEADS, **PLACES, "Z": 8192, "B": 12288, "SIGMOID": False, "PLACES": 32, "GROUP": 4, "PIECE": 32,
-         "STAGES": 1, "BLOCK_V": 128, "OVERLAP": True},
+         "BLOCK_V": 128, "OVERLAP": True},
         {"num_warps": 1},
     ),
     "delta step by channels": (
@@ -93,7 +93,7 @@ KERNELS = {
         delta_carry_kernel,
         {"out": T, "inverse": T, "mixed": T, "levels": F, "betas": F, "active": T, **PAGES, **RUNS, **ROWS,
          "level_stride": "i32", **{name: "i32" for name in STRIDES if name != "projected_stride"}},
-        {**HEADS, **PLACES, "PLACES": 32, "BLOCK_K": 128, "BLOCK_V": 32, "SIZE": 64, "STAGES": 1, "TURN": False,
+        {**HEADS, **PLACES, "PLACES": 32, "BLOCK_K": 128, "BLOCK_V": 32, "SIZE": 64, "STAGES": 1,
          "OVERLAP": True},
         {"num_warps": 8},
     ),
