@@ -20,6 +20,7 @@ from server.http.edge import Edge, Gate
 from server.http.exchange import Exchanges
 from server.ops.planted import faults_of, into_handlers
 from server.routes import realtime
+from server.routes.switched import switch_of
 from server.state import AppState
 
 LONGEST_PATH = 64  # characters of a path that are compared; no path of ours is longer
@@ -74,9 +75,11 @@ async def socket(scope: Scope, receive: Receive) -> None:
 
 
 def no_such_path(path: str, known: list[str]) -> ApiError:
-    """The error for an unknown path; it names the most similar path."""
+    """The error for an unknown path; it names the flag that enables the path, or the most similar path."""
     if not known:
         return not_found("there is no such path")
+    if flag := switch_of(path):
+        return not_found(f"this server was started without {flag}, which enables this path")
     near = difflib.get_close_matches(path[:LONGEST_PATH], known, n=1, cutoff=0.8)
     return not_found(
         f"there is no such path; {f'did you mean {near[0]}?' if near else '/docs/api lists those that are'}"

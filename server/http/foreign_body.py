@@ -23,6 +23,7 @@ import msgspec
 from _fast import json_scan
 from server.errors import invalid, quoted
 from server.foreign_fields import FIELDS, HINTS, OF_CHAT, SPELLINGS, Honoured, Refused
+from server.render.errors import kind_of
 from server.schema.generate import GenerateBody, TokenSampling
 from server.schema.messages import CountBody, MessagesBody
 from server.schema.responses import InputBody, ResponsesBody
@@ -71,10 +72,17 @@ def translated(
             _honour(made, row, prefix + name, sent[name], sent, fields)
         elif isinstance(row, Refused) and (row.every_route or generates(fields)):
             if not row.is_off(sent[name], sent):
-                raise invalid(prefix + name, f"{prefix}{name}: {row.advice}")
+                raise invalid(
+                    prefix + name, f"{prefix}{name}: {refused_value(sent[name])} is not supported; {row.advice}"
+                )
         else:
             made.ignored.append(prefix + name)
     return made
+
+
+def refused_value(value: Any) -> str:
+    """A refused value in an error: itself, or the kind of an array or an object."""
+    return quoted(value) if isinstance(value, str | int | float) else kind_of(value)
 
 
 def generates(fields: Collection[str]) -> bool:

@@ -76,7 +76,7 @@ async def loaded(request: Request) -> str:
     except AdapterBusyError as error:
         raise queue_full(state.places.retry_after(), str(error)) from None
     except AdapterError as error:
-        raise adapter_refused(error, "lora_path", f"{name}: ") from None
+        raise adapter_refused(error, "lora_path", f"lora_path {quoted(path)}: ") from None
     except ConfigError as error:
         raise invalid("lora_path", f"lora_path: {error}", "adapter_invalid") from None
     return name

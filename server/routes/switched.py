@@ -10,6 +10,13 @@ from starlette.routing import Route
 from server.flags.config import Config
 from server.routes import adapters, dev, docs, faults, health, pages, playground
 
+SWITCHES = {"--enable-runtime-lora": adapters.ROUTES, "--enable-dev-endpoints": dev.ROUTES}
+
+
+def switch_of(path: str) -> str:
+    """The flag that would enable a path; "": none."""
+    return next((flag for flag, lines in SWITCHES.items() if any(line.path == path for line in lines)), "")
+
 
 def routes(config: Config) -> list[Route]:
     """The enabled routes."""

@@ -50,15 +50,6 @@ def walked(serve):
     return make
 
 
-@pytest.fixture
-def submitted(client, monkeypatch):
-    """A list of the requests that the engine gets."""
-    seen = []
-    submit = client.state.engine.submit
-    monkeypatch.setattr(client.state.engine, "submit", lambda request: seen.append(request) or submit(request))
-    return seen
-
-
 @pytest.mark.parametrize(("path", "short", "long"), ROUTES)
 async def test_keys_are_isolated_and_have_their_flow(walked, submitted, path, short, long):
     client = walked(server={"api_key": ("one", "two")})

@@ -201,15 +201,6 @@ async def test_a_gap_is_filled_as_by_completions(client):
     assert (warm["content"], warm["tokens_predicted"]) == ("", 0)
 
 
-@pytest.fixture
-def submitted(client, monkeypatch):
-    """A list of the requests that the engine gets."""
-    seen = []
-    submit = client.state.engine.submit
-    monkeypatch.setattr(client.state.engine, "submit", lambda request: seen.append(request) or submit(request))
-    return seen
-
-
 async def test_other_files_precede_the_gap_and_the_beginning_follows_it(client, submitted):
     use_gaps(client)
     decode = client.state.tokenizer.decode

@@ -325,7 +325,7 @@ def test_routes_without_text_honour_what_they_can_and_name_the_rest():
     assert decode(b'{"messages":[],"max_tokens":1,"temperature":1}', CountBody, LimitsConfig())[1] is None
     _, foreign = decode(b'{"input":"a","mirostat":2,"n_predict":3}', VectorsBody, LimitsConfig())
     assert foreign.ignored == ["mirostat", "n_predict"]
-    with pytest.raises(ApiError, match=r"^lora_path: name the adapter as model"):
+    with pytest.raises(ApiError, match=r"^lora_path: x is not supported; name the adapter as model"):
         decode(b'{"input":"a","lora_path":"x"}', VectorsBody, LimitsConfig())
 
 
@@ -336,7 +336,7 @@ def test_options_of_a_dialect_are_translated_by_the_same_function():
     assert made.settings == {"max_tokens": 5}
     assert made.ignored == ["options.odd"]
     assert made.renamed == {"max_tokens": "options.num_predict"}
-    with pytest.raises(ApiError, match=r"^options\.mirostat: send temperature"):
+    with pytest.raises(ApiError, match=r"^options\.mirostat: 1 is not supported; send temperature"):
         translated({"mirostat": 1}, fields, "options.")
 
 

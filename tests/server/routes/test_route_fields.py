@@ -53,15 +53,6 @@ def recording(client):
     return client.state.renderer
 
 
-@pytest.fixture
-def submitted(client, monkeypatch):
-    """A list of the requests that the engine gets."""
-    seen = []
-    submit = client.state.engine.submit
-    monkeypatch.setattr(client.state.engine, "submit", lambda request: seen.append(request) or submit(request))
-    return seen
-
-
 @pytest.mark.parametrize("path", SMALLEST)
 async def test_an_unknown_model_is_404_on_every_route(client, path):
     assert (await client.post(path, {**SMALLEST[path], "model": "omniloop"})).status == 200
