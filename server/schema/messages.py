@@ -51,7 +51,7 @@ class CountBody(msgspec.Struct, kw_only=True):
 
 
 class SampledMessages(CountBody, kw_only=True):
-    """Samplers that most requests leave out, as in SamplerFields."""
+    """The fields of SamplerFields: a msgspec struct has one base."""
 
     dry_multiplier: fields.DryMultiplier = None
     dry_base: fields.DryBase = None

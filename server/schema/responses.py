@@ -63,7 +63,7 @@ class InputBody(msgspec.Struct, kw_only=True):
 
 
 class SampledInput(InputBody, kw_only=True):
-    """Samplers that most requests leave out, as in SamplerFields."""
+    """The fields of SamplerFields: a msgspec struct has one base."""
 
     dry_multiplier: fields.DryMultiplier = None
     dry_base: fields.DryBase = None

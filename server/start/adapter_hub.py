@@ -6,6 +6,7 @@ cache. Every failure is a one-line ConfigError; if the hub cannot be reached, a 
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 from engine.base.errors import ConfigError
 from engine.checkpoint.pooling_tasks import ADAPTER_CONFIG
 from engine.weights.files import ADAPTER
-from server.start.hub import Hub, Unreachable, check_room, download, listed, one_line
+from server.start.hub import Hub, Unreachable, check_room, download, listed, local_copy, one_line
 
 NAME, REVISION, FOLDER = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", r"[\w.-]+", r"(?:/[\w-][\w.-]*)*"
 SPEC = re.compile(rf"(?P<name>{NAME})(?:@(?P<revision>{REVISION}))?(?P<folder>{FOLDER})", re.ASCII)
@@ -60,21 +61,10 @@ def fetch_adapter(path: str, hub: Hub, max_bytes: int) -> Path:
 
 def cached(name: str, hub: Hub, files: list[str], reason: str) -> Path:
     """The folder of an earlier download. Raises ConfigError if it lacks a file."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import IncompleteSnapshotError, LocalEntryNotFoundError
+    from huggingface_hub.errors import IncompleteSnapshotError
 
-    try:
-        root = Path(
-            snapshot_download(
-                name,
-                revision=hub.revision or None,
-                cache_dir=hub.cache or None,
-                local_files_only=True,
-                allow_patterns=files,
-            )
-        )
-        if all((root / file).exists() for file in files):
+    with contextlib.suppress(IncompleteSnapshotError):
+        root = local_copy(name, hub, files)
+        if root is not None and all((root / file).exists() for file in files):
             return root
-    except (IncompleteSnapshotError, LocalEntryNotFoundError):
-        pass
     raise ConfigError(f"{hub.flag} {name}: {reason}, and this machine has no complete copy of the adapter")

@@ -12,6 +12,7 @@ Every failure is a one-line ConfigError. If the hub cannot be reached, a complet
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import logging
@@ -243,33 +244,37 @@ def counted(stopped: threading.Event, line: ProgressLine | None) -> Any:
     return Bytes
 
 
+def local_copy(name: str, hub: Hub, patterns: list[str]) -> Path | None:
+    """The folder of an earlier download, None if there is none. Raises IncompleteSnapshotError if it lacks files."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import IncompleteSnapshotError, LocalEntryNotFoundError
+
+    where: dict[str, Any] = {"revision": hub.revision or None, "cache_dir": hub.cache or None}
+    try:
+        return Path(snapshot_download(name, local_files_only=True, allow_patterns=patterns, **where))
+    except IncompleteSnapshotError:  # a LocalEntryNotFoundError too
+        raise
+    except LocalEntryNotFoundError:
+        return None
+
+
 def cached(name: str, hub: Hub, weights: bool, reason: str, quant: str = "") -> Path:
     """The folder, or the GGUF file, of an earlier download. Raises ConfigError if there is none, or if it lacks a
     file.
     """
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import IncompleteSnapshotError, LocalEntryNotFoundError
+    from huggingface_hub.errors import IncompleteSnapshotError
 
     remedy = "start once with a connection to the hub, or name a folder"
-    try:
-        folder = Path(
-            snapshot_download(
-                name,
-                revision=hub.revision or None,
-                cache_dir=hub.cache or None,
-                local_files_only=True,
-                allow_patterns=[CONFIG],
-            )
-        )
+    folder, gaps = None, [CONFIG]
+    with contextlib.suppress(IncompleteSnapshotError):
+        folder = local_copy(name, hub, [CONFIG])
+        if folder is None:
+            raise ConfigError(f"{hub.flag} {name}: {reason}, and this machine has no copy; {remedy}")
         ggufs = [str(path.relative_to(folder)) for path in folder.rglob("*.gguf")]
         if ggufs and not (folder / CONFIG).exists():
             return folder / chosen(name, quant, ggufs)[0]
         gaps = lacking(name, folder, weights)
-    except IncompleteSnapshotError:
-        gaps = [CONFIG]
-    except LocalEntryNotFoundError:
-        raise ConfigError(f"{hub.flag} {name}: {reason}, and this machine has no copy; {remedy}") from None
-    if gaps:
+    if folder is None or gaps:
         raise ConfigError(
             f"{hub.flag} {name}: {reason}, and the copy on this machine lacks {', '.join(gaps)}; {remedy}"
         )

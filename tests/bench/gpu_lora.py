@@ -13,9 +13,7 @@ import argparse
 import asyncio
 import hashlib
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -32,7 +30,7 @@ from engine.layers.moe import Experts
 from engine.lora.adapter import Adapter, PackedExperts, PackedSite
 from engine.lora.sites import changed
 from engine.step.parts.adapters import Adapters
-from tests.bench.gpu_step import SWITCH_INTERVAL_S, WINDOW, steps_of
+from tests.bench.gpu_step import SWITCH_INTERVAL_S, WINDOW, measured_in, steps_of
 from tests.bench.shapes import SHAPES, write_folder
 
 PLACES, REPEATS, LONG = 8, 3, 8192
@@ -156,12 +154,7 @@ def run_in(shape: str, folder: str, device: str, places: bool) -> dict[str, floa
     """Runs one engine in a process of its own."""
     command = [sys.executable, "-m", "tests.bench.gpu_lora", "--inside", shape, "--folder", folder]
     command += ["--device", device, *(["--places"] if places else [])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=560, env=os.environ)
-    if done.returncode:
-        print(done.stderr[-3000:], file=sys.stderr)
-        return {}
-    found: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
+    return measured_in(command, timeout=560)
 
 
 def main() -> None:

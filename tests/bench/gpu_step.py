@@ -171,7 +171,12 @@ def run_in(checkout: Path, shape: str, folder: str, args: argparse.Namespace) ->
     ]
     command += ["--schema"] * args.schema + ["--samplers"] * args.samplers
     environment = {**os.environ, "PYTHONPATH": f"{checkout}:{os.environ.get('PYTHONPATH', '')}"}
-    done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=400)
+    return measured_in(command, timeout=400, cwd=checkout, env=environment)
+
+
+def measured_in(command: list[str], timeout: float, **where: Any) -> dict[str, float]:
+    """The JSON in the last line of a process; if the process fails, its errors are printed and the result is empty."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, **where)
     if done.returncode:
         print(done.stderr[-3000:], file=sys.stderr)
         return {}

@@ -143,6 +143,15 @@ def client(serve: Callable[..., Client]) -> Client:
     return serve()
 
 
+@pytest.fixture
+def submitted(client: Client, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """A list of the requests that the engine gets."""
+    seen: list[Any] = []
+    submit = client.state.engine.submit
+    monkeypatch.setattr(client.state.engine, "submit", lambda request: seen.append(request) or submit(request))
+    return seen
+
+
 async def until(happens: Callable[[], object]) -> None:
     """Waits until the condition holds, at most 20 s."""
     async with asyncio.timeout(20):

@@ -8,23 +8,13 @@ import pytest
 import torch
 
 from engine.base.config import LoraConfig
-from engine.run import start
 from tests import tiny
-from tests.engine.host_accelerator import HostAccelerator
 from tests.engine_kit import answer_deltas, prompts, running, text_request
 from tests.lora_kit import Drawn, adapted, drawn, merge
 
 NAMES = ("qwen3_moe", "mixtral", "gpt_oss", "llama4")  # gate|up as rows, by expert, interleaved, weighed inputs
 TOKENS = 8
 PROMPTS = prompts(6, tiny.FIRST_SPECIAL, seed=8, longest=30)
-
-
-@pytest.fixture(params=["host", "device"])
-def backend(request, monkeypatch) -> str:
-    """Both backends; the device has graphs that are plain calls."""
-    if request.param == "device":
-        monkeypatch.setattr(start, "open_accelerator", lambda _device: HostAccelerator())
-    return request.param
 
 
 @functools.cache

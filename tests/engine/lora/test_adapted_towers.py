@@ -8,23 +8,13 @@ from pathlib import Path
 import pytest
 
 from engine.base.config import LoraConfig
-from engine.run import start
 from tests import tiny
-from tests.engine.host_accelerator import HostAccelerator
 from tests.engine_kit import answer, running
 from tests.invariance.test_seeing import request
 from tests.lora_kit import Drawn, adapted, drawn, merged
 
 CASES = [("paligemma", "host"), ("internvl", "host"), ("qwen2_vl", "host"), ("paligemma", "device")]
 MIXES = ("picture", "two pictures")
-
-
-@pytest.fixture(params=["host"])
-def backend(request, monkeypatch) -> str:
-    """Both backends; the device has graphs that are plain calls."""
-    if request.param == "device":
-        monkeypatch.setattr(start, "open_accelerator", lambda _device: HostAccelerator())
-    return request.param
 
 
 @functools.cache
@@ -73,7 +63,7 @@ async def test_pictures_with_adapters_equal_merged_weights(name, backend, room):
             assert got == [tokens for each in want for tokens in each]
 
 
-async def test_adapters_of_the_decoder_share_the_rows_of_pictures_with_the_base(backend):
+async def test_adapters_of_the_decoder_share_the_rows_of_pictures_with_the_base():
     base, both, _, text = adapters("paligemma")
     asked = request("paligemma", "picture")
     async with running(tiny.checkpoint("paligemma"), lora=LoraConfig(max_loras=3)) as engine:
