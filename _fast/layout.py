@@ -69,7 +69,9 @@ class RowFlag(IntFlag):
     """Bits of a row's flags."""
 
     SAMPLE = 1  # the row's last token yields a sample
-    FEED = 2  # the row's first token is the slot's last sample, still on the device
+    # The row begins at the slot's newest token, which the device has: COMPUTED is only a minimum. The tokens after it
+    # are the slot's drafts, at most LEN - 1; how many they are the device knows.
+    FEED = 2
 
 
 class TokenCode(IntEnum):
@@ -77,7 +79,9 @@ class TokenCode(IntEnum):
 
     INVALID = -1  # the row's logits are not finite
     OUTSIDE = -2  # one of the slot's token ids was outside of the embedding
-    END = -3  # the run ends before this place; at the first place: the row yields no token
+    # The run ends before this place; at the first place: the row yields no token. END - n: the device has n drafts for
+    # the tokens after the run.
+    END = -3
 
 
 class UpdateWord(IntEnum):
@@ -115,6 +119,10 @@ class SlotWord(IntEnum):
     SECOND_START = 18  # where the second text of a pair begins among the slot's tokens; 0: there is one text
     POOL_START = 19  # the first of the slot's tokens that counts in its pooled row
     ADAPTER = 20  # the number of the adapter with which the slot's tokens are computed; 0: none
+    LAST_PLACE = 28  # most tokens of prompt and answer that steps compute: later places have no block
+    # Written by the device for servers with drafts. The places before are for further words of samplers.
+    LENGTH = 29  # tokens of the slot, its newest included
+    NUM_DRAFTS = 30  # drafts that follow the newest token
 
 
 class SamplerWord(IntEnum):

@@ -31,6 +31,7 @@ cdef class StepPlan:
     cdef readonly int32_t num_decode_rows
     cdef readonly int32_t num_updates
     cdef readonly int32_t num_sampled  # rows that yield a token
+    cdef readonly int32_t num_lines  # places for which a token is chosen: those of sampled rows, and of their drafts
     cdef readonly int32_t num_params  # slots whose words are sent with this step
     cdef readonly int32_t tail_at  # start of the updates in the record
     cdef readonly int32_t num_encodes
@@ -64,7 +65,8 @@ cdef class StepPlan:
     cdef void clear(self) noexcept nogil
     cdef bint is_cut(self, int32_t row, const token_t* run) noexcept nogil
     cdef void clear_run(self, int32_t row) noexcept nogil
-    cdef int32_t row(self, SeqTable seqs, slot_t slot, int32_t count) noexcept nogil
+    cdef int32_t most(self, int32_t row) noexcept nogil
+    cdef int32_t row(self, SeqTable seqs, slot_t slot, int32_t count, int32_t drafts) noexcept nogil
     cdef void _media_runs(self, SeqTable seqs, slot_t slot, int32_t start, int32_t count) noexcept nogil
     cdef void update(self, slot_t slot, int32_t group, int32_t index, block_t block) noexcept nogil
     cdef void encode(self, slot_t slot, int32_t item, int32_t entry) noexcept nogil

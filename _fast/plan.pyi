@@ -14,6 +14,7 @@ class StepPlan:
     num_decode_rows: int
     num_updates: int
     num_sampled: int
+    num_lines: int
     num_params: int
     tail_at: int
     num_encodes: int

@@ -153,6 +153,7 @@ cdef class StepPlan:
         self.num_decode_rows = 0
         self.num_updates = 0
         self.num_sampled = 0
+        self.num_lines = 0
         self.num_params = 0
         self.num_encodes = 0
         self.num_media = 0
@@ -169,27 +170,35 @@ cdef class StepPlan:
         self.lines.out_token[row * self.width] = -1
         self.lines.out_count[row] = 0
 
-    cdef int32_t row(self, SeqTable seqs, slot_t slot, int32_t count) noexcept nogil:
-        """Append a row with the slot's next `count` tokens; return its flags. The slot's span cursor moves.
+    cdef int32_t most(self, int32_t row) noexcept nogil:
+        """Return the most tokens that a sampled row gets: one, and one for each of its drafts."""
+        return self.lines.len[row] if self.lines.flags[row] & ROW_FEED else 1
+
+    cdef int32_t row(self, SeqTable seqs, slot_t slot, int32_t count, int32_t drafts) noexcept nogil:
+        """Append a row with the slot's next `count` tokens and room for drafts; return its flags.
+
+        The slot's span cursor moves.
 
         A row with ROW_FEED begins at the newest token of the previous step, wherever this token is: the row's number of
-        computed tokens is only a minimum.
+        computed tokens is only a minimum. Drafts follow only a single token.
         """
         cdef int32_t row = self.num_rows
         cdef int32_t at = self.num_tokens
         cdef int32_t start = seqs.computed[slot]
         cdef int32_t flags = 0
+        cdef int32_t k
         self.row_slot[row] = slot
-        self.row_len[row] = count
+        self.row_len[row] = count + drafts
         self.row_computed[row] = start
         self.row_epoch[row] = seqs.epoch[slot]
         self.out_request[row] = seqs.request[slot]
         if seqs.span_at[slot] < seqs.num_spans[slot]:
             self._media_runs(seqs, slot, start, count)
         self.num_prompt_rows += start < seqs.prompt_len[slot]
-        if seqs.choosing[slot]:
+        if seqs.choosing[slot] or drafts:
             flags = ROW_FEED
-            self.token_ids[at] = -1
+            for k in range(1 + drafts):
+                self.token_ids[at + k] = -1
         elif count == 1:
             self.token_ids[at] = seqs.tokens[slot][start]
         else:
@@ -197,10 +206,11 @@ cdef class StepPlan:
         if start + count == seqs.num_tokens[slot] + seqs.choosing[slot] and not seqs.closing[slot]:
             flags |= ROW_SAMPLE
             self.num_sampled += 1
+            self.num_lines += 1 + drafts
         self.row_flags[row] = flags
         self.num_rows = row + 1
-        self.num_tokens = at + count
-        self.row_start[row + 1] = at + count
+        self.num_tokens = at + count + drafts
+        self.row_start[row + 1] = at + count + drafts
         return flags
 
     cdef void _media_runs(self, SeqTable seqs, slot_t slot, int32_t start, int32_t count) noexcept nogil:

@@ -1,3 +1,4 @@
+from _fast.drafts cimport Drafts
 from _fast.encoder cimport EncoderTable
 from _fast.plan cimport StepPlan
 from _fast.queue cimport WaitQueue
@@ -16,6 +17,7 @@ cdef class Planner:
     cdef EncoderTable encoder
     cdef RunningRows running
     cdef TokenShares shares
+    cdef Drafts drafts
     cdef Settler settler
     cdef int32_t max_rows
     cdef bint stateful  # the model has states
@@ -29,7 +31,7 @@ cdef class Planner:
     cdef void plan(self, StepPlan plan) noexcept nogil
     cdef bint _is_decoding(self) noexcept nogil
     cdef void _continue(self, StepPlan plan) noexcept nogil
-    cdef bint _provide(self, slot_t slot, int32_t count, int32_t width) noexcept nogil
+    cdef bint _provide(self, slot_t slot, int32_t count) noexcept nogil
     cdef void _preempt(self, slot_t slot) noexcept nogil
     cdef void _admit(self, StepPlan plan) noexcept nogil
     cdef slot_t _next(self) noexcept nogil
@@ -37,4 +39,4 @@ cdef class Planner:
     cdef void _enter(self, slot_t slot, int32_t hit, int32_t count, StepPlan plan) noexcept nogil
     cdef void _emit(self, StepPlan plan) noexcept nogil
     cdef int32_t _idle_after(self) noexcept nogil
-    cdef void _row(self, slot_t slot, int32_t count, StepPlan plan) noexcept nogil
+    cdef void _row(self, slot_t slot, int32_t count, int32_t drafts, StepPlan plan) noexcept nogil

@@ -6,8 +6,11 @@ tables in their state after the launch of this step. A plan is made in this orde
     1. running rows, best (priority, arrival) first: shares of the step's tokens, then blocks for these tokens
     2. waiting requests, in their order, with the remaining tokens, blocks and block-table changes
     3. longer chunks for running prompts, only from idle blocks
+    4. drafts for rows that decode, only from idle blocks
 
-When blocks run out, the last running row starts over (its KV is recomputed), so the first row always progresses.
+When blocks run out, the last running row starts over (its KV is recomputed), so the first row always progresses. No row
+starts over for drafts: first rows give back the blocks of drafts that were refused, and a row waits while such drafts
+are in flight.
 """
 
 cimport cython
@@ -25,13 +28,15 @@ cdef class Planner:
 
     def __init__(self, SeqTable seqs not None, BlockTables tables not None, WaitQueue queue not None,
                  EncoderTable encoder not None, RunningRows running not None, TokenShares shares not None,
-                 Settler settler not None, int32_t max_rows, bint whole_prompts, int64_t first_step):
+                 Drafts drafts not None, Settler settler not None, int32_t max_rows, bint whole_prompts,
+                 int64_t first_step):
         self.seqs = seqs
         self.tables = tables
         self.queue = queue
         self.encoder = encoder
         self.running = running
         self.shares = shares
+        self.drafts = drafts
         self.settler = settler
         self.max_rows = max_rows
         self.whole_prompts = whole_prompts
@@ -50,7 +55,9 @@ cdef class Planner:
             self._continue(plan)
             if not self.preempted:
                 self._admit(plan)
-                self.updates_left = self.shares.deal_leftovers(self.updates_left, plan.width)
+                self.updates_left = self.shares.deal_leftovers(self.updates_left)
+            if plan.width > 1:
+                self.drafts.deal(self.updates_left, 0 if self.preempted else plan.width - 1)
             self._emit(plan)
             if plan.num_rows or self.running.size == 0 or self.next_step != self.settler.settled_step + 1:
                 break
@@ -85,7 +92,7 @@ cdef class Planner:
                 continue
             if self.seqs.span_at[slot] < self.seqs.num_spans[slot]:
                 count = self.encoder.limit(self.seqs, slot, self.seqs.computed[slot], count)
-            if count and not self._provide(slot, count, plan.width):
+            if count and not self._provide(slot, count):
                 count = 0
             if count:
                 changed = self.tables.num_changed(slot)
@@ -99,10 +106,10 @@ cdef class Planner:
             if count and self.seqs.span_at[slot] < self.seqs.num_spans[slot]:
                 self.encoder.claim(self.seqs, slot, self.seqs.computed[slot], count, plan, self.next_step)
 
-    cdef bint _provide(self, slot_t slot, int32_t count, int32_t width) noexcept nogil:
+    cdef bint _provide(self, slot_t slot, int32_t count) noexcept nogil:
         """Provide blocks for the row's next tokens, by preempting the last running rows if needed. False: none now."""
         cdef int32_t end = self.seqs.computed[slot] + count
-        cdef int32_t reach = self.seqs.reach(slot, end, width)
+        cdef int32_t reach = self.seqs.reach(slot, end, 1)
         cdef int32_t missing
         cdef slot_t victim
         if self.stateful:
@@ -110,6 +117,8 @@ cdef class Planner:
         elif self.tables.covers(slot, reach):
             return True
         missing = self.tables.missing(slot, end, reach)
+        if missing > self.tables.pool.num_idle() and self.drafts.reclaim() and missing > self.tables.pool.num_idle():
+            return False
         while missing > self.tables.pool.num_idle():
             victim = self.running.slots[self.running.size - 1]
             self._preempt(victim)
@@ -152,11 +161,11 @@ cdef class Planner:
         cdef int32_t reserve = min(self.running.size, self.tables.pool.total >> 4) * self.tables.num_groups
         if self.stateful:  # a row that folds holds two states temporarily
             reserve += self.running.size * self.tables.pool.sizes[1]
-        if self.tables.demand(hit, self.seqs.reach(slot, known, plan.width)) + reserve > idle:
+        if self.tables.demand(hit, self.seqs.reach(slot, known, 1)) + reserve > idle:
             return False
         if self.seqs.num_spans[slot]:
             count = self.encoder.limit(self.seqs, slot, start, count)
-        cdef int32_t reach = self.seqs.reach(slot, start + count, plan.width)
+        cdef int32_t reach = self.seqs.reach(slot, start + count, 1)
         cdef int32_t changed = self.tables.blocks_for(reach) * self.tables.num_groups
         if count <= 0 or changed > self.updates_left or (self.whole_prompts and start + count < known):
             return False
@@ -189,31 +198,41 @@ cdef class Planner:
                 self.prefix_hits += start
                 self.tables.states.reached += self.tables.states.reach * self.tables.block_size
         self.shares.of[slot] = count
+        self.seqs.chained[slot] = 0
         self.seqs.state[slot] = RUNNING
         self.running.enter(slot)
 
     cdef void _emit(self, StepPlan plan) noexcept nogil:
-        """Write the rows: those with one token first, then the chunks."""
+        """Write the rows: those with one token first, then the chunks, then the rows with drafts.
+
+        The device may compute fewer drafts than planned, so no row follows the rows with drafts.
+        """
         cdef int32_t i
+        cdef bint drafted = plan.width > 1 and self.drafts.total > 0
         cdef slot_t slot
         for i in range(self.running.size):
             slot = self.running.slots[i]
-            if self.shares.of[slot] == 1:
-                self._row(slot, 1, plan)
+            if self.shares.of[slot] == 1 and not (drafted and self.drafts.of[slot]):
+                self._row(slot, 1, 0, plan)
         plan.num_decode_rows = plan.num_rows
         for i in range(self.running.size):
             slot = self.running.slots[i]
             if self.shares.of[slot] > 1:
-                self._row(slot, self.shares.of[slot], plan)
+                self._row(slot, self.shares.of[slot], 0, plan)
+        for i in range(self.running.size if drafted else 0):
+            slot = self.running.slots[i]
+            if self.drafts.of[slot]:
+                self._row(slot, 1, self.drafts.of[slot], plan)
         if self.stateful and plan.num_rows:
             self.tables.states.cache.send(plan, self.next_step)
 
-    cdef void _row(self, slot_t slot, int32_t count, StepPlan plan) noexcept nogil:
-        """Write a row, and record its tokens as computed and its sample as pending, as they are after the launch."""
+    cdef void _row(self, slot_t slot, int32_t count, int32_t drafts, StepPlan plan) noexcept nogil:
+        """Write a row, and record its tokens as computed and its samples as pending, as they are after the launch."""
         if self.stateful:
             self.tables.states.plan_row(slot, plan.num_rows, count, self._idle_after(), plan)
-        if plan.row(self.seqs, slot, count) & ROW_SAMPLE:
-            self.seqs.promise(slot, plan.width)
+        if plan.row(self.seqs, slot, count, drafts) & ROW_SAMPLE:
+            self.seqs.promise(slot, 1 + drafts)
+            self.seqs.chained[slot] = 1
         self.seqs.computed[slot] += count
         self.seqs.in_flight[slot] += 1
         if self.tables.dirty[slot] < self.tables.size[slot]:

@@ -1,4 +1,5 @@
 from _fast.blocks cimport BlockPool
+from _fast.drafts cimport Drafts
 from _fast.encoder cimport EncoderTable
 from _fast.plan cimport StepPlan
 from _fast.planner cimport Planner
@@ -27,6 +28,7 @@ cdef class Scheduler:
     cdef RunningRows running
     cdef readonly TokenShares shares
     cdef readonly Settler settler
+    cdef readonly Drafts drafts
     cdef Planner planner
 
     cdef int64_t _longest(self, int64_t n, int32_t max_tokens, int32_t min_tokens, bint traced) except -1

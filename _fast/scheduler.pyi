@@ -2,6 +2,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from _fast.blocks import BlockPool
+from _fast.drafts import Drafts
 from _fast.encoder import EncoderTable
 from _fast.plan import StepPlan
 from _fast.prefix import PrefixIndex
@@ -32,6 +33,7 @@ class Scheduler:
     tables: BlockTables
     queue: WaitQueue
     encoder: EncoderTable
+    drafts: Drafts
     settler: Settler
     def __init__(
         self,
@@ -57,6 +59,7 @@ class Scheduler:
         state_mode: int = 1,
         state_every: int = 1024,
         state_share: float = 0.25,
+        max_lines: int = ...,
     ) -> None: ...
     def add(
         self,
@@ -80,6 +83,7 @@ class Scheduler:
         weight: int = 1,
         deadline: float = ...,
         boundaries: Iterable[int] = (),
+        drafts: int = 0,
     ) -> int: ...
     def abort(self, request_id: int, when_computed: bool = False) -> bool: ...
     def add_entry(self, num_rows: int, work: int = 0) -> int: ...
@@ -90,6 +94,7 @@ class Scheduler:
     def fail(self, plan: StepPlan, again: Any = None) -> None: ...
     def reset_prefix_cache(self) -> None: ...
     def cached_tokens(self, slot: int) -> int: ...
+    def last_place(self, slot: int) -> int: ...
     @property
     def states(self) -> StateRuns: ...
     @property

@@ -30,11 +30,11 @@ cdef class Scheduler:
                  bytes hash_key=bytes(16), int32_t policy=0, int32_t max_chunk=0, int32_t encoder_budget=0,
                  int32_t encoder_capacity=0, int hash_bits=128, int64_t first_step=0, bint whole_prompts=False,
                  int32_t state_blocks=0, int32_t tail_blocks=0, int32_t state_mode=STATES_ALIGN,
-                 int32_t state_every=1024, double state_share=0.25):
+                 int32_t state_every=1024, double state_share=0.25, int32_t max_lines=0x7FFFFFFF):
         """state_blocks, tail_blocks: blocks per run, for a model with groups of states; all groups share the runs.
 
         state_mode: which states are named (states.NONE, ALIGN, ALL: every `state_every` tokens); state_share: largest
-        share of the blocks for idle states.
+        share of the blocks for idle states. max_lines: most places of a step for which a token is chosen.
         """
         if max_rows < 1 or max_slots < max_rows or max_tokens < max_rows:
             raise ValueError(
@@ -68,9 +68,11 @@ cdef class Scheduler:
         self.encoder = EncoderTable(encoder_budget, encoder_capacity)
         self.running = RunningRows(self.seqs, by_priority)
         self.shares = TokenShares(self.seqs, self.running, self.queue, self.tables, max_tokens, max_chunk)
-        self.settler = Settler(self.seqs, self.tables, self.running, self.queue, self.encoder, first_step - 1)
+        self.drafts = Drafts(self.seqs, self.running, self.tables, self.shares, max_lines)
+        self.settler = Settler(self.seqs, self.tables, self.running, self.queue, self.encoder,
+                               self.drafts, first_step - 1)
         self.planner = Planner(self.seqs, self.tables, self.queue, self.encoder, self.running, self.shares,
-                               self.settler, max_rows, whole_prompts, first_step)
+                               self.drafts, self.settler, max_rows, whole_prompts, first_step)
 
     # Requests.
 
@@ -78,12 +80,13 @@ cdef class Scheduler:
             bint ignore_eos=False, eos_ids=(), stop_ids=(), int32_t priority=0, double arrival=0.0,
             bytes root=bytes(16), const int64_t[:, ::1] keys=None, const int32_t[:, ::1] media=None,
             const int32_t[:, ::1] bi_spans=None, bint read_cache=True, bint traced=False,
-            int32_t flow=0, int32_t weight=1, double deadline=float("inf"), boundaries=()):
+            int32_t flow=0, int32_t weight=1, double deadline=float("inf"), boundaries=(), uint8_t drafts=0):
         """Add a request to the queue: return its slot, or -1 (no slot free), -2 (too few blocks), -3 (media too large).
 
         bi_spans: [m, 2], start and end of positions that one step computes. traced: all tokens are computed, and
         `freed_lens` has their number. flow: requests with equal flow wait in one line, with a share of `weight`.
         deadline: of the first step. boundaries: at most 8 prompt lengths after which other requests may differ.
+        drafts: most drafts that a step verifies for the request.
         """
         cdef int64_t n = tokens.shape[0]
         cdef int64_t longest = self._longest(n, max_tokens, min_tokens, traced)
@@ -122,6 +125,7 @@ cdef class Scheduler:
         self.seqs.root_hi[slot] = int.from_bytes(root[8:], "little")
         self.seqs.read_cache[slot] = read_cache
         self.seqs.traced[slot] = traced
+        self.seqs.drafts[slot] = drafts
         self.encoder.hold(self.seqs, slot)
         self.queue.enlist(slot, flow, weight, n, deadline, priority, arrival, self.next_order)
         self.next_order += 1
@@ -240,6 +244,12 @@ cdef class Scheduler:
         if not 0 <= slot < self.max_slots:
             raise ValueError(f"slot {slot}: this scheduler has slots 0 to {self.max_slots - 1}")
         return max(0, self.seqs.cached[slot])
+
+    def last_place(self, int32_t slot):
+        """Return the most tokens of a live slot that steps compute: the last token of an answer is only for a trace."""
+        if not 0 <= slot < self.max_slots:
+            raise ValueError(f"slot {slot}: this scheduler has slots 0 to {self.max_slots - 1}")
+        return self.seqs.max_len[slot] - (not self.seqs.traced[slot])
 
     @property
     def next_step(self):

@@ -36,6 +36,9 @@ cdef class SeqTable:
     cdef uint8_t[::1] choosing  # steps in flight that choose tokens for the row
     cdef uint8_t[::1] pending  # most tokens from these steps
     cdef uint8_t[::1] in_flight
+    cdef uint8_t[::1] drafts  # most drafts of a step
+    cdef uint8_t[::1] found  # drafts that the device has found for the tokens after the newest known token
+    cdef uint8_t[::1] chained  # the device has the row's newest token, its place, and drafts for the tokens after it
     cdef int32_t[::1] max_len
     cdef int32_t[::1] min_len
     cdef int32_t[::1] priority

@@ -9,9 +9,10 @@ Each slot has three lengths; the scheduler reduces the difference between the fi
     (KV of steps whose result is known) (KV of launched steps) (tokens known here + those promised by steps in flight)
 
 Steps and tokens are counted separately: `choosing` steps in flight choose tokens for the row, each a run of at least
-one token; `pending` is the maximum number of these tokens. A step computes each token of its run except the newest. The
-next step begins at this newest token, and until the run has arrived on the host only the device knows its position. So
-`computed` is a minimum, too, while more than one token is pending for a step.
+one token; `pending` is the maximum number of these tokens. A run is longer than a token if the step verifies drafts: it
+computes each token of its run except the newest. The next step begins at this newest token, and until the run has
+arrived on the host only the device knows its position. So `computed` is a minimum, too, while more than one token is
+pending for a step.
 
 Token, key and hash buffers are allocated per slot and grow by half, so only requests of a million tokens use memory for
 a million tokens.
@@ -77,6 +78,9 @@ cdef class SeqTable:
         self.choosing = array("B", bytes(num_slots))
         self.pending = array("B", bytes(num_slots))
         self.in_flight = array("B", bytes(num_slots))
+        self.drafts = array("B", bytes(num_slots))
+        self.found = array("B", bytes(num_slots))
+        self.chained = array("B", bytes(num_slots))
         self.max_len = array("i", bytes(4 * num_slots))
         self.min_len = array("i", bytes(4 * num_slots))
         self.priority = array("i", bytes(4 * num_slots))
@@ -149,6 +153,9 @@ cdef class SeqTable:
         self.choosing[slot] = 0
         self.pending[slot] = 0
         self.in_flight[slot] = 0
+        self.drafts[slot] = 0
+        self.found[slot] = 0
+        self.chained[slot] = 0
         self.max_len[slot] = 0
         self.min_len[slot] = 0
         self.priority[slot] = 0
@@ -361,6 +368,9 @@ cdef class SeqTable:
             "choosing": self.choosing[slot],
             "pending": self.pending[slot],
             "in_flight": self.in_flight[slot],
+            "drafts": self.drafts[slot],
+            "found": self.found[slot],
+            "chained": self.chained[slot],
             "max_len": self.max_len[slot],
             "min_len": self.min_len[slot],
             "priority": self.priority[slot],

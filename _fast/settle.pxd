@@ -1,3 +1,4 @@
+from _fast.drafts cimport Drafts
 from _fast.encoder cimport EncoderTable
 from _fast.plan cimport StepPlan
 from _fast.queue cimport WaitQueue
@@ -13,6 +14,7 @@ cdef class Settler:
     cdef RunningRows running
     cdef WaitQueue queue
     cdef EncoderTable encoder
+    cdef Drafts drafts
     cdef bint stateful  # the model has states
     cdef int64_t settled_step  # the newest step that is settled
     cdef int64_t num_preemptions

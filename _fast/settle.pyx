@@ -20,8 +20,9 @@ cdef class Settler:
     """Changes the scheduler's tables; no other code changes them between two plans."""
 
     def __init__(self, SeqTable seqs not None, BlockTables tables not None, RunningRows running not None,
-                 WaitQueue queue not None, EncoderTable encoder not None, int64_t settled_step):
+                 WaitQueue queue not None, EncoderTable encoder not None, Drafts drafts not None, int64_t settled_step):
         self.seqs, self.tables, self.running, self.queue, self.encoder = seqs, tables, running, queue, encoder
+        self.drafts = drafts
         self.settled_step = settled_step
         self.stateful = tables.states.active
         self.freed_slots = array("i", bytes(4 * seqs.num_slots))
@@ -74,6 +75,7 @@ cdef class Settler:
         """
         cdef bint dropped
         cdef Py_ssize_t k
+        self.seqs.chained[slot] = 0
         if tokens.shape[0] >= self.room(slot):
             raise ValueError(f"slot {slot}: room for {self.room(slot)} tokens; got {tokens.shape[0]} and one more")
         dropped = self._drop_choice(slot)
@@ -88,6 +90,7 @@ cdef class Settler:
             return False
         self.seqs.drop_promises(slot)
         self.seqs.redoing[slot] = 1
+        self.seqs.chained[slot] = 0
         return True
 
     cdef _check_slot(self, int32_t slot):
@@ -120,6 +123,8 @@ cdef class Settler:
             why = FINISH_ERROR
         elif plan.row_flags[row] & ROW_SAMPLE and not self.seqs.closing[slot]:
             self._settle_promise(plan, row)
+            if plan.width > 1:
+                self.drafts.note(plan, row, run)
             why = self._sample(plan, row, run, forced)
         # After a preemption the step's KV is lost, but its sample is still the row's next token.
         if plan.row_epoch[row] == self.seqs.epoch[slot] and why != FINISH_ERROR:
@@ -148,11 +153,12 @@ cdef class Settler:
 
     cdef void _settle_promise(self, StepPlan plan, int32_t row) noexcept nogil:
         if plan.row_flags[row] & ROW_SAMPLE:
-            self.seqs.settle_promise(plan.row_slot[row], plan.width)
+            self.seqs.settle_promise(plan.row_slot[row], plan.most(row))
 
     cdef void close(self, slot_t slot) noexcept nogil:
         """Close a row: it gets no more tokens; steps in flight are computed, but their samples are dropped."""
         self.seqs.closing[slot] = 1
+        self.seqs.chained[slot] = 0
         self.seqs.drop_promises(slot)
 
     cdef void _end_closed(self, slot_t slot) noexcept nogil:
@@ -170,10 +176,10 @@ cdef class Settler:
         cdef token_t* out = plan.lines.out_token + row * plan.width
         cdef int32_t why = override
         cdef int32_t k
-        if run[0] == TOKEN_END:
+        if run[0] <= TOKEN_END:
             return override if override else FINISH_STOP
         for k in range(plan.width):
-            if run[k] == TOKEN_END:
+            if run[k] <= TOKEN_END:
                 break
             if run[k] < 0 or self.seqs.append(slot, run[k]) < 0:
                 return override if override and run[k] < 0 else FINISH_ERROR
@@ -250,6 +256,7 @@ cdef class Settler:
         self.encoder.unpin(self.seqs, slot)
         self.seqs.state[slot] = WAITING
         self.seqs.epoch[slot] += 1
+        self.seqs.chained[slot] = 0
         self.seqs.computed[slot] = self.seqs.committed[slot] = self.seqs.num_named[slot] = 0
         self.queue.push(slot, self.seqs.priority[slot], self.seqs.arrival[slot], self.seqs.order[slot], True)
         self.num_preemptions += 1

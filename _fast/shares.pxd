@@ -24,6 +24,6 @@ cdef class TokenShares:
     cdef int32_t fitting(self, slot_t slot, int32_t start, int32_t lacking, int32_t granted) noexcept nogil
     cdef int32_t _cut(self, slot_t slot, int32_t start, int32_t count, int32_t granted, int32_t most) noexcept nogil
     cdef void take(self, int32_t count) noexcept nogil
-    cdef int32_t deal_leftovers(self, int32_t updates_left, int32_t width) noexcept nogil
+    cdef int32_t deal_leftovers(self, int32_t updates_left) noexcept nogil
     cdef bint _sooner(self, slot_t a, slot_t b) noexcept nogil
     cdef int32_t _waiting_shorter(self, slot_t slot, int32_t most) noexcept nogil

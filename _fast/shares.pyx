@@ -125,11 +125,10 @@ cdef class TokenShares:
         self.tokens_left = self.tokens_left - count
         self.room -= count
 
-    cdef int32_t deal_leftovers(self, int32_t updates_left, int32_t width) noexcept nogil:
+    cdef int32_t deal_leftovers(self, int32_t updates_left) noexcept nogil:
         """Lengthen chunks of running prompts, after waiting requests have started; take only idle blocks.
 
         updates_left: block-table changes for which the plan still has room; returns how many are left.
-        width: most tokens per row and step.
         """
         cdef int32_t i
         cdef int32_t end
@@ -149,7 +148,7 @@ cdef class TokenShares:
                 more = self.max_chunk - self.of[slot]
                 more = self._cut(slot, end, more, self.of[slot], more)
             end += more
-            reach = self.seqs.reach(slot, end, width)
+            reach = self.seqs.reach(slot, end, 1)
             changed = max(self.tables.blocks_for(reach) - self.tables.size[slot], 0) * self.tables.num_groups
             if more <= 0 or changed > updates_left or not self.tables.grow_idle(slot, end, reach):
                 continue

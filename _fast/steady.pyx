@@ -256,7 +256,7 @@ cdef class SteadyLoop:
         packed = now()
         kind = GRAPH_DECODE if plan.num_decode_rows == plan.num_rows else GRAPH_MIXED
         if plan.num_sampled:
-            sample_size = self.launcher.choose(GRAPH_SAMPLE, self.variant, plan.num_sampled)
+            sample_size = self.launcher.choose(GRAPH_SAMPLE, self.variant, plan.num_lines)
         if not self.launcher.launch_plain(plan, index, kind, self.variant, size, sample_size):
             return FAILED
         self.last.schedule_s = packed - begun
@@ -283,7 +283,7 @@ cdef class SteadyLoop:
         if special_rows:
             return 0
         self.variant = bits >> VARIANT_SHIFT
-        if plan.num_sampled and self.launcher.choose(GRAPH_SAMPLE, self.variant, plan.num_sampled) == 0:
+        if plan.num_sampled and self.launcher.choose(GRAPH_SAMPLE, self.variant, plan.num_lines) == 0:
             return 0
         return self.launcher.choose(
             GRAPH_DECODE if plan.num_decode_rows == plan.num_rows else GRAPH_MIXED, self.variant, plan.num_tokens
@@ -336,7 +336,7 @@ cdef class SteadyLoop:
             for row in range(plan.num_rows):
                 if plan.lines.flags[row] & ROW_SAMPLE:
                     k = run_length(plan, tokens, row)
-                    missing |= k < plan.width and tokens[row * plan.width + k] != TOKEN_END
+                    missing |= k < plan.width and tokens[row * plan.width + k] > TOKEN_END
         return not missing
 
     cdef bint _wakes(self, StepPlan plan, const int32_t* tokens) noexcept nogil:

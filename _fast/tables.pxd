@@ -34,6 +34,7 @@ cdef class BlockTables:
     cdef int32_t missing(self, slot_t slot, int32_t end, int32_t reach) noexcept nogil
     cdef int grow(self, slot_t slot, int32_t end, int32_t reach) noexcept nogil
     cdef bint grow_idle(self, slot_t slot, int32_t end, int32_t reach) noexcept nogil
+    cdef int _append(self, slot_t slot, int32_t least, int32_t target) noexcept nogil
     cdef int32_t match(self, slot_t slot) noexcept nogil
     cdef int attach(self, slot_t slot, int32_t count) noexcept nogil
     cdef void settle(self, slot_t slot) noexcept nogil

@@ -29,7 +29,6 @@ cdef class BlockTables:
                   int32_t max_len, int32_t max_chunk, bint caching, int32_t most_new_runs, int32_t state_mode,
                   int32_t state_every, double state_share):
         cdef int32_t i
-        cdef Checkpoints cache
         cdef int32_t chunk = kinds.take_states(groups)  # groups of states share runs and have no block tables
         self.num_slots = seqs.num_slots
         self.num_groups = <int32_t>len(groups)
@@ -85,7 +84,6 @@ cdef class BlockTables:
 
     cdef int32_t missing(self, slot_t slot, int32_t end, int32_t reach) noexcept nogil:
         """Return the missing blocks, in all groups, for a step that ends between `end` and `reach`."""
-        cdef int32_t least = self.blocks_for(end)
         cdef int32_t target = self.blocks_for(reach)
         cdef int32_t start = self.seqs.computed[slot]
         cdef int32_t total = self.states.missing(slot, start, end - start) if self.states.active else 0
@@ -93,7 +91,7 @@ cdef class BlockTables:
         cdef int32_t j
         for j in range(self.size[slot], target):
             for g in range(self.num_groups):
-                total += kinds.takes(&self.groups[g], j, least, target)
+                total += kinds.takes(&self.groups[g], j, self.blocks_for(end), target)
         return total
 
     cdef int32_t chunk_end(self, int32_t start, int32_t end) noexcept nogil:
@@ -108,13 +106,17 @@ cdef class BlockTables:
 
     cdef int grow(self, slot_t slot, int32_t end, int32_t reach) noexcept nogil:
         """Take the missing blocks; the caller has checked that the pool has them. -1: no memory or no room."""
-        cdef int32_t least = self.blocks_for(end)
-        cdef int32_t target = self.blocks_for(reach)
+        cdef int32_t start = self.seqs.computed[slot]
+        if self.states.active and not self.states.take(slot, start, end - start):
+            return -1
+        return self._append(slot, self.blocks_for(end), self.blocks_for(reach))
+
+    cdef int _append(self, slot_t slot, int32_t least, int32_t target) noexcept nogil:
+        """Append entries up to `target` for a step that ends with at least `least` entries. -1: no memory."""
         cdef int32_t j
         cdef int32_t g
-        cdef int32_t start = self.seqs.computed[slot]
         cdef block_t block
-        if (self.states.active and not self.states.take(slot, start, end - start)) or self._reserve(slot, target) < 0:
+        if self._reserve(slot, target) < 0:
             return -1
         for j in range(self.size[slot], target):
             for g in range(self.num_groups):
@@ -133,9 +135,7 @@ cdef class BlockTables:
         """Take missing blocks from idle blocks; return whether no block is missing afterwards."""
         if self.covers(slot, reach) and not self.states.active:
             return True
-        if self.missing(slot, end, reach) > self.pool.num_idle():
-            return False
-        return self.grow(slot, end, reach) == 0
+        return self.missing(slot, end, reach) <= self.pool.num_idle() and self.grow(slot, end, reach) == 0
 
     cdef int _reserve(self, slot_t slot, int32_t count) noexcept nogil:
         """Enlarge the slot's rows to `count` entries; -1: no memory."""

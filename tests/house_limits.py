@@ -96,7 +96,7 @@ def lists_arguments(node: ast.AST) -> bool:
 
 ATTRIBUTES = {
     # Settings of files, flags and clients: one field for each.
-    "engine/base/config.py: EngineConfig": 42,
+    "engine/base/config.py: EngineConfig": 43,
     "engine/base/limits.py: Limits": 20,
     "engine/base/model_config.py: LayerConfig": 17,
     "engine/base/model_config.py: ModelConfig": 19,
@@ -125,15 +125,18 @@ ATTRIBUTES = {
     "server/schema/common.py: SamplingFields": 40,
     "server/schema/responses.py: ResponsesBody": 27,
     # Arrays indexed by slot, row or entry, and numbers of a step.
-    "_fast/layout.py: SlotWord": 21,
-    "_fast/plan.pxd: StepPlan": 38,
+    "_fast/layout.py: SlotWord": 24,
+    "_fast/plan.pxd: StepPlan": 39,
+    "_fast/planner.pxd: Planner": 16,
     "_fast/queue.pxd: WaitQueue": 26,
     "_fast/ring.pxd: OutputRing": 20,
-    "_fast/seqs.pxd: SeqTable": 45,
+    "_fast/scheduler.pxd: Scheduler": 16,
+    "_fast/seqs.pxd: SeqTable": 48,
     "_fast/step_numbers.py: StepNumbers": 18,
     "_fast/tables.pxd: BlockTables": 18,
-    "engine/base/stats.py: EngineStats": 17,
-    "engine/base/stats.py: StepStats": 24,
+    "engine/base/stats.py: EngineStats": 18,
+    "engine/base/stats.py: StepStats": 25,
+    "engine/kernels/step_tensors.py: StepInputs": 16,
     "engine/layers/batch.py: Batch": 16,
     "engine/step/step.py: Step": 16,
     "server/bench/reply.py: Reply": 17,

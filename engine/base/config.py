@@ -78,6 +78,7 @@ class EngineConfig:
     states: StateConfig = field(default_factory=StateConfig)
     return_routed_experts: bool = False  # capture every token's experts in the cache, for requests that want them
     jump_forward: bool | None = None  # append tokens that a grammar forces without sampling; None: on a CPU only
+    speculative: Mapping[str, Any] = field(default_factory=dict)  # see engine/base/drafts; empty: no drafts
     max_num_seqs: int = 0  # rows in a step; 0 = 256 on an accelerator, 64 on a CPU
     max_num_batched_tokens: int = 0  # tokens in a step; 0 = 2,048 on an accelerator, 512 on a CPU
     max_prefill_chunk: int = 0  # prompt tokens of one row in a step; 0 = no limit but the budget

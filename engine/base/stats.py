@@ -41,6 +41,15 @@ class StateCounts(NamedTuple):
     attention_hit_tokens: int = 0  # tokens that the prefix cache would have found without states
 
 
+class DraftCounts(NamedTuple):
+    """Speculative decoding, since start, in settled steps."""
+
+    drafts: int = 0  # rows of steps that verified drafts
+    draft_tokens: int = 0
+    accepted_tokens: int = 0  # drafts that were the tokens which the row's own sampling chose
+    accepted_per_place: tuple[int, ...] = ()
+
+
 class SettledBy(IntEnum):
     """Who settled a step, and how it ended."""
 
@@ -78,6 +87,7 @@ class StepStats:
     waited_at: float = 0.0  # time at which the device thread had the tokens
     encoder: EncoderCounts | None = None
     states: StateCounts | None = None  # None: the model has no states, or the GIL-free loop settled the step
+    drafts: DraftCounts | None = None  # None: no drafts, or the GIL-free loop settled the step
     settled: SettledBy = SettledBy.LOOP
 
     @property
@@ -116,6 +126,7 @@ class EngineStats:
     python_steps: int = 0  # steps that the GIL-free loop left to Python; included in `steps`
     host_s: float = 0.0  # device thread's own work (everything but waiting)
     states: StateCounts = field(default_factory=StateCounts)
+    drafts: DraftCounts = field(default_factory=DraftCounts)
 
     @property
     def kv_usage(self) -> float:
@@ -131,6 +142,7 @@ class EngineStats:
         self.prefix_queries, self.prefix_hits = step.prefix_queries, step.prefix_hits
         self.encoder = step.encoder or self.encoder
         self.states = step.states or self.states
+        self.drafts = step.drafts or self.drafts
         self.generation_tokens += step.num_sampled
         self.failed_steps += step.settled == SettledBy.FAILED
         self.python_steps += step.settled != SettledBy.LOOP

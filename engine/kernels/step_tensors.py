@@ -29,6 +29,7 @@ class SlotTensors:
 
     block_tables: Tensor  # [num_groups, max_slots + 1, max_blocks] int32
     words: Tensor  # [max_slots + 1, SLOT_WORDS] int32, floats as their bits
+    drafts: Tensor  # [max_slots + 1, most drafts] int32: SlotWord.NUM_DRAFTS of them follow the slot's newest token
 
     def word(self, number: SlotWord | SamplerWord) -> Tensor:
         """Return this number of every slot, int32 [max_slots + 1], a view."""
@@ -54,15 +55,18 @@ class StepInputs:
     query_start: Tensor  # [R + 1] int32; beyond the step's rows: the number of tokens
     context_len: Tensor  # [R] int32; 0 beyond
     row_slot: Tensor  # [R] int32; max_slots beyond
-    sample_index: Tensor  # [R] int64, the last token of each sampled row, rows ascending; 0 beyond
-    sample_row: Tensor  # [R] int32; -1 beyond the sampled rows
-    sample_slot: Tensor  # [R] int32; max_slots beyond
-    sample_place: Tensor  # [R] int32, the number of the token in the answer; 0 beyond
+    # L lines, of which each chooses a token: the last token of each sampled row, rows ascending; with drafts (L > R)
+    # the row's newest token, then its drafts.
+    sample_index: Tensor  # [L] int64, the token; 0 beyond the lines
+    sample_row: Tensor  # [L] int32, place of the chosen token among all runs: row * width + place in the run; -1 beyond
+    sample_slot: Tensor  # [L] int32; max_slots beyond
+    sample_place: Tensor  # [L] int32, the number of the token in the answer; 0 beyond
     num_rows: Tensor  # [1] int32
-    num_sampled: Tensor  # [1] int32
+    num_sampled: Tensor  # [1] int32: lines
     home: Tensor  # [1] int32: number of the host buffer that receives the tokens
     last_keys: Tensor | None  # [N] int32, for models whose tokens attend to later tokens (AttentionMeta); 0 beyond
     adapters: Tensor | None  # [N] int32, for models with adapters: each token's adapter; 0 beyond
+    row_drafts: Tensor | None  # [R] int32, for runs: drafts that follow a sampled row's newest token; -1: none sampled
 
     @property
     def axes(self) -> int:
@@ -70,9 +74,12 @@ class StepInputs:
         return len(self.positions) if self.positions.dim() == 2 else 1
 
 
-def empty_slots(max_slots: int, max_blocks: int, num_groups: int, device: str | torch.device) -> SlotTensors:
+def empty_slots(
+    max_slots: int, max_blocks: int, num_groups: int, device: str | torch.device, num_drafts: int = 0
+) -> SlotTensors:
     """Allocate rows of zeros."""
-    shapes = (num_groups, max_slots + 1, max_blocks), (max_slots + 1, SLOT_WORDS)
+    lines = max_slots + 1
+    shapes = (num_groups, lines, max_blocks), (lines, SLOT_WORDS), (lines, num_drafts)
     return SlotTensors(*(torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes))
 
 
@@ -84,10 +91,11 @@ def empty_inputs(
     device: str | torch.device,
     bidirectional: bool = False,
     adapted: bool = False,
+    max_lines: int = 0,
 ) -> StepInputs:
     """Allocate the inputs of a step without rows. Slots of padding rows are 0 until the first `step_inputs`.
 
-    axes: number of positions per token.
+    axes: number of positions per token. max_lines: most lines of a step with runs; 0: a row yields one token.
     """
     positions = torch.zeros((axes, max_tokens) if axes > 1 else max_tokens, dtype=torch.int64, device=device)
 
@@ -101,15 +109,16 @@ def empty_inputs(
         query_start=row(max_rows + 1),
         context_len=row(),
         row_slot=row(),
-        sample_index=row(dtype=torch.int64),
-        sample_row=row(fill=-1),
-        sample_slot=row(),
-        sample_place=row(),
+        sample_index=row(max_lines or max_rows, dtype=torch.int64),
+        sample_row=row(max_lines or max_rows, fill=-1),
+        sample_slot=row(max_lines or max_rows),
+        sample_place=row(max_lines or max_rows),
         num_rows=row(1),
         num_sampled=row(1),
         home=row(1),
         last_keys=row(max_tokens) if bidirectional else None,
         adapters=row(max_tokens) if adapted else None,
+        row_drafts=row(fill=-1) if max_lines else None,
     )
 
 

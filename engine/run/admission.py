@@ -212,6 +212,7 @@ class Admission:
             if slot < 0:
                 self.refused[device_id] = AdmissionError(REFUSALS[slot])
                 return False
+            place.last_place = self._scheduler.last_place(slot)
             seed = secrets.randbits(64) if request.sampling.seed is None else request.sampling.seed + choice
             row = self.rows[slot] = LiveRow(device_id, choice, request, seed, place)
             self._slot_of[device_id] = slot
@@ -275,6 +276,7 @@ class Admission:
                 weight=request.flow.weight,
                 deadline=request.deadline,
                 boundaries=request.boundaries,
+                drafts=place.drafts,
             )
         finally:
             if slot < 0:

@@ -63,6 +63,7 @@ class Runtime:
             encoder_budget=0 if bidirectional == "prompt" else patches,
             encoder_capacity=sizes.encoder_rows,
             whole_prompts=sizes.whole_prompts,
+            max_lines=sizes.max_lines,
             **state_settings(config, rank.layout),
         )
         self.admission = Admission(self.scheduler, executor, caches_prefixes, config.debug_poison)

@@ -18,7 +18,7 @@ from engine.base.errors import DeviceLostError, for_rows, is_out_of_memory
 from engine.base.failures import FailureCount, TokenBudget
 from engine.base.output import First, StepOutput
 from engine.base.request import FinishReason
-from engine.base.stats import SettledBy, StateCounts, StepStats
+from engine.base.stats import DraftCounts, SettledBy, StateCounts, StepStats
 from engine.step.live import LiveRow
 from engine.step.step import Step
 
@@ -162,4 +162,8 @@ class Settler:
         stats.prefix_queries, stats.prefix_hits = scheduler.prefix_queries, scheduler.prefix_hits
         if (states := scheduler.state_counts) is not None:
             stats.states = StateCounts(**states)
+        if self._runtime.sizes.width > 1:
+            found = scheduler.drafts
+            totals = found.num_drafts, found.num_draft_tokens, found.num_accepted_tokens
+            stats.drafts = DraftCounts(*totals, tuple(found.accepted_per_place))
         self._runtime.executor.gauges(stats)

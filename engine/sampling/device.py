@@ -56,16 +56,18 @@ class DeviceSampler:
         max_logprobs: int,
         logprob_words: Tensor,
         history: int = LEAST_HISTORY,
+        max_lines: int = 0,
     ) -> None:
-        """logprob_words: int32 [buffers, max_rows, LINE] in pinned memory: kernels/sampling/top_logprobs writes it;
-        history: tokens in which DRY finds repetitions, a power of two."""
+        """logprob_words: int32 [buffers, max_rows, width, LINE] in pinned memory: kernels/sampling/top_logprobs writes
+        it. width: places of a row's run; a step has at most max_lines such places (0: max_rows). history: tokens in
+        which DRY finds repetitions, a power of two."""
         self._slots = slots
         self._device = torch.device(device)
         self._vocab = vocab
         self._max_logprobs = vocab if max_logprobs < 0 else max_logprobs
         self._raw = logprobs_mode in ("raw_logprobs", "raw_logits")
         self._as_logits = logprobs_mode in ("raw_logits", "processed_logits")
-        self._room = choose_room(max_rows, vocab, self._device)
+        self._room = choose_room(max_lines or max_rows, vocab, self._device)
         self._tops = torch.zeros_like(self._room.chosen)
         self.lines = RuleLines(max_rows, vocab, self._device, history)
         self.logprob_words = logprob_words
@@ -194,9 +196,9 @@ class DeviceSampler:
         thresholds: bool = False,
         drawn: Tensor | None = None,
     ) -> None:
-        """Samples tokens for logits [S, vocab] of the step's first S sampled rows, into tokens_out int32 [max_rows].
+        """Samples tokens for logits [S, vocab] of the step's first S lines, into tokens_out int32 [max_rows * width].
 
-        tokens_out is indexed by plan row. Can be captured: grids and addresses are fixed, and rows beyond num_sampled
+        tokens_out: a run per plan row. Can be captured: grids and addresses are fixed, and lines beyond num_sampled
         write nothing. `drawn`: logits to sample from; None: `logits`. Log-probabilities always come from `logits`.
         """
         rows = inputs.sample_row, inputs.sample_slot
@@ -209,10 +211,11 @@ class DeviceSampler:
             *rows,
             inputs.sample_place,
             thresholds,
+            self.logprob_words.shape[2],
         )
         if self._raw:
             top_logprobs(
-                self.logprob_words,
+                self.logprob_words.flatten(1, 2),
                 self._tops,
                 logits,
                 self._slots,
@@ -278,17 +281,22 @@ class DeviceSampler:
         assert times is not None
         return weighed(logits, places[:, 0].contiguous(), flags, times.rules.first)
 
-    def read(self, buffer: int, rows: np.ndarray, slots: np.ndarray) -> dict[int, TokenLogprob]:
-        """Log-probabilities that the kernel wrote, by place among sampled rows; rows int [S]: plan rows; slots int
-        [S]."""
+    def read(
+        self, buffer: int, rows: np.ndarray, slots: np.ndarray, counts: np.ndarray | int = 1
+    ) -> dict[int, TokenLogprob]:
+        """Log-probabilities that the kernel wrote, by plan row * width + place in the run; rows int [S]: plan rows;
+        slots int [S]; counts int [S]: tokens of each row's run."""
         asked = self.asked[slots]
-        found = {}
-        for place in np.flatnonzero(asked).tolist():
-            words, k = self.logprob_words[buffer, int(rows[place])].numpy(), int(asked[place]) - 1
-            values = words.view(np.float32)
-            if words[0] >= 0:
-                ids, logprobs = words[3 : 3 + k].tolist(), values[3 + MOST : 3 + MOST + k].tolist()
-                found[place] = TokenLogprob(int(words[0]), float(values[1]), int(words[2]), ids, logprobs)
+        found, counts = {}, np.broadcast_to(counts, len(slots))
+        for number in np.flatnonzero(asked).tolist():
+            row, k = int(rows[number]), int(asked[number]) - 1
+            for place in range(int(counts[number])):
+                words = self.logprob_words[buffer, row, place].numpy()
+                values = words.view(np.float32)
+                if words[0] >= 0:
+                    ids, logprobs = words[3 : 3 + k].tolist(), values[3 + MOST : 3 + MOST + k].tolist()
+                    entry = TokenLogprob(int(words[0]), float(values[1]), int(words[2]), ids, logprobs)
+                    found[row * self.logprob_words.shape[2] + place] = entry
         return found
 
     def _write_logprob_lines(

@@ -22,6 +22,8 @@ class Place:
     keys: np.ndarray | None = None  # int64 [2, tokens]: each token's key in the prefix cache; None: the ids
     media: np.ndarray | None = None  # int32 [m, 4]: the runs of the prompt that media occupy
     traced: bool = False  # True: the row also computes its last token, and reports its length when its slot is freed
+    drafts: int = 0  # most drafts that a step verifies for the row
+    last_place: int = 0  # most tokens of prompt and answer that steps compute; set when the scheduler has the request
     reads_cache: bool = True  # True: cached blocks may replace the computation of the request's first tokens
     made: list[int] = field(default_factory=list)  # media entries that this request was the first to use
 

@@ -143,7 +143,13 @@ class Executor:
         output.ids, output.tokens, output.finishes, places = columns(plan)
         for part in step.parts:
             part.after(step, output, places, scheduler)
-        output.logprobs = {places[row]: entry for row, entry in home.logprobs.items()}
+        if home.logprobs:
+            width, counts = plan.width, plan.out_count
+            output.logprobs = {
+                places[at // width] + at % width: entry
+                for at, entry in home.logprobs.items()
+                if at % width < counts[at // width]
+            }
         output.invalid = {places[row]: error for row, error in home.invalid.items()}
         for name, values in home.extras.items():
             output.extras[name] = {places[row]: value for row, value in values.items()}

@@ -6,6 +6,8 @@ the arrays.
 
 from __future__ import annotations
 
+from copy import copy
+
 import numpy as np
 
 from _fast.layout import RowFlag
@@ -25,3 +27,10 @@ class RowArrays:
         self.computed = np.asarray(plan.row_computed)[:rows]  # [R] tokens that earlier steps compute
         self.flags = np.asarray(plan.row_flags)[:rows]  # [R] RowFlag
         self.sampled = np.flatnonzero(self.flags & RowFlag.SAMPLE)  # plan rows that sample a token, ascending
+
+    def moved(self, computed: np.ndarray, lens: np.ndarray) -> RowArrays:
+        """The same rows with other places in their sequences and other numbers of tokens; both int [R]."""
+        found = copy(self)
+        found.computed, found.lens = computed, lens
+        found.starts = np.concatenate(([0], lens.cumsum()))
+        return found

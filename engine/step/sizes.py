@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
+MOST_LINES = 512  # places of a step for which a token is chosen; each has float32 logits in the sampler's workspace
 MIXED_LIMIT = 2048  # tokens; longer steps run eagerly, because launches are a small part of their time
 # Sizes of mixed graphs as (up to so many tokens, increment). Products are cut into tiles of 128 rows (64 if small): on
 # an 8B model 512 tokens took 0.8 ms longer in a graph of 528 than in a graph of 512. At most 12 % of a step is padding.
@@ -29,8 +30,18 @@ class Sizes:
     max_chunk: int  # tokens of one row in a step
     block_size: int  # tokens in a KV block
     encoder_rows: int  # capacity of the encoder cache in rows, so also the most rows of one media item
-    width: int = 1  # tokens that a row may get from one step
+    width: int = 1  # places for the tokens that a row gets from one step; with drafts: theirs, one more, and an end
     whole_prompts: bool = False  # True: one step computes a whole prompt
+
+    @property
+    def num_drafts(self) -> int:
+        """The most drafts that a step verifies for a row."""
+        return max(0, self.width - 2)
+
+    @property
+    def max_lines(self) -> int:
+        """The most places of a step for which a token is chosen: one per row, and drafts up to MOST_LINES."""
+        return max(self.max_rows, min(MOST_LINES, self.max_rows * (1 + self.num_drafts)))
 
     @property
     def least_tokens(self) -> int:
@@ -71,6 +82,11 @@ def fewer_mixed_sizes(most: int) -> list[int]:
         if not found or size <= 64 or 4 * found[-1] > 5 * (smaller + 1):
             found.append(size)
     return found[::-1]
+
+
+def line_sizes(max_rows: int, max_lines: int) -> list[int]:
+    """Numbers of lines with a sampling graph, beyond those of rows: multiples of 64, then `max_lines`."""
+    return sorted({*range(64, max_lines, 64), max_lines} - set(range(max_rows + 1)))
 
 
 def mixed_sizes(most: int) -> list[int]:

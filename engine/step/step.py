@@ -18,6 +18,7 @@ from _fast.layout import TokenCode
 from _fast.plan import StepPlan
 from engine.base.errors import EngineError, InvalidLogitsError, TokenIdError
 from engine.base.request import FinishReason, TokenLogprob
+from engine.kernels.step_tensors import SlotTensors
 from engine.step.rows import RowArrays
 
 Media = tuple[int, int, torch.Tensor]  # (first token in the step, number of rows, rows [length, hidden])
@@ -57,7 +58,7 @@ class Home:
     tokens: np.ndarray | None = None  # int32 [num_rows, width]: runs; -1 in rows without a valid sample
     invalid: dict[int, EngineError] = field(default_factory=dict)  # rows that end with an error; other rows go on
     finishes: dict[int, FinishReason] = field(default_factory=dict)  # rows that a part ends
-    logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
+    logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by place in `tokens`, flattened
     extras: dict[str, dict[int, Any]] = field(default_factory=dict)  # by name of a part, by row: additional results
 
     def take_tokens(self, sampled: np.ndarray, chosen: np.ndarray, num_embeddings: int) -> None:
@@ -84,10 +85,11 @@ class Home:
             self.tokens[row, count:] = TokenCode.END
 
     def drop(self, row: int) -> None:
-        """Drops the row's tokens and log-probability."""
+        """Drops the row's tokens and log-probabilities."""
         if self.tokens is not None:
             self.tokens[row] = -1
-        self.logprobs.pop(row, None)
+        for place in range(row * self.width, (row + 1) * self.width) if self.logprobs else ():
+            self.logprobs.pop(place, None)
 
     def extra(self, name: str, row: int, value: Any) -> None:
         """Adds a value to the row's output of this step."""
@@ -129,9 +131,10 @@ class Step:
 class Chosen:
     """The results of sampling on the device, at the fixed addresses that graphs use."""
 
-    tokens: torch.Tensor  # [rows] tokens of the sampled rows; on an accelerator int32 [max_rows], by plan row
-    hidden: torch.Tensor  # [rows, hidden_size] hidden states from which the tokens were sampled
-    rows: int  # number of sampled rows, with padding
+    runs: torch.Tensor  # int32 [rows, width]: a run per sampled row; on an accelerator [max_rows, width], by plan row
+    slots: torch.Tensor  # int32 [rows]: the slot of each run; on an accelerator [max_rows], by plan row
+    hidden: torch.Tensor  # [lines, hidden_size] hidden states from which the tokens were sampled
+    state: SlotTensors  # the state of live requests; on a host only the words that the device writes, and drafts
 
 
 Ending = Callable[[Chosen, int], None]  # StepPart.after_choice

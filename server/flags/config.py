@@ -194,6 +194,9 @@ class SchedulerConfig:
     )
     max_num_queued_reqs: int = flag(1024, "waiting requests; above this the answer is 429", low=1)
     scheduling_policy: Literal["fcfs", "priority"] = flag("fcfs", "order of waiting requests")
+    speculative_config: dict[str, Any] = flag(  # noqa: RUF009
+        {}, 'drafts, such as {"method": "ngram", "num_speculative_tokens": 4}; none: one token per step'
+    )
     stream_interval: int = flag(1, "tokens per chunk of a stream, at least", low=1)
     step_timeout: float = flag(60.0, "seconds that a step may take before the engine counts as stalled", low=1)
     stall_exit: float = flag(30.0, "seconds after which a stalled engine ends the process", low=0.1)
@@ -330,6 +333,7 @@ class Config:
             encoder_cache_tokens=cache.encoder_cache_tokens,
             jump_forward={"on": True, "off": False}.get(model.structured_outputs_jump_forward),
             return_routed_experts=cache.enable_return_routed_experts,
+            speculative=rows.speculative_config,
             max_num_seqs=rows.max_num_seqs,
             max_num_batched_tokens=rows.max_num_batched_tokens,
             max_prefill_chunk=rows.max_prefill_chunk,

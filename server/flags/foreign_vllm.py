@@ -153,7 +153,6 @@ VLLM = {
     "scheduler-delay-factor": Foreign("prompts always start at once; leave the flag out", ("0", "0.0")),
     "show-hidden-metrics-for-version": Foreign("no metric is hidden; leave the flag out"),
     "skip-mm-profiling": always("the memory of encoders is always computed, not measured"),
-    "speculative-config": Foreign(NO_DRAFTS),
     "speculative-model": Foreign(NO_DRAFTS),
     "ssl-ca-certs": Foreign(NO_CLIENT_CERTIFICATES),
     "ssl-cert-reqs": Foreign(NO_CLIENT_CERTIFICATES, ("0",)),

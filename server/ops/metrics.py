@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from _fast.histogram import Histogram
-from engine.base.stats import EncoderCounts, SettledBy, StateCounts
+from engine.base.stats import DraftCounts, EncoderCounts, SettledBy, StateCounts
 from server.ops.adapter_metrics import AdapterMetrics
+from server.ops.draft_metrics import draft_families
 from server.ops.logs import lines_dropped
 
 if TYPE_CHECKING:
@@ -244,6 +245,7 @@ class Metrics:
             counter.add_metric(values, value)
             yield counter
         yield from self._state_families(stats.states if stats else StateCounts())
+        yield from draft_families(stats.drafts if stats else DraftCounts(), self.model_name)
         info = GaugeMetricFamily(
             "vllm:cache_config_info", "Settings of the cache, as labels.", labels=[*names, *self.cache_info]
         )

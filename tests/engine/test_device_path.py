@@ -2,22 +2,20 @@
 
 import asyncio
 import gc
-from functools import partial
 
 import numpy as np
 import pytest
 
-import engine.run.bounds
 import engine.run.start
 from engine import Engine
 from engine.kernels.moe.sort import sort_pairs_reference
 from engine.step.backend.device.upload_ring import ALIGNED, UploadRing
-from engine.step.sizes import Sizes
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
 from tests.engine_kit import answer, answer_deltas, running
 from tests.invariance.test_text import PROMPTS, alone, request
 
+DRAFTS = {"method": "ngram", "num_speculative_tokens": 3}
 NAMES = ("llama", "mistral-window", "qwen2", "qwen3", "omni")
 
 
@@ -85,12 +83,11 @@ async def test_no_garbage_is_collected_while_graphs_are_recorded(on_the_device_p
 @pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("name", ["qwen3"])
 async def test_rows_that_may_bring_home_more_tokens_bring_the_same(wanted, name, on_device, monkeypatch):
-    monkeypatch.setattr(engine.run.bounds, "Sizes", partial(Sizes, width=3))
     if on_device:
         monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
-    async with running(tiny.checkpoint(name)) as served:
+    async with running(tiny.checkpoint(name), speculative=DRAFTS) as served:
         assert await all_at_once(served) == wanted
-        assert {plan.width for plan in served.inspect().runtime.executor.backend.plans} == {3}
+        assert {plan.width for plan in served.inspect().runtime.executor.backend.plans} == {5}
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe"])

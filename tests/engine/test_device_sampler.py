@@ -77,7 +77,7 @@ class Both:
 
     def __init__(self, mode: str = "raw_logprobs", rows: int = ROWS, where: str = "cpu") -> None:
         self.slots = empty_slots(SLOTS, 1, 1, where)
-        told = torch.full((2, rows, LINE), -9, dtype=torch.int32, pin_memory=where != "cpu")
+        told = torch.full((2, rows, 1, LINE), -9, dtype=torch.int32, pin_memory=where != "cpu")
         self.device = DeviceSampler(self.slots, SLOTS, rows, VOCAB, where, mode, -1, told)
         self.where = where
         self.here = Sampler(SLOTS, VOCAB, mode)
@@ -125,7 +125,8 @@ class Both:
         if record:
             self.device.record(at, got)
         want, known = self.here.sample(logits.clone(), at, np.asarray(index))
-        told = self.device.read(1, order.numpy(), at)
+        by_row = self.device.read(1, order.numpy(), at)
+        told = {place: by_row[row] for place, row in enumerate(order.tolist()) if row in by_row}
         return got, told | (pending.collect() if pending else {}), want, known
 
 
@@ -191,7 +192,7 @@ def test_draws_follow_the_distribution(rules):
         biased[token] += value
     wanted = expected_probs(biased, **{name: value for name, value in rules.items() if name != "logit_bias"})
     slots = empty_slots(1, 1, 1, "cpu")
-    told = torch.zeros(1, count, LINE, dtype=torch.int32)
+    told = torch.zeros(1, count, 1, LINE, dtype=torch.int32)
     sampler = DeviceSampler(slots, 1, count, vocab, "cpu", "raw_logprobs", 20, told)
     words = np.zeros(SLOT_WORDS, np.int32)
     sampler.admit(0, SamplingParams(**rules), np.zeros(1, np.int32), 12, words)

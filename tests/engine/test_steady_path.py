@@ -2,15 +2,12 @@
 
 import asyncio
 import gc
-from functools import partial
 
 import numpy as np
 import pytest
 
-import engine.run.bounds
 import engine.run.start
 from engine import Engine
-from engine.step.sizes import Sizes
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
 from tests.engine.stand_in_accelerator import StandInAccelerator
@@ -65,9 +62,8 @@ async def test_greedy_tokens_are_those_of_the_host(wanted, made, name, settings)
 
 
 @pytest.mark.parametrize("name", ["qwen3"])
-async def test_rows_that_may_bring_home_more_tokens_bring_the_same(wanted, made, name, monkeypatch):
-    monkeypatch.setattr(engine.run.bounds, "Sizes", partial(Sizes, width=3))
-    async with running(tiny.checkpoint(name)) as served:
+async def test_rows_that_may_bring_home_more_tokens_bring_the_same(wanted, made, name):
+    async with running(tiny.checkpoint(name), speculative={"method": "ngram", "num_speculative_tokens": 3}) as served:
         got = await asyncio.gather(*[answer(served, request(prompt)) for prompt in PROMPTS])
         assert [choices[0] for choices in got] == wanted
         assert steady_steps(served) > 10

@@ -16,13 +16,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOM = (
-    "blocks", "checkpoints", "detok", "device_calls", "encoder", "entries", "gap_clock", "graph_table", "histogram",
-    "kinds", "lane", "launcher", "names", "params", "plan", "planner", "prefix", "queue", "repeats", "ring", "running",
-    "scheduler", "seqs", "settle", "shares", "states", "steady", "tables", "turns",
+    "blocks", "checkpoints", "detok", "device_calls", "drafts", "encoder", "entries", "gap_clock", "graph_table",
+    "histogram", "kinds", "lane", "launcher", "names", "params", "plan", "planner", "prefix", "queue", "repeats",
+    "ring", "running", "scheduler", "seqs", "settle", "shares", "states", "steady", "tables", "turns",
 )  # fmt: skip
 WALKS = (
-    "test_lane", "test_parts_walk", "test_plan", "test_prefix_walk", "test_scheduler_walk", "test_seqs", "test_states",
-    "test_states_walk", "test_steady",
+    "test_drafts_walk", "test_lane", "test_parts_walk", "test_plan", "test_prefix_walk", "test_scheduler_walk",
+    "test_seqs", "test_states", "test_states_walk", "test_steady",
 )  # fmt: skip
 
 

@@ -334,54 +334,66 @@ def test_an_abort_says_at_once_whether_the_slot_is_free():
     assert list(scheduler.freed_slots[: scheduler.num_freed]) == [running]
 
 
-def runs(*rows, width=3):
-    """The runs of tokens of a step's rows, as the device copies them to the host."""
-    return np.array([[*row, *[TokenCode.END] * (width - len(row))] for row in rows], np.int32).ravel()
+def runs(*rows, found=0, width=4):
+    """The runs of tokens of a step's rows, as the device copies them to the host; `found`: drafts that follow."""
+    return np.array([[*row, *[TokenCode.END - found] * (width - len(row))] for row in rows], np.int32).ravel()
 
 
 def test_a_row_takes_its_run_up_to_the_first_token_that_ends_it():
-    scheduler, plan = make(), StepPlan(4, 32, 100, width=3)
-    slots = [scheduler.add(k, ids(1, 2), max_tokens=most, stop_ids=[9]) for k, most in ((1, 9), (2, 9), (3, 2), (4, 9))]
-    behind = StepPlan(4, 32, 100, width=3)
+    scheduler, plan, behind = make(), StepPlan(4, 32, 100, width=4), StepPlan(4, 32, 100, width=4)
+    rules = {"stop_ids": [9], "drafts": 2}
+    slots = [scheduler.add(k, ids(1, 2), max_tokens=most, **rules) for k, most in ((1, 9), (2, 9), (3, 3), (4, 9))]
     scheduler.schedule(plan)
+    scheduler.commit(plan, runs((5,), (5,), (5,), (5,), found=2))
+    scheduler.schedule(plan)
+    assert rows(plan) == {slot: (2, 2 if slot == slots[2] else 3, FEED | SAMPLE) for slot in slots}
+    assert list(plan.token_ids[: plan.num_tokens]) == [-1] * 11
     assert scheduler.schedule(behind) == 4, "each run has a token at least"
-    assert set(rows(behind).values()) == {(2, 1, FEED | SAMPLE)}, "the newest one, wherever it is"
-    scheduler.commit(plan, runs((5, 6), (5, 9, 6), (5, 6, 7), ()))
-    assert list(plan.out_count)[:4] == [2, 2, 2, 0]
-    assert [list(plan.out_token[3 * row :])[:2] for row in range(3)] == [[5, 6], [5, 9], [5, 6]]
+    assert rows(behind)[slots[0]] == (3, 3, FEED | SAMPLE), "the newest one, wherever it is"
+    assert rows(behind)[slots[2]] == (3, 1, FEED | SAMPLE), "no draft follows the last token that is computed"
+    scheduler.commit(plan, runs((5, 6), (5, 9, 6), (5, 6), ()))
+    order = list(plan.row_slot[:4])
+    assert {slot: plan.out_count[row] for row, slot in enumerate(order)} == dict(zip(slots, (2, 2, 2, 0)))
+    assert [list(plan.out_token[4 * row :])[:2] for row in range(3)] == [[5, 6], [5, 9], [5, 6]]
     assert list(plan.out_finish)[:4] == [0, STOP_TOKEN, LENGTH, STOP]
-    assert plan.out_token[9] == -1
+    assert plan.out_token[12] == -1
     scheduler.schedule(plan)
-    assert rows(plan) == {slots[0]: (4, 1, FEED | SAMPLE)}, "the run but its newest token is computed"
-    scheduler.commit(behind, runs((7, 8), (1,), (1,), (1,)))
-    assert list(behind.out_count)[:4] == [2, 0, 0, 0]
+    assert rows(plan) == {slots[0]: (5, 1, FEED | SAMPLE)}, "the run but its newest token is computed"
+    order = list(behind.row_slot[:4])
+    scheduler.commit(behind, runs(*[(7, 8) if slot == slots[0] else (1,) for slot in order]))
+    assert {slot: behind.out_count[row] for row, slot in enumerate(order)} == dict(zip(slots, (2, 0, 0, 0)))
     scheduler.commit(plan, runs((4,)))
     scheduler.schedule(plan)
-    assert rows(plan) == {slots[0]: (6, 1, SAMPLE)}
+    assert rows(plan) == {slots[0]: (7, 1, SAMPLE)}
     assert plan.token_ids[0] == 4
-    scheduler.commit(plan, runs((3, 2, 1)))
+    scheduler.commit(plan, runs((3,), found=3))
     assert (plan.out_finish[0], scheduler.ledger()["in_flight"], scheduler.ledger()["slots"]) == (0, 0, 1)
     scheduler.schedule(plan)
-    assert scheduler.schedule(behind) == 0, "its last token is certainly on its way"
+    assert rows(plan) == {slots[0]: (8, 2, FEED | SAMPLE)}
+    scheduler.schedule(behind)
+    scheduler.commit(plan, runs((2,)))
+    assert scheduler.schedule(plan) == 0, "its last token is certainly on its way"
 
 
 @pytest.mark.parametrize("in_flight", [False, True])
 def test_a_traced_row_computes_all_of_a_run_that_its_end_cuts(in_flight):
-    scheduler, plans = make(), [StepPlan(4, 32, 100, width=3) for _ in range(2)]
-    scheduler.add(1, ids(1, 2), max_tokens=9, stop_ids=[9], traced=True)
+    scheduler, plans = make(), [StepPlan(4, 32, 100, width=4) for _ in range(2)]
+    scheduler.add(1, ids(1, 2), max_tokens=9, stop_ids=[9], traced=True, drafts=2)
+    scheduler.schedule(plans[0])
+    scheduler.commit(plans[0], runs((5,), found=2))
     scheduler.schedule(plans[0])
     if in_flight:
         scheduler.schedule(plans[1])
     scheduler.commit(plans[0], runs((5, 9, 6)))
     assert (list(plans[0].out_token[:2]), plans[0].out_finish[0]) == ([5, 9], STOP_TOKEN)
     scheduler.schedule(plans[0])
-    assert list(rows(plans[0]).values()) == [(3, 1, 0)], "the device went on behind a token that the answer has not"
+    assert list(rows(plans[0]).values()) == [(4, 1, 0)], "the device went on behind a token that the answer has not"
     assert plans[0].token_ids[0] == 9
     if in_flight:
         scheduler.commit(plans[1], runs((7,)))
         assert scheduler.num_freed == 0
     scheduler.commit(plans[0], runs(()))
-    assert list(scheduler.freed_lens[: scheduler.num_freed]) == [4]
+    assert list(scheduler.freed_lens[: scheduler.num_freed]) == [5]
 
 
 def test_slots_run_out_before_anything_breaks():

@@ -12,7 +12,7 @@ import pytest
 
 from _fast.plan import StepPlan
 from _fast.scheduler import Scheduler
-from tests.fast.oracles.device import Device
+from tests.fast.oracles.device import FEED, Device
 
 NONE, STOP, STOP_TOKEN, LENGTH, ERROR = 0, 1, 2, 3, 5
 EOS, HALT = 90, 91
@@ -213,7 +213,11 @@ class Walk:
         lens = list(plan.row_len[:rows])
         assert sum(lens) == plan.num_tokens
         assert lens[: plan.num_decode_rows] == [1] * plan.num_decode_rows
-        assert all(1 < n <= (settings["max_chunk"] or 1000) for n in lens[plan.num_decode_rows :])
+        chunks = range(plan.num_decode_rows, rows)
+        assert all(lens[row] > 1 for row in chunks)
+        fed = [bool(plan.row_flags[row] & FEED) for row in chunks]
+        assert fed == sorted(fed), "rows with drafts come last"
+        assert all(lens[row] <= (settings["max_chunk"] or 1000) for row, drafted in zip(chunks, fed) if not drafted)
         slots = list(plan.row_slot[:rows])
         assert len(set(slots)) == rows
         encoded = [plan.encode_entry[e] for e in range(plan.num_encodes)]
@@ -258,7 +262,8 @@ class Walk:
             lefts[slot] = self.left(before[slot])
         room = self.settings["max_tokens"] - list(lefts.values()).count(1)
         tokens = min(room, max(self.scheduler.shares.prompt_budget, 1))
-        given = dict(zip(plan.row_slot[: plan.num_rows], plan.row_len[: plan.num_rows]))
+        lens = [1 if flags & FEED else count for flags, count in zip(plan.row_flags, plan.row_len)]
+        given = dict(zip(plan.row_slot[: plan.num_rows], lens))
         assert all(given.get(slot, 0) == left for slot, left in lefts.items() if left < 2)
         chunk = self.settings["max_chunk"] or self.settings["max_tokens"]
         prompts = {slot: left for slot, left in lefts.items() if left > 1}
@@ -278,7 +283,7 @@ class Walk:
 
     def left(self, facts):
         """Number of tokens that a slot could compute."""
-        known = facts["num_tokens"] + facts["pending"]
+        known = facts["num_tokens"] + facts["choosing"]
         return known - facts["computed"] if known < facts["max_len"] else 0
 
     def settle(self):
@@ -292,10 +297,10 @@ class Walk:
         else:
             if self.rng.random() < 0.05:
                 forced[self.rng.randrange(plan.num_rows)] = 6
-            scheduler.commit(plan, np.array(sampled, np.int32), np.array(forced, np.int32))
+            scheduler.commit(plan, np.array(sampled, np.int32).ravel(), np.array(forced, np.int32))
         for row in range(plan.num_rows):
             if plan.row_slot[row] in restarting:
-                assert (plan.out_token[row], plan.out_finish[row]) == (-1, NONE)
+                assert (plan.out_token[row * plan.width], plan.out_finish[row]) == (-1, NONE)
             else:
                 self.check_row(plan, row, sampled[row], forced[row], broken[row], old)
         self.free_slots()

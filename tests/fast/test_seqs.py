@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from _fast.layout import TokenCode
 from _fast.plan import StepPlan
 from _fast.scheduler import Scheduler
 from _fast.seqs import SeqTable
@@ -30,7 +31,7 @@ def test_a_slot_that_was_used_in_every_way_looks_new_afterwards():
         max_slots=1, max_rows=1, max_tokens=8, max_model_len=64, num_blocks=20, block_size=4, policy=1
     )  # fmt: skip
     new = scheduler.seqs.snapshot(0)
-    plan = StepPlan(1, 8, 64)
+    plan, end = StepPlan(1, 8, 64, width=3), int(TokenCode.END)
     entry = scheduler.add_entry(4)
     scheduler.add(
         9,
@@ -46,10 +47,11 @@ def test_a_slot_that_was_used_in_every_way_looks_new_afterwards():
         media=np.array([[0, 4, entry, 0], [5, 4, entry, 0]], np.int32),
         bi_spans=np.array([[0, 4]], np.int32),
         traced=True,
+        drafts=1,
     )
     for _ in range(6):
         scheduler.schedule(plan)
-        scheduler.commit(plan, np.array([7], np.int32))
+        scheduler.commit(plan, np.array([7, end - 1, end], np.int32))
     scheduler.reset_prefix_cache()
     used = scheduler.seqs.snapshot(0)
     passing = {"choosing", "pending", "in_flight", "fails_at_settle", "restarting", "redoing", "closing", "state"}

@@ -73,7 +73,8 @@ class Engine:
             if what == "add":
                 length, most, flags = details
                 prompt = (np.arange(length) * PROMPT[0] % PROMPT[1]).astype(np.int32)
-                slot = self.scheduler.add(number, prompt, max_tokens=most, eos_ids=[EOS])
+                drafts = max(0, self.width - 2)
+                slot = self.scheduler.add(number, prompt, max_tokens=most, eos_ids=[EOS], drafts=drafts)
                 if slot >= 0:
                     most_len = min(length + most, self.scheduler.max_model_len)
                     self.rig.params.stage(slot, seed_words(slot, length, number, most_len))
@@ -105,7 +106,7 @@ class Engine:
         if size:
             launcher.replay(plan.num_decode_rows != plan.num_rows, size)
         if plan.num_sampled:
-            launcher.replay(GraphKind.SAMPLE, launcher.pick(GraphKind.SAMPLE, plan.num_sampled))
+            launcher.replay(GraphKind.SAMPLE, launcher.pick(GraphKind.SAMPLE, plan.num_lines))
         launcher.finish()
 
     def settle(self, index, wait=True):
@@ -310,15 +311,15 @@ def test_the_same_news_in_the_same_order_whoever_runs_a_step(seed, python):
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("entries", [1, 64])
 def test_rows_bring_home_runs_of_tokens(seed, entries):
-    """Rows return one to three tokens per step; every test here checks the news of such rows' ends."""
+    """Rows return one to three tokens per step, by their right drafts; all tests here check the news of their ends."""
     script = script_of(seed, flags=(0,))
-    expected, emitted, _ = both(script, width=3, entries=entries, seed=seed)
+    expected, emitted, _ = both(script, width=4, entries=entries, seed=seed)
     assert emitted == expected
     assert any(len(news[1]) > len(set(news[1])) for news in emitted), "a row is named once for each of its tokens"
 
 
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("width", [1, 4])
 @pytest.mark.parametrize("num_blocks", [60, 200])
 def test_rows_with_states_need_no_python(seed, width, num_blocks):
     """States are named, reused and dropped, and rows start over."""
@@ -343,7 +344,7 @@ def test_a_ring_that_is_full_loses_and_reorders_nothing(seed, entries):
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("width", [1, 4])
 def test_a_pool_that_preempts_makes_no_difference(seed, width):
     script = script_of(seed, flags=(0,))
     expected, emitted, mixed = both(script, num_blocks=34, vocab=500, width=width, python=0.1, seed=seed)
@@ -452,7 +453,7 @@ def test_log_probabilities_go_out_with_the_tokens_of_the_slots_that_asked():
 
 def test_each_token_of_a_run_has_its_log_probabilities():
     lines = np.random.default_rng(3).integers(0, 2**30, (8, 8, 3, 3 + 2 * 4), np.int32)
-    mixed = steady_case(most=40, prompts=(5,), asked=np.full(8, 2, np.uint8), lines=lines, width=3)
+    mixed = steady_case(most=40, prompts=(5,), asked=np.full(8, 2, np.uint8), lines=lines, width=4)
     assert mixed.steady.run(-1) == REASON_FREED
     lengths = set()
     while (entry := mixed.ring.pop()) is not None:
@@ -465,16 +466,15 @@ def test_each_token_of_a_run_has_its_log_probabilities():
 
 
 def test_a_watched_token_anywhere_in_a_run_brings_its_step_back_to_python():
-    mixed = steady_case(most=60, prompts=(5,), flags=SPECIAL_WATCHED, width=3)
-    run: list[int] = []
-    place = 0
-    while len(run) < 3 or place < 10:  # the device's runs, one after the other
-        count = 1 + mixed.rig.draw(0, place) % 3
-        run = [mixed.rig.draw(0, place + k) for k in range(count)]
-        place += count
+    plain = steady_case(most=60, prompts=(5,), width=4)
+    assert plain.steady.run(-1) == REASON_FREED
+    runs = iter(plain.ring.pop, None)
+    run = next(tokens for _, _, tokens, *_ in runs if len(tokens) == 3)
+    plain.close()
+    mixed = steady_case(most=60, prompts=(5,), flags=SPECIAL_WATCHED, width=4)
     mixed.watched[:, 0] = run[2]
     assert mixed.steady.run(-1) == REASON_WOKEN
-    tokens = mixed.rig.ring[mixed.steady.uncommitted][:3]
+    tokens = mixed.rig.ring[mixed.steady.uncommitted][:4]
     assert run[2] in tokens.tolist()
     mixed.settle(mixed.steady.uncommitted, wait=False)
     mixed.close()

@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from _fast.layout import SLOT_WORDS, UPDATE_WORDS, Header, RowFlag, SlotWord
+from _fast.layout import SLOT_WORDS, UPDATE_WORDS, Header, RowFlag, SlotWord, TokenCode
 from _fast.plan import StepPlan
 from _fast.scheduler import Scheduler
 from engine.cache.layout import CacheLayout
 from engine.cache.tokens import FullSpec
 from engine.cache.window import SlidingSpec
 from engine.step.backend.host.slots import HostSlots
+from engine.step.rows import RowArrays
 
 MAX_LEN = 64
 
@@ -42,6 +43,7 @@ class Walk:
     axes: int = 1
     num_blocks: int = 60
     groups: tuple[tuple[int, int], ...] = ((0, 0),)  # (kind, window)
+    drafts: int = 0  # most drafts of a row
     draw: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
@@ -62,8 +64,10 @@ class Walk:
             max_chunk=draw.choice([0, 3]),
         )
         updates = self.max_rows * (self.max_blocks + 1) * len(self.groups)
-        self.plans = [StepPlan(self.max_rows, self.max_tokens, updates) for _ in range(2)]
-        self.slots = HostSlots(self.max_slots, self.max_blocks, len(self.groups))
+        self.width = self.drafts + 2 if self.drafts else 1
+        self.plans = [StepPlan(self.max_rows, self.max_tokens, updates, width=self.width) for _ in range(2)]
+        self.slots = HostSlots(self.max_slots, self.max_blocks, len(self.groups), num_drafts=self.drafts)
+        self.verified = 0
         specs = [
             SlidingSpec(1, 8, torch.float32, window) if kind else FullSpec(1, 8, torch.float32)
             for kind, window in self.groups
@@ -80,18 +84,22 @@ class Walk:
         draw = self.draw
         prompt = np.array([draw.randrange(2) for _ in range(draw.choice([1, 2, draw.randint(1, 50)]))], np.int32)
         limit = draw.randint(1, 20)
-        slot = self.scheduler.add(self.number, prompt, max_tokens=limit, arrival=float(self.number), ignore_eos=True)
+        slot = self.scheduler.add(
+            self.number, prompt, max_tokens=limit, arrival=float(self.number), ignore_eos=True, drafts=self.drafts
+        )
         if slot < 0:
             return
         self.number += 1
         slots, delta = self.slots, draw.randint(-len(prompt), 5) if self.axes > 1 else 0
         slots.reset(slot)
+        slots.words[slot, SlotWord.LAST_PLACE] = self.scheduler.last_place(slot)
         positions = slots.positions
         positions.prompt_len[slot], positions.delta[slot] = len(prompt), max(delta, -len(prompt))
         if self.axes > 1 and draw.random() < 0.5:
             own = [[draw.randrange(99) for _ in prompt] for _ in range(self.axes)]
             positions.prompts[slot] = np.array(own, np.int32)
         self.unsent[slot] = words_of(slot, len(prompt), int(positions.delta[slot]), draw)
+        self.unsent[slot][SlotWord.LAST_PLACE] = self.scheduler.last_place(slot)
 
     def record(self, plan: StepPlan) -> np.ndarray:
         """The plan's record, with parameters and positions after its updates; the rest is garbage."""
@@ -138,9 +146,29 @@ class Walk:
 
     def sample(self, plan: StepPlan) -> np.ndarray:
         """Draws the step's tokens and stores them in the host's slots."""
+        if self.drafts:
+            return self.runs(plan)
         tokens = np.full(plan.num_rows, -1, np.int32)
         for row in range(plan.num_rows):
             if plan.row_flags[row] & RowFlag.SAMPLE:
                 tokens[row] = self.draw.randrange(2, 90)
                 self.slots.last_token[plan.row_slot[row]] = tokens[row]
         return tokens
+
+    def runs(self, plan: StepPlan) -> np.ndarray:
+        """Draws a run for each sampled row, as if some of its drafts were right, and the drafts of its next step."""
+        rows, slots, draw = self.slots.resolve(RowArrays(plan)), self.slots, self.draw
+        runs = np.full((plan.num_rows, self.width), TokenCode.END, np.int32)
+        for row in rows.sampled.tolist():
+            slot, fed = int(rows.slots[row]), bool(rows.flags[row] & RowFlag.FEED)
+            drafts = int(rows.lens[row]) - 1 if fed else 0
+            self.verified += drafts
+            count = 1 + draw.randint(0, drafts)
+            runs[row, :count] = [draw.randrange(2, 90) for _ in range(count)]
+            slots.last_token[slot] = runs[row, count - 1]
+            found = draw.choice([0, draw.randint(0, self.drafts), self.drafts])
+            slots.words[slot, SlotWord.LENGTH] = rows.computed[row] + rows.lens[row] - drafts + count
+            slots.words[slot, SlotWord.NUM_DRAFTS] = found
+            slots.tensors.drafts[slot] = torch.tensor([draw.randrange(2, 90) for _ in range(self.drafts)])
+            runs[row, count:] -= found
+        return runs.ravel()

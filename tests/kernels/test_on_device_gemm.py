@@ -284,7 +284,7 @@ def test_step_inputs(axes, bidirectional):
 def test_a_graph_sends_tokens_home_to_another_buffer_each_time():
     rows = 300
     ring = torch.zeros(3 * rows, dtype=torch.int32, pin_memory=True).view(3, rows, 1)
-    tokens = torch.zeros(1, rows, dtype=torch.int32, device="cuda")
+    tokens = torch.zeros(rows, 1, dtype=torch.int32, device="cuda")
     home = torch.zeros(1, dtype=torch.int32, device="cuda")
     row_slot = torch.randperm(rows, dtype=torch.int32, device="cuda")
     slots = empty_slots(rows, 1, 1, "cuda")

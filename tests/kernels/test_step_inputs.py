@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from _fast.layout import SLOT_WORDS, UPDATE_WORDS, Header, SlotWord, tail_at, tokens_at
+from _fast.layout import SLOT_WORDS, UPDATE_WORDS, Header, RowFlag, SlotWord, tail_at, tokens_at
 from engine.kernels.record import Records, records_in
 from engine.kernels.step_inputs import step_inputs
 from engine.kernels.step_tensors import empty_inputs, empty_slots
@@ -37,7 +37,8 @@ def rank_of(walk) -> Rank:
 
 def poisoned(walk):
     """Inputs in which every entry is invalid until it is written."""
-    out = empty_inputs(walk.max_rows, walk.max_tokens, len(walk.groups), walk.axes, "cpu", adapted=True)
+    lines = walk.max_rows * (1 + walk.drafts) if walk.drafts else 0
+    out = empty_inputs(walk.max_rows, walk.max_tokens, len(walk.groups), walk.axes, "cpu", False, True, lines)
     for field in dataclasses.fields(out):
         if (tensor := getattr(out, field.name)) is not None:
             tensor.fill_(-77)
@@ -52,21 +53,30 @@ def alone(record) -> Records:
 
 
 def check_rows(out, walk, plan, batch, rows):
-    count, real = plan.num_rows, int(out.num_sampled)
+    count, real, lines = plan.num_rows, int(out.num_sampled), len(out.sample_row)
     dummy = walk.max_slots
     assert int(out.num_rows) == count
     assert torch.equal(out.query_start[: count + 1], batch.attention[0].query_start)
-    assert (out.query_start[count + 1 :] == plan.num_tokens).all()
+    assert (out.query_start[count + 1 :] == rows.starts[-1]).all()
     assert torch.equal(out.context_len[:count], batch.attention[0].context_len)
     assert (out.context_len[count:] == 0).all()
     assert out.row_slot.tolist() == [*rows.slots.tolist(), *[dummy] * (walk.max_rows - count)]
-    assert real == len(rows.sampled)
+    sampled = rows.sampled
+    drafts = np.where(rows.flags[sampled] & RowFlag.FEED, rows.lens[sampled] - 1, 0)
+    line = sampled.repeat(1 + drafts)
+    run = np.concatenate([np.arange(1 + each) for each in [*drafts, -1]])
+    assert real == len(line)
+    if walk.drafts:
+        given = np.full(walk.max_rows, -1)
+        given[sampled] = drafts
+        assert out.row_drafts.tolist() == given.tolist()
     assert torch.equal(out.sample_index[:real], batch.sample_index)
-    slots = rows.slots[rows.sampled]
-    place = rows.computed[rows.sampled] + rows.lens[rows.sampled] - walk.slots.positions.prompt_len[slots]
-    assert out.sample_row.tolist() == [*rows.sampled.tolist(), *[-1] * (walk.max_rows - real)]
-    assert out.sample_slot.tolist() == [*slots.tolist(), *[dummy] * (walk.max_rows - real)]
-    assert out.sample_place.tolist() == [*place.tolist(), *[0] * (walk.max_rows - real)]
+    slots = rows.slots[line]
+    place = rows.computed[line] + rows.lens[line] - walk.slots.positions.prompt_len[slots]
+    place += run - drafts.repeat(1 + drafts)
+    assert out.sample_row.tolist() == [*(line * walk.width + run).tolist(), *[-1] * (lines - real)]
+    assert out.sample_slot.tolist() == [*slots.tolist(), *[dummy] * (lines - real)]
+    assert out.sample_place.tolist() == [*place.tolist(), *[0] * (lines - real)]
     assert (out.sample_index[real:] == 0).all()
 
 
@@ -80,12 +90,22 @@ def plant(walk, plan, record, draw):
         walk.slots.last_token[draw.integers(walk.max_slots)] = draw.choice([-5, VOCAB, 2**31 - 1])
 
 
+def copy_slots(slots, walk):
+    """Copies what the device writes, and the host's adapters, from the host's slots."""
+    slots.word(SlotWord.LAST_TOKEN)[: walk.max_slots] = torch.from_numpy(walk.slots.last_token)
+    for number in (SlotWord.LENGTH, SlotWord.NUM_DRAFTS):
+        slots.word(number)[: walk.max_slots] = walk.slots.tensors.word(number)[: walk.max_slots]
+    slots.drafts.copy_(walk.slots.tensors.drafts)
+
+
 @pytest.mark.parametrize("planted", [False, True])
 @pytest.mark.parametrize("axes", [1, 3, 4])
-@pytest.mark.parametrize("seed", range(12))
-def test_a_step_equals_what_the_host_builds(seed, axes, planted):
-    walk, draw = Walk(seed, axes, groups=GROUPS[seed % 3]), np.random.default_rng(seed)
-    slots = empty_slots(walk.max_slots, walk.max_blocks, len(walk.groups), "cpu")
+@pytest.mark.parametrize(
+    ("seed", "drafts"), [*((seed, 0) for seed in range(12)), *((seed, 1 + seed) for seed in range(6))]
+)
+def test_a_step_equals_what_the_host_builds(seed, axes, planted, drafts):
+    walk, draw = Walk(seed, axes, groups=GROUPS[seed % 3], drafts=drafts), np.random.default_rng(seed)
+    slots = empty_slots(walk.max_slots, walk.max_blocks, len(walk.groups), "cpu", drafts)
     seen = marked = 0
     for plan, record in walk.steps(120):
         if planted:
@@ -93,16 +113,17 @@ def test_a_step_equals_what_the_host_builds(seed, axes, planted):
         rows = RowArrays(plan)
         walk.slots.apply(plan)
         walk.slots.adapter[:] = draw.integers(0, 3, walk.max_slots) * bool(seed)
-        batch = build(step_of(plan, rows), walk.slots, rank_of(walk))
-        slots.word(SlotWord.LAST_TOKEN)[: walk.max_slots] = torch.from_numpy(walk.slots.last_token)
+        planned, rows = rows, walk.slots.resolve(rows) if drafts else rows
+        batch = build(step_of(plan, planned), rows, walk.slots, rank_of(walk))
+        copy_slots(slots, walk)
         slots.word(SlotWord.ADAPTER)[: walk.max_slots] = torch.from_numpy(walk.slots.adapter)
         out = poisoned(walk)
         step_inputs(out, slots, alone(record), walk.max_rows, walk.max_tokens, walk.block_size, VOCAB)
-        tokens = plan.num_tokens
+        tokens = int(rows.starts[-1])
         assert torch.equal(out.token_ids[:tokens], batch.token_ids)
         assert torch.equal(out.positions[..., :tokens], batch.positions.clamp(min=0))
         for mapping, meta in zip(out.slot_mapping, batch.attention, strict=True):
-            assert torch.equal(mapping[:tokens], meta.slot_mapping)
+            assert torch.equal(mapping[:tokens].clamp(min=0), meta.slot_mapping)  # -1: nothing is written
         named = slots.word(SlotWord.ADAPTER)[torch.from_numpy(rows.slots)]  # the record brings the words of new slots
         assert torch.equal(out.adapters[:tokens], named.repeat_interleave(torch.from_numpy(rows.lens)))
         assert (batch.adapters is None) == (not walk.slots.adapter[rows.slots].any())
@@ -119,12 +140,14 @@ def test_a_step_equals_what_the_host_builds(seed, axes, planted):
         assert marks.bool().tolist() == walk.slots.outside[rows.slots].tolist()
         assert bool(((out.token_ids >= 0) & (out.token_ids < VOCAB)).all())
         marked += int(marks.sum())
-        for row, context in enumerate((rows.computed + rows.lens).tolist()):
+        contexts = np.minimum(rows.computed + rows.lens, walk.slots.words[rows.slots, SlotWord.LAST_PLACE])
+        for row, context in enumerate(contexts.tolist()):
             used = -(-context // walk.block_size)  # later entries may be left from the slot's last request
             for table, meta in zip(slots.block_tables, batch.attention, strict=True):
                 assert torch.equal(table[rows.slots[row], :used], meta.block_tables[row, :used])
         seen += 1
     assert seen > 40
+    assert bool(walk.verified) == bool(drafts) or walk.max_tokens == walk.max_rows
     assert (marked > 10) == planted
 
 

@@ -398,8 +398,6 @@ def test_a_flag_of_another_server_that_asks_for_what_holds_is_taken_and_reported
         (["--uvicorn-log-level", "loud"], "--uvicorn-log-level loud: --log-level loud: must be one of"),
         (["--enable-prompt-adapter"], "--enable-prompt-adapter: only LoRA adapters are served"),
         (["--ctx-size"], "--ctx-size: needs a value"),
-        (["-sc.method=ngram"], "--speculative-config ngram: draft tokens are not supported"),
-        (["--speculative-config.method", "ngram"], "--speculative-config ngram: draft tokens are not supported"),
         (["--cache-type-k", "q8_0"], "--cache-type-k q8_0: use --kv-cache-dtype auto, bfloat16 or fp8"),
         (["--kv-cache-dtype", "float16"], "--kv-cache-dtype float16: 16-bit values are bfloat16"),
     ],

@@ -63,17 +63,18 @@ def choose(
     sample_slot: Tensor,
     sample_place: Tensor,
     thresholds: bool = False,
+    width: int = 1,
 ) -> None:
     """Write tokens_out[sample_row] and SlotWord.LAST_TOKEN of sample_slot (0 for -1); sample_row -1 writes nothing.
 
     tokens_out int32 [max_rows]; logits [rows, vocab], bfloat16, float16 or float32; sample_* int32 [rows or more].
     thresholds: fill room.bounds of every row, which greedy rows and rows with only top-p do not need otherwise. The
-    tokens are the same.
+    tokens are the same. width: places of a run; above 1, sample_row is a place among all runs, tokens_out are the runs
+    int32 [max_rows * width], the slot's drafts before the place count for the rules, and LAST_TOKEN and the rules'
+    counts are left to `verify`.
     """
-    if not logits.is_cuda:
-        choose_reference(tokens_out, slots, tables, room, logits, sample_row, sample_slot, sample_place, thresholds)
-        return
-    launch_choose(tokens_out, slots, tables, room, logits, sample_row, sample_slot, sample_place, thresholds)
+    run = launch_choose if logits.is_cuda else choose_reference
+    run(tokens_out, slots, tables, room, logits, sample_row, sample_slot, sample_place, thresholds, width)
 
 
 def launch_choose(
@@ -86,6 +87,7 @@ def launch_choose(
     sample_slot: Tensor,
     sample_place: Tensor,
     thresholds: bool = False,
+    width: int = 1,
 ) -> None:
     """Launch the three kernels on grids that depend only on shapes."""
     rows, vocab = logits.shape
@@ -94,10 +96,10 @@ def launch_choose(
     num_groups = room.best.shape[1]
     assert len(sample_place) >= rows and len(room.best) >= rows and tokens_out.is_contiguous()
     sampled = sample_row, sample_slot, sample_place
-    groups(room.best, room.mass, room.moments, room.work, logits, slots, tables, *sampled)
+    groups(room.best, room.mass, room.moments, room.work, logits, slots, tables, *sampled, width)
     first = tokens_out, room.bounds, room.chosen, room.best, room.mass, room.work, logits, slots.words
     last = *sampled, vocab, logits.stride(0), num_groups
-    same = {"OPEN": OPEN, "TRIALS": TRIALS, "GROUP": GROUP, "num_warps": 8}
+    same = {"RUNS": width > 1, "OPEN": OPEN, "TRIALS": TRIALS, "GROUP": GROUP, "num_warps": 8}
     pick_kernel[(rows,)](*first, *last, **same, LEAST_P=LEAST_P, LANES=LANES, CHUNK=WIDE)
     lanes, shift = triton.next_power_of_2(num_groups), 16 if logits.dtype is torch.bfloat16 else 0
     tiles = room.moments.shape[1]
@@ -118,9 +120,10 @@ def choose_reference(
     sample_slot: Tensor,
     sample_place: Tensor,
     thresholds: bool = False,
+    width: int = 1,
 ) -> None:
     sampled = sample_row, sample_slot, sample_place
-    groups_reference(room.best, room.mass, room.moments, room.work, logits, slots, tables, *sampled)
+    groups_reference(room.best, room.mass, room.moments, room.work, logits, slots, tables, *sampled, width)
     for row, (target, slot) in enumerate(zip(sample_row.tolist()[: len(logits)], sample_slot.tolist())):
         if target < 0:
             continue
@@ -132,8 +135,10 @@ def choose_reference(
                 line, room.best[row], room.mass[row], slots, slot, int(sample_place[row])
             )
         tokens_out[target] = token
-        slots.word(SlotWord.LAST_TOKEN)[slot] = max(token, 0)
         room.bounds[row] = torch.tensor([least, most])
+        if width > 1:
+            continue
+        slots.word(SlotWord.LAST_TOKEN)[slot] = max(token, 0)
         if rules and token >= 0:
             record_reference(token, tables, slots, slot, int(sample_place[row]))
 

@@ -20,7 +20,7 @@ from engine.kernels.sampling.groups import GROUP, scale_of, scale_reference
 from engine.kernels.sampling.noise import GROUP_STREAM, TOKEN_STREAM, noise, noise_reference
 from engine.kernels.sampling.pick import is_cut, limits_of
 from engine.kernels.sampling.rules import line_of, record_token
-from engine.kernels.sampling.top_n_sigma import TOP_N_SIGMA, WIDTH, reach_of
+from engine.kernels.sampling.top_n_sigma import LINE_OF_MOMENTS, TOP_N_SIGMA, reach_of
 from engine.kernels.sampling.top_p_rejection import TRIALS, numbers
 from engine.kernels.sampling.xtc import is_narrowed, xtc_of
 from engine.kernels.step_tensors import real, seed_of, word
@@ -295,6 +295,7 @@ def cut_kernel(
     logits_stride,
     num_groups,
     num_tiles,
+    RUNS: tl.constexpr,  # as in pick
     OPEN: tl.constexpr,
     TRIALS: tl.constexpr,
     EXACT: tl.constexpr,  # rows that have their token need bounds, too
@@ -322,7 +323,7 @@ def cut_kernel(
         place, code, own = tl.load(sample_place + row), seed_of(words, slot), row.to(tl.int64) * num_groups
         reach, sigmas = float("inf"), real(words, slot, TOP_N_SIGMA)
         if sigmas > 0.0:
-            reach = reach_of(moments + row.to(tl.int64) * num_tiles * WIDTH, sigmas, num_tiles, TILES)
+            reach = reach_of(moments + row.to(tl.int64) * num_tiles * LINE_OF_MOMENTS, sigmas, num_tiles, TILES)
         likely = xtc_of(words, slot, place, heat)
         # A greedy row has no limits other than top-n-sigma.
         k, p, floor = tl.where(heat > 0.0, k, 0), tl.where(heat > 0.0, p, 1.0), tl.where(heat > 0.0, floor, 0.0)
@@ -340,10 +341,11 @@ def cut_kernel(
                 WIDE, CHUNK,
             )  # fmt: skip
         tl.store(tokens_out + target, token)
-        tl.store(word(words, slot, LAST_TOKEN), tl.maximum(token, 0))
+        if not RUNS:
+            tl.store(word(words, slot, LAST_TOKEN), tl.maximum(token, 0))
         tl.store(bounds + 2 * row, least)
         tl.store(bounds + 2 * row + 1, most)
-    if (rules >= 0) & (token >= 0):
+    if not RUNS and (rules >= 0) & (token >= 0):
         place = tl.load(sample_place + row)
         record_token(token, vocab, words, slot, rules, place, counts, seen, repeats, breakers, HISTORY)
 

@@ -28,7 +28,14 @@ from engine.kernels.sampling.rules import (
     ruled,
     ruled_reference,
 )
-from engine.kernels.sampling.top_n_sigma import MOMENTS, TOP_N_SIGMA, WIDTH, join_moments, moments_of, moments_reference
+from engine.kernels.sampling.top_n_sigma import (
+    LINE_OF_MOMENTS,
+    MOMENTS,
+    TOP_N_SIGMA,
+    join_moments,
+    moments_of,
+    moments_reference,
+)
 from engine.kernels.sampling.xtc import is_narrowed
 from engine.kernels.step_tensors import SlotTensors, real, word
 from engine.kernels.target import tl, triton
@@ -74,16 +81,19 @@ def groups_kernel(
     sample_row,  # [rows], as are the next two
     sample_slot,
     sample_place,
+    drafts,  # [slots, WIDTH - 2] int32, for runs; None: a row chooses one token
     vocab,
     logits_stride,
     num_groups,
+    WIDTH: tl.constexpr,  # of a run
     GROUP: tl.constexpr,
     TILE: tl.constexpr,
     HISTORY: tl.constexpr,
 ):
     """A program handles TILE groups of one row."""
     row = tl.program_id(1)
-    if tl.load(sample_row + row) >= 0:
+    target = tl.load(sample_row + row)
+    if target >= 0:
         slot = tl.load(sample_slot + row)
         scale, line = scale_of(real(words, slot, TEMPERATURE)), line_of(words, slot)
         sigma = real(words, slot, TOP_N_SIGMA)
@@ -95,6 +105,9 @@ def groups_kernel(
             sum_up(best + own, mass + own, x, group, num_groups, scale)
         else:
             place = tl.load(sample_place + row)
+            guesses = drafts
+            if drafts is not None:
+                guesses = drafts + slot * (WIDTH - 2)
             count, mean, square = 0.0, 0.0, 0.0
             if (line >= 0) & ((tl.load(word(words, slot, RULE_KINDS)) & IS_REPEATS) != 0):
                 first = tl.program_id(0) * TILE * GROUP
@@ -108,14 +121,15 @@ def groups_kernel(
                 first = (tl.program_id(0) * TILE + part) * GROUP
                 x = ruled(
                     x, token, first, first + PART * GROUP, vocab, work + row.to(tl.int64) * vocab, words, slot, line,
-                    place, counts, seen, allowed, edits,
+                    place, counts, seen, allowed, edits, guesses, target % WIDTH,
                 )  # fmt: skip
                 sum_up(best + own, mass + own, x, group, num_groups, scale)
                 if sigma > 0.0:
                     count_b, mean_b, square_b = moments_of(x)
                     count, mean, square = join_moments(count, mean, square, count_b, mean_b, square_b)
             if sigma > 0.0:
-                at_moments = moments + (row.to(tl.int64) * tl.num_programs(0) + tl.program_id(0)) * WIDTH
+                tile = row.to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
+                at_moments = moments + tile * LINE_OF_MOMENTS
                 tl.store(at_moments, count)
                 tl.store(at_moments + 1, mean)
                 tl.store(at_moments + 2, square)
@@ -132,12 +146,13 @@ def groups(
     sample_row: Tensor,
     sample_slot: Tensor,
     sample_place: Tensor,
+    width: int = 1,
 ) -> None:
     """Write best and mass float32 [rows, num_groups], except lines of rows whose sample_row is -1.
 
     moments float32 [rows or more, ceil(num_groups / TILE), MOMENTS]: receives those of rows with top-n-sigma.
     work float32 [rows or more, vocab]: receives logits of rows with rules, after the rules. logits [rows, vocab],
-    bfloat16, float16 or float32, unit stride along the row; the rest as in StepInputs.
+    bfloat16, float16 or float32, unit stride along the row; width: places of a run; the rest as in StepInputs.
     """
     rows, vocab = logits.shape
     num_groups = best.shape[1]
@@ -147,8 +162,9 @@ def groups(
     assert moments.is_contiguous() and moments.shape[1:] == (triton.cdiv(num_groups, TILE), MOMENTS)
     groups_kernel[(triton.cdiv(num_groups, TILE), rows)](
         best, mass, moments, work, logits, slots.words, tables.counts, tables.seen, tables.allowed, tables.edits,
-        tables.repeats, sample_row, sample_slot, sample_place, vocab, logits.stride(0), num_groups,
-        GROUP=GROUP, TILE=TILE, HISTORY=tables.history, num_warps=4,
+        tables.repeats, sample_row, sample_slot, sample_place, slots.drafts if width > 1 else None, vocab,
+        logits.stride(0), num_groups,
+        WIDTH=width, GROUP=GROUP, TILE=TILE, HISTORY=tables.history, num_warps=4,
     )  # fmt: skip
 
 
@@ -163,6 +179,7 @@ def groups_reference(
     sample_row: Tensor,
     sample_slot: Tensor,
     sample_place: Tensor,
+    width: int = 1,
 ) -> None:
     rows, vocab = logits.shape
     num_groups = best.shape[1]
@@ -172,7 +189,8 @@ def groups_reference(
             continue
         x, slot = logits[row].float(), int(sample_slot[row])
         if int(rule_line[slot]):
-            x = work[row] = ruled_reference(x, tables, slots, slot, int(sample_place[row]))
+            before = int(sample_row[row]) % width
+            x = work[row] = ruled_reference(x, tables, slots, slot, int(sample_place[row]), before)
         if float(slots.real(SamplerWord.TOP_N_SIGMA)[slot]) > 0:
             moments[row] = moments_reference(x, TILE * GROUP)
         line = torch.full((num_groups * GROUP,), float("-inf"))

@@ -1,9 +1,9 @@
 """Copy of a step's tokens to the pinned host buffer that the step names: the last kernel of every sampling step.
 
-    ring[home, row, k] = OUTSIDE if words[row_slot[row], SlotWord.OUTSIDE] else tokens[k, row]
+    ring[home, row, k] = OUTSIDE if words[row_slot[row], SlotWord.OUTSIDE] else runs[row, k]
 
-A row's run is its tokens, then TokenCode.END if there are fewer than `width`. On the device the first tokens of all
-rows are adjacent, as sampling writes them; on the host the tokens of each run are adjacent.
+A row's run is its tokens, then TokenCode.END if there are fewer than `width`; END - n if the slot has n drafts for the
+tokens after the run.
 The kernel writes over the bus directly, so a recorded step can send its tokens to a different buffer in each run, and
 no copy on another stream has to wait for the step. The host reads the tokens after an event that follows the kernel.
 torch allocates pinned memory so that it is coherent with both vendors' devices, so any event works. If a row's input
@@ -23,13 +23,15 @@ from engine.kernels.step_tensors import SlotTensors, word
 from engine.kernels.target import tl, triton
 
 MARK = tl.constexpr(int(SlotWord.OUTSIDE))
+NUM_DRAFTS = tl.constexpr(int(SlotWord.NUM_DRAFTS))
+END = tl.constexpr(int(TokenCode.END))
 BLOCK = 256
 
 
 @triton.jit
 def home_kernel(
     ring,  # [num_buffers, max_rows, WIDTH] int32, on the host
-    tokens,  # [WIDTH, max_rows] int32
+    runs,  # [max_rows, WIDTH] int32
     home,  # [1] int32
     row_slot,  # [max_rows] int32
     words,  # [slots, SLOT_WORDS] int32
@@ -47,35 +49,39 @@ def home_kernel(
     inside = place < max_rows * WIDTH
     row = place // WIDTH
     slot = tl.load(row_slot + row, mask=inside, other=0)
-    token = tl.load(tokens + place % WIDTH * max_rows + row, mask=inside)
+    token = tl.load(runs + place, mask=inside)
+    if WIDTH > 1:
+        token -= tl.where(token == END, tl.load(word(words, slot, NUM_DRAFTS), mask=inside, other=0), 0)
     token = tl.where(tl.load(word(words, slot, MARK), mask=inside, other=0) != 0, OUTSIDE, token)
     tl.store(ring + line * max_rows * WIDTH + place, token, mask=inside)
 
 
-def send_home(ring: Tensor, tokens: Tensor, home: Tensor, row_slot: Tensor, slots: SlotTensors) -> None:
-    """Write tokens int32 [width, max_rows] to ring int32 [num_buffers, max_rows, width] (pinned) at home int32 [1].
+def send_home(ring: Tensor, runs: Tensor, home: Tensor, row_slot: Tensor, slots: SlotTensors) -> None:
+    """Write runs int32 [max_rows, width] to ring int32 [num_buffers, max_rows, width] (pinned) at home int32 [1].
 
     `home` is clamped. row_slot int32 [max_rows]: each row's slot in `slots`. Rows whose slot is marked in
     SlotWord.OUTSIDE get TokenCode.OUTSIDE.
     """
-    if not tokens.is_cuda:
-        send_home_reference(ring, tokens, home, row_slot, slots)
+    if not runs.is_cuda:
+        send_home_reference(ring, runs, home, row_slot, slots)
         return
-    launch_home(ring, tokens, home, row_slot, slots)
+    launch_home(ring, runs, home, row_slot, slots)
 
 
-def launch_home(ring: Tensor, tokens: Tensor, home: Tensor, row_slot: Tensor, slots: SlotTensors) -> None:
+def launch_home(ring: Tensor, runs: Tensor, home: Tensor, row_slot: Tensor, slots: SlotTensors) -> None:
     """Launch the kernel on a grid that depends only on shapes."""
     buffers, rows, width = ring.shape
-    assert ring.is_contiguous() and tokens.is_contiguous() and tokens.shape == (width, rows)
-    assert ring.dtype is tokens.dtype is torch.int32
+    assert ring.is_contiguous() and runs.is_contiguous() and runs.shape == (rows, width)
+    assert ring.dtype is runs.dtype is torch.int32
     assert row_slot.dtype is torch.int32 and row_slot.shape == (rows,)
     home_kernel[(triton.cdiv(rows * width, BLOCK),)](
-        ring, tokens, home, row_slot, slots.words, buffers, rows, OUTSIDE=int(TokenCode.OUTSIDE), WIDTH=width,
+        ring, runs, home, row_slot, slots.words, buffers, rows, OUTSIDE=int(TokenCode.OUTSIDE), WIDTH=width,
         BLOCK=BLOCK, num_warps=4, **launch_options(),
     )  # fmt: skip
 
 
-def send_home_reference(ring: Tensor, tokens: Tensor, home: Tensor, row_slot: Tensor, slots: SlotTensors) -> None:
+def send_home_reference(ring: Tensor, runs: Tensor, home: Tensor, row_slot: Tensor, slots: SlotTensors) -> None:
     marked = slots.word(SlotWord.OUTSIDE)[row_slot.long()] != 0
-    ring[min(max(int(home), 0), len(ring) - 1)] = torch.where(marked, int(TokenCode.OUTSIDE), tokens).T
+    if runs.shape[1] > 1:
+        runs = runs - torch.where(runs == TokenCode.END, slots.word(SlotWord.NUM_DRAFTS)[row_slot.long()][:, None], 0)
+    ring[min(max(int(home), 0), len(ring) - 1)] = torch.where(marked[:, None], int(TokenCode.OUTSIDE), runs)

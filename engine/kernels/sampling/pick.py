@@ -120,6 +120,7 @@ def pick_kernel(
     vocab,
     logits_stride,
     num_groups,
+    RUNS: tl.constexpr,  # the chosen tokens are verified before they are the slots' newest tokens
     OPEN: tl.constexpr,
     TRIALS: tl.constexpr,
     LEAST_P: tl.constexpr,
@@ -157,7 +158,7 @@ def pick_kernel(
         tl.store(tokens_out + target, result)
         tl.store(bounds + 2 * row, float("-inf"))
         tl.store(bounds + 2 * row + 1, float("inf"))
-        if result != OPEN:
+        if not RUNS and result != OPEN:
             tl.store(word(words, slot, LAST_TOKEN), tl.maximum(result, 0))
 
 

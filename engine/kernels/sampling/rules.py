@@ -101,9 +101,10 @@ def lengths_in(work):
 
 
 @triton.jit
-def ruled(x, token, first, end, vocab, work, words, slot, line, place, counts, seen, allowed, edits):
+def ruled(x, token, first, end, vocab, work, words, slot, line, place, counts, seen, allowed, edits, guesses, before):
     """Apply the slot's rules to the logits x of tokens first .. end - 1; also write them to `work`, the row's
-    [vocab], where `scatter` has written the lengths of repetitions."""
+    [vocab], where `scatter` has written the lengths of repetitions. With `guesses`, the first `before` of them count as
+    tokens of the answer."""
     inside = token < vocab
     at, num_words = line.to(tl.int64), (vocab + 31) // 32
     kinds, num_edits = tl.load(word(words, slot, RULE_KINDS)), tl.load(word(words, slot, NUM_EDITS))
@@ -119,9 +120,16 @@ def ruled(x, token, first, end, vocab, work, words, slot, line, place, counts, s
         x = tl.where(bits_at(allowed + at * num_words, token, inside), x, x + float("-inf"))
     if (kinds & IS_SEEN) != 0:
         factor = real(words, slot, REPETITION)
-        x = tl.where(bits_at(seen + at * num_words, token, inside), tl.where(x > 0.0, x / factor, x * factor), x)
+        is_seen = bits_at(seen + at * num_words, token, inside)
+        if guesses is not None:
+            for k in range(before):
+                is_seen = is_seen | (token == tl.load(guesses + k))
+        x = tl.where(is_seen, tl.where(x > 0.0, x / factor, x * factor), x)
     if (kinds & IS_COUNTED) != 0:
         count = tl.load(counts + at * vocab + token, mask=inside, other=0)
+        if guesses is not None:
+            for k in range(before):
+                count += (token == tl.load(guesses + k)).to(tl.int32)
         x -= real(words, slot, FREQUENCY) * count.to(tl.float32)
         x -= tl.where(count > 0, real(words, slot, PRESENCE), 0.0)
     if (kinds & IS_REPEATS) != 0:
@@ -145,8 +153,11 @@ def record_token(token, vocab, words, slot, line, place, counts, seen, repeats, 
         remember(token, vocab, words, slot, place, own, breaks, HISTORY)
 
 
-def ruled_reference(logits: Tensor, tables: RuleTables, slots: SlotTensors, slot: int, place: int) -> Tensor:
-    """Specification: one row of logits [vocab] after the rules of its slot, float32."""
+def ruled_reference(
+    logits: Tensor, tables: RuleTables, slots: SlotTensors, slot: int, place: int, before: int = 0
+) -> Tensor:
+    """Specification: one row of logits [vocab] after the rules of its slot, float32; the slot's first `before` drafts
+    count as tokens of the answer."""
     x = logits.float().clone()
     line, kinds = int(slots.word(SlotWord.RULE_LINE)[slot]) - 1, int(slots.word(SlotWord.RULE_KINDS)[slot])
     edits = tables.edits[line, : int(slots.word(SlotWord.NUM_EDITS)[slot])]
@@ -159,7 +170,11 @@ def ruled_reference(logits: Tensor, tables: RuleTables, slots: SlotTensors, slot
         numbers = [float(slots.real(field)[slot]) for field in fields]
         nothing = torch.zeros(len(x), dtype=torch.int32)
         counts = tables.counts[line] if kinds & COUNTED else nothing
-        penalties_reference(x, counts, unpack(tables.seen[line], len(x)), *numbers)
+        seen = unpack(tables.seen[line], len(x))
+        for token in slots.drafts[slot, :before].tolist():
+            counts = counts.index_add(0, torch.tensor([token]), torch.tensor([int(kinds & COUNTED > 0)]).int())
+            seen[token] = True
+        penalties_reference(x, counts, seen, *numbers)
     return repeated_reference(x, tables.repeats[line], slots, slot) if kinds & REPEATS else x
 
 

@@ -17,7 +17,7 @@ from engine.kernels.target import tl, triton
 
 TOP_N_SIGMA = tl.constexpr(int(SamplerWord.TOP_N_SIGMA))
 MOMENTS = 3  # number of finite logits, their mean, sum of squared distances from the mean
-WIDTH = tl.constexpr(MOMENTS)
+LINE_OF_MOMENTS = tl.constexpr(MOMENTS)
 
 
 @triton.jit
@@ -47,9 +47,9 @@ def reach_of(moments, n, num_tiles, TILES: tl.constexpr):
     """Return n * sigma of a row from its moments [num_tiles, MOMENTS]; TILES is a power of two >= num_tiles."""
     tile = tl.arange(0, TILES)
     here = tile < num_tiles
-    count = tl.load(moments + WIDTH * tile, mask=here, other=0.0)
-    mean = tl.load(moments + WIDTH * tile + 1, mask=here, other=0.0)
-    square = tl.load(moments + WIDTH * tile + 2, mask=here, other=0.0)
+    count = tl.load(moments + LINE_OF_MOMENTS * tile, mask=here, other=0.0)
+    mean = tl.load(moments + LINE_OF_MOMENTS * tile + 1, mask=here, other=0.0)
+    square = tl.load(moments + LINE_OF_MOMENTS * tile + 2, mask=here, other=0.0)
     total = tl.maximum(tl.sum(count, 0), 1.0)
     apart = mean - tl.sum(mean * (count / total), 0)
     return n * tl.sqrt(tl.sum(square / total + apart * apart * (count / total), 0))

@@ -3,7 +3,7 @@
 A part is a file in this folder and an entry of PARTS. An entry makes the part for a model and its settings, or returns
 None if they do not need the part. Adapters give a row its identity. Media come next, because media rows replace
 embeddings before the forward reads them. Prompt log-probabilities and routed experts read the forward. Rules write mask
-lines before grammars, which have the last word on the allowed tokens of a row.
+lines before grammars, which have the last word on the allowed tokens of a row. Drafts follow the choice.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.base.config import EngineConfig
+from engine.base.drafts import draft_config
 from engine.cache.spec import CacheSpec
+from engine.cache.state import StateSpec
 from engine.lora.sites import give_device_sites, give_host_sites
 from engine.models.base.model import Model
 from engine.step.parts.adapters import DeviceAdapters, HostAdapters
+from engine.step.parts.drafts import Drafts
 from engine.step.parts.expert_load import ExpertLoad
 from engine.step.parts.grammar import Grammar
 from engine.step.parts.media import Media
@@ -80,6 +83,14 @@ def grammar(setting: Setting) -> StepPart | None:
     return Grammar(setting.config, setting.sizes, setting.on_host) if setting.chooses else None
 
 
+def drafts(setting: Setting) -> StepPart | None:
+    config = draft_config(setting.config.speculative)
+    if config is None or not setting.chooses:
+        return None
+    raw = setting.config.logprobs_mode.startswith("raw")
+    return Drafts(config, setting.sizes, raw, any(isinstance(spec, StateSpec) for spec in setting.specs))
+
+
 def pooling(setting: Setting) -> StepPart | None:
     return None if setting.chooses else Pooling(setting.sizes)
 
@@ -92,6 +103,7 @@ PARTS: list[Callable[[Setting], StepPart | None]] = [
     expert_load,
     rules,
     grammar,
+    drafts,
     pooling,
 ]
 

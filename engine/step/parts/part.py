@@ -103,8 +103,9 @@ class StepPart:
         return None
 
     def after_choice(self, chosen: Chosen, variant: int) -> None:
-        """On the stream: runs after sampling and before the next forward, and is recorded in graphs; `variant`: the
-        variant of the graph, 0 for plain steps. Steps without a graph call this method with their own variant."""
+        """On the stream: runs after sampling and verification and before the next forward, and is recorded in graphs;
+        `variant`: the variant of the graph, 0 for plain steps. Steps without a graph call this method with their own
+        variant."""
 
     # -- by request ---------------------------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from engine.step.backend.device.buffers import StepBuffers
 from engine.step.backend.host.slots import HostSlots
 from engine.step.live import LiveRow, Place
 from engine.step.parts.part import ABSENT, JOINS, StepPart
+from engine.step.rows import RowArrays
 from engine.step.sizes import Sizes
 from engine.step.step import Media, Step
 
@@ -120,7 +121,7 @@ class HostPooling:
     def reset(self, slot: int, poison: bool) -> None:
         """Does nothing: the next admission writes all values of the slot."""
 
-    def launch(self, step: Step, batch: Batch) -> None:
+    def launch(self, step: Step, rows: RowArrays, batch: Batch) -> None:
         slots, sampled = step.rows.slots, step.rows.sampled
         batch.second_start = torch.from_numpy(self._seconds[slots])
         if not self._pooler.config.pools_prompt:

@@ -76,5 +76,6 @@ class Rules(StepPart):
         pending: Pending | None = step.notes.get("pending")
         if pending is not None:
             found = {int(sampled[place]): entry for place, entry in pending.collect().items()}
-            home.logprobs |= {row: entry for row, entry in found.items() if row not in home.invalid}
+            width = home.width
+            home.logprobs |= {row * width: entry for row, entry in found.items() if row not in home.invalid}
         self._sampler.record(step.sampled_slots, home.tokens[sampled, 0])

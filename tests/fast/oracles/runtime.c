@@ -36,10 +36,11 @@ static int fail_call = -1, fail_code, fail_after;
 static int32_t max_rows, max_tokens, *ring[8], *records[8], num_records, *turn;
 static int32_t words[SLOTS][SLOT_WORDS], last_token[SLOTS], table_updates;
 static int32_t length[SLOTS]; /* of each slot: its tokens, those included that the host does not know yet */
-static int32_t header[HEADER_LEN], rows_slot[ROWS], rows_place[ROWS], rows_end[ROWS], rows_sampled;
+static int32_t found[SLOTS];  /* drafts for the tokens after these */
+static int32_t header[HEADER_LEN], rows_slot[ROWS], rows_place[ROWS], rows_end[ROWS], rows_drafts[ROWS], rows_sampled, rows_lines;
 static int64_t fault, device_end, step_ns, faulty_step = -1;
 static int32_t faulty_run[3] = {-1, -1, -1}; /* what the first sampled row of that step brings home */
-static int32_t vocab = 1000, bare, width = 1; /* width: tokens that a row may bring home */
+static int32_t vocab = 1000, bare, width = 1; /* width: places of a row's run */
 static int32_t in_order = 1, next_prep;  /* every step's record was read, once, in order */
 static int32_t block_size, factor, modulus;          /* of the cache, 0: none; of the prompts: token p is p * factor % modulus */
 static int32_t table[SLOTS][LINE];                   /* blocks of each slot */
@@ -124,29 +125,30 @@ static void prep(const int32_t *record)
     }
     for (k = 0; block_size && k < record[HEADER_NUM_UPDATES]; k++, tail += UPDATE_WORDS)
         table[tail[UPDATE_SLOT]][tail[UPDATE_INDEX]] = tail[UPDATE_BLOCK];
-    rows_sampled = 0;
+    rows_sampled = rows_lines = 0;
     for (row = 0; row < record[HEADER_NUM_ROWS]; row++) {
         int32_t s = slot[row];
-        /* A fed row begins at the slot's newest token; its record says where at least. */
-        int32_t begin = flags[row] & ROW_FEED ? length[s] - 1 : computed[row];
+        /* A fed row begins at the slot's newest token; its record says where at least. Drafts follow. */
+        int32_t fed = flags[row] & ROW_FEED, begin = fed ? length[s] - 1 : computed[row];
+        int32_t count = fed ? 1 : len[row], room = words[s][SLOT_TOP_K] - 1 - length[s];
+        room = room < len[row] - 1 ? room : len[row] - 1;
+        rows_drafts[row] = !fed || room < 0 ? 0 : found[s] < room ? found[s] : room;
         fault |= (begin < computed[row] || (width == 1 && begin != computed[row])) << 15;
-        rows_end[row] = begin + len[row];
+        rows_end[row] = begin + count;
         fault |= start[row + 1] - start[row] != len[row] || words[s][SLOT_SLOT] != s;
-        if (flags[row] & ROW_FEED)
-            fault |= (token[start[row]] != -1) << 1;
-        else
-            for (k = 0; k < len[row]; k++)
-                fault |= (token[start[row] + k] < 0) << 2;
+        for (k = 0; k < len[row]; k++)
+            fault |= fed ? (token[start[row] + k] != -1) << 1 : (token[start[row] + k] < 0) << 2;
         rows_slot[row] = s;
         rows_place[row] = flags[row] & ROW_SAMPLE ? rows_end[row] - words[s][SLOT_PROMPT_LEN] : -1;
         rows_sampled += flags[row] & ROW_SAMPLE ? 1 : 0;
+        rows_lines += flags[row] & ROW_SAMPLE ? (fed ? len[row] : 1) : 0;
         /* What a row reads: its newest token, fed here or known to the host, is the one drawn last. */
         if (begin >= words[s][SLOT_PROMPT_LEN]) {
-            int32_t newest = flags[row] & ROW_FEED ? last_token[s] : token[start[row]];
+            int32_t newest = fed ? last_token[s] : token[start[row]];
             fault |= (newest != draw(words[s][SLOT_SEED_LOW], begin - words[s][SLOT_PROMPT_LEN])) << 3;
         }
         if (block_size && (width == 1 || begin < words[s][SLOT_TOP_K] - 1)) /* no answer reaches further */
-            read_and_write(s, begin, len[row]);
+            read_and_write(s, begin, count);
     }
     fault |= (rows_sampled != record[HEADER_NUM_SAMPLED]) << 4;
 }
@@ -159,15 +161,16 @@ static void sample(int32_t size)
             tokens[row * width] = 7;
         return;
     }
-    fault |= (rows_sampled > size) << 5;
+    fault |= (rows_lines > size) << 5;
     for (row = 0; row < header[HEADER_NUM_ROWS]; row++)
         if (rows_place[row] >= 0) {
             int32_t s = rows_slot[row], token = draw(words[s][SLOT_SEED_LOW], rows_place[row]);
-            int32_t k, p, count = 1 + token % width;
+            int32_t k, p, count = 1 + token % (1 + rows_drafts[row]);
             for (k = 0; k < count; k++)
                 tokens[row * width + k] = last_token[s] = draw(words[s][SLOT_SEED_LOW], rows_place[row] + k);
+            found[s] = width > 2 ? token / 8 % (width - 1) : 0;
             for (; k < width; k++)
-                tokens[row * width + k] = TOKEN_END;
+                tokens[row * width + k] = TOKEN_END - found[s];
             length[s] = rows_end[row] + count;
             /* The step has computed its run but for the newest token; of what no answer may have, nothing. */
             for (p = rows_end[row]; block_size && p < length[s] - 1; p++)

@@ -74,15 +74,17 @@ class Rig:
         self.lib.setup(rows, tokens, *pointers, records, ctypes.c_void_p(self.turn.ctypes.data), width)
         self.launcher = Launcher(addresses(), 1, places, self.turn.ctypes.data, lines, rows)
         if graphs:
-            self.set_graphs(rows, tokens, whole)
+            self.set_graphs(rows, tokens, whole, rows * width if width > 1 else 0)
 
-    def set_graphs(self, rows, tokens, whole):
+    def set_graphs(self, rows, tokens, whole, lines=0):
         self.launcher.set_graph(GraphKind.PREP, 0, 1, 1000)
         for size in sorted({1, 2, 4, *range(8, rows, 8), rows}, reverse=True):
             self.launcher.set_graph(GraphKind.DECODE, 0, size, 20000 + size)
             self.launcher.set_graph(GraphKind.SAMPLE, 0, size, 40000 + size)
             if whole:
                 self.launcher.set_graph(GraphKind.STEP, 0, size, 50000 + size)
+        for size in sorted(range(rows + 1, lines + 1), reverse=True):
+            self.launcher.set_graph(GraphKind.SAMPLE, 0, size, 40000 + size)
         for size in sorted({*range(16, tokens, 16), tokens}, reverse=True):
             self.launcher.set_graph(GraphKind.MIXED, 0, size, 30000 + size)
 

@@ -22,31 +22,37 @@ ROW = {"OPEN": OPEN, "TRIALS": TRIALS, "GROUP": GROUP}
 KERNELS = {
     "log sum": (log_sum_kernel, {"out": F, "logits": F, "vocab": "i32"}, {"BLOCK": BLOCK}, {"num_warps": 8}),
     **{
-        f"groups {dtype}": (
+        f"groups {dtype} {width}": (
             groups_kernel,
             {"best": F, "mass": F, "moments": F, "work": F, "logits": dtype, "words": I, **COUNTED, "allowed": I,
-             "edits": I, "repeats": I, **LAST},
-            {"GROUP": GROUP, "TILE": TILE, "HISTORY": MAX_HISTORY}, {"num_warps": 4},
+             "edits": I, "repeats": I, "sample_row": I, "sample_slot": I, "sample_place": I, "drafts": I,
+             "vocab": "i32", "logits_stride": "i32", "num_groups": "i32"},
+            {"WIDTH": width, "GROUP": GROUP, "TILE": TILE, "HISTORY": MAX_HISTORY}
+            | ({} if width > 1 else {"drafts": None}),
+            {"num_warps": 4},
         )
-        for dtype in ("*bf16", "*fp32")
+        for dtype, width in (("*bf16", 1), ("*fp32", 1), ("*bf16", 6))
     },
     **{
-        f"pick {dtype}": (
+        f"pick {dtype} {runs}": (
             pick_kernel, {**OUT, "logits": dtype, "words": I, **LAST},
-            {**ROW, "LEAST_P": LEAST_P, "LANES": LANES, "CHUNK": WIDE}, {"num_warps": 8},
+            {**ROW, "RUNS": runs, "LEAST_P": LEAST_P, "LANES": LANES, "CHUNK": WIDE}, {"num_warps": 8},
         )
-        for dtype in ("*bf16", "*fp32")
+        for dtype, runs in (("*bf16", False), ("*fp32", False), ("*bf16", True))
     },
     **{
-        f"cut {dtype} {exact}": (
+        f"cut {dtype} {exact} {runs}": (
             cut_kernel,
             {**OUT, "logits": dtype, "words": I, "moments": F, **COUNTED, "repeats": I, "breakers": I, **LAST,
              "num_tiles": "i32"},
-            {**ROW, "LANES": 4096, "TILES": 64, "WIDE": LANES, "HISTORY": MAX_HISTORY, "EXACT": exact, "SHIFT": shift,
-             "CHUNK": CHUNK},
+            {**ROW, "RUNS": runs, "LANES": 4096, "TILES": 64, "WIDE": LANES, "HISTORY": MAX_HISTORY, "EXACT": exact,
+             "SHIFT": shift, "CHUNK": CHUNK},
             {"num_warps": 8},
         )
-        for dtype, shift, exact in (("*bf16", 16, False), ("*fp32", 0, False), ("*fp32", 0, True))
+        for dtype, shift, exact, runs in (
+            ("*bf16", 16, False, False), ("*fp32", 0, False, False), ("*fp32", 0, True, False),
+            ("*bf16", 16, False, True),
+        )
     },
     **{
         f"top logprobs {dtype} {as_logits}": (

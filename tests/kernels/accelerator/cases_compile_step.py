@@ -7,6 +7,8 @@ from engine.kernels.pool_home import pool_home_kernel
 from engine.kernels.pool_rows import KINDS, pool_kernel
 from engine.kernels.record import record_kernel
 from engine.kernels.sampling.home import home_kernel
+from engine.kernels.sampling.ngram import ngram_kernel
+from engine.kernels.sampling.verify import verify_kernel
 from engine.kernels.state_inputs import state_inputs_kernel
 from engine.kernels.step_inputs import inputs_kernel
 from tests.kernels.accelerator.targets import cases, compiles
@@ -20,9 +22,10 @@ RECORD = {
 INPUTS = {
     "token_ids": "*i64", "positions": "*i64", "slot_mapping": "*i64", "query_start": I, "context_len": I,
     "row_slot": I, "sample_index": "*i64", "sample_row": I, "sample_slot": I, "sample_place": I, "num_rows": I,
-    "num_sampled": I, "home": I, "last_keys": I, "adapters": I, "words": I, "block_tables": I, "staged": I, "turn": I,
+    "num_sampled": I, "home": I, "last_keys": I, "adapters": I, "row_drafts": I, "words": I, "block_tables": I,
+    "drafts": I, "staged": I, "turn": I,
     "num_records": "i32", "capacity": "i32", "max_rows": "i32", "max_tokens": "i32", "max_slots": "i32",
-    "max_blocks": "i32", "block_size": "i32", "num_embeddings": "i32",
+    "max_blocks": "i32", "block_size": "i32", "num_embeddings": "i32", "max_lines": "i32",
 }  # fmt: skip
 STATES = {
     "table": I, "rows": I, "checkpoints": I, "places": I, "pinned": I, "turn": I,
@@ -31,10 +34,21 @@ STATES = {
          "columns", "run_width", "state_blocks"), "i32",
     ),
 }  # fmt: skip
-HOME = {"ring": I, "tokens": I, "home": I, "row_slot": I, "words": I, "num_buffers": "i32", "max_rows": "i32"}
+HOME = {"ring": I, "runs": I, "home": I, "row_slot": I, "words": I, "num_buffers": "i32", "max_rows": "i32"}
 POOL = {"out": "*fp32", "starts": I, "counted": I, "width": "i32"}
 POOL_HOME = {"out": "*fp32", "lines": "*fp32", "home": I, **dict.fromkeys(("num_buffers", "max_rows", "width"), "i32")}
+VERIFY = dict.fromkeys(
+    ("runs", "words", "counts", "seen", "repeats", "breakers", "drafts", "row_drafts", "row_slot", "context_len"), I
+)
+NGRAM = {"drafts": I, "words": I, "texts": I, "runs": I, "row_slot": I, "longest": "i32", "least": "i32"}
 KERNELS = {
+    "verify": (
+        verify_kernel, {**VERIFY, "vocab": "i32"}, {"NUM": 4, "WIDTH": 6, "LANES": 8, "HISTORY": 4096},
+        {"num_warps": 1},
+    ),
+    "ngram": (
+        ngram_kernel, NGRAM, {"MOST": 5, "NUM": 4, "WIDTH": 6, "LANES": 8, "BLOCK": 1024}, {"num_warps": 4},
+    ),
     **{
         f"pool {kind} {dtype}{' behind prompts' * skips}": (
             pool_kernel, {"hidden": f"*{dtype}", **POOL},
@@ -62,15 +76,20 @@ KERNELS = {
         for axes in (0, 1, 3, 4)
     },
     **{
-        f"inputs {axes} {bidirectional} {adapted}": (
+        f"inputs {axes} {bidirectional} {adapted} {drafts}": (
             inputs_kernel, INPUTS,
-            {"GROUPS": 1 + (axes > 1), "AXES": axes, "ROWS": 512, "STEPS": 9, "BLOCK": 128, "OVERLAP": True}
+            {
+                "NUM": drafts, "GROUPS": 1 + (axes > 1), "AXES": axes, "ROWS": 512, "STEPS": 9, "BLOCK": 128,
+                "OVERLAP": True,
+            }
+            | ({} if drafts else {"row_drafts": None, "drafts": None})
             | ({} if bidirectional else {"last_keys": None})
             | ({} if adapted else {"adapters": None}),
             {"num_warps": 4},
         )
-        for axes, bidirectional, adapted in (
-            (1, False, False), (3, False, False), (1, True, False), (4, False, False), (1, False, True),
+        for axes, bidirectional, adapted, drafts in (
+            (1, False, False, 0), (3, False, False, 0), (1, True, False, 0), (4, False, False, 0), (1, False, True, 0),
+            (1, False, False, 4), (3, True, True, 7),
         )
     },
 }  # fmt: skip

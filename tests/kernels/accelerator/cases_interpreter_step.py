@@ -19,7 +19,7 @@ from engine.kernels.step_tensors import empty_inputs, empty_slots
 from engine.kernels.target import HAS_TRITON
 from tests.kernels.plans import Walk
 from tests.kernels.state_plans import StatePlans, same
-from tests.kernels.test_step_inputs import VOCAB, plant
+from tests.kernels.test_step_inputs import VOCAB, copy_slots, plant
 
 
 def equal(got, want) -> None:
@@ -36,25 +36,27 @@ def alone(record: torch.Tensor) -> Records:
 
 
 @pytest.mark.covering(2)
+@pytest.mark.parametrize("drafts", [0, 3])
 @pytest.mark.parametrize("planted", [False, True])
 @pytest.mark.parametrize("axes", [1, 3, 4])
 @pytest.mark.parametrize("seed", range(3))
-def test_a_step_equals_the_reference(seed, axes, planted):
+def test_a_step_equals_the_reference(seed, axes, planted, drafts):
     assert HAS_TRITON
     groups = ((0, 0), (1, 6))[: 1 + seed % 2]
-    walk, draw, marked = Walk(seed, axes, groups=groups), np.random.default_rng(seed), 0
-    mine = empty_slots(walk.max_slots, walk.max_blocks, len(groups), "cpu")
+    walk, draw, marked = Walk(seed, axes, groups=groups, drafts=drafts), np.random.default_rng(seed), 0
+    mine = empty_slots(walk.max_slots, walk.max_blocks, len(groups), "cpu", drafts)
     theirs = copy.deepcopy(mine)
     turns = [records_in(torch.zeros(2, walk.capacity, dtype=torch.int32), "cpu") for _ in range(2)]
     for number, (plan, record) in enumerate(walk.steps(20)):
         if planted:
             plant(walk, plan, record, draw)
-        got, want = (empty_inputs(walk.max_rows, walk.max_tokens, len(groups), axes, "cpu") for _ in range(2))
+        sizes = walk.max_rows, walk.max_tokens, len(groups), axes, "cpu", False, False
+        got, want = (empty_inputs(*sizes, drafts and 3 * walk.max_rows) for _ in range(2))  # some lines have no room
         for field in dataclasses.fields(got):
             if (tensor := getattr(got, field.name)) is not None:
                 tensor.fill_(-77)
         for slots in (mine, theirs):
-            slots.word(SlotWord.LAST_TOKEN)[: walk.max_slots] = torch.from_numpy(walk.slots.last_token)
+            copy_slots(slots, walk)
         size = (walk.max_rows, walk.max_tokens, walk.block_size, VOCAB)
         for records in turns:
             records.pinned[number % 2, : len(record)] = torch.from_numpy(record)
@@ -65,7 +67,7 @@ def test_a_step_equals_the_reference(seed, axes, planted):
         equal(mine, theirs)
         assert torch.equal(turns[0].turn, turns[1].turn)
         marked += int(mine.word(SlotWord.OUTSIDE).sum())
-    assert (marked > 0) == planted
+    assert drafts or (marked > 0) == planted
 
 
 @pytest.mark.parametrize(("bidirectional", "adapted"), [(False, False), (True, False), (False, True)])
@@ -124,9 +126,10 @@ def test_a_broken_record_stays_inside_its_tensors(value):
 @pytest.mark.parametrize("home", [-1, 0, 2, 9])
 @pytest.mark.parametrize(("rows", "width"), [(1, 1), (256, 1), (600, 1), (200, 3)])
 def test_tokens_go_to_the_buffer_that_the_step_named(rows, width, home):
-    tokens = torch.randint(-1, 1000, (width, rows), dtype=torch.int32)
+    tokens = torch.randint(-4, 1000, (rows, width), dtype=torch.int32)
     row_slot, slots = torch.randperm(rows, dtype=torch.int32), empty_slots(rows, 1, 1, "cpu")
     slots.word(SlotWord.OUTSIDE)[:] = torch.rand(rows + 1) < 0.2
+    slots.word(SlotWord.NUM_DRAFTS)[:] = torch.randint(0, 9, (rows + 1,))
     got, want = (torch.full((3, rows, width), -77, dtype=torch.int32) for _ in range(2))
     launch_home(got, tokens, torch.tensor([home], dtype=torch.int32), row_slot, slots)
     send_home_reference(want, tokens, torch.tensor([home], dtype=torch.int32), row_slot, slots)

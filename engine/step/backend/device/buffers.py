@@ -99,9 +99,16 @@ class StepBuffers:
         self.slots = DeviceSlots(sizes, groups, config.axes, config.bidirectional, accelerator)
         self.home = Home(accelerator, rows, sizes.width)
         self.inputs = empty_inputs(
-            rows, tokens, groups, config.axes, device, bool(config.bidirectional), places or bool(model.adapters)
+            rows,
+            tokens,
+            groups,
+            config.axes,
+            device,
+            bool(config.bidirectional),
+            places or bool(model.adapters),
+            sizes.max_lines if sizes.width > 1 else 0,
         )
-        self.sampled_hidden = torch.zeros(rows, config.text.hidden_size, dtype=model.dtype, device=device)
+        self.sampled_hidden = torch.zeros(sizes.max_lines, config.text.hidden_size, dtype=model.dtype, device=device)
         self._overlay: tuple[Tensor, Tensor] | None = None  # (marks of tokens, rows); recorded steps read it
         if overlays:
             most = sizes.most_graphed

@@ -23,6 +23,7 @@ from _fast.layout import GraphKind
 from engine.base.config import EngineConfig
 from engine.base.mask_lines import Lines
 from engine.kernels.sampling.top_logprobs import LINE
+from engine.kernels.sampling.verify import verify
 from engine.layers.batch import Batch
 from engine.sampling.device import DeviceSampler
 from engine.sampling.dry import history_for
@@ -30,7 +31,7 @@ from engine.sampling.masks import LineUpload
 from engine.step.backend.device.buffers import StepBuffers
 from engine.step.live import LiveRow
 from engine.step.rank import Rank
-from engine.step.sizes import Sizes, decode_sizes, fewer_decode_sizes
+from engine.step.sizes import Sizes, decode_sizes, fewer_decode_sizes, line_sizes
 from engine.step.step import Chosen, Ending, Step
 
 
@@ -44,7 +45,8 @@ class DeviceForward:
         assert rank.accelerator is not None
         self._config, self._model, self._sizes, self._buffers = config, rank.model, sizes, buffers
         self._vocab = rank.model.config.text.vocab_size
-        self.logprob_words = buffers.home.lines(LINE)  # the pinned ring of log-probabilities
+        # The pinned ring of log-probabilities, int32 [records, max_rows, width, LINE].
+        self.logprob_words = buffers.home.lines(sizes.width * LINE).unflatten(2, (sizes.width, LINE))
         self.sampler = DeviceSampler(
             buffers.slots.tensors,
             sizes.max_slots,
@@ -55,6 +57,7 @@ class DeviceForward:
             config.max_logprobs,
             self.logprob_words,
             history_for(sizes.max_model_len),
+            sizes.max_lines,
         )
         self.ruled = self.sampler
         self._endings = endings
@@ -71,10 +74,11 @@ class DeviceForward:
     def forward_into(self, kind: int, tokens: int, variant: int = 0) -> None:
         """A forward of `tokens` padded tokens; copies the hidden states of its sampled rows to `sampled_hidden`."""
         rows = min(tokens, self._sizes.max_rows)
-        self._keep_sampled(self._buffers.batch(tokens, rows, kind == GraphKind.DECODE, [], variant), rows)
+        batch = self._buffers.batch(tokens, rows, kind == GraphKind.DECODE, [], variant)
+        self._keep_sampled(batch, rows if kind == GraphKind.DECODE else min(tokens, self._sizes.max_lines))
 
     def _keep_sampled(self, batch: Batch, count: int) -> None:
-        """Runs the forward and stores the hidden states of the first `count` sampled rows (`count` <= tokens)."""
+        """Runs the forward and stores the hidden states of the first `count` lines (`count` <= tokens)."""
         if count == len(batch.token_ids):  # no token can be left out: one gather at the end costs less than two before
             self._gather_sampled(self._model.forward(batch), count)
             return
@@ -84,25 +88,29 @@ class DeviceForward:
         self._model.forward(batch, buffers.sampled_hidden[:count])
 
     def _gather_sampled(self, hidden: torch.Tensor, count: int) -> None:
-        """Copies hidden states of the first `count` sampled rows out of `hidden` [tokens, hidden_size]."""
+        """Copies hidden states of the first `count` lines out of `hidden` [tokens, hidden_size]."""
         buffers = self._buffers
         torch.index_select(hidden, 0, buffers.inputs.sample_index[:count], out=buffers.sampled_hidden[:count])
 
-    def choose_into(self, rows: int, variant: int = 0) -> None:
-        """Samples a token for each of the first `rows` sampled rows; rows beyond the step's own are padding."""
+    def choose_into(self, lines: int, variant: int = 0) -> None:
+        """Samples a token for each of the first `lines` lines; lines beyond the step's own are padding."""
         buffers = self._buffers
-        self._choose(buffers.sampled_hidden[:rows], buffers.sampled_adapters(rows, variant), variant)
+        self._choose(buffers.sampled_hidden[:lines], buffers.sampled_adapters(lines, variant), variant)
 
     def _choose(self, hidden: torch.Tensor, adapters: torch.Tensor | None, variant: int) -> None:
-        """Samples tokens from hidden states [rows, hidden_size] and launches the copy of the tokens to the host."""
+        """Samples tokens from hidden states [lines, hidden_size] and launches the copy of the tokens to the host."""
         buffers = self._buffers
         self.sampler.launch_plain(buffers.inputs, self._model.logits(hidden, adapters), buffers.home.tokens)
         self._end(hidden, variant)
 
     def _end(self, hidden: torch.Tensor, variant: int) -> None:
+        buffers = self._buffers
+        slots, runs = buffers.slots.tensors, buffers.home.runs
+        if self._sizes.width > 1:
+            verify(runs, slots, self.sampler.lines.tables, buffers.inputs)
         for ending in self._endings:
-            ending(Chosen(self._buffers.home.tokens, hidden, len(hidden)), variant)
-        self._buffers.send_tokens()
+            ending(Chosen(runs, buffers.inputs.row_slot, hidden, slots), variant)
+        buffers.send_tokens()
 
     def record(self, capture: Callable[..., int], variants: Iterable[int]) -> None:
         """Records the graphs of decode-only steps, whole and in parts; `capture`: the accelerator's method."""
@@ -114,15 +122,22 @@ class DeviceForward:
                 for variant in variants:
                     if variant & other == forward:
                         self._record_step(capture, size, variant)
+        for lines in reversed(line_sizes(self._sizes.max_rows, self._sizes.max_lines)):
+            for variant in variants:
+                self._record_choice(capture, lines, variant)
 
     def _record_step(self, capture: Callable[..., int], size: int, variant: int) -> None:
-        """Records sampling, which variants of the forward share, and the whole step, whose parts have been recorded."""
-        buffers = self._buffers
-        if buffers.adapts_head or not variant & buffers.forward_variant:
-            choice = capture(partial(self.choose_into, size, variant))
-            self.launcher.set_graph(GraphKind.SAMPLE, variant, size, choice)
+        """Records sampling, and the whole step, whose parts have been recorded."""
+        self._record_choice(capture, size, variant)
         whole = capture(partial(self.decode, size, variant), met=True)
         self.launcher.set_graph(GraphKind.STEP, variant, size, whole)
+
+    def _record_choice(self, capture: Callable[..., int], lines: int, variant: int) -> None:
+        """Records sampling for `lines` lines, which variants of the forward share unless the head has adapters."""
+        buffers = self._buffers
+        if buffers.adapts_head or not variant & buffers.forward_variant:
+            choice = capture(partial(self.choose_into, lines, variant))
+            self.launcher.set_graph(GraphKind.SAMPLE, variant, lines, choice)
 
     def record_forward(self, capture: Callable[..., int], kind: int, tokens: int, variant: int = 0) -> None:
         """Records a forward. First an abridged forward with a tenth of the launches loads every kernel."""
@@ -142,7 +157,7 @@ class DeviceForward:
         sizes = self._sizes
         rows = min(sizes.max_tokens, sizes.max_rows)
         self._model.forward(self._buffers.batch(sizes.max_tokens, rows, False, [], self._buffers.forward_variant))
-        self.choose_into(sizes.max_rows)
+        self.choose_into(sizes.max_lines)
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
@@ -167,7 +182,7 @@ class DeviceForward:
     def launch(self, step: Step, kind: int, size: int) -> None:
         """Launches the forward, and sampling unless it has to wait; `size`: tokens of the graph, 0: no graph."""
         plan, launcher, variant = step.plan, self.launcher, step.variant
-        sample_size = launcher.pick(GraphKind.SAMPLE, plan.num_sampled, variant) if plan.num_sampled else 0
+        sample_size = launcher.pick(GraphKind.SAMPLE, plan.num_lines, variant) if plan.num_sampled else 0
         step.chosen = not step.waits
         if step.chosen and size and (sample_size or not plan.num_sampled):
             launcher.launch(plan, step.number, kind, size, sample_size, variant)
@@ -183,7 +198,7 @@ class DeviceForward:
         if sample_size:
             launcher.replay(GraphKind.SAMPLE, sample_size, variant)
         elif plan.num_sampled:
-            self.choose_into(plan.num_sampled, variant)
+            self.choose_into(plan.num_lines, variant)
         launcher.finish()
 
     def _run_eagerly(self, step: Step, kind: int) -> None:
@@ -191,15 +206,15 @@ class DeviceForward:
         decodes = kind == GraphKind.DECODE
         batch = self._buffers.batch(plan.num_tokens, plan.num_rows, decodes, step.media, step.variant)
         if not step.eager:
-            self._keep_sampled(batch, plan.num_sampled)
+            self._keep_sampled(batch, plan.num_lines)
             return
         step.hidden, step.notes["adapters"] = self._model.forward(batch), batch.adapters  # [num_tokens, hidden_size]
-        self._gather_sampled(step.hidden, plan.num_sampled)
+        self._gather_sampled(step.hidden, plan.num_lines)
 
     def _prepare_choice(self, step: Step, sample_size: int) -> None:
         """After the forward of a step that waits: notes the size of the sampling graph, or computes the logits if no
         graph can sample for the rows."""
-        count = step.plan.num_sampled
+        count = step.plan.num_lines
         if sample_size and self.sampler.is_by_lines(step.sampled_slots):
             step.notes["choice"] = sample_size
         else:
@@ -216,7 +231,7 @@ class DeviceForward:
         else:
             found = self.sampler.launch_special(buffers.inputs, prepared, buffers.home.tokens, slots)
             step.notes["pending"] = found
-            self._end(buffers.sampled_hidden[: len(slots)], step.variant)
+            self._end(buffers.sampled_hidden[: step.plan.num_lines], step.variant)
         self.launcher.finish()
         step.chosen = True
 
@@ -224,8 +239,7 @@ class DeviceForward:
         """Reads the step's tokens and log-probabilities from pinned memory."""
         sampled = step.rows.sampled
         chosen = self._buffers.home.ring[step.number].numpy()[sampled]  # a copy, because a later step writes the ring
-        found = self.sampler.read(step.number, sampled, step.sampled_slots)
-        step.home.logprobs = {int(sampled[place]): entry for place, entry in found.items()}
+        step.home.logprobs = self.sampler.read(step.number, sampled, step.sampled_slots, (chosen >= 0).sum(1))
         step.home.take_tokens(sampled, chosen, self._vocab)
 
 

@@ -50,8 +50,8 @@ class Home:
         self._accelerator, self._rows = accelerator, rows
         self.ring = self.lines(width)
         end = int(TokenCode.END)
-        self.runs = torch.full((width, rows), end, dtype=torch.int32, device=accelerator.device)
-        self.tokens = self.runs[0]  # [rows]: the first token of each row
+        self.runs = torch.full((rows, width), end, dtype=torch.int32, device=accelerator.device)
+        self.tokens = self.runs.view(-1)  # [rows * width]
 
     def lines(self, words: int) -> Tensor:
         """Allocates a pinned ring, int32 [RECORDS, max_rows, words], for results that arrive with a step's tokens."""

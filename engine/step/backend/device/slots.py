@@ -29,7 +29,8 @@ class DeviceSlots:
         self._axes = axes
         self.params = SlotParams(sizes.max_slots)
         self.positions = Positions(sizes.max_slots, bidirectional)
-        self.tensors = empty_slots(sizes.max_slots, sizes.max_blocks, num_groups, accelerator.device)
+        device, drafts = accelerator.device, sizes.num_drafts
+        self.tensors = empty_slots(sizes.max_slots, sizes.max_blocks, num_groups, device, drafts)
 
     def admit(self, slot: int, row: LiveRow, words: np.ndarray) -> None:
         """Stages a request's positions, and writes position and adapter values into the slot's words; `params.stage`
@@ -38,6 +39,7 @@ class DeviceSlots:
         words[SlotWord.SLOT], words[SlotWord.PROMPT_LEN] = slot, len(request.prompt_token_ids)
         words[SlotWord.POSITION_DELTA] = request.position_delta
         words[SlotWord.ADAPTER] = row.place.adapter
+        words[SlotWord.LAST_PLACE] = row.place.last_place
         self.positions.admit(slot, request)
 
     def reset(self, slot: int, poison: bool) -> None:

@@ -81,7 +81,7 @@ def token_backend(
     upload = LineUpload(rank.accelerator, forward.sampler.allowed_table, sizes.max_rows)
     backend = DeviceBackend(config, rank, sizes, buffers, forward, DeviceMasks(upload, forward.sampler))
     if rank.accelerator.has_steady_loop:
-        backend.steady = DeviceSteady(backend, forward.sampler.asked, forward.logprob_words.unsqueeze(2))
+        backend.steady = DeviceSteady(backend, forward.sampler.asked, forward.logprob_words)
     return backend, forward
 
 

@@ -44,8 +44,8 @@ class Forward(Protocol):
     def reset(self, slot: int, poison: bool) -> None:
         """Clears a freed slot."""
 
-    def launch(self, step: Step, batch: Batch) -> None:
-        """On the stream: runs the forward."""
+    def launch(self, step: Step, rows: RowArrays, batch: Batch) -> None:
+        """On the stream: runs the forward; `rows`: the step's rows, with their drafts."""
 
     def choose(self, step: Step) -> None:
         """On the stream: samples, and fills Step.home."""
@@ -88,7 +88,7 @@ class HostBackend:
         return 1.0
 
     def admit(self, slot: int, row: LiveRow, words: np.ndarray) -> None:
-        self.slots.admit(slot, row.request, row.place.adapter)
+        self.slots.admit(slot, row.request, row.place)
         self._forward.admit(slot, row, words)
 
     def send(self, slot: int, words: np.ndarray) -> None:
@@ -115,7 +115,8 @@ class HostBackend:
         self.slots.apply(step.plan)
         if self.states is not None:
             self.states.read(step.plan)
-        self._forward.launch(step, build(step, self.slots, self.rank, self.states, self.hooks))
+        rows = step.rows if step.plan.width == 1 else self.slots.resolve(step.rows)
+        self._forward.launch(step, rows, build(step, rows, self.slots, self.rank, self.states, self.hooks))
 
     def choose(self, step: Step) -> None:
         self._forward.choose(step)

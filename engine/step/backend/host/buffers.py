@@ -13,33 +13,40 @@ from typing import Any
 import numpy as np
 import torch
 
-from _fast.layout import RowFlag
+from _fast.layout import RowFlag, SlotWord
 from engine.attention.meta import AttentionMeta
 from engine.layers.batch import Batch, LayerHook
 from engine.step.backend.host.slots import HostSlots
 from engine.step.backend.states import StateRows
 from engine.step.rank import Rank
+from engine.step.rows import RowArrays
 from engine.step.step import Step
+
+Hooks = Sequence[LayerHook]
 
 
 def build(
-    step: Step, slots: HostSlots, rank: Rank, states: StateRows | None = None, hooks: Sequence[LayerHook] = ()
+    step: Step, rows: RowArrays, slots: HostSlots, rank: Rank, states: StateRows | None = None, hooks: Hooks = ()
 ) -> Batch:
-    """Makes the step's Batch over the rank's caches, with the step's media.
+    """Makes the step's Batch over the rank's caches, with the step's media; `rows`: see HostSlots.resolve.
 
     Token ids outside the embedding are clipped into its range, and their slots are marked (HostSlots.outside).
     """
-    plan, rows, config = step.plan, step.rows, rank.model.config
+    plan, config = step.plan, rank.model.config
     num_embeddings, block_size = config.text.vocab_size, rank.layout.block_size
-    tokens, starts, lens = plan.num_tokens, rows.starts, rows.lens
+    starts, lens = rows.starts, rows.lens
+    tokens = int(starts[-1])
     first = starts[:-1]
     row_of = np.repeat(np.arange(len(lens)), lens)  # [num_tokens]
     index = rows.computed[row_of].astype(np.int64) + np.arange(tokens) - first[row_of]  # index in the sequence
     token_ids = np.asarray(plan.token_ids)[:tokens].astype(np.int64)
     fed = np.flatnonzero(rows.flags & RowFlag.FEED)
     token_ids[first[fed]] = slots.last_token[rows.slots[fed]]
+    if plan.width > 1:
+        _add_drafts(token_ids, rows, slots)
     outside = (token_ids < 0) | (token_ids >= num_embeddings)
     slots.outside[rows.slots[row_of[outside]]] = True
+    last = starts[1:][rows.sampled] - 1 if plan.width == 1 else _lines(rows)
     context = rows.computed + lens  # [num_rows]
     num_blocks = -(-int(context.max()) // block_size)
     query_start, context_len = torch.from_numpy(starts.astype(np.int32)), torch.from_numpy(context.astype(np.int32))
@@ -49,6 +56,9 @@ def build(
     for all_tables in slots.block_tables:
         tables = all_tables[rows.slots, :num_blocks]  # [num_rows, num_blocks], a copy
         slot_mapping = tables[row_of, index // block_size].astype(np.int64) * block_size + index % block_size
+        if plan.width > 1:  # the row of an answer that has ended meanwhile; its place may lie in a block of others
+            last_place = slots.words[rows.slots, SlotWord.LAST_PLACE][row_of]
+            slot_mapping[index >= last_place] = 0
         table, mapping = torch.from_numpy(tables), torch.from_numpy(slot_mapping)
         attention.append(AttentionMeta(query_start, context_len, table, mapping, last_keys=last_keys))
     if states is not None:
@@ -65,10 +75,26 @@ def build(
         attention=attention,
         caches=rank.caches,
         group_of=rank.layout.group_of,
-        sample_index=torch.from_numpy((starts[1:][rows.sampled] - 1).astype(np.int64)),
+        sample_index=torch.from_numpy(last.astype(np.int64)),
         adapters=torch.from_numpy(adapters[row_of]) if adapters.any() else None,
         hooks=hooks,
     )
     for hook in hooks:
         hook.begin(batch)
     return batch
+
+
+def _add_drafts(token_ids: np.ndarray, rows: RowArrays, slots: HostSlots) -> None:
+    """Writes the drafts of fed rows into the step's tokens."""
+    for row in np.flatnonzero((rows.flags & RowFlag.FEED > 0) & (rows.lens > 1)).tolist():
+        start, count = int(rows.starts[row]), int(rows.lens[row])
+        token_ids[start + 1 : start + count] = slots.tensors.drafts[int(rows.slots[row]), : count - 1].numpy()
+
+
+def _lines(rows: RowArrays) -> np.ndarray:
+    """The tokens of a step after which a token is chosen: each sampled row's last known token, then its drafts."""
+    sampled = rows.sampled
+    fed = (rows.flags[sampled] & RowFlag.FEED) > 0
+    counts = np.where(fed, rows.lens[sampled], 1)
+    ends = counts.cumsum()
+    return np.repeat(rows.starts[1:][sampled] - ends, counts) + np.arange(counts.sum())

@@ -11,14 +11,16 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from _fast.layout import TokenCode
+from _fast.layout import SlotWord, TokenCode
 from engine.base.config import EngineConfig
 from engine.base.mask_lines import Lines
 from engine.layers.batch import Batch
 from engine.sampling.sampler import Sampler
 from engine.step.backend.host.slots import HostSlots
+from engine.step.backend.host.verify import verify
 from engine.step.live import LiveRow
 from engine.step.rank import Rank
+from engine.step.rows import RowArrays
 from engine.step.sizes import Sizes
 from engine.step.step import Chosen, Ending, Step
 
@@ -42,10 +44,10 @@ class HostForward:
     def reset(self, slot: int, poison: bool) -> None:
         self.sampler.reset(slot, poison)
 
-    def launch(self, step: Step, batch: Batch) -> None:
+    def launch(self, step: Step, rows: RowArrays, batch: Batch) -> None:
         index, adapters = batch.sample_index, batch.adapters
         assert index is not None
-        if step.eager or len(index) == step.plan.num_tokens:  # every token's hidden state is read
+        if step.eager or len(index) == len(batch.token_ids):  # every token's hidden state is read
             batch.sample_index = None
         hidden = self._model.forward(batch)  # [num_tokens or num_sampled, hidden_size]
         if step.eager:
@@ -53,7 +55,8 @@ class HostForward:
         if len(index):
             sampled = hidden[index] if step.eager else hidden
             own = None if adapters is None else adapters[index]
-            step.notes["logits"] = self._model.logits(sampled, own)  # [num_sampled, vocab] float32
+            step.notes["rows"] = rows
+            step.notes["logits"] = self._model.logits(sampled, own)  # [num_lines, vocab] float32
             if self._endings:
                 step.notes["sampled"] = sampled
 
@@ -61,22 +64,29 @@ class HostForward:
         logits: torch.Tensor | None = step.notes.pop("logits", None)
         lines: Lines | None = step.notes.pop("lines", None)
         rows, slots = step.rows, step.sampled_slots
-        tokens = np.empty(0, np.int64)
+        runs = np.empty((0, 1), np.int64)
         if logits is not None:
-            sampled = rows.sampled
-            index = rows.computed[sampled] + rows.lens[sampled] - self._slots.positions.prompt_len[slots]
-            chosen, logprobs = self.sampler.sample(logits, slots, index, lines)
-            step.home.logprobs = {int(sampled[place]): entry for place, entry in logprobs.items()}
-            self._slots.last_token[slots] = np.maximum(chosen, 0)
+            sampled, resolved = rows.sampled, step.notes.pop("rows")
+            if step.plan.width > 1:
+                runs = verify(self.sampler, logits, resolved, self._slots, lines, step.home.logprobs)
+            else:
+                index = rows.computed[sampled] + rows.lens[sampled] - self._slots.positions.prompt_len[slots]
+                chosen, logprobs = self.sampler.sample(logits, slots, index, lines)
+                step.home.logprobs = {int(sampled[place]): entry for place, entry in logprobs.items()}
+                self._slots.last_token[slots] = np.maximum(chosen, 0)
+                runs = chosen[:, None]
             if self._endings:
-                self._end(torch.from_numpy(chosen), step)
-            tokens = np.where(self._slots.outside[slots], int(TokenCode.OUTSIDE), chosen)
-        step.home.take_tokens(rows.sampled, tokens[:, None], self._vocab)
+                self._end(runs, step)
+            runs[self._slots.outside[slots], 0] = int(TokenCode.OUTSIDE)
+        step.home.take_tokens(rows.sampled, runs, self._vocab)
 
-    def _end(self, tokens: torch.Tensor, step: Step) -> None:
-        chosen = Chosen(tokens, step.notes.pop("sampled"), len(tokens))
+    def _end(self, runs: np.ndarray, step: Step) -> None:
+        slots = torch.from_numpy(step.sampled_slots.astype(np.int32))
+        chosen = Chosen(torch.from_numpy(runs), slots, step.notes.pop("sampled"), self._slots.tensors)
         for ending in self._endings:
             ending(chosen, step.variant)
+        if step.plan.width > 1:  # a run's end says how many drafts follow
+            runs -= (runs == TokenCode.END) * self._slots.words[step.sampled_slots, SlotWord.NUM_DRAFTS][:, None]
 
 
 class HostMasks:

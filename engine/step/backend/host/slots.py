@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from _fast.layout import UpdateWord
+from _fast.layout import RowFlag, SlotWord, UpdateWord
 from _fast.plan import StepPlan
 from engine.base.bidirectional import Bidirectional
 from engine.base.request import Request
+from engine.kernels.step_tensors import empty_slots
+from engine.step.live import Place
 from engine.step.positions import Positions
+from engine.step.rows import RowArrays
 
 
 class HostSlots:
     """Arrays indexed by slot; `reset` clears a slot in each array."""
 
-    __slots__ = ("adapter", "block_tables", "last_token", "outside", "positions")
+    __slots__ = ("adapter", "block_tables", "last_token", "outside", "positions", "tensors", "words")
 
     def __init__(
         self,
@@ -27,20 +30,25 @@ class HostSlots:
         max_blocks: int,
         num_groups: int,
         bidirectional: Bidirectional = "",
+        num_drafts: int = 0,
     ) -> None:
         self.positions = Positions(max_slots, bidirectional)
         self.adapter = np.zeros(max_slots, np.int32)  # the number of the request's adapter; 0: none
         self.last_token = np.zeros(max_slots, np.int64)  # the token that the slot's last step sampled
         self.block_tables = np.zeros((num_groups, max_slots, max_blocks), np.int32)
         self.outside = np.zeros(max_slots, np.bool_)  # True: a token id of the slot is outside the embedding
+        self.tensors = empty_slots(max_slots, 0, 0, "cpu", num_drafts)  # drafts, and the words that `resolve` reads
+        self.words = self.tensors.words.numpy()
 
-    def admit(self, slot: int, request: Request, adapter: int) -> None:
-        """Stages a new request in its slot; `adapter`: the number of its adapter or of the adapter's place, or 0."""
+    def admit(self, slot: int, request: Request, place: Place) -> None:
+        """Stages a new request in its slot."""
+        self.words[slot] = 0
+        self.words[slot, SlotWord.LAST_PLACE] = place.last_place
         self.positions.admit(slot, request)
         self.last_token[slot] = 0
         self.block_tables[:, slot] = 0
         self.outside[slot] = False
-        self.adapter[slot] = adapter
+        self.adapter[slot] = place.adapter
 
     def reset(self, slot: int, poison: bool = False) -> None:
         """Clears a freed slot; `poison` writes values that no live row may use."""
@@ -50,6 +58,17 @@ class HostSlots:
         self.block_tables[:, slot] = bad
         self.outside[slot] = poison
         self.adapter[slot] = bad
+        self.words[slot] = bad
+
+    def resolve(self, rows: RowArrays) -> RowArrays:
+        """The rows as the stream computes them. A fed row begins at its slot's newest token, and the slot's drafts
+        follow, as many as the plan has room for. Later rows move up."""
+        fed = np.flatnonzero(rows.flags & RowFlag.FEED)
+        words, computed, lens = self.words[rows.slots[fed]], rows.computed.copy(), rows.lens.copy()
+        length = words[:, SlotWord.LENGTH]
+        room = np.minimum(lens[fed] - 1, words[:, SlotWord.LAST_PLACE] - length)
+        computed[fed], lens[fed] = length - 1, 1 + np.minimum(words[:, SlotWord.NUM_DRAFTS], room).clip(min=0)
+        return rows.moved(computed, lens)
 
     def apply(self, plan: StepPlan) -> None:
         """Writes the plan's changes of block tables; the last change of an entry wins."""

@@ -21,7 +21,7 @@ def host_backend(
     """Makes the backend of a model that generates tokens or pools."""
     model = rank.model
     groups = rank.layout.token_groups
-    slots = HostSlots(sizes.max_slots, sizes.max_blocks, groups, model.config.bidirectional)
+    slots = HostSlots(sizes.max_slots, sizes.max_blocks, groups, model.config.bidirectional, sizes.num_drafts)
     forward: Forward
     if model.pooler is None:
         forward = HostForward(config, rank, sizes, slots, endings)

@@ -1,0 +1,127 @@
+"""Drafts: how many drafts each row of a step verifies, and the blocks for them.
+
+Owner: the device thread, only through Scheduler. In: the shares of a step that is planned; the runs of settled steps.
+Out: a number of drafts per running slot, and counts of accepted drafts. The device finds the drafts of a row's next
+step and reports their number with the row's run, so a row without drafts costs no room. Drafts get what other rows
+leave of a step: its tokens, its places for chosen tokens, idle blocks. A row holds blocks for all of its drafts until
+it needs them, or until another row lacks a block.
+"""
+
+from array import array
+
+cimport cython
+
+from _fast.layout cimport TOKEN_END
+
+
+@cython.final
+cdef class Drafts:
+    """Counts of the step that is being planned."""
+
+    def __init__(self, SeqTable seqs not None, RunningRows running not None, BlockTables tables not None,
+                 TokenShares shares not None, int32_t max_lines):
+        self.seqs, self.running, self.tables, self.shares = seqs, running, tables, shares
+        self.max_lines = max_lines
+        self.of = array("i", bytes(4 * seqs.num_slots))
+
+    cdef void deal(self, int32_t updates_left, int32_t most) noexcept nogil:
+        """Give rows that decode up to `most` drafts each, after all rows have their tokens.
+
+        updates_left: block-table changes for which the plan still has room.
+        """
+        cdef int32_t i
+        cdef int32_t count
+        cdef int32_t reach
+        cdef int32_t changed
+        cdef slot_t slot
+        cdef int32_t room = min(self.shares.room, self.max_lines - self.running.size)
+        self.total = 0
+        for i in range(self.running.size):
+            slot = self.running.slots[i]
+            self.of[slot] = 0
+            if self.shares.of[slot] != 1 or not self.seqs.chained[slot] or not self.seqs.found[slot]:
+                continue
+            count = min(self._useful(slot), min(most, room - self.total))
+            if count <= 0 or self.seqs.span_at[slot] < self.seqs.num_spans[slot]:
+                continue
+            reach = self.seqs.reach(slot, self.seqs.computed[slot] + 1, 1 + count)
+            changed = max(self.tables.blocks_for(reach) - self.tables.size[slot], 0) * self.tables.num_groups
+            if changed > updates_left or not self._reserve(slot, reach):
+                continue
+            updates_left -= changed
+            self.of[slot] = count
+            self.total += count
+
+    cdef bint reclaim(self) noexcept nogil:
+        """Free the blocks that rows hold for refused drafts; return whether drafts in flight may free more of them."""
+        cdef int32_t i
+        cdef slot_t slot
+        cdef bint more = False
+        for i in range(self.running.size):
+            slot = self.running.slots[i]
+            if self.seqs.drafts[slot]:
+                self._shrink(slot, self.seqs.reach(slot, self.seqs.computed[slot] + self.shares.of[slot], 1))
+                more |= self.seqs.pending[slot] > self.seqs.choosing[slot]
+        return more
+
+    cdef void note(self, StepPlan plan, int32_t row, const token_t* run) noexcept nogil:
+        """Count the row's verified and right drafts, and note those of its next step; before the run is appended."""
+        cdef slot_t slot = plan.row_slot[row]
+        cdef int32_t verified = min(plan.most(row) - 1, self._last(slot) - self.seqs.num_tokens[slot])
+        cdef int32_t count = 0
+        cdef int32_t k
+        while count < plan.width and run[count] >= 0:
+            count += 1
+        verified = min(verified, <int32_t>self.seqs.found[slot])
+        if verified > 0:
+            self.num_drafts += 1
+            self.num_draft_tokens += verified
+            self.num_accepted_tokens += count - 1
+            for k in range(count - 1):
+                self.accepted_at[k] += 1
+        self.seqs.found[slot] = 0
+        if 0 < count < plan.width and run[count] < TOKEN_END:
+            self.seqs.found[slot] = <uint8_t>(TOKEN_END - run[count])
+
+    @property
+    def accepted_per_place(self):
+        """Accepted drafts by place, without zeros at the end."""
+        cdef int32_t k
+        cdef int32_t end = 0
+        cdef list counts = []
+        for k in range(MAX_WIDTH):
+            counts.append(self.accepted_at[k])
+            if self.accepted_at[k]:
+                end = k + 1
+        return counts[:end]
+
+    cdef int32_t _useful(self, slot_t slot) noexcept nogil:
+        """Return how many drafts the row's next step can verify: none follows the last token that is computed."""
+        return min(<int32_t>self.seqs.drafts[slot], self._last(slot) - self.seqs.computed[slot] - 1)
+
+    cdef int32_t _last(self, slot_t slot) noexcept nogil:
+        """Return the most tokens of the slot that steps compute."""
+        return self.seqs.max_len[slot] - (not self.seqs.traced[slot])
+
+    cdef bint _reserve(self, slot_t slot, int32_t reach) noexcept nogil:
+        """Take missing entries from idle blocks; return whether no entry is missing afterwards."""
+        cdef int32_t target = self.tables.blocks_for(reach)
+        cdef int32_t lacking = target - self.tables.size[slot]
+        if lacking <= 0:
+            return True
+        if lacking * self.tables.num_groups > self.tables.pool.num_idle():
+            return False
+        return self.tables._append(slot, target, target) == 0
+
+    cdef void _shrink(self, slot_t slot, int32_t reach) noexcept nogil:
+        """Free the entries behind position `reach`, which no step in flight and no planned step writes."""
+        cdef int32_t target = self.tables.blocks_for(reach)
+        cdef int32_t groups = self.tables.num_groups
+        cdef int32_t g
+        cdef int32_t j
+        for j in range(self.tables.size[slot] - 1, target - 1, -1):
+            for g in range(groups):
+                if self.tables.rows[slot * groups + g][j]:
+                    self.tables.pool.release(self.tables.rows[slot * groups + g][j])
+        self.tables.size[slot] = min(self.tables.size[slot], target)
+        self.tables.dirty[slot] = min(self.tables.dirty[slot], self.tables.size[slot])

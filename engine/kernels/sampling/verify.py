@@ -1,0 +1,114 @@
+"""Verification of drafts: the leading drafts that equal the tokens chosen at their places count.
+
+    accepted = number of leading k with token[k] == draft[k];    run = token[0] .. token[accepted]
+
+Each place was chosen by the row's own sampling, so a run has the tokens that steps without drafts choose one by one.
+What depends on the number of tokens is written here, for emitted tokens only: the slot's newest token and length, and
+the counts of its rules. A run ends before a place whose logits are not finite, unless this is the first place.
+Users: engine/step/backend/device, in steps with runs.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from _fast.layout import SlotWord, TokenCode
+from engine.kernels.sampling.rules import RuleTables, line_of, record_reference, record_token
+from engine.kernels.step_tensors import SlotTensors, StepInputs, word
+from engine.kernels.target import tl, triton
+
+LAST_TOKEN = tl.constexpr(int(SlotWord.LAST_TOKEN))
+LENGTH = tl.constexpr(int(SlotWord.LENGTH))
+PROMPT_LEN = tl.constexpr(int(SlotWord.PROMPT_LEN))
+END = tl.constexpr(int(TokenCode.END))
+
+
+@triton.jit
+def verify_kernel(
+    runs,  # [max_rows, WIDTH] int32
+    words,  # [slots, SLOT_WORDS] int32
+    counts,  # [lines, vocab], as the next in RuleTables
+    seen,
+    repeats,
+    breakers,
+    drafts,  # [slots, NUM] int32
+    row_drafts,  # [max_rows] int32, as the next two
+    row_slot,
+    context_len,
+    vocab,
+    NUM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    LANES: tl.constexpr,  # power of two >= WIDTH
+    HISTORY: tl.constexpr,
+):
+    """A program handles one row; a row that does not sample gets an empty run."""
+    row = tl.program_id(0)
+    lane = tl.arange(0, LANES)
+    verified = tl.load(row_drafts + row)
+    count, first = 0, 0
+    if verified >= 0:
+        slot = tl.load(row_slot + row)
+        token = tl.load(runs + row * WIDTH + lane, mask=lane <= verified, other=-1)
+        guess = tl.load(drafts + slot * NUM + lane, mask=lane < verified, other=-1)
+        accepted = tl.min(tl.where((lane >= verified) | (token != guess), lane, LANES), 0)
+        last = tl.sum(tl.where(lane == accepted, token, 0), 0)
+        count = accepted + (last >= 0).to(tl.int32)
+        first = 1  # an invalid first token stays
+        newest = tl.sum(tl.where(lane == count - 1, token, 0), 0)
+        tl.store(word(words, slot, LAST_TOKEN), tl.maximum(newest, 0))
+        before = tl.load(context_len + row) - verified  # tokens before the run
+        tl.store(word(words, slot, LENGTH), before + count)
+        rules = line_of(words, slot)
+        if rules >= 0:
+            for k in range(count):
+                emitted = tl.sum(tl.where(lane == k, token, 0), 0)
+                place = tl.maximum(before - tl.load(word(words, slot, PROMPT_LEN)) + k, 0)
+                record_token(emitted, vocab, words, slot, rules, place, counts, seen, repeats, breakers, HISTORY)
+    tl.store(
+        runs + row * WIDTH + lane,
+        tl.zeros([LANES], tl.int32) + END,
+        mask=(lane < WIDTH) & (lane >= tl.maximum(count, first)),
+    )
+
+
+def verify(runs: Tensor, slots: SlotTensors, tables: RuleTables, inputs: StepInputs) -> None:
+    """Cut runs int32 [max_rows, width] of chosen tokens to what is emitted; update the slots and the rules' counts.
+
+    inputs: with row_drafts.
+    """
+    if runs.is_cuda:
+        launch_verify(runs, slots, tables, inputs)
+    else:
+        verify_reference(runs, slots, tables, inputs)
+
+
+def launch_verify(runs: Tensor, slots: SlotTensors, tables: RuleTables, inputs: StepInputs) -> None:
+    """Launch the kernel on a grid that depends only on shapes."""
+    rows, width = runs.shape
+    assert runs.is_contiguous()
+    assert inputs.row_drafts is not None
+    assert len(inputs.row_drafts) == rows
+    verify_kernel[(rows,)](
+        runs, slots.words, tables.counts, tables.seen, tables.repeats, tables.breakers, slots.drafts, inputs.row_drafts,
+        inputs.row_slot, inputs.context_len, tables.counts.shape[1], NUM=slots.drafts.shape[1], WIDTH=width,
+        LANES=triton.next_power_of_2(width), HISTORY=tables.history, num_warps=1,
+    )  # fmt: skip
+
+
+def verify_reference(runs: Tensor, slots: SlotTensors, tables: RuleTables, inputs: StepInputs) -> None:
+    assert inputs.row_drafts is not None
+    rows = zip(inputs.row_drafts.tolist(), inputs.row_slot.tolist(), inputs.context_len.tolist())
+    for row, (verified, slot, context) in enumerate(rows):
+        if verified < 0:
+            runs[row] = TokenCode.END
+            continue
+        tokens, guesses = runs[row, : verified + 1].tolist(), slots.drafts[slot, :verified].tolist()
+        accepted = next((k for k, guess in enumerate(guesses) if tokens[k] != guess), verified)
+        count = accepted + (tokens[accepted] >= 0)
+        runs[row, max(count, 1) :] = TokenCode.END
+        slots.word(SlotWord.LAST_TOKEN)[slot] = max(tokens[count - 1], 0) if count else 0
+        slots.word(SlotWord.LENGTH)[slot] = context - verified + count
+        if int(slots.word(SlotWord.RULE_LINE)[slot]):
+            first = context - verified - int(slots.word(SlotWord.PROMPT_LEN)[slot])
+            for place, token in enumerate(tokens[:count], first):
+                record_reference(token, tables, slots, slot, max(place, 0))

@@ -1,0 +1,66 @@
+"""Verification of drafts on the CPU: a draft counts if it equals the token that the row's own sampling chooses there.
+
+Runs on the stream. The sampler walks the places of all rows together, first places first, and drops a row at its first
+difference: rules of a place count all tokens before it, and only emitted tokens are recorded.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from _fast.layout import RowFlag, SlotWord, TokenCode
+from engine.base.mask_lines import Lines
+from engine.base.request import TokenLogprob
+from engine.sampling.sampler import Sampler
+from engine.step.backend.host.slots import HostSlots
+from engine.step.rows import RowArrays
+
+
+def verify(
+    sampler: Sampler,
+    logits: torch.Tensor,
+    rows: RowArrays,
+    slots: HostSlots,
+    lines: Lines | None,
+    logprobs: dict[int, TokenLogprob],
+) -> np.ndarray:
+    """Each sampled row's run of tokens, int32 [S, width], also written to `slots`; and their log-probabilities.
+
+    logits float32 [num_lines, vocab]: a row's line for its first token, then a line per draft. rows: from `resolve`.
+    lines: masks of the first tokens. A run ends before a place with invalid logits; such a first place is -1. logprobs:
+    by plan row * width + place in the run.
+    """
+    sampled, width = rows.sampled, slots.tensors.drafts.shape[1] + 2
+    runs = np.full((len(sampled), width), int(TokenCode.END), np.int32)
+    slot_of = rows.slots[sampled]
+    fed = (rows.flags[sampled] & RowFlag.FEED) > 0
+    drafts = np.where(fed, rows.lens[sampled] - 1, 0)
+    first = (1 + drafts).cumsum() - (1 + drafts)  # each row's first line
+    known = rows.computed[sampled] + rows.lens[sampled] - drafts  # tokens before the row's first choice
+    index = known - slots.positions.prompt_len[slot_of]
+    counts = np.zeros(len(sampled), np.int64)
+    active = np.arange(len(sampled))
+    for place in range(width):
+        at = first[active] + place
+        given = logits if len(at) == len(logits) else logits[torch.from_numpy(at)]
+        tokens, found = sampler.sample(given, slot_of[active], index[active] + place, lines if place == 0 else None)
+        for number, entry in found.items():
+            logprobs[int(sampled[active[number]]) * width + place] = entry
+        valid = tokens >= 0
+        if place == 0:
+            runs[:, 0] = tokens
+        else:
+            runs[active[valid], place] = tokens[valid]
+        counts[active[valid]] += 1
+        active, tokens = active[valid], tokens[valid]
+        active, tokens = active[drafts[active] > place], tokens[drafts[active] > place]
+        if not len(active):
+            break
+        guessed = slots.tensors.drafts.numpy()[slot_of[active], place]
+        active = active[tokens == guessed]
+        if not len(active):
+            break
+    slots.words[slot_of, SlotWord.LENGTH] = known + counts
+    slots.last_token[slot_of] = np.maximum(runs[np.arange(len(runs)), np.maximum(counts - 1, 0)], 0)
+    return runs

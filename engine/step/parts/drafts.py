@@ -1,0 +1,71 @@
+"""Drafts: the part that guesses a row's next tokens, so that one step may yield several of them.
+
+Owner: device thread; the stream runs `after_choice`. A step computes a row's newest token and its drafts together; the
+drafts that equal the row's own samples count, so the answer is the same with and without drafts. Drafts stay on the
+device: the choice of a step is followed by the guess for the next step, which may be launched already.
+
+    device  forward n | choice n: tokens, verified | drafts of n + 1 | forward n + 1 ...
+    host    plan n + 1: at most so many drafts  | settle n: tokens of n, number of drafts of n + 1
+
+Method `ngram` copies drafts from the row's own text (kernels/sampling/ngram), which this part holds on the device.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from _fast.scheduler import Scheduler
+from engine.base.drafts import FLAG, DraftConfig
+from engine.base.errors import ConfigError
+from engine.base.request import Request, SamplingParams
+from engine.kernels.sampling.ngram import ngram
+from engine.kernels.sampling.top_logprobs import MOST
+from engine.sampling.pending import send
+from engine.step.live import LiveRow, Place
+from engine.step.parts.part import Claim, StepPart, Steps
+from engine.step.sizes import Sizes
+from engine.step.step import Chosen
+
+
+class Drafts(StepPart):
+    """The texts of live slots, and what continues them."""
+
+    name = "drafts"
+
+    def __init__(self, config: DraftConfig, sizes: Sizes, raw: bool, stateful: bool) -> None:
+        """`raw`: log-probabilities are those of the model's logits; `stateful`: the model has recurrent layers."""
+        self._config, self._sizes, self._raw, self._stateful = config, sizes, raw, stateful
+        self._texts: Tensor  # int32 [max_slots + 1, max_model_len + 1]; the last row is for padding
+
+    def claim(self) -> Claim:
+        if self._stateful:
+            raise ConfigError(f"{FLAG}: not for models with recurrent layers yet; leave the flag out")
+        return Claim(weight_bytes=4 * (self._sizes.max_slots + 1) * (self._sizes.max_model_len + 1))
+
+    def start(self, steps: Steps) -> None:
+        shape = self._sizes.max_slots + 1, self._sizes.max_model_len + 1
+        self._texts = torch.zeros(shape, dtype=torch.int32, device=steps.backend.rank.device)
+
+    def place(self, request: Request, place: Place, scheduler: Scheduler) -> None:
+        if takes_drafts(request.sampling, self._raw) and request.grammar is None and not place.traced:
+            place.drafts = self._config.num_tokens
+
+    def admit(self, slot: int, row: LiveRow, words: np.ndarray) -> bool:
+        """Writes the prompt; the rest of the text follows from the choices. No step needs the host for drafts."""
+        prompt = np.ascontiguousarray(row.request.prompt_token_ids, np.int32)
+        self._texts[slot, : len(prompt)].copy_(send(prompt, self._texts.device))
+        return False
+
+    def after_choice(self, chosen: Chosen, variant: int) -> None:
+        config = self._config
+        ngram(chosen.state, self._texts, chosen.runs, chosen.slots, config.lookup_min, config.lookup_max)
+
+
+def takes_drafts(params: SamplingParams, raw: bool) -> bool:
+    """Whether a row can choose several tokens in a step: none of its rules and reports needs the host between them."""
+    several = any(len(word) > 1 for word in params.bad_words)
+    reports = params.logprobs is not None and not (raw and 0 <= params.logprobs <= MOST)
+    waits = params.logprob_token_ids or params.timestamps is not None or params.dry_multiplier
+    return not (several or reports or waits)

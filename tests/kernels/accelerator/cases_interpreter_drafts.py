@@ -1,0 +1,117 @@
+"""Drafts in the interpreter: their verification, the rules at their places, and what follows an n-gram, against the
+references."""
+
+import copy
+
+import pytest
+import torch
+import triton  # noqa: F401  (must precede the import of any kernel file; TRITON_INTERPRET sets the mode)
+
+from _fast.layout import SlotWord
+from engine.kernels.sampling.choose import choose_reference, choose_room, launch_choose
+from engine.kernels.sampling.ngram import launch_ngram, ngram_reference
+from engine.kernels.sampling.rules import COUNTED, SEEN
+from engine.kernels.sampling.verify import launch_verify, verify_reference
+from engine.kernels.step_tensors import empty_slots
+from tests.kernels.drafts import END, chosen_runs, drawn, written_texts
+from tests.kernels.sampling import KINDS, rows_of, with_rules
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:(overflow|divide by zero|invalid value|All-NaN slice) encountered:RuntimeWarning"
+)
+
+
+@pytest.mark.parametrize("number", [1, 3, 7])
+def test_the_run_is_what_its_drafts_and_the_next_token_are(number):
+    runs, slots, tables, inputs = chosen_runs(40, number)
+    mine, theirs = ([copy.deepcopy(each) for each in (runs, slots, tables)] for _ in range(2))
+    launch_verify(*mine, inputs)
+    verify_reference(*theirs, inputs)
+    assert torch.equal(mine[0], theirs[0])
+    assert torch.equal(mine[1].words, theirs[1].words)
+    assert torch.equal(mine[2].counts, theirs[2].counts)
+    assert torch.equal(mine[2].seen, theirs[2].seen)
+    lengths = set()
+    for row, (run, verified) in enumerate(zip(theirs[0].tolist(), inputs.row_drafts.tolist())):
+        slot = int(inputs.row_slot[row])
+        tokens = [token for token in run if token >= 0]
+        assert run[len(tokens) :] in ([END] * (number + 2 - len(tokens)), [-1] + [END] * (number + 1))
+        if verified < 0:
+            assert run == [END] * (number + 2)
+            continue
+        assert tokens == runs[row, : len(tokens)].tolist()
+        assert tokens[:-1] == slots.drafts[slot, : max(len(tokens) - 1, 0)].tolist()
+        assert int(theirs[1].word(SlotWord.LENGTH)[slot]) == int(inputs.context_len[row]) - verified + len(tokens)
+        lengths.add(len(tokens))
+    assert lengths >= {0, 1, min(number + 1, 3)}
+
+
+@pytest.mark.parametrize("number", [1, 4])
+def test_rules_at_a_place_count_the_drafts_before(number):
+    vocab, width = 200, number + 2
+    count = 7  # one row more than there are kinds of rules
+    rows = with_rules(rows_of(count, KINDS, vocab=vocab), vocab, every=1)
+    slots = empty_slots(count, 1, 1, "cpu", number)
+    slots.words.copy_(rows.slots.words)
+    slots.drafts.copy_(drawn(5, count + 1, number, high=vocab))
+    slot = rows.slot.repeat_interleave(number + 1)
+    place = torch.arange(number + 1, dtype=torch.int32).repeat(count)
+    target = slot * width + place
+    logits = torch.randn(len(slot), vocab, generator=torch.Generator().manual_seed(3))
+    found = []
+    for run in (launch_choose, choose_reference):
+        room, tokens = choose_room(len(slot), vocab, "cpu"), torch.full((count * width,), -7, dtype=torch.int32)
+        before = copy.deepcopy((slots, rows.tables))
+        run(tokens, slots, rows.tables, room, logits, target, slot, rows.place[slot.long()] + place, False, width)
+        assert torch.equal(slots.words, before[0].words), "verification writes them"
+        assert torch.equal(rows.tables.counts, before[1].counts)
+        found.append((tokens, room.work.clone()))
+    assert torch.equal(found[0][0], found[1][0])
+    torch.testing.assert_close(found[0][1], found[1][1])
+    # The same numbers as rules that have counted the drafts one by one.
+    for line in range(len(slot)):
+        one = copy.deepcopy((slots, rows.tables))
+        words, tables = one[0].words, one[1]
+        rule, kinds = int(words[slot[line], SlotWord.RULE_LINE]) - 1, int(words[slot[line], SlotWord.RULE_KINDS])
+        for token in slots.drafts[slot[line], : place[line]].tolist():
+            tables.counts[rule, token] += bool(kinds & COUNTED)
+            if kinds & SEEN:
+                tables.seen[rule, token >> 5] |= torch.tensor(1 << (token & 31)).to(torch.int32)
+        room, token = choose_room(1, vocab, "cpu"), torch.full((1,), -7, dtype=torch.int32)
+        parts = (
+            torch.zeros(1, dtype=torch.int32),
+            slot[line : line + 1],
+            (rows.place[slot.long()] + place)[line : line + 1],
+        )
+        choose_reference(token, one[0], tables, room, logits[line : line + 1], *parts)
+        assert token[0] == found[1][0][target[line]]
+
+
+@pytest.mark.parametrize(("least", "most"), [(1, 1), (1, 5), (2, 3), (3, 8)])
+@pytest.mark.parametrize("number", [1, 4, 9])
+def test_what_followed_the_longest_newest_match_is_drafted(number, least, most):
+    slots, texts, runs, row_slot = written_texts(30, number, 2100)
+    mine, theirs = ((copy.deepcopy(slots), texts.clone()) for _ in range(2))
+    launch_ngram(*mine, runs, row_slot, least, most)
+    ngram_reference(*theirs, runs, row_slot, least, most)
+    for got, want in zip((mine[0].words, mine[0].drafts, mine[1]), (theirs[0].words, theirs[0].drafts, theirs[1])):
+        assert torch.equal(got, want)
+    for row, slot in enumerate(row_slot.tolist()):
+        length, count = int(slots.word(SlotWord.LENGTH)[slot]), row % (number + 2)
+        text = mine[1][slot].tolist()[:length]
+        if not count:
+            assert int(mine[0].word(SlotWord.NUM_DRAFTS)[slot]) == 0
+            continue
+        assert text[length - count :] == runs[row, :count].tolist()
+        found = (0, 0)
+        for end in range(1, length):
+            alike = 0
+            while alike < min(most, end) and text[end - 1 - alike] == text[length - 1 - alike]:
+                alike += 1
+            found = max(found, (alike, end)) if alike >= least else found
+        assert int(mine[0].word(SlotWord.NUM_DRAFTS)[slot]) == (number if found[0] else 0)
+        if found[0]:
+            known = list(text)
+            for k in range(number):
+                known.append(known[found[1] + k])
+            assert mine[0].drafts[slot].tolist() == known[length:]

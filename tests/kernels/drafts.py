@@ -1,0 +1,48 @@
+"""Random runs, drafts and texts for the kernels of speculative decoding."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from _fast.layout import SlotWord, TokenCode
+from engine.kernels.sampling.rules import COUNTED, SEEN, RuleTables, rule_tables
+from engine.kernels.step_tensors import SlotTensors, StepInputs, empty_inputs, empty_slots
+
+END = int(TokenCode.END)
+
+
+def drawn(seed: int, *shape: int, low: int = 0, high: int = 3) -> Tensor:
+    """Random int32."""
+    return torch.randint(low, high, shape, dtype=torch.int32, generator=torch.Generator().manual_seed(seed))
+
+
+def chosen_runs(rows: int, number: int) -> tuple[Tensor, SlotTensors, RuleTables, StepInputs]:
+    """Tokens that were chosen at the places of `number` drafts, of which some are right; some rows have rules."""
+    slots = empty_slots(rows, 1, 1, "cpu", number)
+    slots.drafts.copy_(drawn(1, rows + 1, number))
+    inputs = empty_inputs(rows, rows * (number + 1), 1, 1, "cpu", max_lines=rows * (number + 1))
+    assert inputs.row_drafts is not None
+    inputs.row_slot.copy_(torch.randperm(rows, generator=torch.Generator().manual_seed(9)))
+    inputs.row_drafts.copy_(drawn(2, rows, low=-1, high=number + 1))
+    inputs.context_len.copy_(drawn(3, rows, low=number + 1, high=99))
+    runs = drawn(4, rows, number + 2)
+    runs[:6, 0] = runs[4:10, number // 2] = -1  # logits that are not finite
+    for slot in range(0, rows, 2):
+        slots.word(SlotWord.RULE_LINE)[slot] = 1 + slot
+        slots.word(SlotWord.RULE_KINDS)[slot] = (COUNTED, SEEN, COUNTED | SEEN)[slot % 3]
+    return runs, slots, rule_tables(rows, 5, "cpu"), inputs
+
+
+def written_texts(rows: int, number: int, longest: int) -> tuple[SlotTensors, Tensor, Tensor, Tensor]:
+    """Slots with the lengths of their texts, the texts, the runs that end them, and the runs' slots."""
+    slots = empty_slots(rows, 1, 1, "cpu", number)
+    texts = drawn(6, rows + 1, longest, high=4)
+    lengths = torch.arange(number + 1, number + 1 + rows // 2), drawn(7, rows - rows // 2, low=99, high=longest + 1)
+    slots.word(SlotWord.LENGTH)[:rows] = torch.cat(lengths)
+    runs = torch.full((rows, number + 2), END, dtype=torch.int32)
+    for row in range(rows):
+        count = row % (number + 2)
+        runs[row, :count] = drawn(row, count, high=4)
+    row_slot = torch.randperm(rows, generator=torch.Generator().manual_seed(8)).int()
+    return slots, texts, runs, row_slot
