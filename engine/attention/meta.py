@@ -23,15 +23,19 @@ class WorkList:
     Written by engine/kernels/attention/work, whose docstring says how rows are cut.
     """
 
-    parts: Tensor  # [capacity, 8]: token, first key, last key + 1, context, line, the row's first part, last part + 1
+    # [capacity, 8]: first token, first key, last key + 1, context of the stripe's last token, line, first part of the
+    # stripe, last part + 1, tokens of the stripe
+    parts: Tensor
     num_parts: Tensor  # [1]
     tiles: Tensor  # [max_tokens, 4]: first token, tokens, position of the first token, line
     num_tiles: Tensor  # [1]
     arrived: Tensor  # [capacity, heads]: zero between launches, see decode.py
-    sums: Tensor  # [capacity, heads, head_dim] float32: each part's partial result, which the merge kernel reads
-    stats: Tensor  # [capacity, heads, 2] float32
+    sums: Tensor  # [capacity, stripe * heads, head_dim] float32: each part's partial result, which is merged
+    stats: Tensor  # [capacity, stripe * heads, 2] float32
     max_rows: int
     per_unit: int  # target of (parts * KV heads) per multiprocessor of the device
+    most_cut: int = 1  # most queries of a row that is cut into parts; such a row is cut into stripes first
+    stripe: int = 1  # most queries of a stripe
     # The same rows in tiles of twice the lines, for long prompts over quantised pages; None: no kernel reads them.
     large_tiles: Tensor | None = None
     num_large_tiles: Tensor | None = None

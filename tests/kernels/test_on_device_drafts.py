@@ -1,4 +1,5 @@
-"""Verification of drafts, and drafts that copy from texts, on a real GPU against the references."""
+"""Verification of drafts, drafts that copy from texts, and attention of verify steps, on a real GPU against the
+references."""
 
 import copy
 from dataclasses import fields, replace
@@ -6,9 +7,13 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
+from engine.kernels.attention.paged import paged_attention, paged_attention_reference
+from engine.kernels.attention.tiles import stripe_of
+from engine.kernels.attention.work import empty_list, fill_list, max_parts
 from engine.kernels.sampling.ngram import ngram, ngram_reference
 from engine.kernels.sampling.verify import verify, verify_reference
 from tests.kernels.drafts import chosen_runs, written_texts
+from tests.kernels.test_on_device import pages
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
 
@@ -44,3 +49,23 @@ def test_drafts_equal_the_reference(number, least, most):
     assert torch.equal(mine[0].words.cpu(), slots.words)
     assert torch.equal(mine[0].drafts.cpu(), slots.drafts)
     assert torch.equal(mine[1].cpu(), texts)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(32, 8), (64, 8), (16, 16)])
+@pytest.mark.parametrize("window", [0, 1000])
+@pytest.mark.parametrize("queries", [[4] * 6, [1, 8, 16, 3, 0, 40]])
+def test_attention_in_stripes_equals_the_reference(heads, kv_heads, window, queries):
+    contexts = [3000, 40, 9001, 5, 0, 512]
+    contexts = [max(context, count) if count else 0 for context, count in zip(contexts, queries)]
+    k_cache, v_cache, meta = pages(contexts, queries, kv_heads, 128)
+    q = torch.randn(sum(queries), heads, 128, dtype=torch.bfloat16, device="cuda")
+    group, rows = heads // kv_heads, len(queries)
+    stripes = rows * -(-16 // stripe_of(group, 16))
+    room = max_parts(10_000, 16, stripes)
+    work = empty_list(stripes, sum(queries), room, heads, 128, "cuda", most_cut=16, group=group)
+    fill_list(work, meta, group)
+    for _ in range(2):
+        got = paged_attention(q, k_cache, v_cache, replace(meta, work=work), 128**-0.5, window)
+        want = paged_attention_reference(q.double(), k_cache, v_cache, meta, 128**-0.5, window)
+        assert (got.double() - want).abs().max() < 2e-2
+        assert not work.arrived.any()

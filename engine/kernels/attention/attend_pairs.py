@@ -21,6 +21,7 @@ def attend_pairs(
     even,  # [BLOCK_M, BLOCK_W]: the queries' elements 2j, scaled to below 2; see `split_query`
     odd,  # [BLOCK_M, BLOCK_W]: elements 2j + 1
     position,  # [BLOCK_M] int32: the last key that a line sees
+    newest,  # [BLOCK_M] int32, with WINDOW: the last key of a line's window
     best,  # [BLOCK_M] float32
     total,  # [BLOCK_M] float32
     k_head,  # int16 words: this KV head of the first block; a block's keys follow each other, WORDS apart
@@ -37,6 +38,7 @@ def attend_pairs(
     scale,  # one for all lines, or [BLOCK_M]
     bend,
     last,  # whether these keys are the program's last work; only then may the next kernel start early
+    WINDOW: tl.constexpr,  # 0: none
     SOFTCAP: tl.constexpr,
     WORDS: tl.constexpr,  # words per key
     BLOCK_SIZE: tl.constexpr,
@@ -78,7 +80,7 @@ def attend_pairs(
             score = score * key_scale[None, :]
         if SOFTCAP:
             score = capped(score, bend, CODES)
-        score = hide(score, start + lane, position, None, 0)
+        score = hide(score, start + lane, position, newest, WINDOW)
         weight, fade, best, total = weighed(score, scale, best, total, CODES, SOFTCAP)
         if MADE:
             weight, fade, largest = with_scales(weight, fade, value_scale[None, :], largest)
@@ -105,15 +107,16 @@ def words_at(place, word, WORDS: tl.constexpr, BLOCK_W: tl.constexpr):
 
 
 @triton.jit
-def split_query(q, GROUP: tl.constexpr, WORDS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_W: tl.constexpr):
-    """A group's queries -> even and odd elements divided by a power of two, and that power [BLOCK_M]."""
-    head, word = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_W)
-    place = q + head[:, None] * (2 * WORDS) + 2 * word[None, :]
-    inside = (head < GROUP)[:, None] & (word < WORDS)[None, :]
+def split_query(lines, there, WORDS: tl.constexpr, BLOCK_W: tl.constexpr):
+    """Lines of queries, pointers [BLOCK_M], zero if not `there` -> even and odd elements divided by a power of two, and
+    that power [BLOCK_M]."""
+    word = tl.arange(0, BLOCK_W)
+    place = lines[:, None] + 2 * word[None, :]
+    inside = there[:, None] & (word < WORDS)[None, :]
     even = tl.load(place, mask=inside, other=0.0).to(tl.float32)
     odd = tl.load(place + 1, mask=inside, other=0.0).to(tl.float32)
     power, over = powers(tl.max(tl.maximum(tl.abs(even), tl.abs(odd)), 1))
     even, odd = even * over[:, None], odd * over[:, None]
-    if q.dtype.element_ty != tl.float32:
+    if lines.dtype.element_ty != tl.float32:
         even, odd = even.to(tl.float16), odd.to(tl.float16)
     return even, odd, power

@@ -1,9 +1,10 @@
-"""Attention of rows with one query over the paged cache; each row's context is cut into parts that run in parallel.
+"""Attention of rows with few queries over the paged cache; a stripe's context is cut into parts that run in parallel.
 
     part p:  m_p, l_p, o_p;   m = max_p m_p;   out = sum_p 2^(m_p - m) o_p / sum_p 2^(m_p - m) l_p
 
-A program computes one part of one row and KV head, with all query heads of the group. If the row is a single part, the
-program writes the result. Else it stores the part's sums, and the last program to arrive adds up all parts, always in
+A stripe is one query, or with drafts a few queries of one row (work.py). A program computes one part of one stripe and
+KV head: a line for each query, and for each query head of the group. If the stripe is a single part, the program writes
+the result. Else it stores the part's sums, and the last program to arrive adds up all parts, always in
 ascending order, so bits do not depend on timing; it resets the counter for the next launch (merge.py). If kernels
 overlap, a program starts to load its first keys before the previous kernel has written the step's queries and keys.
 Users: engine/kernels/attention/paged on accelerators.
@@ -18,7 +19,7 @@ from torch import Tensor
 from engine.attention.meta import WorkList
 from engine.kernels.attention.attend import attend_keys, blocks_of, scaled, score_scales, softmax_init_with_sinks
 from engine.kernels.attention.attend_pairs import attend_pairs, split_query
-from engine.kernels.attention.merge import leave_part
+from engine.kernels.attention.merge import leave_part, lines_of
 from engine.kernels.attention.tiles import KEYS, KEYS_OF_CODES, WIDE_HEAD
 from engine.kernels.float8 import as_pairs, codes_of
 from engine.kernels.pages import Scales, is_wide, stride_of
@@ -31,8 +32,9 @@ MERGED = 4096  # elements that each warp of a merge holds at once: parts * group
 
 
 @triton.jit
-def read_part(parts, part, count, WINDOW: tl.constexpr):
-    """Token, first key, last key + 1, context, line, the row's first part, last part + 1; beyond the list one key.
+def read_part(parts, part, count, WINDOW: tl.constexpr, STRIPE: tl.constexpr):
+    """Token, first key, last key + 1, context, line, first part of the stripe, last part + 1, queries; beyond the list
+    one key.
 
     Loads before the wait bypass this SM's L1 cache, which may hold stale data of earlier steps.
     """
@@ -45,11 +47,14 @@ def read_part(parts, part, count, WINDOW: tl.constexpr):
     line = tl.load(place + 4, mask=there, other=0, cache_modifier=".cg").to(tl.int64)
     from_part = tl.load(place + 5, mask=there, other=0, cache_modifier=".cg")
     to_part = tl.load(place + 6, mask=there, other=0, cache_modifier=".cg")
+    queries = 1
+    if STRIPE > 1:
+        queries = tl.load(place + 7, mask=there, other=1, cache_modifier=".cg")
     if WINDOW > 0:
-        low = tl.maximum(low, context - WINDOW)
+        low = tl.maximum(low, context - (queries - 1) - WINDOW)
     if WINDOW < 0:
-        low = tl.maximum(low, (context - 1) // -WINDOW * -WINDOW)
-    return token, low, high, context, line, from_part, to_part
+        low = tl.maximum(low, (context - queries) // -WINDOW * -WINDOW)
+    return token, low, high, context, line, from_part, to_part, queries
 
 
 @triton.jit
@@ -92,9 +97,9 @@ def wait_unless_early(part, count, low, high, context, REACH: tl.constexpr, EARL
 @triton.jit
 def decode_kernel(
     out,  # [num_tokens, num_heads, HEAD_DIM]
-    sums,  # float32 [capacity, num_heads, HEAD_DIM]
-    stats,  # float32 [capacity, num_heads, 2]
-    arrived,  # int32 [capacity, num_kv_heads], all zero between launches; a row's counter is at its first part's index
+    sums,  # float32 [capacity, num_kv_heads, STRIPE * GROUP, HEAD_DIM]
+    stats,  # float32 [capacity, num_kv_heads, STRIPE * GROUP, 2]
+    arrived,  # int32 [capacity, num_kv_heads], zero between launches; a stripe's counter is at its first part's index
     q,  # [num_tokens, num_heads, HEAD_DIM]
     k_cache,  # [num_blocks, num_kv_heads, BLOCK_SIZE, HEAD_DIM]; codes as int16 words of two
     v_cache,
@@ -102,7 +107,7 @@ def decode_kernel(
     v_scale,
     block_tables,  # [lines, max_blocks] int32
     sinks,  # [num_heads] float32, or None
-    parts,  # [num_parts, 8] int32: token, first key, last key + 1, context, line, the row's first part, last part + 1
+    parts,  # [num_parts, 8] int32: see WorkList
     num_parts,  # [1] int32
     max_blocks,
     block_stride,  # stride between blocks of the caches, in elements or words; a block is contiguous
@@ -112,14 +117,15 @@ def decode_kernel(
     WINDOW: tl.constexpr,  # 0: none; below 0: chunks
     SOFTCAP: tl.constexpr,
     GROUP: tl.constexpr,
+    STRIPE: tl.constexpr,  # most queries of a part
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    BLOCK_M: tl.constexpr,  # power of two >= GROUP and 16
+    BLOCK_M: tl.constexpr,  # power of two >= STRIPE * GROUP and 16
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_G: tl.constexpr,
     AT_ONCE: tl.constexpr,
-    GATHER: tl.constexpr,  # parts that are merged before all parts of the row have arrived; 0: all at the end
+    GATHER: tl.constexpr,  # parts that are merged before all parts of the stripe have arrived; 0: all at the end
     WIDE: tl.constexpr,
     STAGES: tl.constexpr,
     PREFETCH: tl.constexpr,  # blocks that are prefetched before the wait
@@ -131,9 +137,10 @@ def decode_kernel(
 ):
     kv_head, num_kv_heads = tl.program_id(0), tl.num_programs(0)
     num_heads = num_kv_heads * GROUP
-    head, dim = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
+    head, dim = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)  # head: a line
+    at = lines_of(head, num_heads, GROUP, STRIPE, HEAD_DIM)
     inside = (head < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
-    mine = head[:, None] * HEAD_DIM + dim[None, :]
+    mine = at[:, None] + dim[None, :]
     WIDTH: tl.constexpr = HEAD_DIM // 2 if CODES else HEAD_DIM  # numbers per key in the cache
     k_head = k_cache + kv_head * BLOCK_SIZE * WIDTH
     v_head = v_cache + kv_head * BLOCK_SIZE * WIDTH
@@ -141,42 +148,51 @@ def decode_kernel(
         allow_next()  # the next kernel may start at once
     part = tl.program_id(1)
     count = tl.load(num_parts, cache_modifier=".cg")
-    token, low, high, context, line, from_part, to_part = read_part(parts, part, count, WINDOW)
+    token, low, high, context, line, from_part, to_part, queries = read_part(parts, part, count, WINDOW, STRIPE)
     if PREFETCH:
         table = block_tables + line * max_blocks
         if part < count:
             fetch_part(k_head, v_head, table, low, high, block_stride, WIDTH, BLOCK_SIZE, PREFETCH, LANES)
     blocks = blocks_of(block_tables + line * max_blocks, low + tl.arange(0, BLOCK_N), high, BLOCK_SIZE, OVERLAP)
-    EARLY: tl.constexpr = OVERLAP and CODES == 0  # scales would be loaded through this SM's L1 cache
+    # Scales would be loaded through this SM's L1 cache; of a stripe several keys are new, perhaps in several parts.
+    EARLY: tl.constexpr = OVERLAP and CODES == 0 and STRIPE == 1
+    SPAN: tl.constexpr = 0 if STRIPE == 1 else -WINDOW if WINDOW < 0 else WINDOW  # of windows that differ by line
     if OVERLAP:
         wait_unless_early(part, count, low, high, context, (STAGES + 1) * BLOCK_N, EARLY)
     while part < count:
         where = (token * num_heads + kv_head * GROUP) * HEAD_DIM
+        position, newest = head * 0 + high - 1, None
+        if STRIPE > 1:
+            inside = (head < GROUP * queries)[:, None] & (dim < HEAD_DIM)[None, :]
+            newest = context - queries + tl.minimum(head // GROUP, queries - 1)
+            position = tl.minimum(newest, high - 1)
+            if WINDOW < 0:  # a chunk is a window that ends with the chunk
+                newest = newest // -WINDOW * -WINDOW - WINDOW - 1
         query = tl.zeros([BLOCK_M, BLOCK_D], q.dtype.element_ty)
         late = q + where + mine if EARLY else None
         if not EARLY and CODES == 0:
             query = tl.load(q + where + mine, mask=inside, other=0.0)
         after = part + tl.num_programs(1)
-        following = read_part(parts, after, count, WINDOW)
+        following = read_part(parts, after, count, WINDOW, STRIPE)
         best = tl.full([BLOCK_M], -1e30, tl.float32)
         total = tl.zeros([BLOCK_M], tl.float32)
         if sinks is not None:  # only in a row's first part, so that a sink counts once
-            counts = (head < GROUP) & (head * 0 + part == from_part)
-            best, total = softmax_init_with_sinks(sinks, kv_head * GROUP + head, counts)
+            counts = (head < GROUP * queries) & (head * 0 + part == from_part)
+            best, total = softmax_init_with_sinks(sinks, kv_head * GROUP + head % GROUP, counts)
         table = block_tables + line * max_blocks
         if CODES:
-            even, odd, power = split_query(q + where, GROUP, WIDTH, BLOCK_M, BLOCK_D // 2)
+            even, odd, power = split_query(q + where + at, head < GROUP * queries, WIDTH, BLOCK_D // 2)
             factor, curve = scaled(scale, bend, power, SOFTCAP)
             best, total, result = attend_pairs(
-                even, odd, head * 0 + high - 1, best, total, k_head, v_head, table, blocks, low, high, k_scale, v_scale,
-                scale_stride, kv_head, block_stride, factor, curve, after >= count, SOFTCAP, WIDTH,
+                even, odd, position, newest, best, total, k_head, v_head, table, blocks, low, high, k_scale, v_scale,
+                scale_stride, kv_head, block_stride, factor, curve, after >= count, SPAN, SOFTCAP, WIDTH,
                 BLOCK_SIZE, BLOCK_N, BLOCK_D // 2, WIDE, STAGES, LEAD, CODES, MADE,
             )  # fmt: skip
         else:
             result = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
             best, total, result = attend_keys(
-                query, late, inside, head * 0 + high - 1, None, best, total, result, k_head, v_head, table, blocks, low,
-                low, low, high, None, None, 0, kv_head, block_stride, scale, bend, False, 0, SOFTCAP, HEAD_DIM,
+                query, late, inside, position, newest, best, total, result, k_head, v_head, table, blocks, low,
+                low, low, high, None, None, 0, kv_head, block_stride, scale, bend, False, SPAN, SOFTCAP, HEAD_DIM,
                 BLOCK_SIZE, BLOCK_N, BLOCK_D, WIDE, STAGES, False, after >= count, LEAD, 0, False, False,
             )  # fmt: skip
         if to_part - from_part == 1:
@@ -185,10 +201,10 @@ def decode_kernel(
         else:
             leave_part(
                 out + where, sums, stats, arrived, result, best, total, part, from_part, to_part, kv_head, num_kv_heads,
-                num_heads, mine, inside, GROUP, HEAD_DIM, BLOCK_M, BLOCK_G, BLOCK_D, AT_ONCE, GATHER,
+                num_heads, queries, GROUP, STRIPE, HEAD_DIM, BLOCK_M, BLOCK_G, BLOCK_D, AT_ONCE, GATHER,
             )  # fmt: skip
         part = after
-        token, low, high, context, line, from_part, to_part = following
+        token, low, high, context, line, from_part, to_part, queries = following
         blocks = blocks_of(block_tables + line * max_blocks, low + tl.arange(0, BLOCK_N), high, BLOCK_SIZE, OVERLAP)
 
 
@@ -204,13 +220,16 @@ def attend_parts(
     softcap: float = 0.0,
     sinks: Tensor | None = None,
     scales: Scales | None = None,
+    single: bool = False,
 ) -> None:
-    """Computes the work list's parts into their tokens of out [T, Hq, D]; shapes as `paged_attention`."""
+    """Computes the work list's parts into their tokens of out [T, Hq, D]; shapes as `paged_attention`. `single`: every
+    row has one query."""
     heads, dim = q.shape[1], q.shape[2]
     _, kv_heads, block_size, _ = k_cache.shape
     group = heads // kv_heads
-    assert work.sums.shape[1:] == q.shape[1:], f"work lists for heads {work.sums.shape[1:]}, queries {q.shape[1:]}"
-    block_d, block_g = max(16, triton.next_power_of_2(dim)), triton.next_power_of_2(group)
+    assert work.sums.shape[1:] == (work.stripe * heads, dim), f"work lists for {work.sums.shape[1:]}, not {q.shape[1:]}"
+    stripe = 1 if single else work.stripe
+    block_d, block_g = max(16, triton.next_power_of_2(dim)), triton.next_power_of_2(group * stripe)
     block_m, run = max(16, block_g), math.gcd(block_size * dim, k_cache.stride(0))
     pairs = q.shape[0] * kv_heads
     codes = codes_of(k_cache, target())
@@ -225,7 +244,7 @@ def attend_parts(
         out, work.sums, work.stats, work.arrived, q, keys, values, *(scales or (None, None)),
         block_tables, sinks, work.parts, work.num_parts, block_tables.shape[1], keys.stride(0), stride_of(scales),
         scale, bend,
-        WINDOW=window, SOFTCAP=softcap > 0, GROUP=group, HEAD_DIM=dim, BLOCK_SIZE=block_size,
+        WINDOW=window, SOFTCAP=softcap > 0, GROUP=group, STRIPE=stripe, HEAD_DIM=dim, BLOCK_SIZE=block_size,
         BLOCK_M=block_m, BLOCK_N=KEYS_OF_CODES if codes else KEYS, BLOCK_D=block_d, BLOCK_G=block_g,
         AT_ONCE=at_once, GATHER=2 * at_once if codes else 0, WIDE=is_wide(k_cache),
         STAGES=options["num_stages"], LANES=32 * options["num_warps"],

@@ -84,7 +84,7 @@ def launch_paged(
     rest = (scale, window, softcap, sinks, scales)
     if not meta.decode_only:
         attend_tiles(out, q, k_cache, v_cache, tables, work, meta.context_len.shape[0], *rest, meta.last_keys)
-    attend_parts(out, q, k_cache, v_cache, tables, work, *rest)
+    attend_parts(out, q, k_cache, v_cache, tables, work, *rest, single=meta.decode_only)
     return out
 
 

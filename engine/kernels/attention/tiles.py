@@ -12,6 +12,7 @@ KEYS = 32
 KEYS_OF_CODES = 32  # over 8-bit pages
 
 
+LINES = 16  # of a part, query heads times queries: fewer save nothing in a matrix product
 WIDE_HEAD = 256  # dimensions; tiles of wider heads have half as many lines, so that their sums fit the registers
 LARGE = 256  # lines of a large tile
 
@@ -23,6 +24,11 @@ def has_large_tiles(device: Target, head_dim: int) -> bool:
     for a prompt of 8,192 tokens.
     """
     return device.arch == "sm_90" and head_dim <= 128
+
+
+def stripe_of(group: int, most_cut: int) -> int:
+    """Queries of a stripe of a row with at most `most_cut` queries; `group` is query heads per KV head."""
+    return max(1, min(most_cut, LINES // group))
 
 
 def tile_lines(group: int, head_dim: int, large: bool = False) -> int:

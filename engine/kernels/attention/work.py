@@ -1,7 +1,11 @@
-"""The work lists of a step's attention: rows with one query are cut into context parts, other rows into query tiles.
+"""The work lists of a step's attention: rows with few queries are cut into context parts, other rows into query tiles.
 
-    one query:   ceil(context / part) parts, ascending, equal except the last; a short remainder is merged
-    more:        ceil(queries / tile) tiles, the tile with the most keys first; for pages of codes also large tiles
+    few queries:  ceil(queries / stripe) stripes; of each stripe ceil(context / part) parts, ascending, equal except the
+                  last; a short remainder is merged
+    more:         ceil(queries / tile) tiles, the tile with the most keys first; for pages of codes also large tiles
+
+Few is one query, and with drafts up to WorkList.most_cut: the queries of a verify step would be one tile, whose program
+alone would read the whole context. A part's lines are the query heads of a group times the queries of its stripe.
 
 The device derives the length of a part from the step's total context: enough parts for every unit, and never more than
 the list can hold. An invariant list makes tiles of every row, so that a token's bits depend neither on the step's other
@@ -15,7 +19,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.meta import AttentionMeta, WorkList
-from engine.kernels.attention.tiles import KEYS, tile_tokens
+from engine.kernels.attention.tiles import KEYS, stripe_of, tile_tokens
 from engine.kernels.target import target, tl, triton
 
 MIN_PART = 64  # keys; the length of parts is a multiple of it
@@ -39,7 +43,8 @@ def work_kernel(
     table_row,  # [num_rows], or None: line r
     num_rows,
     aim,  # parts that the step's total context is cut into
-    SINGLE: tl.constexpr,  # number of queries of rows that are cut into parts: 1, or -1 (no row) for an invariant list
+    MOST: tl.constexpr,  # most queries of rows that are cut into parts; 0 for an invariant list
+    STRIPE: tl.constexpr,  # queries
     STEP: tl.constexpr,  # the step's part length is a multiple of STEP
     KEYS: tl.constexpr,  # a row's part length is a multiple of KEYS
     TILE: tl.constexpr,  # tokens
@@ -55,27 +60,35 @@ def work_kernel(
     line = row
     if table_row is not None:
         line = tl.load(table_row + row, mask=here, other=0)
-    single = here & (length == SINGLE)
-    total = tl.sum(tl.where(single, context, 0).to(tl.int64), 0)
+    few = here & (length > 0) & (length <= MOST)
+    stripes = (length + STRIPE - 1) // STRIPE
+    total = tl.sum(tl.where(few, context * stripes, 0).to(tl.int64), 0)
     part = tl.maximum((total + aim * STEP - 1) // (aim * STEP), 1).to(tl.int32) * STEP
     # If a row would end with a short part, its other parts become up to an eighth longer instead.
     fewer = tl.maximum((context + part // 8 * 7) // part, 1) * KEYS
     longer = (context + fewer - 1) // fewer * KEYS
     part = tl.where((longer > part) & (longer <= part // 8 * 9), longer, part)
-    count = tl.where(single, (context + part - 1) // part, 0)
+    each = (context + part - 1) // part  # parts of a stripe; the last one of an early stripe may be without keys
+    count = tl.where(few, each * stripes, 0)
     end = tl.cumsum(count, 0)
     tl.store(num_parts, tl.sum(count, 0))
     for number in range(tl.max(count, 0)):
         place = parts + (end - count + number) * 8
         more = number < count
-        tl.store(place, start, mask=more)
-        tl.store(place + 1, row * 0 + number * part, mask=more)
-        tl.store(place + 2, tl.minimum(context, (number + 1) * part), mask=more)
-        tl.store(place + 3, context, mask=more)
+        stripe = number // tl.maximum(each, 1)
+        first = stripe * STRIPE
+        queries = tl.minimum(length - first, STRIPE)
+        reach = context - length + first + queries  # the context of the stripe's last query
+        begin = (number - stripe * each) * part
+        tl.store(place, start + first, mask=more)
+        tl.store(place + 1, begin, mask=more)
+        tl.store(place + 2, tl.minimum(reach, begin + part), mask=more)
+        tl.store(place + 3, reach, mask=more)
         tl.store(place + 4, line, mask=more)
-        tl.store(place + 5, end - count, mask=more)
-        tl.store(place + 6, end, mask=more)
-    length = tl.where(here & (length != SINGLE), length, 0)
+        tl.store(place + 5, end - count + stripe * each, mask=more)
+        tl.store(place + 6, end - count + (stripe + 1) * each, mask=more)
+        tl.store(place + 7, queries, mask=more)
+    length = tl.where(here & (length > MOST), length, 0)
     write_tiles(tiles, num_tiles, start, length, context, line, TILE)
     if large_tiles is not None:
         write_tiles(large_tiles, num_large_tiles, start, length, context, line, LARGE_TILE)
@@ -97,7 +110,8 @@ def write_tiles(tiles, num_tiles, start, length, context, line, TILE: tl.constex
 
 
 def max_parts(num_blocks: int, block_size: int, max_rows: int, per_unit: int = PARTS_PER_UNIT) -> int:
-    """Capacity for parts: one per row, plus the target number of parts, bounded by the size of the cache."""
+    """Capacity for parts: one per row, or per stripe of all rows, plus the target number of parts, bounded by the size
+    of the cache."""
     most = -(-num_blocks * block_size // MIN_PART) * max_rows  # rows may share blocks
     return max_rows + max(1, min(most, per_unit * target().num_units))
 
@@ -111,24 +125,30 @@ def empty_list(
     device: str | torch.device,
     per_unit: int = PARTS_PER_UNIT,
     large: bool = False,
+    most_cut: int = 1,
+    group: int = 1,
 ) -> WorkList:
     """Allocates lists for any step within these bounds; `max_parts`: from the function of that name.
 
-    `large`: with large tiles, see `has_large_tiles`.
+    `large`: with large tiles, see `has_large_tiles`. `most_cut`: see WorkList; above 1, `group` is the number of query
+    heads per KV head, and max_rows counts the stripes of all rows.
     """
+    stripe = stripe_of(group, most_cut)
     assert max_parts > max_rows, f"max_parts={max_parts}: {max_rows} rows need more than one part each"
-    assert max_parts * heads * head_dim < 1 << 31, f"max_parts={max_parts} for {heads} heads of {head_dim}: too many"
+    lines = stripe * heads
+    assert max_parts * lines * head_dim < 1 << 31, f"max_parts={max_parts} for {lines} lines of {head_dim}: too many"
 
     def room(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.int32, device=device)
 
-    sums = torch.empty(max_parts, heads, head_dim, dtype=torch.float32, device=device)
-    stats = torch.empty(max_parts, heads, 2, dtype=torch.float32, device=device)
+    sums = torch.empty(max_parts, lines, head_dim, dtype=torch.float32, device=device)
+    stats = torch.empty(max_parts, lines, 2, dtype=torch.float32, device=device)
     # A row of n queries makes at most n tiles, so the step's tokens bound the number of tiles.
     parts, tiles = room(max_parts, 8), room(max_tokens, 4)
     arrived = room(max_parts, heads).zero_()
     larger = (room(max_tokens, 4), room(1)) if large else (None, None)
-    return WorkList(parts, room(1), tiles, room(1), arrived, sums, stats, max_rows, per_unit, *larger)
+    counts = max_rows, per_unit, most_cut, stripe
+    return WorkList(parts, room(1), tiles, room(1), arrived, sums, stats, *counts, *larger)
 
 
 def fill_list(work: WorkList, meta: AttentionMeta, group: int, invariant: bool = False) -> None:
@@ -145,14 +165,15 @@ def launch_list(work: WorkList, meta: AttentionMeta, group: int, invariant: bool
     work_kernel[(1,)](
         work.parts, work.num_parts, work.tiles, work.num_tiles, work.large_tiles, work.num_large_tiles,
         meta.query_start, meta.context_len, meta.table_row, rows, aim_of(work, group),
-        SINGLE=-1 if invariant else 1, STEP=MIN_PART, KEYS=KEYS, TILE=tile_tokens(group, dim),
-        LARGE_TILE=tile_tokens(group, dim, True), ROWS=triton.next_power_of_2(rows), num_warps=4,
+        MOST=0 if invariant else work.most_cut, STRIPE=work.stripe, STEP=MIN_PART, KEYS=KEYS,
+        TILE=tile_tokens(group, dim), LARGE_TILE=tile_tokens(group, dim, True), ROWS=triton.next_power_of_2(rows),
+        num_warps=4,
     )  # fmt: skip
 
 
 def aim_of(work: WorkList, group: int) -> int:
     """The target number of parts of a step, such that one more part per row fits into the list."""
-    kv_heads = work.sums.shape[1] // group
+    kv_heads = work.arrived.shape[1] // group
     return max(1, min(work.parts.shape[0] - work.max_rows, work.per_unit * target().num_units // kv_heads))
 
 
@@ -161,22 +182,26 @@ def fill_list_reference(work: WorkList, meta: AttentionMeta, group: int, invaria
     more: list[tuple[int, int, int, int]] = []  # first token, tokens, context, line
     starts, contexts = meta.query_start.tolist(), meta.context_len.tolist()
     lines = list(range(len(contexts))) if meta.table_row is None else meta.table_row.tolist()
-    single = [not invariant and starts[row + 1] - starts[row] == 1 for row in range(len(contexts))]
-    total = sum(context for context, cut in zip(contexts, single) if cut)
+    most = 0 if invariant else work.most_cut
+    lengths = [starts[row + 1] - starts[row] for row in range(len(contexts))]
+    stripes = [-(-length // work.stripe) if length <= most else 0 for length in lengths]
+    total = sum(context * count for context, count in zip(contexts, stripes))
     whole = max(1, -(-total // (aim_of(work, group) * MIN_PART))) * MIN_PART
     for row, context in enumerate(contexts):
-        begin, length = starts[row], starts[row + 1] - starts[row]
-        if single[row]:
+        begin, length = starts[row], lengths[row]
+        if stripes[row]:
             fewer = max(1, (context + whole // 8 * 7) // whole) * KEYS
             longer = -(-context // fewer) * KEYS
             part = longer if whole < longer <= whole // 8 * 9 else whole
-            places = len(parts), len(parts) - (-context // part)
-            keys = [(first, min(context, first + part)) for first in range(0, context, part)]
-            parts += [(begin, *bounds, context, lines[row], *places) for bounds in keys]
+            for first in range(0, length, work.stripe):
+                queries = min(work.stripe, length - first)
+                places, reach = (len(parts), len(parts) - (-context // part)), context - length + first + queries
+                keys = [(low, min(reach, low + part)) for low in range(0, context, part)]
+                parts += [(begin + first, *bounds, reach, lines[row], *places, queries) for bounds in keys]
         else:
             more.append((begin, length, context, lines[row]))
     work.num_parts[0] = len(parts)
-    work.parts[: len(parts), :7] = torch.tensor(parts, dtype=torch.int32).view(-1, 7)
+    work.parts[: len(parts)] = torch.tensor(parts, dtype=torch.int32).view(-1, 8)
     for large, place, count in ((False, work.tiles, work.num_tiles), (True, work.large_tiles, work.num_large_tiles)):
         if place is None or count is None:
             continue

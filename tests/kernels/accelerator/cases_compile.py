@@ -109,17 +109,18 @@ KERNELS = {
         )
     },
     **{
-        f"decode {dim} prefetched {prefetched}": (
+        f"decode {dim} prefetched {prefetched} stripes of {stripe}": (
             decode_kernel,
             {"out": T, **PARTS, **ATTEND},
-            {**SHAPE, "HEAD_DIM": dim, "BLOCK_D": block_d, "BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_G": 4,
-             "AT_ONCE": MERGED * warps // (4 * block_d), "GATHER": 0, "STAGES": stages, "PREFETCH": prefetched,
-             "LANES": 32 * warps, "LEAD": lead, **sinks},
+            {**SHAPE, "HEAD_DIM": dim, "BLOCK_D": block_d, "BLOCK_M": 16, "BLOCK_N": 32, "STRIPE": stripe,
+             "BLOCK_G": 4 * stripe, "AT_ONCE": max(1, MERGED * warps // (4 * stripe * block_d)), "GATHER": 0,
+             "STAGES": stages, "PREFETCH": prefetched, "LANES": 32 * warps, "LEAD": lead, **sinks},
             {"num_warps": warps, "num_stages": stages},
         )
-        for dim, block_d, warps, stages, prefetched, lead, sinks in (
-            (64, 64, 1, 3, PREFETCH, 3, {}), (128, 128, 1, 4, PREFETCH, 0, NO_SINKS), (128, 128, 1, 3, 0, 3, NO_SINKS),
-            (256, 256, 4, 2, PREFETCH, 5, NO_SINKS),
+        for dim, block_d, warps, stages, prefetched, lead, stripe, sinks in (
+            (64, 64, 1, 3, PREFETCH, 3, 1, {}), (128, 128, 1, 4, PREFETCH, 0, 1, NO_SINKS),
+            (128, 128, 1, 3, 0, 3, 1, NO_SINKS), (256, 256, 4, 2, PREFETCH, 5, 1, NO_SINKS),
+            (128, 128, 1, 4, PREFETCH, 5, 4, NO_SINKS),
         )
     },
     **{
@@ -152,7 +153,7 @@ KERNELS = {
         {"parts": "*i32", "num_parts": "*i32", "tiles": "*i32", "num_tiles": "*i32",
          "large_tiles": "*i32", "num_large_tiles": "*i32", "query_start": "*i32", "context_len": "*i32",
          "table_row": "*i32", "num_rows": "i32", "aim": "i32"},
-        {"SINGLE": 1, "STEP": MIN_PART, "KEYS": KEYS, "TILE": 32, "LARGE_TILE": 64, "ROWS": 256,
+        {"MOST": 4, "STRIPE": 4, "STEP": MIN_PART, "KEYS": KEYS, "TILE": 32, "LARGE_TILE": 64, "ROWS": 256,
          "large_tiles": None, "num_large_tiles": None},
         {"num_warps": 4},
     ),

@@ -27,14 +27,16 @@ FORMS = {
 PLAIN = {name: value for name, value in SHAPE.items() if name not in ("k_scale", "v_scale", "CODES", "MADE")}
 KERNELS = {
     **{
-        f"decode {name}": (
+        f"decode {name}{', stripes' * (stripe > 1)}": (
             decode_kernel,
             {"out": T, **PARTS, **ATTEND, **PAIRS, **SCALES},
-            {**PLAIN, "BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_G": 4, "AT_ONCE": MERGED // (4 * 128), "GATHER": 16,
-             "STAGES": 4, "PREFETCH": PREFETCH, "LANES": 32, "LEAD": 5, **NO_SINKS, **form},
+            {**PLAIN, "BLOCK_M": 16, "BLOCK_N": 32, "STRIPE": stripe, "BLOCK_G": 4 * stripe,
+             "AT_ONCE": MERGED // (4 * stripe * 128), "GATHER": 16, "STAGES": 4,
+             "PREFETCH": PREFETCH, "LANES": 32, "LEAD": 5, **NO_SINKS, **form},
             {"num_warps": 1, "num_stages": 4},
         )
         for name, form in FORMS.items()
+        for stripe in ((1, 4) if name == "e4m3 made" else (1,))
     },
     **{
         f"prefill {name}": (
@@ -51,7 +53,7 @@ KERNELS = {
         {"parts": "*i32", "num_parts": "*i32", "tiles": "*i32", "num_tiles": "*i32",
          "large_tiles": "*i32", "num_large_tiles": "*i32", "query_start": "*i32", "context_len": "*i32",
          "table_row": "*i32", "num_rows": "i32", "aim": "i32"},
-        {"SINGLE": 1, "STEP": MIN_PART, "KEYS": KEYS, "TILE": 32, "LARGE_TILE": 64, "ROWS": 256},
+        {"MOST": 1, "STRIPE": 1, "STEP": MIN_PART, "KEYS": KEYS, "TILE": 32, "LARGE_TILE": 64, "ROWS": 256},
         {"num_warps": 4},
     ),
     **{
@@ -71,9 +73,9 @@ UNITS, BYTES = "by the units", "by bytes"
 CUDA = {"sm_80", "sm_90", "sm_100"}
 # `make test` compiles each kernel for two kinds of target, as other files cover all targets; the rest is `full`.
 SHORT = {
-    ("decode e4m3 made", "sm_80"), ("decode e5m2", "gfx942"), ("prefill e4m3 given", "gfx942"),
-    ("prefill e4m3 by the units", "sm_90"), ("decode e5m2 by bytes", "sm_80"), ("store e4m3 made", "gfx1100"),
-    ("store e5m2", "sm_90"), ("work, large tiles", "sm_90"),
+    ("decode e4m3 made", "sm_80"), ("decode e4m3 made, stripes", "sm_90"), ("decode e5m2", "gfx942"),
+    ("prefill e4m3 given", "gfx942"), ("prefill e4m3 by the units", "sm_90"), ("decode e5m2 by bytes", "sm_80"),
+    ("store e4m3 made", "gfx1100"), ("store e5m2", "sm_90"), ("work, large tiles", "sm_90"),
 }  # fmt: skip
 TURNS = [
     pytest.param(name, target, marks=() if (name, target) in SHORT else pytest.mark.full)

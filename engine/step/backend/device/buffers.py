@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +24,7 @@ from _fast.layout import SlotWord, record_len
 from _fast.plan import StepPlan
 from engine.attention.meta import AttentionMeta, WorkList
 from engine.cache.spec import CacheSpec, KeyValueSpec
-from engine.kernels.attention.tiles import has_large_tiles
+from engine.kernels.attention.tiles import has_large_tiles, stripe_of
 from engine.kernels.attention.work import PARTS_OF_CODES, PARTS_PER_UNIT, empty_list, fill_list, max_parts
 from engine.kernels.record import records_in
 from engine.kernels.step_inputs import step_inputs
@@ -40,6 +39,7 @@ from engine.step.rank import Rank
 from engine.step.sizes import Sizes
 from engine.step.step import Media
 
+MOST_CUT = 16  # queries of a verify step's row that is cut into parts; longer rows are tiles
 MIN_UPDATES = 16384  # block-table changes that one plan may carry: 256 KiB of its record
 
 
@@ -128,22 +128,32 @@ class StepBuffers:
         sizes, device = self._sizes, self.home.tokens.device
         if not self._rank.layout.keeps:  # no layer reads a work list
             return {}
-        heads = self._rank.model.config.text.num_heads
-        parts = partial(max_parts, num_blocks, sizes.block_size, sizes.max_rows)
+        config = self._rank.model.config
+        # A prompt's last tokens may see later ones, and parts give no token later keys.
+        most = 1 if config.bidirectional else min(MOST_CUT, 1 + sizes.num_drafts)
         return {
-            cut: empty_list(
-                sizes.max_rows,
-                sizes.max_tokens,
-                parts(cut.per_unit),
-                heads,
-                cut.head_dim,
-                device,
-                cut.per_unit,
-                cut.large,
-            )
+            cut: self._list(cut, config.text.num_heads, most, num_blocks, device)
             for cut in dict.fromkeys(self._cuts)
             if cut is not None
         }
+
+    def _list(self, cut: Cut, heads: int, most: int, num_blocks: int, device: torch.device) -> WorkList:
+        """An empty work list; `most`: most queries of rows that are cut into parts."""
+        sizes, group = self._sizes, heads // cut.num_kv_heads
+        stripes = sizes.max_rows * -(-most // stripe_of(group, most))
+        parts = max_parts(num_blocks, sizes.block_size, stripes, cut.per_unit)
+        return empty_list(
+            stripes,
+            sizes.max_tokens,
+            parts,
+            heads,
+            cut.head_dim,
+            device,
+            cut.per_unit,
+            cut.large,
+            most,
+            group,
+        )
 
     def prep(self) -> None:
         """Launches the kernels that make the inputs of a forward from the next record: slots, tokens, work lists."""
