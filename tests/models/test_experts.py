@@ -60,6 +60,52 @@ def test_logits_and_greedy_tokens_equal_transformers(name):
     assert torch.equal(harness.prefill(harness.add(tokens))[17:], mixed)
 
 
+@pytest.fixture(scope="module")
+def with_shared(tmp_path_factory):
+    """Qwen3 MoE with a shared expert: (folder, the model of transformers), with Qwen2 MoE's block in Qwen3's class.
+
+    transformers has no class for it; Qwen2 MoE's block has the shared expert and its gate.
+    """
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+    from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBlock
+    from transformers.models.qwen3_moe import modeling_qwen3_moe
+
+    small = {**tiny._ODD, "head_dim": 20, "num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
+    config = Qwen3MoeConfig(**small, norm_topk_prob=True, shared_expert_intermediate_size=44, mlp_only_layers=[1])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(modeling_qwen3_moe, "Qwen3MoeSparseMoeBlock", Qwen2MoeSparseMoeBlock)
+        model = tiny.seeded(Qwen3MoeForCausalLM, config)
+    return tiny.save(model, tmp_path_factory.mktemp("shared")), model
+
+
+def test_a_shared_expert_of_qwen3_equals_its_formula(with_shared):
+    """Results are equal in chunks; without the gate, or without the shared expert, they would differ."""
+    folder, oracle = with_shared
+    experts = load_model_config(folder).text.layers[0].experts
+    assert (experts.shared_width, experts.shared_gate) == (44, True)
+    tokens, count = prompt(40, seed=5), 24
+    with torch.inference_mode():
+        want = oracle(input_ids=torch.tensor([tokens])).logits[0]
+        oracle.generation_config.eos_token_id = None
+        ids = torch.tensor([tokens])
+        greedy = oracle.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False)
+    harness = Harness(load(folder))
+    assert (harness.prefill(harness.add(tokens)).log_softmax(-1) - want.log_softmax(-1)).abs().max() <= 2e-4
+    assert harness.generate(harness.add(tokens), count, chunk=11) == greedy[0, 40:].tolist()
+    for layer in (0, 2):
+        harness.model.layers[layer].experts.shared_gate = None
+    assert (harness.prefill(harness.add(tokens)) - want).abs().max() > 0.1
+
+
+def test_a_shared_expert_that_the_configuration_does_not_name_is_left_over(with_shared, tmp_path):
+    folder = shutil.copytree(with_shared[0], tmp_path / "unnamed")
+    config = json.loads((folder / "config.json").read_text())
+    del config["shared_expert_intermediate_size"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=r"8 left over: .*shared_expert"):
+        load(folder)
+
+
 def test_older_files_count_experts_under_another_key():
     for key in ("num_experts", "num_local_experts", "n_routed_experts"):
         read = read_experts(Section({key: 9, "num_experts_per_tok": 2, "moe_intermediate_size": 4}, "config.json"))
