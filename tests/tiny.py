@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib
 import importlib.metadata
 import json
 import os
@@ -53,6 +54,7 @@ CHAT_TEMPLATE = """\
 {%- if add_generation_prompt -%}<|im_start|>assistant
 {% endif -%}
 """
+MAKERS = ("chatglm", "dots_ocr")  # modules of tests/models with checkpoints for which transformers has no class
 PATCH, MERGE, TEMPORAL, CHANNELS, MELS = 14, 2, 2, 3, 32  # of the omni towers
 KEPT_AS_WEIGHT_LESS_1 = (  # the gains of norms
     "gemma", "gemma2", "gemma3_text", "nemotron", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text",
@@ -437,13 +439,13 @@ CHECKPOINTS: dict[str, Callable[[], Any]] = {
 @functools.cache
 def checkpoint(name: str) -> Path:
     """The folder of a checkpoint, made on first use; callers only read the folder."""
-    from tests.models import chatglm
     from tests.tiny_films import CHECKPOINTS as FILMS
     from tests.tiny_seeing import CHECKPOINTS as SEEING
     from tests.tiny_states import CHECKPOINTS as STATES
     from tests.tiny_through import CHECKPOINTS as THROUGH
 
-    names = ("tiny.py", "tiny_seeing.py", "tiny_through.py", "tiny_films.py", "tiny_states.py", "models/chatglm.py")
+    names = ("tiny.py", "tiny_seeing.py", "tiny_through.py", "tiny_films.py", "tiny_states.py")
+    names += tuple(f"models/{name}.py" for name in MAKERS)
     sources = b"".join((Path(__file__).parent / name).read_bytes() for name in names)
     digest = hashlib.sha256(sources + importlib.metadata.version("transformers").encode())
     root = Path(tempfile.gettempdir()) / f"omniloop-tiny-{os.getuid()}-{digest.hexdigest()[:12]}"
@@ -451,8 +453,10 @@ def checkpoint(name: str) -> Path:
     folder = root / name
     if not folder.is_dir():
         draft = Path(tempfile.mkdtemp(dir=root))
-        if name in chatglm.CHECKPOINTS:  # transformers has no class for these checkpoints
-            chatglm.checkpoint(draft, chatglm.CHECKPOINTS[name])
+        modules = [importlib.import_module(f"tests.models.{module}") for module in MAKERS]
+        own = next((module for module in modules if name in module.CHECKPOINTS), None)
+        if own is not None:
+            own.checkpoint(draft, own.CHECKPOINTS[name])
         else:
             save({**CHECKPOINTS, **THROUGH_TRANSFORMERS, **SEEING, **STATES, **THROUGH, **FILMS}[name](), draft)
         try:

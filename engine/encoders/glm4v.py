@@ -1,14 +1,11 @@
 """The vision tower of GLM-4.1V and 4.5V: patches of a picture, or of a video's frames -> rows for the decoder.
 
-Thread: device. In: patches in blocks of merge x merge, row by row, and their grid. Out: a row per block. Each patch has
-a learned position, interpolated to the picture's shape, and rotations by row and column. Patches see only the patches
-of the same picture or pair of frames, so items of several requests run together. After the layers a linear layer
-merges a block's patches into one row, which passes an MLP. The tower runs eagerly.
+Thread: device. In and out: see blocks.py. Each patch has a learned position, interpolated to the picture's shape, and
+rotations by row and column. After the layers a linear layer merges a block's patches into one row, which passes an MLP.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -17,21 +14,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.base.errors import ConfigError, RequestError
+from engine.base.errors import ConfigError
 from engine.base.request import Modality
 from engine.checkpoint.section import MAX_LAYERS, Section
+from engine.encoders.blocks import BlockTower, GatedLayer, Grid, by_block, frame_bounds, turns_of
 from engine.encoders.recent import Recent
-from engine.encoders.tower import Features, PatchTower, Pieces, apart, bounds_of, joined, layer_by_layer
+from engine.encoders.tower import joined, layer_by_layer
 from engine.kernels.activation import Activation, gelu
-from engine.kernels.attention.dense import dense_attention
-from engine.kernels.rotate import apply_rope
 from engine.layers.embed import Positions
 from engine.layers.linear import GatedLinear, Linear
 from engine.layers.norm import LayerNorm, RMSNorm
 from engine.weights.table import Row
 
 MAX_TABLE_ROWS = 65_536  # patches whose tables are cached
-Grid = tuple[int, int, int]  # frames, height, width
 Tables = tuple[Tensor, Tensor, Tensor]  # cos, sin [patches, head_dim / 2]; sampling points [1, patches, 1, 2]
 
 
@@ -107,30 +102,7 @@ ROWS = (
 )
 
 
-class GlmVisionLayer:
-    """x += attention(norm(x)); x += mlp(norm(x))."""
-
-    def __init__(self, config: GlmVisionConfig) -> None:
-        size = config.hidden_size
-        self.num_heads = config.num_heads
-        self.head_dim = size // config.num_heads
-        self.norm1 = RMSNorm(size, config.eps)
-        self.norm2 = RMSNorm(size, config.eps)
-        self.qkv = Linear(size, 3 * size, bias=config.qkv_bias)
-        self.out = Linear(size, size)
-        self.up = GatedLinear(size, config.row_width, bias=False, activation=Activation.SILU)
-        self.down = Linear(config.row_width, size)
-
-    def __call__(self, x: Tensor, bounds: Tensor, cos: Tensor, sin: Tensor) -> None:
-        """Adds to x [patches, hidden]."""
-        heads = self.qkv(self.norm1(x)).view(len(x), 3 * self.num_heads, self.head_dim)
-        turned = apply_rope(heads[:, : 2 * self.num_heads], cos, sin)
-        q, k, v = turned[:, : self.num_heads], turned[:, self.num_heads :], heads[:, 2 * self.num_heads :]
-        self.out.add_to(x, dense_attention(q, k, v, bounds, self.head_dim**-0.5))
-        self.down.add_to(x, self.up(self.norm2(x)))
-
-
-class GlmVisionTower(PatchTower):
+class GlmVisionTower(BlockTower):
     """Patches -> rows of the decoder's width."""
 
     config: GlmVisionConfig
@@ -142,7 +114,8 @@ class GlmVisionTower(PatchTower):
         self.patch_embed = Linear(torch.Size(kernel).numel(), size, bias=True, fold=kernel)
         self.patch_norm = RMSNorm(size, config.eps)
         self.positions = Positions(config.side**2, size)
-        self.layers = [GlmVisionLayer(config) for _ in range(config.num_layers)]
+        sizes = size, config.num_heads, width, config.eps, config.qkv_bias
+        self.layers = [GatedLayer(*sizes) for _ in range(config.num_layers)]
         self.post_norm = RMSNorm(size, config.eps)
         self.downsample = Linear(size * merge**2, width, bias=True, fold=(size, merge, merge))
         self.merger_in = Linear(width, width)
@@ -151,34 +124,7 @@ class GlmVisionTower(PatchTower):
         self.merger_down = Linear(config.merger_size, width)
         self._tables: Recent[tuple[int, int], Tables] = Recent(MAX_TABLE_ROWS)
 
-    def pieces(self, items: Sequence[Features]) -> Pieces:
-        """Each item has `pixel_values` [patches, numbers] and `grid_thw` [1, 3]."""
-        grids = [self._grid(features) for features in items]
-        patches = joined([features["pixel_values"].to(self.device, self.dtype) for features in items])
-        unit = self.config.merge_size**2
-        rows = yield from self._rows_of(patches, grids)
-        return apart(rows, [len(features["pixel_values"]) // unit for features in items])
-
-    def _grid(self, features: Features) -> Grid:
-        patches, (times, height, width) = features["pixel_values"], features["grid_thw"].reshape(-1).tolist()
-        merge, numbers = self.config.merge_size, self.patch_embed.in_features
-        fits = min(times, height, width) > 0 and not (height % merge or width % merge)
-        if not fits or tuple(patches.shape) != (times * height * width, numbers):
-            raise RequestError(
-                f"pixel_values {list(patches.shape)} do not fit the grid {times} x {height} x {width}: "
-                f"{times * height * width} patches of {numbers} numbers are needed, with sides of multiples of {merge}"
-            )
-        return times, height, width
-
-    def example(self, modality: Modality, rows: int) -> Features:
-        """A blank picture, about as high as wide."""
-        merge, height = self.config.merge_size, math.isqrt(rows)
-        grid = 1, height * merge, rows // height * merge
-        patches = torch.zeros(grid[1] * grid[2], self.patch_embed.in_features, device=self.device)
-        return {"pixel_values": patches, "grid_thw": torch.tensor([grid])}
-
-    def _rows_of(self, patches: Tensor, grids: Sequence[Grid]) -> Generator[float, None, Tensor]:
-        """patches [sum of times * height * width, numbers] of the tower's dtype -> [blocks, row_width]."""
+    def rows_of(self, patches: Tensor, grids: Sequence[Grid]) -> Generator[float, None, Tensor]:
         x = self.patch_norm(self.patch_embed(patches))
         turns, first = [], 0
         for times, height, width in grids:
@@ -188,8 +134,7 @@ class GlmVisionTower(PatchTower):
             turns += [(cos, sin)] * times
             first = last
         cos, sin = (joined(each) for each in zip(*turns))
-        bounds = bounds_of([height * width for times, height, width in grids for _ in range(times)], x.device)
-        yield from layer_by_layer(self.layers, x, bounds, cos, sin)
+        yield from layer_by_layer(self.layers, x, frame_bounds(grids, x.device), cos, sin)
         merge = self.config.merge_size
         blocks = self.post_norm(x).view(-1, merge**2, x.shape[1]).transpose(1, 2)  # a channel's patches are adjacent
         rows = self.merger_in(self.downsample(blocks.reshape(-1, self.downsample.in_features)))
@@ -213,12 +158,7 @@ class GlmVisionTower(PatchTower):
 def tables_of(grid: tuple[int, int], config: GlmVisionConfig, device: str) -> Tables:
     """A grid's tables, block by block: half of the pairs are rotated by the row, half by the column."""
     height, width = grid
-    merge, quarter = config.merge_size, config.hidden_size // config.num_heads // 4
-    row, column = (
-        axis.reshape(height // merge, merge, width // merge, merge).transpose(1, 2).reshape(-1).float()
-        for axis in torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-    )
-    inv_freq = 1.0 / config.rope_theta ** (torch.arange(quarter, dtype=torch.float32) / quarter)
-    angle = torch.cat([row[:, None] * inv_freq, column[:, None] * inv_freq], dim=1).to(device)
+    row, column = by_block(height, width, config.merge_size)
+    cos, sin = turns_of(row, column, config.hidden_size // config.num_heads, config.rope_theta)
     places = torch.stack([(column + 0.5) / width * 2 - 1, (row + 0.5) / height * 2 - 1], dim=1)
-    return angle.cos(), angle.sin(), places[None, :, None].to(device)
+    return cos.to(device), sin.to(device), places[None, :, None].to(device)

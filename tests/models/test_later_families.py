@@ -62,12 +62,6 @@ FAMILIES = {
         CODE.format("MolmoForCausalLM") + COPY,
         None,
     ),
-    "dots.ocr": (
-        {"architectures": ["DotsOCRForCausalLM"], "model_type": "dots_ocr",
-         "auto_map": {"AutoConfig": "configuration_dots.DotsOCRConfig"}, **TEXT, "image_token_id": 151665},
-        CODE.format("DotsOCRForCausalLM") + COPY,
-        None,
-    ),
     "Ovis 2.5": (
         {"architectures": ["Ovis2_5"], "model_type": "ovis2_5", "visual_vocab_size": 65536,
          "auto_map": {"AutoConfig": "configuration_ovis2_5.Ovis2_5_Config"}, "llm_config": TEXT},
