@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.base.errors import ConfigError
+from server.render.deepseek_form import read_form
 
 VOCABULARY, MERGES, WORDS = "vocab.json", "merges.txt", "vocab.txt"  # files of slow tokenizers
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -40,7 +41,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def read_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     """Templates by name. Later ones win: tokenizer_config, chat_template.json, additional_chat_templates/,
-    chat_template.jinja.
+    chat_template.jinja. A folder without any may have a form that we know (deepseek_form.py).
     """
     found: dict[str, str] = {}
     for value in (config.get("chat_template"), read_json(folder / "chat_template.json").get("chat_template")):
@@ -55,6 +56,8 @@ def read_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     single = folder / "chat_template.jinja"
     if single.is_file():
         found["default"] = single.read_text("utf-8")
+    if not found and (form := read_form(folder)) is not None:
+        found["default"] = form
     return found
 
 

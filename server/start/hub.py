@@ -45,14 +45,16 @@ from engine.weights.files import (
     unindexed,
 )
 from engine.weights.progress import ProgressLine
+from server.render.deepseek_form import CODE as FORM
 from server.start.gguf import chosen
 
 log = logging.getLogger("omniloop")
 
 # Files other than weights: configurations, all supported tokenizer formats, templates, the index of the weights.
+# FORM is read as text.
 OTHER_FILES = (
     "*.json", "*.jinja", "*.model", "*.model.v*", "*.tiktoken", "merges.txt", "vocab.txt",
-    "additional_chat_templates/*.jinja",
+    "additional_chat_templates/*.jinja", FORM,
 )  # fmt: skip
 # The small files that show whether a model consists of adapters.
 ALWAYS = tuple(f"{name}/{ADAPTER_CONFIG}" for name in ("*-lora", *FOLDERS.values()))
