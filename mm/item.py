@@ -160,6 +160,7 @@ class Processed:
     modality: Modality
     parts: tuple[Part, ...]
     replaced: Replaced = ()  # frames of a film, which the answer names
+    number: int = 0  # of the prompt's items of this modality, for families that number them; set by splice
     preamble: str = ""  # text that the family writes before the slot, tokenized together with the text before the slot
 
     @property

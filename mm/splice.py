@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
@@ -52,7 +52,7 @@ def splice(
     pieces: list[np.ndarray] = []
     placed: list[Placed] = []
     done, length = 0, 0
-    for slot, item in zip(slots, processed):
+    for slot, item in zip(slots, numbered(processed)):
         filling = processor.fill(item)
         pieces += (ids[done:slot], filling.token_ids)
         start = length + slot - done
@@ -71,6 +71,17 @@ def splice(
     moved = [(start + sum(more for slot, more in wider if slot < start), given) for start, given in rows]
     media += tuple(_of_text(start, given) for start, given in moved)
     return Spliced(widened, media, positions, delta, dict(counts))
+
+
+def numbered(processed: Sequence[Processed]) -> list[Processed]:
+    """The items of a prompt, each with its number among the items of its modality."""
+    counts: Counter[Modality] = Counter()
+    found = []
+    for item in processed:
+        number = counts[item.modality]
+        counts[item.modality] += 1
+        found.append(item if number == item.number else replace(item, number=number))
+    return found
 
 
 def _of_text(start: int, rows: ClientRows) -> MediaInput:

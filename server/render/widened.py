@@ -19,6 +19,7 @@ from engine.base.request import MediaInput, Modality
 from mm.cache import ProcessorCache
 from mm.item import MediaRef, Processed
 from mm.processors.base import Processor
+from mm.splice import numbered
 from server.render.errors import RenderError
 from server.schema.generate import Features
 
@@ -53,8 +54,8 @@ def narrowed(ids: list[int], features: Features, processor: Processor, cache: Pr
     given = np.asarray(ids, np.int64)
     done = 0
     for offset, length, modality, name in listed(features):
-        processed = known(cache, scope, modality, name)
-        filling = processor.fill(processed)
+        found.processed.append(known(cache, scope, modality, name))
+        filling = processor.fill(numbered(found.processed)[-1])
         first = filling.runs[0][0][0]
         last, rows = filling.runs[0][-1]
         start, end = offset - first, offset - first + len(filling.token_ids)
@@ -65,7 +66,6 @@ def narrowed(ids: list[int], features: Features, processor: Processor, cache: Pr
         found.token_ids.extend(ids[done:start])
         found.token_ids.append(processor.placeholder(modality))
         found.refs.append(MediaRef(modality, None, param=PARAM))
-        found.processed.append(processed)
         done = end
     found.token_ids.extend(ids[done:])
     return found

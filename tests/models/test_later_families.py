@@ -35,11 +35,11 @@ FAMILIES = {
         CODE.format("KimiVLForConditionalGeneration") + f"{WITHOUT}; {COPY}",
         "through transformers (DeepseekV3ForCausalLM)",
     ),
-    "MiniCPM-V": (
-        {"architectures": ["MiniCPMV"], "model_type": "minicpmv", "query_num": 64, **TEXT,
+    "MiniCPM-V 2.6": (
+        {"architectures": ["MiniCPMV"], "model_type": "minicpmv", "version": 2.6, "query_num": 64, **TEXT,
          "auto_map": {"AutoModel": "modeling_minicpmv.MiniCPMV"},
          "vision_config": TOWER | {"model_type": "siglip_vision_model"}},
-        CODE.format("MiniCPMV") + COPY,
+        "MiniCPMV: config.json: version=2.6; this family is served in version 4.5",
         None,
     ),
     "DeepSeek-VL2": (

@@ -211,6 +211,12 @@ def _idefics3(section: Section) -> dict[str, Any]:
     return {**_tiles(section, 224, 32), "eps": eps, "post_norm": True, "bucketed": True}
 
 
+def _minicpmv(section: Section) -> dict[str, Any]:
+    tiles = _tiles(section, 980, 14)
+    eps = section.number("layer_norm_eps", 1e-6)
+    return {**tiles, "side": 0, "learned_side": tiles["side"], "eps": eps, "post_norm": True, "bucketed": True}
+
+
 def _pixtral(section: Section) -> dict[str, Any]:
     rope = section.section("rope_parameters") if section.values.get("rope_parameters") else section
     return {
@@ -235,6 +241,7 @@ KINDS: dict[str, Reader] = {
     "intern_vit_6b": _intern_vit,
     "pixtral": _pixtral,
     "idefics3": _idefics3,
+    "minicpmv": _minicpmv,
 }
 _ACTIVATION = {
     "clip_vision_model": "quick_gelu",
@@ -244,6 +251,7 @@ _ACTIVATION = {
     "intern_vit_6b": "gelu",
     "pixtral": "gelu",
     "idefics3": "gelu_pytorch_tanh",
+    "minicpmv": "gelu_pytorch_tanh",
 }
 # Default sizes of transformers' class, which files may leave out: (hidden, inner, layers, heads).
 _UNSAID = {
@@ -254,4 +262,5 @@ _UNSAID = {
     "intern_vit_6b": (3200, 12800, 48, 25),
     "pixtral": (1024, 4096, 24, 16),
     "idefics3": (1152, 3072, 12, 16),
+    "minicpmv": (1152, 4304, 27, 16),
 }

@@ -109,6 +109,7 @@ NAMES = {
     "intern_vit_6b": INTERN_VIT,
     "pixtral": PIXTRAL,
     "idefics3": CLIP,
+    "minicpmv": CLIP,
 }
 
 _LAST_PRODUCT = {1: "connector.modality_projection.proj", 2: "multi_modal_projector.linear_2"}

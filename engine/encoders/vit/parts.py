@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
 from engine.encoders.tower import joined
@@ -146,6 +147,30 @@ class Turned:
         (piece,) = pieces[self.kind]
         assert piece is not None
         self.linear.fill({"weight": [piece.t().contiguous()]}, placement)
+
+
+class JoinedProjections:
+    """The projections of queries, keys and values in one tensor, as in torch's MultiheadAttention."""
+
+    weight: Tensor  # [3 * size, size]
+    bias: Tensor  # [3 * size]
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __call__(self, x: Tensor, which: int) -> Tensor:
+        """x [..., size] -> [..., size]; `which`: 0 for queries, 1 for keys, 2 for values."""
+        first, last = which * self.size, (which + 1) * self.size
+        return torch.nn.functional.linear(x, self.weight[first:last], self.bias[first:last])
+
+    def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
+        return {"in_proj_weight": (Wanted((3 * self.size, self.size)),), "in_proj_bias": (Wanted((3 * self.size,)),)}
+
+    def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
+        (weight,), (bias,) = pieces["in_proj_weight"], pieces["in_proj_bias"]
+        assert weight is not None
+        assert bias is not None
+        self.weight, self.bias = (piece.to(placement.device, placement.dtype, copy=True) for piece in (weight, bias))
 
 
 def side_by_side(x: Tensor, merge: int, channels_first: bool) -> Tensor:

@@ -17,14 +17,12 @@ from torch import Tensor
 from engine.base.request import Modality
 from engine.encoders.tower import Features, joined
 from engine.encoders.vit.config import VitConfig
-from engine.encoders.vit.parts import Run
+from engine.encoders.vit.parts import JoinedProjections, Run
 from engine.encoders.vit.tower import VitTower
 from engine.kernels.activation import pointwise
-from engine.kernels.gemm.pack import Placement
 from engine.layers.bare import Bare
 from engine.layers.linear import Linear
 from engine.layers.norm import LayerNorm
-from engine.weights.table import Wanted
 
 
 class SingleRowTower(VitTower):
@@ -70,22 +68,19 @@ class AttendedRow:
         lengths = [tiles * height * width for tiles, height, width in runs]
         parts = zip(self.post_norm(x).split(lengths), runs)
         query = self.probe.value.view(1, -1)
-        y = self.out(joined([self.attention(query, part.view(run[0], -1, x.shape[1])) for part, run in parts]))
+        y = self.out(joined([self.attention.attended(query, part.view(run[0], -1, x.shape[1])) for part, run in parts]))
         self.down.add_to(y, pointwise(self.up(self.norm(y)), self.activation))
         return y
 
 
-class QueryAttention:
-    """Attention of one query; the matrices of queries, keys and values are one tensor, as in torch's
-    MultiheadAttention."""
-
-    weight: Tensor  # [3 * size, size]
-    bias: Tensor  # [3 * size]
+class QueryAttention(JoinedProjections):
+    """Attention of one query."""
 
     def __init__(self, size: int, num_heads: int) -> None:
-        self.size, self.num_heads = size, num_heads
+        super().__init__(size)
+        self.num_heads = num_heads
 
-    def __call__(self, query: Tensor, x: Tensor) -> Tensor:
+    def attended(self, query: Tensor, x: Tensor) -> Tensor:
         """query [1, size], x [pictures, patches, size] -> [pictures, size]; the softmax is float32."""
         size, heads = self.size, self.num_heads
         q = torch.nn.functional.linear(query, self.weight[:size], self.bias[:size]).view(heads, -1)
@@ -93,12 +88,3 @@ class QueryAttention:
         k, v = both.view(*x.shape[:2], 2, heads, -1).unbind(2)  # [pictures, patches, heads, width] each
         scores = torch.einsum("hw,tphw->thp", q.float(), k.float()) * q.shape[1] ** -0.5
         return torch.einsum("thp,tphw->thw", scores.softmax(-1).to(v.dtype), v).reshape(len(x), size)
-
-    def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
-        return {"in_proj_weight": (Wanted((3 * self.size, self.size)),), "in_proj_bias": (Wanted((3 * self.size,)),)}
-
-    def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
-        (weight,), (bias,) = pieces["in_proj_weight"], pieces["in_proj_bias"]
-        assert weight is not None
-        assert bias is not None
-        self.weight, self.bias = (piece.to(placement.device, placement.dtype, copy=True) for piece in (weight, bias))

@@ -38,13 +38,14 @@ class VitTower(PatchTower):
         super().__init__(config, dtype, device)
         size, names = config.hidden_size, NAMES[config.kind]
         kernel = (config.in_channels, config.patch_size, config.patch_size)
-        fold = () if config.learned_side else kernel  # a linear layer in that case, else a convolution
+        stretched = config.learned_side and not config.bucketed
+        fold = () if stretched else kernel  # a linear layer in that case, else a convolution
         self.patch_embed = Linear(torch.Size(kernel).numel(), size, bias=config.patch_bias, fold=fold)
         once = (1,) * names.batch
         self.class_token = Bare(names.class_kind, *once, size) if config.class_token else None
         side = config.side or config.learned_side
         self.positions = Bare(names.position_kind, *once[:1], side**2 + config.class_token, size) if side else None
-        self._places = buckets(config.side).to(device) if config.bucketed else None
+        self._places = buckets(config.side).to(device) if config.bucketed and config.side else None
         self.pre_norm = vit_norm(config) if config.pre_norm else None
         self.layers = [VitLayer(config) for _ in range(config.num_layers)]
         self.post_norm = vit_norm(config) if config.post_norm else None
@@ -134,6 +135,8 @@ class VitTower(PatchTower):
         if known is None:
             assert self.positions is not None
             side, size = self.config.learned_side, self.config.hidden_size
+            if self.config.bucketed:
+                return self.positions.value.view(-1, size)[buckets_of(grid, side).to(self.device)]
             learned = self.positions.value.view(1, side, side, size).permute(0, 3, 1, 2).float()
             resized = interpolate(learned, size=grid, mode="bilinear", align_corners=False, antialias=True)
             known = resized[0].permute(1, 2, 0).reshape(-1, size).to(self.dtype)
@@ -181,3 +184,16 @@ def buckets(side: int) -> Tensor:
     shares = (torch.arange(side, dtype=torch.float32) * (1.0 / torch.tensor(side))).clamp(max=1.0 - 1e-6)
     place = torch.bucketize(shares, bounds, right=True)
     return (place[:, None] * side + place).view(-1)
+
+
+def buckets_of(grid: Grid, side: int) -> Tensor:
+    """The index of each patch's position in a square of `side`, int64 [height * width], for pictures of any shape.
+
+    By its fraction of the picture's sides, with the rounding of modeling_navit_siglip.py in MiniCPM-V.
+    """
+    bounds = torch.arange(1 / side, 1.0, 1 / side)
+    row, column = (
+        torch.bucketize(torch.arange(0, 1 - 1e-6, float(1 / torch.tensor(length))), bounds, right=True)[:length]
+        for length in grid
+    )
+    return (row[:, None] * side + column).view(-1)
