@@ -54,11 +54,7 @@ CHAT_TEMPLATE = """\
 {%- if add_generation_prompt -%}<|im_start|>assistant
 {% endif -%}
 """
-MAKERS = (
-    "chatglm",
-    "dots_ocr",
-    "minicpmv",
-)  # modules of tests/models with checkpoints for which transformers has no class
+MAKERS = ("chatglm", "dots_ocr", "kimi_vl", "minicpmv")  # modules of tests/models with checkpoints of their own
 PATCH, MERGE, TEMPORAL, CHANNELS, MELS = 14, 2, 2, 3, 32  # of the omni towers
 KEPT_AS_WEIGHT_LESS_1 = (  # the gains of norms
     "gemma", "gemma2", "gemma3_text", "nemotron", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text",

@@ -15,7 +15,7 @@ from engine.checkpoint.pooling import Form
 from engine.checkpoint.section import Section
 from engine.models.base.both_ways import class_of_body
 from engine.models.base.spelling import nearest_families
-from engine.models.lookup import MIXED, families, inner_decoder, served
+from engine.models.lookup import MIXED, families, family_of, inner_decoder, served
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ def implementation_of(root: Section, text_only: bool, implementation: str) -> tu
     named = [str(name) for name in root.items("architectures", ())]
     for name in named if implementation != "transformers" else ():
         if (found := _own(name)) is not None:
-            return *found, "native"
+            return *found, _of_family(found[0], implementation)
     through = implementation != "native" and _has_backend()
     if implementation == "transformers" and not through:
         raise ConfigError(f"--model-impl transformers: a package is not installed; run {BACKEND}")
@@ -54,6 +54,17 @@ def implementation_of(root: Section, text_only: bool, implementation: str) -> tu
     lacks = implementation == "auto" and not _has_backend()
     more = f"; transformers may serve it: run {BACKEND}" if lacks else ""
     raise ConfigError(_unsupported(root, named, bool(inside)) + more)
+
+
+def _of_family(architecture: str, implementation: str) -> str:
+    """The implementation of a family's decoder; ConfigError if it is transformers' and excluded, or not installed."""
+    if not family_of(architecture).through:
+        return "native"
+    if implementation == "native":
+        raise ConfigError(f"--model-impl native: the decoder of {architecture} runs through transformers; leave it out")
+    if not _has_backend():
+        raise ConfigError(f"the decoder of {architecture} runs through transformers: run {BACKEND}")
+    return "transformers"
 
 
 def _has_backend() -> bool:

@@ -43,8 +43,8 @@ MIXED = "engine.models.transformers_backend.mixed"  # serves transformers' tower
 
 def family_of(architecture: str, implementation: str = "native") -> Family:
     """The family of an architecture with this implementation."""
-    if implementation == "native":
-        found = served(architecture)
+    found = served(architecture)
+    if implementation == "native" or (found is not None and found[1].through):
         assert found is not None, architecture
         return found[1]
     through = SEEING if architecture.endswith("ForConditionalGeneration") else THROUGH

@@ -40,7 +40,9 @@ def lines(config: Config) -> Iterator[str]:
     takes = ", ".join(model.modalities)
     family = family_of(model.architecture, model.implementation)
     how = f"natively, as {model.architecture} ({family.name})"
-    if model.implementation == "transformers":
+    if family.through:
+        how = f"its decoder through transformers, its encoders natively ({model.architecture})"
+    elif model.implementation == "transformers":
         how = f"through transformers ({model.architecture})"
     elif model.implementation == "mixed":
         how = f"its decoder natively, its encoders through transformers ({model.architecture})"

@@ -29,7 +29,7 @@ SHORT = (
     "lfm2_vl",
     "chatglm-vision",
 )  # caches of several groups, or a picture must fit into one chunk
-FAMILIES = (*FILMS, "llava", "mistral3", "idefics3", "hunyuan_vl", "dots_ocr", "minicpmv", *SHORT)
+FAMILIES = (*FILMS, "llava", "mistral3", "idefics3", "hunyuan_vl", "dots_ocr", "kimi_vl", "minicpmv", *SHORT)
 
 
 def mixes(name: str) -> tuple[str, ...]:

@@ -15,26 +15,12 @@ TOWER = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "nu
          "patch_size": 14, "image_size": 56}  # fmt: skip
 TEXT = {"vocab_size": 200, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
         "num_key_value_heads": 2, "max_position_embeddings": 512}  # fmt: skip
-KIMI = TEXT | {
-    "model_type": "deepseek_v3", "num_key_value_heads": 4, "moe_intermediate_size": 32, "n_shared_experts": 2,
-    "n_routed_experts": 8, "routed_scaling_factor": 2.446, "kv_lora_rank": 32, "q_lora_rank": None,
-    "qk_rope_head_dim": 16, "v_head_dim": 16, "qk_nope_head_dim": 16, "topk_method": "noaux_tc", "n_group": 1,
-    "topk_group": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1, "norm_topk_prob": True,
-    "scoring_func": "sigmoid", "rms_norm_eps": 1e-5, "rope_theta": 800000.0,
-}  # fmt: skip
 CODE = "{} is not supported: its classes are code in the checkpoint (auto_map), which is never run; "
 COPY = "a copy for transformers' own classes may be served"
 WITHOUT = "with --language-model-only its decoder is served"
 NO_PROCESSOR = "its processor cannot be made by transformers"  # these folders have no processor file
 
 FAMILIES = {
-    "Kimi-VL": (
-        {"architectures": ["KimiVLForConditionalGeneration"], "model_type": "kimi_vl",
-         "auto_map": {"AutoConfig": "configuration_kimi_vl.KimiVLConfig"}, "media_placeholder_token_id": 163605,
-         "text_config": KIMI, "vision_config": TOWER | {"model_type": "moonvit", "merge_kernel_size": [2, 2]}},
-        CODE.format("KimiVLForConditionalGeneration") + f"{WITHOUT}; {COPY}",
-        "through transformers (DeepseekV3ForCausalLM)",
-    ),
     "MiniCPM-V 2.6": (
         {"architectures": ["MiniCPMV"], "model_type": "minicpmv", "version": 2.6, "query_num": 64, **TEXT,
          "auto_map": {"AutoModel": "modeling_minicpmv.MiniCPMV"},

@@ -57,6 +57,11 @@ class Family:
     # For a family that only makes vectors: (folder, text_config, config.json, --pooler-config) -> PoolingConfig.
     pooling: Callable[[Path, Section, Section, Mapping[str, Any]], PoolingConfig] | None = None
 
+    @property
+    def through(self) -> bool:
+        """Whether the decoder is a module of transformers; the family's file has the towers."""
+        return bool(getattr(self.model, "through", False))
+
     def bidirectional_in(self, outer: Section, sees: bool) -> Bidirectional:
         """Which tokens of a prompt attend to later tokens; `sees`: whether the model has a tower."""
         if isinstance(self.bidirectional, str):

@@ -124,12 +124,41 @@ class TransformersModel(Model):
         return logits.float() if hidden.is_cpu else logits
 
 
+class ModelWithRows(TransformersModel):
+    """A decoder that gets rows of items in place of the placeholders' embeddings."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
+        super().__init__(config, dtype, device)
+        self._embed = self._decoder.get_input_embeddings()
+        outside = any(token >= self._embed.num_embeddings for token in config.media_token_ids.values())
+        self._last_token = self._embed.num_embeddings - 1 if outside else None
+
+    def tokens_of(self, batch: Batch) -> dict[str, Tensor]:
+        """The embeddings, with the placeholders' replaced by rows of items, as the decoder's argument."""
+        token_ids = batch.token_ids if self._last_token is None else batch.token_ids.clamp(max=self._last_token)
+        embedded = self._embed(token_ids)
+        if batch.overlay is not None:
+            visible, rows = batch.overlay
+            embedded = torch.where(visible, rows.to(embedded.dtype), embedded)
+        for start, length, rows in batch.media:
+            embedded[start : start + length] = rows
+        return {"inputs_embeds": embedded[None]}
+
+
 def read_text(body: Section, outer: Section) -> TextConfig:
     """The decoder's config, before the model is built."""
     values = skeleton.decoder_of(outer.values)
+    return text_of(built(class_of(outer), values, outer))
+
+
+def class_of(outer: Section) -> str:
+    """The decoder's class: the one that config.json names, or the class of its decoder's model_type."""
+    values = skeleton.decoder_of(outer.values)
     named = [name for name in outer.items("architectures", ()) if name in skeleton.known()]
     named += [name for name, kind in skeleton.known().items() if kind == values.get("model_type")]
-    return text_of(built(named[0], values, outer))
+    if not named:
+        raise ConfigError(f"{outer.path}: model_type={values.get('model_type')!r} is no decoder of transformers")
+    return named[0]
 
 
 def built(architecture: str, values: Mapping[str, Any], outer: Section) -> Any:

@@ -15,20 +15,18 @@ from functools import lru_cache, partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor
 
 from engine.base.errors import ConfigError
 from engine.base.model_config import ModelConfig, TextConfig
 from engine.base.request import Modality
 from engine.checkpoint.section import Section
 from engine.encoders.tower import by_modality
-from engine.layers.batch import Batch
 from engine.models.base.family import Family
 from engine.models.lookup import inner_decoder
 from engine.models.transformers_backend import skeleton
 from engine.models.transformers_backend.class_tower import class_towers
 from engine.models.transformers_backend.model import FAMILY as DECODER
-from engine.models.transformers_backend.model import TransformersModel, built, text_of
+from engine.models.transformers_backend.model import ModelWithRows, built, text_of
 from engine.models.transformers_backend.showing import ITEMS, refuse_arguments, served_kinds, unused_children
 
 
@@ -52,31 +50,17 @@ def with_towers(config: ModelConfig) -> Any:
     return module
 
 
-class SeeingModel(TransformersModel):
+class SeeingModel(ModelWithRows):
     """A model of a transformers class with a tower."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
         super().__init__(config, dtype, device)
-        self._embed = self._decoder.get_input_embeddings()
-        outside = any(token >= self._embed.num_embeddings for token in config.media_token_ids.values())
-        self._last_token = self._embed.num_embeddings - 1 if outside else None
         base = getattr(self.module, self.module.base_model_prefix)
         kinds = [kind for tower in config.towers.values() for kind in tower.modalities]
         self.towers = by_modality(*class_towers(kinds, base, self._decoder, config, dtype, device))
 
     def built(self) -> Any:
         return with_towers(self.config)
-
-    def tokens_of(self, batch: Batch) -> dict[str, Tensor]:
-        """The embeddings, with the placeholders' replaced by rows of items, as the decoder's argument."""
-        token_ids = batch.token_ids if self._last_token is None else batch.token_ids.clamp(max=self._last_token)
-        embedded = self._embed(token_ids)
-        if batch.overlay is not None:
-            visible, rows = batch.overlay
-            embedded = torch.where(visible, rows.to(embedded.dtype), embedded)
-        for start, length, rows in batch.media:
-            embedded[start : start + length] = rows
-        return {"inputs_embeds": embedded[None]}
 
 
 def read_seeing(body: Section, outer: Section) -> TextConfig:
