@@ -72,6 +72,12 @@ class PackedIntegers:
             zero = offsets(fields(tensors["weight_zero_point"].t(), self.bits)[:, :rows].t(), self.bits).contiguous()
         elif self.packed_zeros is False:
             zero = tensors["weight_zero_point"]
+            least, most = -(1 << self.bits - 1), (1 << self.bits - 1) - 1
+            if count := int(((zero < least) | (zero > most)).sum()):
+                raise ConfigError(
+                    f"{count} of {zero.numel()} values of weight_zero_point lie outside of {least} .. {most}, the "
+                    f"range of {self.bits} bits: quantise the checkpoint again"
+                )
         group = checked_group(columns, self.group)
         order = None if "weight_g_idx" not in tensors else column_order(tensors["weight_g_idx"], values.shape[1], group)
         if order is not None:

@@ -309,6 +309,14 @@ FORMS = {
     "fp8-weights": _compressed("float-quantized", None, num_bits=8, type="float", strategy="channel"),
     "fp8-blocks": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
     "w4": _compressed("pack-quantized", None, num_bits=4, type="int", strategy="group", group_size=128),
+    "awq": {
+        "quant_method": "awq",
+        "bits": 4,
+        "group_size": 128,
+        "zero_point": True,
+        "version": "gemm",
+        "modules_to_not_convert": ["lm_head"],
+    },
     "nvfp4": {"quant_method": "modelopt", "quant_algo": "NVFP4"},
     "int8": _compressed("int-quantized", {"type": "int", "num_bits": 8}, num_bits=8, type="int", strategy="channel"),
 }

@@ -64,6 +64,7 @@ def test_products(kind, width, depth, group, invariant):
     [
         (6144, 2048, Kind.INT4, 128, False, torch.bfloat16, False),
         (6144, 2048, Kind.INT4, 128, True, torch.float32, True),
+        (6144, 2048, Kind.INT4, 128, True, torch.float16, False),
         (1000, 1536, Kind.INT4, 32, True, torch.bfloat16, False),
         (1000, 1536, Kind.INT4, 4096, False, torch.float32, True),
         (24576, 256, Kind.E2M1, 16, False, torch.bfloat16, False),

@@ -43,6 +43,20 @@ def test_two_words_become_two_numbers(kind):
         assert np.array_equal(halves(held["$0"])[known], values[codes][known])
 
 
+@pytest.mark.parametrize("zero", range(-8, 8))
+def test_four_bits_less_a_zero_point_are_one_operation_from_their_code(zero):
+    """The constant of the last instruction holds the zero point: bits as `minus_zero` makes them."""
+    low = np.arange(1 << 16, dtype=np.uint32)
+    words = low | (low ^ 0xFFFF) << 16
+    offset = (zero & 15) ^ 0xC308
+    assert np.array_equal(halves(np.array([offset * 0x10001], np.uint32)), np.full((2, 1), -136.0 - zero))
+    for place in range(4):
+        program = text(getattr(widen, f"INT4_{place}_LESS"))
+        held = run(program, {"$1": words, "$2": np.full_like(words, offset * 0x10001)})
+        codes = np.stack([words, words >> 16]) >> 4 * place & 15
+        assert np.array_equal(halves(held["$0"]), codes.astype(float) - 8 - zero)
+
+
 @pytest.mark.parametrize("scale", [1.0, 2.0**-7, 2.0**-120, 2.0**100])
 def test_values_of_mxfp4_times_their_scale(scale):
     values = VALUES[Kind.E2M1].numpy()

@@ -8,7 +8,7 @@ Users: gemm/groups, moe/coded.
 
 from __future__ import annotations
 
-from engine.kernels.gemm.widen import BLOCK, codes_per_word, values_of
+from engine.kernels.gemm.widen import BLOCK, codes_per_word, less, values_less, values_of
 from engine.kernels.target import tl, triton
 
 
@@ -45,22 +45,12 @@ def of_group(numbers, AT: tl.constexpr, COUNT: tl.constexpr):
 
 
 @triton.jit
-def less(values, zero):
-    """values - zero: integer zeros exactly, in values' dtype, other zeros in float32."""
-    if zero.dtype == tl.int8:
-        values -= zero.to(values.dtype)
-    else:
-        values = (values.to(tl.float32) - zero).to(values.dtype)
-    return values
-
-
-@triton.jit
 def by_columns(values, columns, scales, zeros, n, n_in, depth, groups, GROUP: tl.constexpr, SCALES: tl.constexpr,
                ZEROS: tl.constexpr):  # fmt: skip
     """(values [n, columns] - zeros) * scales, with zeros and scales loaded for each value."""
     at, mask = (n.to(tl.int64) * groups)[:, None] + (columns // GROUP)[None, :], n_in[:, None] & (columns < depth)[None]
     if ZEROS:
-        values = less(values, tl.load(zeros + at, mask=mask, other=0))
+        values = less(values, tl.load(zeros + at, mask=mask, other=0), False)
     if SCALES:
         values = (values.to(tl.float32) * tl.load(scales + at, mask=mask, other=0.0).to(tl.float32)).to(values.dtype)
     return values
@@ -110,9 +100,10 @@ def code_sums(
             if not EVEN:
                 x_mask = x_mask & (columns < depth)[:, None]
             tokens = tl.load(x_line + columns[:, None], mask=x_mask, other=0.0)
-            values = values_of(tile, dtype, KIND, place, PAIRS)
             if ZEROS and ON_SUMS:
-                values = less(values, of_group(zero, place // RUN, COUNT))
+                values = values_less(tile, of_group(zero, place // RUN, COUNT), dtype, KIND, place, PAIRS)
+            else:
+                values = values_of(tile, dtype, KIND, place, PAIRS)
             if not ON_SUMS:
                 values = by_columns(values, columns, scales, zeros, n, n_in, depth, groups, GROUP, SCALES, ZEROS)
             if not (SCALES and ON_SUMS):

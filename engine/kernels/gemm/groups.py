@@ -36,7 +36,7 @@ class Packed:
     kind: Kind
     codes: Tensor  # [N, K] single codes; with `words` int16 [N, ..] of gemm/widen
     words: bool
-    scales: Tensor | None  # [N, groups] float32 or bfloat16; None: only row_scales
+    scales: Tensor | None  # [N, groups] float32, bfloat16 or, of INT4, float16; None: only row_scales
     row_scales: Tensor | None  # [N] float32
     zeros: Tensor | None  # [N, groups] int8 or float32
     group: int
@@ -68,7 +68,7 @@ def packed(codes: Codes, words: bool = True) -> Packed:
         values = words_of(values, codes_per_word(KINDS[codes.kind]))
     scales, row_scales = None, codes.row_scale
     if codes.scale.shape[1] > 1:
-        scales = codes.scale.contiguous()
+        scales = narrowed(codes.scale.contiguous()) if codes.kind is Kind.INT4 else codes.scale.contiguous()
     else:
         alone = codes.scale[:, 0].float()
         row_scales = alone if row_scales is None else alone * row_scales
@@ -76,6 +76,14 @@ def packed(codes: Codes, words: bool = True) -> Packed:
     depth = codes.values.shape[1]
     group = codes.group if depth > codes.group else -(-depth // ROUND) * ROUND
     return Packed(codes.kind, values, words, scales, row_scales, zeros, group, depth)
+
+
+def narrowed(scales: Tensor) -> Tensor:
+    """Scales as float16 if it holds each of them exactly, as of checkpoints in float16; else unchanged."""
+    if scales.dtype is not torch.float32:
+        return scales
+    half = scales.half()
+    return half if torch.equal(half.float(), scales) else scales
 
 
 class Tile(NamedTuple):

@@ -29,7 +29,7 @@ from engine.kernels.gemm.descriptors import describe, is_aligned
 from engine.kernels.gemm.groups import KINDS, Packed
 from engine.kernels.gemm.split_k import MAX_TILES, arrivals
 from engine.kernels.gemm.value_cuts import Cut
-from engine.kernels.gemm.widen import values_of
+from engine.kernels.gemm.widen import values_less, values_of
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.room import whole_tiles
 from engine.kernels.target import target, tl, triton
@@ -39,16 +39,16 @@ LEAST_ROWS = 2
 
 
 @triton.jit
-def in_halves(table, at, inside):
+def in_halves(table, at):
     """Loads from a table; float32 as two 16-bit halves, because whole loads would take shared memory that blocks
     need."""
     if table.dtype.element_ty == tl.float32:
         halves = table.to(tl.pointer_type(tl.uint16))
-        low = tl.load(halves + 2 * at, mask=inside, other=0).to(tl.uint32)
-        high = tl.load(halves + 2 * at + 1, mask=inside, other=0).to(tl.uint32)
+        low = tl.load(halves + 2 * at).to(tl.uint32)
+        high = tl.load(halves + 2 * at + 1).to(tl.uint32)
         found = (low | (high << 16)).to(tl.float32, bitcast=True)
     else:
-        found = tl.load(table + at, mask=inside, other=0)
+        found = tl.load(table + at)
     return found
 
 
@@ -57,39 +57,25 @@ def of_rows(table, first, apart, height, groups, group, BLOCK_N: tl.constexpr):
     """Column `group` of a table [height, groups] at a tile's rows: [BLOCK_N, 1].
 
     64 rows from `first` on; with 128 rows the second 64 are `apart` rows further, with 256 the second 128. Each load
-    has fewer rows than the program has threads, so each thread loads its own operand, without shared memory.
+    has fewer rows than the program has threads, so each thread loads its own operand, without shared memory. Rows
+    beyond the table read its last row: loads without a mask save an instruction each.
     """
     HALF: tl.constexpr = 128 if BLOCK_N == 256 else 64
     row = first + tl.arange(0, HALF)
-    found = in_halves(table, row.to(tl.int64) * groups + group, row < height)
+    found = in_halves(table, tl.minimum(row, height - 1).to(tl.int64) * groups + group)
     if BLOCK_N > HALF:
-        row += apart
-        others = in_halves(table, row.to(tl.int64) * groups + group, row < height)
+        others = in_halves(table, tl.minimum(row + apart, height - 1).to(tl.int64) * groups + group)
         found = tl.join(found, others).permute((1, 0)).reshape((BLOCK_N,))
     return found[:, None]
 
 
 @triton.jit
-def less(values, zero, PAIRS: tl.constexpr):
-    """values - zero, which is exact, because both are small integers."""
-    zero = zero.to(values.dtype)
-    if PAIRS:
-        values, zero = tl.broadcast(values, zero)
-        values = tl.inline_asm_elementwise(
-            "sub.rn.bf16x2 $0, $1, $2;", "=r,r,r", [values, zero], dtype=tl.bfloat16, is_pure=True, pack=2
-        )
-    else:
-        values -= zero
-    return values
-
-
-@triton.jit
 def times(values, scale, PAIRS: tl.constexpr):
-    """values [n, columns] times scale [n, 1], rounded to values' dtype; a float32 scale is the sum of two bfloat16."""
+    """values [n, columns] times scale [n, 1], rounded to values' dtype; a longer scale is the sum of two bfloat16."""
     if PAIRS:
         high = scale.to(tl.bfloat16)
-        if scale.dtype == tl.float32:
-            low = (scale - high.to(tl.float32)).to(tl.bfloat16)
+        if scale.dtype != tl.bfloat16:
+            low = (scale.to(tl.float32) - high.to(tl.float32)).to(tl.bfloat16)
             values = tl.inline_asm_elementwise(
                 "{ .reg .b32 low; mul.rn.bf16x2 low, $1, $3; fma.rn.bf16x2 $0, $1, $2, low; }", "=r,r,r,r",
                 [values, high, low], dtype=tl.bfloat16, is_pure=True, pack=2,
@@ -131,9 +117,10 @@ def scaled_of(
     ZEROS: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
     """The scaled values of code number PLACE of a tile of words [BLOCK_N, words]."""
-    values = values_of(tile, dtype, KIND, PLACE, PAIRS)
     if ZEROS:
-        values = less(values, zero, PAIRS)
+        values = values_less(tile, zero, dtype, KIND, PLACE, PAIRS)
+    else:
+        values = values_of(tile, dtype, KIND, PLACE, PAIRS)
     if SCALES:
         values = times(values, scale, PAIRS)
     return values

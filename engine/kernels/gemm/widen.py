@@ -70,6 +70,13 @@ INT4_0 = _program(OF_INT4, "mov.b32 a, $1;" + FOUR, FMA)
 INT4_1 = _program(OF_INT4, "shr.u32 a, $1, 4;" + FOUR, FMA)
 INT4_2 = _program(OF_INT4, "shr.u32 a, $1, 8;" + FOUR, FMA)
 INT4_3 = _program(OF_INT4, "shr.u32 a, $1, 12;" + FOUR, FMA)
+# With a zero point the constant is -136 - zero, from register $2.
+ONE = "mov.b32 factor, 0x3f803f80;"
+LESS_ZERO = "fma.rn.bf16x2 $0, a, factor, $2;"
+INT4_0_LESS = _program(ONE, "mov.b32 a, $1;" + FOUR, LESS_ZERO)
+INT4_1_LESS = _program(ONE, "shr.u32 a, $1, 4;" + FOUR, LESS_ZERO)
+INT4_2_LESS = _program(ONE, "shr.u32 a, $1, 8;" + FOUR, LESS_ZERO)
+INT4_3_LESS = _program(ONE, "shr.u32 a, $1, 12;" + FOUR, LESS_ZERO)
 E2M1_0 = _program(OF_E2M1, "shl.b32 a, $1, 12; shl.b32 s, $1, 6;" + SMALL, FMA)
 E2M1_1 = _program(OF_E2M1, "shl.b32 a, $1, 8; shl.b32 s, $1, 2;" + SMALL, FMA)
 E2M1_2 = _program(OF_E2M1, "shl.b32 a, $1, 4; shr.u32 s, $1, 2;" + SMALL, FMA)
@@ -126,6 +133,42 @@ def values_of(words, dtype: tl.constexpr, KIND: tl.constexpr, PLACE: tl.constexp
             values = widened(codes.to(tl.int8, bitcast=True), KIND).to(dtype)
         else:
             values = widened(codes, KIND).to(dtype)
+    return values
+
+
+@triton.jit
+def minus_zero(zero):
+    """-136 - zero as bfloat16, for zeros int8 -8 .. 7 of INT4: the bits of -128 - n are 0xc300 + n."""
+    return ((zero.to(tl.int32) & 15) ^ 0xC308).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+
+
+@triton.jit
+def less(values, zero, PAIRS: tl.constexpr):
+    """values - zero: integer zeros exactly, in values' dtype, other zeros in float32; PAIRS: as in `values_of`."""
+    if zero.dtype != tl.int8:
+        values = (values.to(tl.float32) - zero).to(values.dtype)
+    elif PAIRS:
+        values, zero = tl.broadcast(values, zero.to(values.dtype))
+        values = tl.inline_asm_elementwise(
+            "sub.rn.bf16x2 $0, $1, $2;", "=r,r,r", [values, zero], dtype=tl.bfloat16, is_pure=True, pack=2
+        )
+    else:
+        values -= zero.to(values.dtype)
+    return values
+
+
+@triton.jit
+def values_less(words, zero, dtype: tl.constexpr, KIND: tl.constexpr, PLACE: tl.constexpr, PAIRS: tl.constexpr):
+    """`values_of` minus zero, int8 or float32, which broadcasts to words; with PAIRS, int8 zeros of INT4 take no
+    instruction per value."""
+    if PAIRS and KIND == 0 and zero.dtype == tl.int8:
+        both, offset = tl.broadcast(words, minus_zero(zero))
+        values = tl.inline_asm_elementwise(
+            (INT4_0_LESS, INT4_1_LESS, INT4_2_LESS, INT4_3_LESS)[PLACE], "=r,r,r", [both, offset],
+            dtype=tl.bfloat16, is_pure=True, pack=2,
+        )  # fmt: skip
+    else:
+        values = less(values_of(words, dtype, KIND, PLACE, PAIRS), zero, PAIRS)
     return values
 
 

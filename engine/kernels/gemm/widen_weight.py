@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.kernels.gemm.codes import Kind
 from engine.kernels.gemm.groups import KINDS, Packed
-from engine.kernels.gemm.widen import values_of
+from engine.kernels.gemm.widen import values_less, values_of
 from engine.kernels.target import target, tl, triton
 
 ELEMENTS = 4096  # elements per program
@@ -22,11 +22,20 @@ def block_k_of(group: int) -> int:
 
 
 @triton.jit
-def scaled(values, n, group, scales, zeros, inside, groups, SCALES: tl.constexpr, ZEROS: tl.constexpr):
-    """(values [n, columns] - zeros) * scales of `group`, [1] or [columns]."""
+def scaled(
+    tile, n, group, scales, zeros, inside, groups, KIND: tl.constexpr, PLACE: tl.constexpr, SCALES: tl.constexpr,
+    ZEROS: tl.constexpr, PAIRS: tl.constexpr,
+):  # fmt: skip
+    """(values - zeros) * scales of code number PLACE of words [n, words], for `group`, [1] or [words]: float32."""
     at = (n * groups)[:, None] + group[None, :]
     if ZEROS:
-        values -= tl.load(zeros + at, mask=inside, other=0).to(tl.float32)
+        zero = tl.load(zeros + at, mask=inside, other=0)
+        if zero.dtype == tl.int8:
+            values = values_less(tile, zero, tl.float32, KIND, PLACE, PAIRS).to(tl.float32)
+        else:
+            values = values_of(tile, tl.float32, KIND, PLACE, PAIRS).to(tl.float32) - zero
+    else:
+        values = values_of(tile, tl.float32, KIND, PLACE, PAIRS).to(tl.float32)
     if SCALES:
         values *= tl.load(scales + at, mask=inside, other=0.0).to(tl.float32)
     return values
@@ -63,12 +72,12 @@ def widen_weight_kernel(
     for place in tl.static_range(PER):
         columns = first + j // APART * 64 + j % APART + place * APART
         inside = n_in[:, None] & (columns < depth)[None, :]
-        values = values_of(tile, tl.float32, KIND, place, PAIRS).to(tl.float32)
         if GROUP % BLOCK_K == 0:
             group = first // GROUP + tl.arange(0, 1)
-            values = scaled(values, n, group, scales, zeros, n_in[:, None], groups, SCALES, ZEROS)
+            values = scaled(tile, n, group, scales, zeros, n_in[:, None], groups, KIND, place, SCALES, ZEROS, PAIRS)
         else:
-            values = scaled(values, n, columns // GROUP, scales, zeros, inside, groups, SCALES, ZEROS)
+            group = columns // GROUP
+            values = scaled(tile, n, group, scales, zeros, inside, groups, KIND, place, SCALES, ZEROS, PAIRS)
         if ROW_SCALES:
             values *= tl.load(row_scales + n, mask=n_in, other=0.0)[:, None]
         tl.store(out + (n * depth)[:, None] + columns[None, :], values.to(out.dtype.element_ty), mask=inside)

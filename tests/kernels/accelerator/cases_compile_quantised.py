@@ -76,6 +76,10 @@ def float_zeros(kernel, signature, constants, options):
     return kernel, {**signature, "zeros": "*fp32", "scales": "*fp32"}, constants, options
 
 
+def halves(kernel, signature, constants, options):
+    return kernel, {**signature, "scales": "*fp16"}, constants, options
+
+
 def whole(kind, group, scales=True, zeros=False):
     constants = {
         "KIND": kind, "GROUP": group, "SCALES": scales, "ZEROS": zeros, "ROW_SCALES": not scales, "PAIRS": kind != NF4,
@@ -151,6 +155,7 @@ KERNELS = {
     "one row that becomes fp8, activated, blocks": float8_row(True, True, act=int(Activation.SILU), warps=2),
     "int4 128": product(INT4, 16, 128, apart=True),
     "int4 32 zeros": product(INT4, 64, 32, zeros=True),
+    "int4 128 zeros": halves(*product(INT4, 64, 128, zeros=True)),
     "int4 32 float zeros": float_zeros(*product(INT4, 16, 32, zeros=True)),
     "e2m1 16": product(E2M1, 32, 16),
     "nf4 64": product(NF4, 16, 64, apart=True),
@@ -159,6 +164,7 @@ KERNELS = {
     "e4m3 blocks": product(E4M3, 16, 128, apart=True),
     "int4 128 whole": whole(INT4, 128),
     "int4 32 whole, zeros": whole(INT4, 32, zeros=True),
+    "int4 128 whole, zeros": halves(*whole(INT4, 128, zeros=True)),
     "e2m1 16 whole": whole(E2M1, 16),
     "nf4 64 whole": whole(NF4, 64),
     "int8 whole": whole(INT8, 4096, scales=False),
@@ -192,7 +198,8 @@ def test_compiles(name, target):
     ("kind", "gated", "rows", "group", "zeros", "scales"),
     [
         (INT4, False, 128, 128, False, "*bf16"),
-        (INT4, True, 128, 128, True, "*fp32"),
+        (INT4, True, 128, 128, True, "*fp16"),
+        pytest.param(INT4, True, 128, 128, True, "*fp32", marks=pytest.mark.full),
         (INT4, True, 32, 128, False, "*bf16"),
         pytest.param(INT4, False, 64, 128, False, "*bf16", marks=pytest.mark.full),
         pytest.param(E2M1, False, 512, 32, False, "*bf16", marks=pytest.mark.full),

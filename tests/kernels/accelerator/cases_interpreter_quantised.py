@@ -82,6 +82,8 @@ def test_scales_on_values(kind, width, depth, group, activation, whole, turns):
     weight = packed(codes_of(kind, width, depth, group, zeros=group == 16))
     if group == 64:
         weight = replace(weight, scales=weight.scales.bfloat16())
+    if group == 128:
+        weight = replace(weight, scales=weight.scales.half())
     x, bias, columns = (
         torch.randn(70, depth + 8)[:, :depth] / 8,
         torch.randn(width),
@@ -95,6 +97,20 @@ def test_scales_on_values(kind, width, depth, group, activation, whole, turns):
         scaled_values_reference(x.double(), weight, bias, residual, want, activation, cut)
         assert float((got.double() - want).norm() / want.norm()) < 1e-6
     assert not arrivals(x.device).any()
+
+
+def test_scales_of_four_bits_take_two_bytes_if_float16_holds_them():
+    codes = codes_of(Kind.INT4, 20, 256, 128)
+    assert packed(codes).scales.dtype is torch.float32
+    short = packed(replace(codes, scale=codes.scale.half().float()))
+    assert short.scales.dtype is torch.float16
+    assert torch.equal(short.dense(), replace(codes, scale=codes.scale.half().float()).dense())
+    assert packed(replace(codes, scale=codes.scale.bfloat16())).scales.dtype is torch.bfloat16
+    x, got, want = torch.randn(5, 256), torch.empty(5, 20), torch.empty(5, 20, dtype=torch.float64)
+    launch_groups_product(x, short, None, None, got, None, Tile(16, 64, 128, 128, 1, 4))
+    groups_product_reference(x.double(), short, None, None, want, None, Tile(16, 64, 128, 128, 1, 4))
+    assert float((got.double() - want).norm() / want.norm()) < 1e-6
+    torch.testing.assert_close(launch_widen_weight(short, torch.float32), widen_weight_reference(short, torch.float32))
 
 
 def test_every_turn_of_scaled_values_has_a_program():
