@@ -19,6 +19,7 @@ from server import __version__
 from server.errors import TYPES
 from server.schema import answers_audio as audio
 from server.schema import answers_chat as chat
+from server.schema import answers_files as stored
 from server.schema import answers_messages as messages
 from server.schema import answers_pooling as pooling
 from server.schema import answers_responses as responses
@@ -29,6 +30,7 @@ from server.schema.audio import TranscriptionForm, TranslationForm
 from server.schema.chat import ChatBody
 from server.schema.completion import CompletionBody
 from server.schema.examples import ANSWERS, REQUESTS
+from server.schema.files import FileForm
 from server.schema.generate import GenerateBody
 from server.schema.messages import CountBody, MessagesBody
 from server.schema.pooling import ClassifyBody, PoolingBody, RerankBody, VectorsBody
@@ -54,6 +56,7 @@ TAGS = {
     "Audio": "Recordings to text",
     "Embeddings": "Vectors, classes, scores: for models that pool",
     "Decisions": "Probabilities of given options, without a generated text",
+    "Batches": "Uploaded files, and requests that are answered while no other request needs the engine",
     "Tokens": "Token ids in and out",
     "Models": "What is served",
     "Ollama": "Conversations and vectors in Ollama's protocol",
@@ -79,6 +82,7 @@ class Operation:
     query: tuple[tuple[str, str, str], ...] = ()  # name, JSON type, description
     sent_as: str = JSON
     stream: str = STREAM  # media type of the stream
+    file: str = "The recording: flac, mp3, mp4, m4a, ogg, wav or webm."  # the form's file
 
 
 def work(
@@ -112,9 +116,10 @@ FOLLOW = (
 )
 PAGED = (
     ("after", "string", "The id of the item that the page follows."),
-    ("limit", "integer", "Most items of the page, 1 to 100."),
+    ("limit", "integer", "Most items of the page: 1 to 100, of files 1 to 10000."),
     ("order", "string", "asc or desc; desc, the newest first, is the default."),
 )
+PURPOSE = ("purpose", "string", "Only files that a client (batch) or a batch (batch_output) made.")
 
 TABLE: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/chat/completions"): work(
@@ -158,6 +163,18 @@ TABLE: dict[tuple[str, str], Operation] = {
     ),
     ("POST", "/v1/responses/{id}/cancel"): Operation(
         "cancel_response", "Responses", "End a response that is being made", responses.Response
+    ),
+    ("POST", "/v1/files"): work(
+        "create_file", "Batches", "Store a file of requests", FileForm, stored.File, sent_as="multipart/form-data",
+        file="The requests, a JSON object in each line.",
+    ),
+    ("GET", "/v1/files"): Operation(
+        "list_files", "Batches", "The stored files of a key", stored.FileList, query=(*PAGED, PURPOSE)
+    ),
+    ("GET", "/v1/files/{id}"): Operation("get_file", "Batches", "A stored file", stored.File),
+    ("DELETE", "/v1/files/{id}"): Operation("delete_file", "Batches", "Delete a file", stored.DeletedFile),
+    ("GET", "/v1/files/{id}/content"): Operation(
+        "get_file_content", "Batches", "The bytes of a file", media="application/octet-stream"
     ),
     ("GET", "/v1/models"): Operation("list_models", "Models", "The names of the served model", about.ModelList),
     ("GET", "/v1/models/{id}"): Operation("get_model", "Models", "One of them", about.Model),
@@ -280,7 +297,7 @@ def described(path: str, operation: Operation, made: Schemas) -> dict[str, Any]:
     if operation.body is not None:
         schema = made.of[operation.body]
         if operation.sent_as != JSON:  # the type does not contain the file
-            schema = {"allOf": [schema, UPLOAD]}
+            schema = {"allOf": [schema, with_file(operation.file)]}
         content: dict[str, Any] = {"schema": schema}
         if operation.id in REQUESTS:
             content["example"] = REQUESTS[operation.id]
@@ -328,21 +345,18 @@ def content_of(operation: Operation, made: Schemas, fault: type[msgspec.Struct])
 
 
 IN_PATH = {
-    "id": "The id: of a response, or the name of a model, which may hold slashes.",
+    "id": "The id: of a response, a file or a batch, or the name of a model, which may hold slashes.",
     "digest": "The digest of the page's files.",
     "name": "The name of the file.",
 }
-UPLOAD = {
-    "type": "object",
-    "properties": {
-        "file": {
-            "type": "string",
-            "contentMediaType": "application/octet-stream",
-            "description": "The recording: flac, mp3, mp4, m4a, ogg, wav or webm.",
-        }
-    },
-    "required": ["file"],
-}
+
+
+def with_file(description: str) -> dict[str, Any]:
+    """The schema of a form's file."""
+    file = {"type": "string", "contentMediaType": "application/octet-stream", "description": description}
+    return {"type": "object", "properties": {"file": file}, "required": ["file"]}
+
+
 SECURITY = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "A key of --api-key."},
     "key": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "The same, for Anthropic's clients."},

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from engine.engine import Engine
+from server.batches.files import Files
+from server.batches.folder import Folder
 from server.errors import ApiError
 from server.flags.config import Config
 from server.ops.limits import USUAL_PART, ApiKeys, BodyBudget, Sessions, WrongKeys
@@ -145,6 +147,8 @@ class AppState:
         self.responses = ResponseStore(
             limits.response_store_max, limits.response_store_ttl, limits.response_store_bytes
         )
+        share = math.inf if trusted or not self.keys else USUAL_PART
+        self.files = Files(Folder(config.batches.files_dir), config.batches.files_bytes, share, self.pool)
         self.media = None
         self.canary: Checks | None = None  # set once the engine is ready
         self.whisper: WhisperTokens | None = None  # None if not a Whisper model; it may still take audio in chat
@@ -175,6 +179,7 @@ class AppState:
             "body_bytes": self.body_budget.used,
             "sessions": self.sessions.shares.used,
             "background": self.responses.running,
+            "uploads": self.files.uploads.used,
             "adapter_loads": 0 if self.adapters is None else self.adapters.num_loading,
             "compiles": 0 if self.grammars is None else self.grammars.compiling,
             "prompt_tokens": self.places.tokens,

@@ -153,5 +153,5 @@ ATTRIBUTES = {
     "server/answers/choice.py: Choice": 17,
     "server/http/exchange.py: Exchange": 30,
     "server/http/protocol.py: Connection": 17,
-    "server/state.py: AppState": 37,
+    "server/state.py: AppState": 38,
 }

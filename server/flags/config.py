@@ -15,6 +15,7 @@ from engine.base.config import CacheWord, EngineConfig, FailureLimits, LogprobsM
 from engine.base.faults import Faults
 from engine.base.request import Modality
 from mm.limits import MediaLimits
+from server.flags.batch_flags import BatchFlags
 from server.flags.flag import MIB, flag
 from server.flags.health_flags import HealthFlags
 from server.flags.limits_flags import MAX_QUEUE_WAIT_S, LimitsConfig
@@ -253,6 +254,7 @@ class Config:
     rows: RowsFlags = field(default_factory=RowsFlags)
     lora: LoraFlags = field(default_factory=LoraFlags)
     health: HealthFlags = field(default_factory=HealthFlags)
+    batches: BatchFlags = field(default_factory=BatchFlags)
 
     @property
     def folder(self) -> str:

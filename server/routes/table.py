@@ -15,6 +15,7 @@ from server.routes import (
     chat,
     completion,
     embeddings,
+    files,
     health,
     messages,
     models,
@@ -29,7 +30,7 @@ from server.routes import (
 
 FAMILIES = (
     chat, completion, audio, messages, responses, stored_responses, models, health, tokenize, render, tokens, admin,
-    embeddings, rerank,
+    embeddings, rerank, files,
 )  # fmt: skip
 
 

@@ -68,6 +68,9 @@ class Lifespan:
             tracing.check_place(config.traces.trace)
         if config.traces.otlp_traces_endpoint:
             state.spans = Spans(config.traces.otlp_traces_endpoint)
+        if config.batches.files_dir:  # before the model is loaded, because another server may use the folder
+            state.files.folder.open()
+            state.files.open()
         if not await self.unless_stopped(folders.fetch(state), None):
             return
         engine = state.engine = Engine(config.engine(state.folder))
@@ -191,6 +194,7 @@ class Lifespan:
                 await asyncio.wait_for(state.engine.stop(0.0), JOIN_S)
         if state.grammars is not None:
             state.grammars.close()
+        state.files.folder.close()
         state.pool.shutdown(wait=False, cancel_futures=True)
 
     def on_exhaustion(self) -> None:

@@ -129,6 +129,7 @@ def maker(state: AppState) -> Callable[..., Client]:
         )
         for name in loaded:
             setattr(other, name, getattr(state, name))
+        other.files.pool = other.pool
         other.places.size(state.engine.limits.max_open, state.engine.limits.max_rows, other.config.pool_threads)
         other.phase = phase  # type: ignore[assignment]
         client = Client(make_app(other))
