@@ -14,3 +14,4 @@ class BatchFlags:
     files_dir: str = flag("", "folder of uploaded files and batches, for one server; none: a private one until the end")
     files_bytes: int = flag(10240 * MIB, "all uploaded files and answers of batches", low=1024)
     max_batch_file_bytes: int = flag(100 * MIB, "one uploaded file", low=1024)
+    batch_slowdown: float = flag(1.5, "most times that a step takes longer with lines of batches than without", low=1)
