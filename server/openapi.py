@@ -19,7 +19,6 @@ from server import __version__
 from server.errors import TYPES
 from server.schema import answers_audio as audio
 from server.schema import answers_chat as chat
-from server.schema import answers_files as stored
 from server.schema import answers_messages as messages
 from server.schema import answers_pooling as pooling
 from server.schema import answers_responses as responses
@@ -30,7 +29,6 @@ from server.schema.audio import TranscriptionForm, TranslationForm
 from server.schema.chat import ChatBody
 from server.schema.completion import CompletionBody
 from server.schema.examples import ANSWERS, REQUESTS
-from server.schema.files import FileForm
 from server.schema.generate import GenerateBody
 from server.schema.messages import CountBody, MessagesBody
 from server.schema.pooling import ClassifyBody, PoolingBody, RerankBody, VectorsBody
@@ -119,7 +117,6 @@ PAGED = (
     ("limit", "integer", "Most items of the page: 1 to 100, of files 1 to 10000."),
     ("order", "string", "asc or desc; desc, the newest first, is the default."),
 )
-PURPOSE = ("purpose", "string", "Only files that a client (batch) or a batch (batch_output) made.")
 
 TABLE: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/chat/completions"): work(
@@ -163,18 +160,6 @@ TABLE: dict[tuple[str, str], Operation] = {
     ),
     ("POST", "/v1/responses/{id}/cancel"): Operation(
         "cancel_response", "Responses", "End a response that is being made", responses.Response
-    ),
-    ("POST", "/v1/files"): work(
-        "create_file", "Batches", "Store a file of requests", FileForm, stored.File, sent_as="multipart/form-data",
-        file="The requests, a JSON object in each line.",
-    ),
-    ("GET", "/v1/files"): Operation(
-        "list_files", "Batches", "The stored files of a key", stored.FileList, query=(*PAGED, PURPOSE)
-    ),
-    ("GET", "/v1/files/{id}"): Operation("get_file", "Batches", "A stored file", stored.File),
-    ("DELETE", "/v1/files/{id}"): Operation("delete_file", "Batches", "Delete a file", stored.DeletedFile),
-    ("GET", "/v1/files/{id}/content"): Operation(
-        "get_file_content", "Batches", "The bytes of a file", media="application/octet-stream"
     ),
     ("GET", "/v1/models"): Operation("list_models", "Models", "The names of the served model", about.ModelList),
     ("GET", "/v1/models/{id}"): Operation("get_model", "Models", "One of them", about.Model),

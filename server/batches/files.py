@@ -77,7 +77,7 @@ class Files:
 
     async def add(self, record: FileRecord) -> None:
         """Store the record of a file whose content is complete and whose bytes are reserved. Raises ApiError."""
-        if record.id not in self._entries and not self.count.has_room(record.key, 1):
+        if record.purpose == "batch" and not self.count.has_room(record.key, 1):
             text = f"file: {self.count.used} files are stored, {self.count.held(record.key)} of them this key's; "
             raise ApiError(413, "storage_full", text + "delete files that you need no more", "file")
         await self.on_disk(lambda: self.folder.save("files", record.id, record))

@@ -47,7 +47,7 @@ async def create(request: Request) -> Response:
     state = exchange.state
     most = state.config.batches.max_batch_file_bytes
     async with (
-        Upload(state.files, exchange.key_name, exchange.client) as upload,
+        Upload(state.batches.files, exchange.key_name, exchange.client) as upload,
         uploaded(request, "file", most, upload) as form,
     ):
         fields = typed(form)
@@ -98,7 +98,7 @@ def name_of(sent: str) -> str:
 def found(request: Request) -> FileRecord:
     """The file of the path; 404 for an id that is unknown, deleted, or another key's."""
     exchange, name = exchange_of(request), request.path_params["id"]
-    record = exchange.state.files.get(exchange.key_name, name)
+    record = exchange.state.batches.files.get(exchange.key_name, name)
     if record is None:
         raise not_found(f"there is no file {quoted(name)}")
     return record
@@ -108,7 +108,7 @@ async def listed(request: Request) -> Response:
     """A page of the key's files."""
     exchange, purpose = exchange_of(request), request.query_params.get("purpose")
     one_of("purpose", purpose, ("batch", "batch_output"))
-    records = exchange.state.files.listed(exchange.key_name)
+    records = exchange.state.batches.files.listed(exchange.key_name)
     some = records if purpose is None else [record for record in records if record.purpose == purpose]
     return json_response(page_of(request, some, MOST_LISTED, MOST_LISTED))
 
@@ -120,8 +120,10 @@ async def retrieve(request: Request) -> Response:
 
 async def delete(request: Request) -> Response:
     """Delete a file."""
-    record = found(request)
-    await state_of(request).files.remove(record)
+    record, stored = found(request), state_of(request).batches
+    if (batch := stored.reader_of(record.id)) is not None:
+        raise invalid(None, f"batch {batch.id} still reads this file; cancel the batch, or wait for its end")
+    await stored.files.remove(record)
     return json_response({"id": record.id, "object": "file", "deleted": True})
 
 
@@ -129,7 +131,7 @@ async def content(request: Request) -> Response:
     """The bytes of a file."""
     record = found(request)
     headers = {"content-length": str(record.bytes), "x-content-type-options": "nosniff"}
-    pieces = read(state_of(request).files, record)
+    pieces = read(state_of(request).batches.files, record)
     return StreamingResponse(pieces, media_type="application/octet-stream", headers=headers)
 
 

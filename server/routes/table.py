@@ -12,6 +12,7 @@ from server.flags.config import Config
 from server.routes import (
     admin,
     audio,
+    batches,
     chat,
     completion,
     embeddings,
@@ -30,7 +31,7 @@ from server.routes import (
 
 FAMILIES = (
     chat, completion, audio, messages, responses, stored_responses, models, health, tokenize, render, tokens, admin,
-    embeddings, rerank, files,
+    embeddings, rerank, files, batches,
 )  # fmt: skip
 
 

@@ -34,12 +34,12 @@ async def upload(client, body=None, **headers):
 
 def on_disk(client):
     """Names in the folder of contents."""
-    return set(os.listdir(client.state.files.folder.root / "files"))
+    return set(os.listdir(client.state.batches.files.folder.root / "files"))
 
 
 async def test_the_official_client_stores_lists_reads_and_deletes(serve, tmp_path):
     client = serve(server={"api_key": ("secret",)}, batches={"files_dir": str(tmp_path)})
-    client.state.files.folder.open()
+    client.state.batches.files.folder.open()
     content = LINE * 200_000  # larger than a buffer
     async with listening(client) as url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="secret") as api:
         first = await api.files.create(file=("in.jsonl", content), purpose="batch")
@@ -58,7 +58,7 @@ async def test_the_official_client_stores_lists_reads_and_deletes(serve, tmp_pat
         with pytest.raises(openai.NotFoundError):
             await api.files.retrieve(first.id)
     assert on_disk(client) == {name + end for name in (second.id, third.id) for end in ("", ".json")}
-    client.state.files.folder.close()
+    client.state.batches.files.folder.close()
 
 
 async def test_s07_a_key_has_its_own_files(serve):
@@ -101,10 +101,10 @@ async def test_s04_an_upload_is_counted_as_it_arrives_and_leaves_nothing(serve):
         body = form(b"x" * size)
         reply = await upload(client, [body[at : at + 512] for at in range(0, len(body), 512)])
         assert (reply.status, reply.error["reason"]) == (status, reason)
-        client.state.files.bytes.limit = 20_000
+        client.state.batches.files.bytes.limit = 20_000
     cut = await upload(client, form()[:-20])
     assert cut.error["reason"] == "invalid_multipart"
-    held = client.state.files
+    held = client.state.batches.files
     assert on_disk(client) == before
     assert (held.bytes.used, held.uploads.used, client.state.body_budget.used) == (8192, 0, 0)
 
@@ -115,18 +115,18 @@ async def test_an_upload_that_its_client_leaves_is_removed(client, monkeypatch):
     receive, written = call.receive, []
 
     async def unfinished():
-        written.extend(on_disk(client) if client.state.files.folder.is_open else ())
+        written.extend(on_disk(client) if client.state.batches.files.folder.is_open else ())
         return await receive() | {"more_body": True}
 
     call.receive = unfinished
     call.leave()
     await call.finish()
     assert len(written) == 1
-    assert (on_disk(client), client.state.files.bytes.used) == (set(), 0)
+    assert (on_disk(client), client.state.batches.files.bytes.used) == (set(), 0)
 
 
 async def test_as_many_uploads_run_as_may_be_buffered(client, monkeypatch):
-    uploads = client.state.files.uploads
+    uploads = client.state.batches.files.uploads
     uploads.take_any("other", stored_files.MOST_UPLOADS)
     refused = await upload(client)
     assert (refused.status, refused.error["reason"]) == (429, "queue_full")
@@ -142,7 +142,7 @@ async def test_a_full_disk_is_503_and_the_server_goes_on(client, monkeypatch):
         patch.setattr("server.batches.upload.os.fsync", full)
         reply = await upload(client)
     assert (reply.status, reply.error["reason"]) == (503, "storage_failed")
-    assert (on_disk(client), client.state.files.bytes.used) == (set(), 0)
+    assert (on_disk(client), client.state.batches.files.bytes.used) == (set(), 0)
     assert (await upload(client)).status == 200
 
 
@@ -153,12 +153,12 @@ async def test_expired_files_are_gone(client, monkeypatch):
     assert (await client.get(f"/v1/files/{name}")).status == 200
     monkeypatch.setattr("server.batches.files.time.time", lambda: now + 3602)
     assert (await client.get(f"/v1/files/{name}")).status == 404
-    assert client.state.files.bytes.used == client.state.files.count.used == 0
+    assert client.state.batches.files.bytes.used == client.state.batches.files.count.used == 0
 
 
 async def test_a_start_finds_the_files_and_removes_what_a_crash_left(serve, tmp_path):
     client = serve(batches={"files_dir": str(tmp_path)})
-    first = client.state.files
+    first = client.state.batches.files
     first.folder.open()
     name = (await upload(client)).json()["id"]
     (tmp_path / "files" / "file-cut").write_bytes(b"half")
