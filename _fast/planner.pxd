@@ -29,6 +29,7 @@ cdef class Planner:
     cdef bint preempted  # a row was preempted for this plan
 
     cdef void plan(self, StepPlan plan) noexcept nogil
+    cdef void _yield_idle(self) noexcept nogil
     cdef bint _is_decoding(self) noexcept nogil
     cdef void _continue(self, StepPlan plan) noexcept nogil
     cdef bint _provide(self, slot_t slot, int32_t count) noexcept nogil
@@ -36,6 +37,7 @@ cdef class Planner:
     cdef void _admit(self, StepPlan plan) noexcept nogil
     cdef slot_t _next(self) noexcept nogil
     cdef bint _start(self, slot_t slot, StepPlan plan) noexcept nogil
+    cdef bint _has_blocks(self, slot_t slot, int32_t hit) noexcept nogil
     cdef void _enter(self, slot_t slot, int32_t hit, int32_t count, StepPlan plan) noexcept nogil
     cdef void _emit(self, StepPlan plan) noexcept nogil
     cdef int32_t _idle_after(self) noexcept nogil

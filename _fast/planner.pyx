@@ -10,7 +10,7 @@ tables in their state after the launch of this step. A plan is made in this orde
 
 When blocks run out, the last running row starts over (its KV is recomputed), so the first row always progresses. No row
 starts over for drafts: first rows give back the blocks of drafts that were refused, and a row waits while such drafts
-are in flight.
+are in flight. Before all that, idle rows give rows and blocks to waiting requests of clients.
 """
 
 cimport cython
@@ -52,6 +52,7 @@ cdef class Planner:
             self.encoder.begin(self.settler.settled_step, crowded, plan, self.next_step)
             self.updates_left = plan.max_updates
             self.preempted = False
+            self._yield_idle()
             self._continue(plan)
             if not self.preempted:
                 self._admit(plan)
@@ -67,6 +68,22 @@ cdef class Planner:
             self.encoder.start_wanted(plan, self.next_step)
             plan.seal(self.next_step)
             self.next_step += 1
+
+    cdef void _yield_idle(self) noexcept nogil:
+        """Preempt idle rows for waiting requests that are not idle: for their rows, and for the blocks of the first."""
+        cdef slot_t slot
+        cdef int32_t over
+        if self.running.last_idle() < 0:
+            return
+        slot = self.queue.first_client()
+        if slot < 0:
+            return
+        over = self.running.size + self.queue.num_clients() - self.max_rows
+        while self.running.last_idle() >= 0:
+            if over <= 0 and self._has_blocks(slot, self.tables.match(slot)):
+                break
+            self.settler.preempt(self.running.last_idle())
+            over -= 1
 
     cdef bint _is_decoding(self) noexcept nogil:
         """Whether a running row decodes, that is, has one token left to compute."""
@@ -134,11 +151,19 @@ cdef class Planner:
     cdef void _admit(self, StepPlan plan) noexcept nogil:
         """Start waiting requests in order, until one neither fits nor can be set aside; this one blocks the rest."""
         cdef slot_t slot
+        cdef int32_t withheld
+        cdef bint started
         self.queue.drop_expired()
         while self.running.size < self.max_rows and self.shares.tokens_left > 0:
             slot = self._next()
             # A preempted row waits for its samples in flight, because it must compute these tokens, too.
-            if slot < 0 or self.seqs.in_flight[slot] or not (self._start(slot, plan) or self.queue.set_aside(slot)):
+            if slot < 0 or self.seqs.in_flight[slot]:
+                break
+            withheld = self.shares.withheld(slot, False)
+            self.shares.tokens_left -= withheld
+            started = self._start(slot, plan)
+            self.shares.tokens_left += withheld
+            if not (started or self.queue.set_aside(slot)):
                 break
         self.queue.take_back()
 
@@ -156,12 +181,7 @@ cdef class Planner:
         cdef int32_t hit = self.tables.match(slot)
         cdef int32_t start = hit * self.tables.block_size
         cdef int32_t count = self.shares.fitting(slot, start, known - start, 0)
-        cdef int32_t idle = self.tables.pool.num_idle() - self.tables.num_revived
-        # All known tokens must fit, with a reserve for decoding rows: a row that starts too early would preempt others.
-        cdef int32_t reserve = min(self.running.size, self.tables.pool.total >> 4) * self.tables.num_groups
-        if self.stateful:  # a row that folds holds two states temporarily
-            reserve += self.running.size * self.tables.pool.sizes[1]
-        if self.tables.demand(hit, self.seqs.reach(slot, known, 1)) + reserve > idle:
+        if not self._has_blocks(slot, hit):
             return False
         if self.seqs.num_spans[slot]:
             count = self.encoder.limit(self.seqs, slot, start, count)
@@ -177,6 +197,17 @@ cdef class Planner:
         self.updates_left -= changed
         self._enter(slot, hit, count, plan)
         return True
+
+    cdef bint _has_blocks(self, slot_t slot, int32_t hit) noexcept nogil:
+        """Whether the blocks suffice for all known tokens of a waiting request that has just found `hit` blocks.
+
+        There is a reserve for decoding rows: a row that starts too early would preempt others.
+        """
+        cdef int32_t idle = self.tables.pool.num_idle() - self.tables.num_revived
+        cdef int32_t reserve = min(self.running.size, self.tables.pool.total >> 4) * self.tables.num_groups
+        if self.stateful:  # a row that folds holds two states temporarily
+            reserve += self.running.size * self.tables.pool.sizes[1]
+        return self.tables.demand(hit, self.seqs.reach(slot, self.seqs.num_tokens[slot], 1)) + reserve <= idle
 
     cdef void _enter(self, slot_t slot, int32_t hit, int32_t count, StepPlan plan) noexcept nogil:
         """Start a request that has its blocks, with `count` tokens after the `hit` blocks that it found."""

@@ -13,7 +13,7 @@ cdef class WaitQueue:
     cdef int32_t num_slots
     cdef int32_t[::1] slots  # waiting slots, unordered: the first `size`
     cdef int32_t[::1] place  # by slot: its index in `slots`; -1: it does not wait
-    cdef int32_t preempted  # the line of preempted slots, after the lines of the flows
+    cdef int32_t preempted  # the line of preempted slots, after the lines of the flows and before that of idle slots
     cdef int32_t[::1] line  # by slot
     cdef int32_t[::1] flow  # by slot
     cdef int32_t[::1] before  # by slot: its neighbours in its line
@@ -38,6 +38,8 @@ cdef class WaitQueue:
     cdef void enlist(self, slot_t slot, int32_t flow, int32_t weight, int64_t cost, double deadline,
                      int32_t priority, double arrival, int64_t order) noexcept nogil
     cdef slot_t first(self) noexcept nogil
+    cdef slot_t first_client(self) noexcept nogil
+    cdef int32_t num_clients(self) noexcept nogil
     cdef slot_t newcomer(self, int32_t[::1] running, int32_t count) noexcept nogil
     cdef void push(self, slot_t slot, int32_t priority, double arrival, int64_t order, bint again) noexcept nogil
     cdef bint remove(self, slot_t slot) noexcept nogil

@@ -3,7 +3,8 @@
 Owner: the device thread. In: a slot with its flow (the request's client), prompt tokens, priority, arrival time,
 running number and deadline, and whether it was preempted. Out: the next slot. Any slot can leave. Turns (_fast/turns)
 selects the flow that is served; with one flow, its order is the order of the queue. By arrival, preempted slots come
-before all flows; by priority they keep their place in their flow. A slot whose deadline has passed is removed before a
+before all flows; by priority they keep their place in their flow. Idle slots (IDLE_PRIORITY) have a line of their own,
+by arrival, behind all flows and preempted slots, and pay nothing. A slot whose deadline has passed is removed before a
 step is planned, and `take_expired` reports it.
 
 While a step is filled, slots that do not fit into its remaining room may be set aside, so that others overtake them;
@@ -16,6 +17,7 @@ cimport cython
 from libc.math cimport INFINITY
 
 from _fast.launcher cimport now
+from _fast.types cimport IDLE_PRIORITY
 
 
 @cython.final
@@ -34,7 +36,7 @@ cdef class WaitQueue:
         self.next_deadline = INFINITY
         self.slots, self.flow, self.line, self.rank, self.expired = [array("i", bytes(4 * num_slots)) for _ in range(5)]
         self.place, self.before, self.behind = [array("i", [-1]) * num_slots for _ in range(3)]
-        self.head, self.tail = [array("i", [-1]) * (self.preempted + 1) for _ in range(2)]
+        self.head, self.tail = [array("i", [-1]) * (self.preempted + 2) for _ in range(2)]
         self.arrival = array("d", bytes(8 * num_slots))
         self.order, self.cost = array("q", bytes(8 * num_slots)), array("q", bytes(8 * num_slots))
         self.deadline = array("d", [INFINITY]) * num_slots
@@ -45,15 +47,21 @@ cdef class WaitQueue:
     cdef void enlist(self, slot_t slot, int32_t flow, int32_t weight, int64_t cost, double deadline,
                      int32_t priority, double arrival, int64_t order) noexcept nogil:
         """Add a new slot with its flow, its cost, the deadline of its first step, and its place in the line."""
-        self.turns.meet(flow)
         self.flow[slot] = flow
-        self.turns.weight[flow] = weight
+        if priority != IDLE_PRIORITY:
+            self.turns.meet(flow)
+            self.turns.weight[flow] = weight
         self.cost[slot] = cost
         self.deadline[slot] = deadline
         self.push(slot, priority, arrival, order, False)
 
     cdef slot_t first(self) noexcept nogil:
         """Return the next slot, or -1; the result stays the same until a slot enters or leaves."""
+        cdef slot_t slot = self.first_client()
+        return slot if slot >= 0 else self.head[self.preempted + 1]
+
+    cdef slot_t first_client(self) noexcept nogil:
+        """Return the next slot that is not idle, or -1."""
         cdef slot_t again = self.head[self.preempted]
         cdef int32_t flow
         if again >= 0 or self.size == 0:
@@ -61,15 +69,26 @@ cdef class WaitQueue:
         flow = self.turns.flow()
         return self.head[flow] if flow >= 0 else -1
 
+    cdef int32_t num_clients(self) noexcept nogil:
+        """Number of waiting slots that are not idle."""
+        cdef int32_t count = self.size
+        cdef slot_t slot = self.head[self.preempted + 1]
+        while slot >= 0:
+            count -= 1
+            slot = self.behind[slot]
+        return count
+
     cdef slot_t newcomer(self, int32_t[::1] running, int32_t count) noexcept nogil:
-        """The next slot of a flow that has none of these running rows, or -1; preempted slots come first."""
+        """The next slot, not an idle one, of a flow without any of these running rows, or -1; preempted slots come
+        first."""
         cdef slot_t found
         cdef int32_t k
         if self.size == 0:
             return -1
         for k in range(count):
-            self.turns.passed[self.flow[running[k]]] = 1
-        found = self.first()
+            if self.line[running[k]] <= self.preempted:  # an idle row is no row of its caller's requests
+                self.turns.passed[self.flow[running[k]]] = 1
+        found = self.first_client()
         for k in range(count):
             self.turns.passed[self.flow[running[k]]] = 0
         return found
@@ -78,6 +97,8 @@ cdef class WaitQueue:
         """Add a slot that is not in the queue. A preempted slot (again) has already paid and has no deadline."""
         self.rank[slot] = priority if self.by_priority else 0
         self.line[slot] = self.preempted if again and not self.by_priority else self.flow[slot]
+        if priority == IDLE_PRIORITY:
+            self.line[slot] = self.preempted + 1
         if again:
             self.cost[slot] = 0
             self.deadline[slot] = INFINITY
@@ -112,7 +133,7 @@ cdef class WaitQueue:
 
     cdef void _offer(self, int32_t line) noexcept nogil:
         """Update Turns after a slot has entered or left a line."""
-        if line != self.preempted:
+        if line < self.preempted:
             self.turns.offer(line, self.head[line] >= 0)
 
     cdef bint remove(self, slot_t slot) noexcept nogil:
@@ -131,7 +152,7 @@ cdef class WaitQueue:
     cdef void serve(self, slot_t slot) noexcept nogil:
         """Remove a slot whose first step begins, and charge its flow. It overtakes all slots that are set aside."""
         self.num_overtaken = self.num_aside
-        if self.line[slot] != self.preempted:
+        if self.line[slot] < self.preempted:
             self.turns.serve(self.flow[slot], self.cost[slot])
         self._leave(slot)
         if self.num_aside == 0:
@@ -139,7 +160,8 @@ cdef class WaitQueue:
 
     cdef void charge(self, slot_t slot, int64_t tokens) noexcept nogil:
         """Charge a slot's flow for the tokens that the slot generated, at its end."""
-        self.turns.pay(self.flow[slot], tokens)
+        if self.line[slot] <= self.preempted:
+            self.turns.pay(self.flow[slot], tokens)
 
     cdef bint _leave(self, slot_t slot) noexcept nogil:
         cdef int32_t line = self.line[slot]

@@ -11,3 +11,5 @@ cdef class RunningRows:
     cdef void enter(self, slot_t slot) noexcept nogil
     cdef void leave(self, slot_t slot) noexcept nogil
     cdef bint precedes(self, slot_t a, slot_t b) noexcept nogil
+    cdef slot_t last_idle(self) noexcept nogil
+    cdef int32_t num_idle(self) noexcept nogil

@@ -9,10 +9,12 @@ from array import array
 
 cimport cython
 
+from _fast.types cimport IDLE_PRIORITY
+
 
 @cython.final
 cdef class RunningRows:
-    """Order: (priority, arrival, running number), or without the priority."""
+    """Order: (priority, arrival, running number), or without the priority; idle rows are last."""
 
     def __init__(self, SeqTable seqs not None, bint by_priority=False):
         self.seqs = seqs
@@ -22,7 +24,9 @@ cdef class RunningRows:
 
     cdef bint precedes(self, slot_t a, slot_t b) noexcept nogil:
         """Whether a is better than b."""
-        if self.by_priority and self.seqs.priority[a] != self.seqs.priority[b]:
+        if self.seqs.priority[a] != self.seqs.priority[b] and (
+            self.by_priority or self.seqs.priority[a] == IDLE_PRIORITY or self.seqs.priority[b] == IDLE_PRIORITY
+        ):
             return self.seqs.priority[a] < self.seqs.priority[b]
         if self.seqs.arrival[a] != self.seqs.arrival[b]:
             return self.seqs.arrival[a] < self.seqs.arrival[b]
@@ -48,6 +52,18 @@ cdef class RunningRows:
             self.slots[at] = moved
             moved = here
         self.size -= 1
+
+    cdef slot_t last_idle(self) noexcept nogil:
+        """The worst row if it is idle, else -1: no row is idle."""
+        cdef slot_t slot = self.slots[self.size - 1] if self.size else -1
+        return slot if slot >= 0 and self.seqs.priority[slot] == IDLE_PRIORITY else -1
+
+    cdef int32_t num_idle(self) noexcept nogil:
+        """Number of idle rows."""
+        cdef int32_t count = 0
+        while count < self.size and self.seqs.priority[self.slots[self.size - 1 - count]] == IDLE_PRIORITY:
+            count += 1
+        return count
 
     def __len__(self):
         return self.size

@@ -13,6 +13,8 @@ from _fast.shares import TokenShares
 from _fast.states import StateRuns
 from _fast.tables import BlockTables
 
+IDLE: int
+
 class Scheduler:
     max_slots: int
     max_rows: int

@@ -18,7 +18,9 @@ cimport cython
 from _fast.layout import new_runs
 
 from _fast.states cimport STATES_ALIGN, STATES_NONE
-from _fast.types cimport FINISHING, MAX_IN_FLIGHT, MEDIA_TOO_LARGE, NEVER_FITS, NO_SLOT, WAITING, uint8_t
+from _fast.types cimport FINISHING, IDLE_PRIORITY, MAX_IN_FLIGHT, MEDIA_TOO_LARGE, NEVER_FITS, NO_SLOT, WAITING, uint8_t
+
+IDLE = IDLE_PRIORITY  # the priority of a request that runs only while no other request needs its place
 
 
 @cython.final

@@ -3,15 +3,21 @@
 Owner: the device thread, only through Scheduler. In: running rows, the queue, and the number of tokens that the pace
 allows for prompts. Out: a count per running slot, and the rest for waiting prompts. Decoding rows get their one token.
 Prompts follow, the shortest remainder first, including waiting prompts, so no short prompt waits for the chunks of a
-long one. A long prompt always gets its part of the budget, so it finishes, too.
+long one. A long prompt always gets its part of the budget, so it finishes, too. Idle rows come last: while others run
+or wait, at most `idle_rows` of them are in the step, and their prompts take tokens only as long as the step has fewer
+than `idle_budget` prompt tokens.
 """
 
 from array import array
 
 cimport cython
 
+from _fast.types cimport IDLE_PRIORITY
+
 cdef int32_t LONG_PART = 4  # a prompt that others overtake still gets 1 / LONG_PART of the budget
 cdef int32_t REST_PART = 8  # a remainder of up to 1 / REST_PART of the budget is included: it would cost an extra step
+cdef int32_t ANY = 0x7FFFFFFF
+UNLIMITED = ANY  # for idle_rows and idle_budget
 
 
 @cython.final
@@ -24,29 +30,58 @@ cdef class TokenShares:
         self.max_tokens = max_tokens
         self.max_chunk = max_chunk
         self.prompt_budget = max_tokens
+        self.idle_rows = self.idle_budget = ANY
+        self.dealt = 0
         self.of = array("i", bytes(4 * seqs.num_slots))
         self.prompts = array("i", bytes(4 * seqs.num_slots))
 
     def load(self):
-        """Return (decoding rows, waiting requests, tokens left in all prompts, tokens left in the next prompt)."""
+        """Return (decoding rows, waiting requests, tokens left in all prompts, tokens left in the next prompt).
+
+        Idle rows and requests count only if there are no others.
+        """
         cdef int32_t i
+        cdef int32_t waiting = self.queue.size
+        cdef int32_t running = self.running.size
+        cdef bint all = True
         cdef int32_t left
         cdef int32_t decoding = 0
         cdef int32_t following = 0
         cdef long long lacking = 0
         # The GIL is held: the loop takes a few microseconds, and reacquiring the GIL from a busy thread takes longer.
-        for i in range(self.running.size):
+        if self.any_idle() and self.any_client():
+            all = False
+            waiting = self.queue.num_clients()
+            running -= self.running.num_idle()
+        for i in range(running):
             left = self.seqs.left(self.running.slots[i])
             if left == 1:
                 decoding += 1
             elif left:
                 lacking += left
                 following = min(following, left) if following else left
-        for i in range(self.queue.size):
-            lacking += self.seqs.num_tokens[self.queue.slots[i]]
-        if not following and self.queue.size:
+        for i in range(self.queue.size if waiting else 0):
+            if all or self.seqs.priority[self.queue.slots[i]] != IDLE_PRIORITY:
+                lacking += self.seqs.num_tokens[self.queue.slots[i]]
+        if not following and waiting:
             following = self.seqs.num_tokens[self.queue.first()]
-        return decoding, self.queue.size, lacking, following
+        return decoding, waiting, lacking, following
+
+    cpdef bint any_idle(self):
+        """Whether an idle row runs or waits."""
+        return self.running.last_idle() >= 0 or self.queue.head[self.queue.preempted + 1] >= 0
+
+    cpdef bint any_client(self):
+        """Whether a row that is not idle runs or waits."""
+        return self.queue.first_client() >= 0 or self.running.num_idle() < self.running.size
+
+    def num_idle_decoding(self):
+        """Return the number of idle rows that run and have their prompt."""
+        cdef int32_t count = 0
+        cdef int32_t i
+        for i in range(self.running.num_idle()):
+            count += self.seqs.left(self.running.slots[self.running.size - 1 - i]) <= 1
+        return count
 
     cdef void deal(self, bint others_may_start) noexcept nogil:
         """Assign counts to all running rows; the rest is for waiting requests, if `others_may_start`."""
@@ -54,13 +89,18 @@ cdef class TokenShares:
         cdef int32_t at
         cdef int32_t left
         cdef int32_t budget
-        cdef int32_t overtaking
+        cdef int32_t withheld
+        cdef int32_t idle = 0
         cdef slot_t slot
         self.num_prompts = 0
         self.room = self.max_tokens
         for i in range(self.running.size):
             slot = self.running.slots[i]
             left = self.seqs.left(slot)
+            if self.seqs.priority[slot] == IDLE_PRIORITY:
+                idle += 1
+                if idle > self.idle_rows:
+                    left = 0
             self.of[slot] = left
             if left == 1:
                 self.room -= 1
@@ -72,15 +112,26 @@ cdef class TokenShares:
                 self.prompts[at] = slot
                 self.num_prompts += 1
         self.room = max(self.room, 0)
-        self.tokens_left = budget = min(self.room, max(self.prompt_budget, 1))
+        self.tokens_left = self.dealt = budget = min(self.room, max(self.prompt_budget, 1))
         for i in range(self.num_prompts):
             slot = self.prompts[i]
-            overtaking = self._waiting_shorter(slot, self.tokens_left) if others_may_start else 0
-            overtaking = min(overtaking, max(self.tokens_left - max(budget // LONG_PART, 1), 0))
-            self.tokens_left -= overtaking
+            withheld = self._waiting_shorter(slot, self.tokens_left) if others_may_start else 0
+            if self.seqs.priority[slot] == IDLE_PRIORITY and self.idle_budget != ANY:
+                withheld = min(withheld + self.withheld(slot, True), self.tokens_left)
+            else:
+                withheld = min(withheld, max(self.tokens_left - max(budget // LONG_PART, 1), 0))
+            self.tokens_left -= withheld
             self.of[slot] = self.fitting(slot, self.seqs.computed[slot], self.of[slot], 0)
             self.take(self.of[slot])
-            self.tokens_left += overtaking
+            self.tokens_left += withheld
+
+    cdef int32_t withheld(self, slot_t slot, bint runs) noexcept nogil:
+        """Return how many of the tokens that are left an idle slot must not get; 0 for other slots."""
+        if self.seqs.priority[slot] != IDLE_PRIORITY or self.idle_budget == ANY:
+            return 0
+        if not runs and self.running.num_idle() >= self.idle_rows:
+            return self.tokens_left
+        return max(self.tokens_left - max(self.idle_budget - (self.dealt - self.tokens_left), 0), 0)
 
     cdef check_bi_spans(self, const int32_t[:, ::1] bi_spans, int64_t prompt_len, int32_t max_rows):
         """Raise ValueError unless each span is in the prompt and fits into a step in which all other rows decode."""
@@ -138,12 +189,14 @@ cdef class TokenShares:
         cdef slot_t slot
         for i in range(self.num_prompts):
             slot = self.prompts[i]
-            if self.tokens_left <= 0:
+            if self.tokens_left - self.withheld(slot, True) <= 0:
                 break
             if self.of[slot] == 0 or self.seqs.span_at[slot] < self.seqs.num_spans[slot]:
                 continue
             end = self.seqs.computed[slot] + self.of[slot]
-            more = self.fitting(slot, end, self.seqs.left(slot) - self.of[slot], self.of[slot])
+            more = self.seqs.left(slot) - self.of[slot]
+            more = min(more, self.tokens_left - self.withheld(slot, True)) if self.withheld(slot, True) else more
+            more = self.fitting(slot, end, more, self.of[slot])
             if more > self.max_chunk - self.of[slot]:
                 more = self.max_chunk - self.of[slot]
                 more = self._cut(slot, end, more, self.of[slot], more)
@@ -159,7 +212,9 @@ cdef class TokenShares:
 
     cdef bint _sooner(self, slot_t a, slot_t b) noexcept nogil:
         """Whether prompt a, which is after b among the running rows, is served before b."""
-        if self.running.by_priority and self.seqs.priority[a] != self.seqs.priority[b]:
+        if self.seqs.priority[a] != self.seqs.priority[b] and (
+            self.running.by_priority or self.seqs.priority[a] == IDLE_PRIORITY
+        ):
             return False
         return self.seqs.left(a) < self.seqs.left(b)
 
@@ -170,12 +225,17 @@ cdef class TokenShares:
         """
         cdef int32_t i
         cdef int32_t found = 0
+        cdef bint idle = self.seqs.priority[slot] == IDLE_PRIORITY
         cdef slot_t other
         for i in range(self.queue.size):
             other = self.queue.slots[i]
+            if self.seqs.priority[other] == IDLE_PRIORITY and not idle:
+                continue
             if self.running.by_priority and self.seqs.priority[other] > self.seqs.priority[slot]:
                 continue
-            if self.seqs.num_tokens[other] < self.seqs.left(slot):
+            if self.seqs.num_tokens[other] < self.seqs.left(slot) or (
+                idle and self.seqs.priority[other] != IDLE_PRIORITY
+            ):
                 found += min(self.seqs.num_tokens[other], most - found)
             if found >= most:
                 break

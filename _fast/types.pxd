@@ -29,5 +29,8 @@ cdef enum Refusal:
     NEVER_FITS = -2
     MEDIA_TOO_LARGE = -3
 
+cdef enum Class:
+    IDLE_PRIORITY = 0x7FFFFFFF  # the priority of idle rows, which yield to all others under every policy
+
 cdef enum Limits:
     MAX_IN_FLIGHT = 2  # plans scheduled and not yet committed

@@ -29,7 +29,7 @@ from engine.base.errors import (
     StepFailedError,
 )
 from engine.base.late import LateExtras
-from engine.base.limits import Limits, check
+from engine.base.limits import Limits, check, lacks_room
 from engine.base.output import StepOutput, from_ring
 from engine.base.request import Delta, FinishReason, Request
 from engine.base.stall import StallWatch
@@ -116,7 +116,8 @@ class Engine:
         if self.state != "ready" or self._device is None:
             raise NotReadyError("engine_dead" if self.state == "dead" else self.state, f"the engine is {self.state}")
         check(request, self.limits)
-        if len(self._routes) + request.n > self.limits.max_open:
+        held = (stream.request for stream, _ in self._routes.values())
+        if len(self._routes) + request.n > self.limits.max_open and lacks_room(request, self.limits, held):
             raise QueueFullError(
                 f"{len(self._routes)} choices are open and {request.n} more were asked for; "
                 f"this server holds {self.limits.max_open}: try again later"

@@ -50,6 +50,7 @@ def make_app(state: AppState) -> ASGIApp:
 
     inner = into_handlers(root, lambda: faults_of(state)) if state.config.health.debug_faults else root
     app = Exchanges(Edge(Gate(inner, state), state), state)
+    state.batches.app = Exchanges(Gate(inner, state), state)  # lines have no connection to check
     root_path = state.config.server.root_path
     return without_prefix(app, root_path) if root_path else app
 

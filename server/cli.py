@@ -179,6 +179,11 @@ def run(words: Sequence[str]) -> int:
 
         signals.release()
         return explain(words[1:], say, build)
+    if words and words[0] == "run-batch":
+        from server.start.run_batch import main as run_batch
+
+        signals.release()
+        return run_batch(words[1:], say, build)
     try:
         if words and words[0] == "docs":
             say(page(list(words[1:])))

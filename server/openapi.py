@@ -54,6 +54,7 @@ TAGS = {
     "Audio": "Recordings to text",
     "Embeddings": "Vectors, classes, scores: for models that pool",
     "Decisions": "Probabilities of given options, without a generated text",
+    "Batches": "Uploaded files, and requests that are answered while no other request needs the engine",
     "Tokens": "Token ids in and out",
     "Models": "What is served",
     "Ollama": "Conversations and vectors in Ollama's protocol",
@@ -79,6 +80,7 @@ class Operation:
     query: tuple[tuple[str, str, str], ...] = ()  # name, JSON type, description
     sent_as: str = JSON
     stream: str = STREAM  # media type of the stream
+    file: str = "The recording: flac, mp3, mp4, m4a, ogg, wav or webm."  # the form's file
 
 
 def work(
@@ -112,7 +114,7 @@ FOLLOW = (
 )
 PAGED = (
     ("after", "string", "The id of the item that the page follows."),
-    ("limit", "integer", "Most items of the page, 1 to 100."),
+    ("limit", "integer", "Most items of the page: 1 to 100, of files 1 to 10000."),
     ("order", "string", "asc or desc; desc, the newest first, is the default."),
 )
 
@@ -280,7 +282,7 @@ def described(path: str, operation: Operation, made: Schemas) -> dict[str, Any]:
     if operation.body is not None:
         schema = made.of[operation.body]
         if operation.sent_as != JSON:  # the type does not contain the file
-            schema = {"allOf": [schema, UPLOAD]}
+            schema = {"allOf": [schema, with_file(operation.file)]}
         content: dict[str, Any] = {"schema": schema}
         if operation.id in REQUESTS:
             content["example"] = REQUESTS[operation.id]
@@ -328,21 +330,18 @@ def content_of(operation: Operation, made: Schemas, fault: type[msgspec.Struct])
 
 
 IN_PATH = {
-    "id": "The id: of a response, or the name of a model, which may hold slashes.",
+    "id": "The id: of a response, a file or a batch, or the name of a model, which may hold slashes.",
     "digest": "The digest of the page's files.",
     "name": "The name of the file.",
 }
-UPLOAD = {
-    "type": "object",
-    "properties": {
-        "file": {
-            "type": "string",
-            "contentMediaType": "application/octet-stream",
-            "description": "The recording: flac, mp3, mp4, m4a, ogg, wav or webm.",
-        }
-    },
-    "required": ["file"],
-}
+
+
+def with_file(description: str) -> dict[str, Any]:
+    """The schema of a form's file."""
+    file = {"type": "string", "contentMediaType": "application/octet-stream", "description": description}
+    return {"type": "object", "properties": {"file": file}, "required": ["file"]}
+
+
 SECURITY = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "A key of --api-key."},
     "key": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "The same, for Anthropic's clients."},

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from engine.engine import Engine
+from server.batches.batches import batches_of
 from server.errors import ApiError
 from server.flags.config import Config
 from server.ops.limits import USUAL_PART, ApiKeys, BodyBudget, Sessions, WrongKeys
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from engine.grammar.compile import GrammarCompiler
     from engine.lora.home import Home
     from mm.load import MediaLoader
-    from server.ops.otel import Spans
     from server.render.chat import Renderer
     from server.render.frames import Frames
     from server.render.tokenizer import Tokenizer
@@ -51,6 +51,16 @@ class Download:
     tokenizer: str
     running: Future[tuple[str, str]] | None = None
     stop: threading.Event = field(default_factory=threading.Event)
+
+
+class Spans(Protocol):
+    """The spans of OpenTelemetry."""
+
+    def add(self, times: Any) -> None:
+        """Report a request's RequestTimes."""
+
+    def close(self) -> None:
+        """Send what is left."""
 
 
 class Watch(Protocol):
@@ -145,6 +155,9 @@ class AppState:
         self.responses = ResponseStore(
             limits.response_store_max, limits.response_store_ttl, limits.response_store_bytes
         )
+        share = math.inf if trusted or not self.keys else USUAL_PART
+        self.batches = batches_of(config.batches, share, self.pool)
+        self.metrics.others.append(self.batches.families)
         self.media = None
         self.canary: Checks | None = None  # set once the engine is ready
         self.whisper: WhisperTokens | None = None  # None if not a Whisper model; it may still take audio in chat
@@ -175,6 +188,8 @@ class AppState:
             "body_bytes": self.body_budget.used,
             "sessions": self.sessions.shares.used,
             "background": self.responses.running,
+            "uploads": self.batches.files.uploads.used,
+            "lines": self.batches.places.taken,
             "adapter_loads": 0 if self.adapters is None else self.adapters.num_loading,
             "compiles": 0 if self.grammars is None else self.grammars.compiling,
             "prompt_tokens": self.places.tokens,

@@ -105,6 +105,7 @@ SERVER_FLOORS = (
     ("render",),
     ("errors", "output"),
     ("ops", "structure", "openapi", "foreign_fields"),
+    ("batches",),
     ("state",),
     ("http",),
     ("jobs",),

@@ -84,6 +84,7 @@ class EngineConfig:
     max_prefill_chunk: int = 0  # prompt tokens of one row in a step; 0 = no limit but the budget
     max_num_queued_reqs: int = 1024
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    batch_slowdown: float = 1.5  # most times that a step takes longer with idle rows than without them
     max_logprobs: int = 20
     logprobs_mode: LogprobsMode = "raw_logprobs"
     encoder_budget: int = 0  # patches, or rows of an audio encoder, that towers compute in a step; 0 = derived

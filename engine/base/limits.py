@@ -6,7 +6,7 @@ repeated here because nothing unchecked may reach the device (SECURITY.md, groun
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from engine.base.bidirectional import Bidirectional, bi_spans_of
 from engine.base.errors import RequestError
-from engine.base.request import ROWS, Modality, Request, SamplingParams
+from engine.base.request import IDLE, ROWS, Modality, Request, SamplingParams
 
 PLAIN = SamplingParams()
 CHANGING = (  # parameters that name tokens or request log-probabilities; most requests leave them out
@@ -25,6 +25,11 @@ MAX_SIGMA = 100.0  # largest top_n_sigma
 MAX_DRY = 100.0  # largest dry_multiplier and dry_base
 MAX_HISTORY = 8192  # last tokens of a text in which DRY finds repetitions
 MAX_EDITS = 2048  # token ids of one request whose logits are changed one by one
+
+
+def idle_slots(rows: int) -> int:
+    """Slots for idle choices of an engine with `rows` rows: those of a step, and some that replace the ended ones."""
+    return rows + rows // 4 + 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,21 @@ class Limits:
     adds_media: bool = False  # spans may extend beyond the prompt; the answer ends where the spans end
     max_rows: int = 1  # rows in a step
     picture_bytes: int = 0  # largest decoded picture that the device scales and cuts; 0: the device takes patches only
+
+    @property
+    def max_idle(self) -> int:
+        """Idle choices that the engine holds in addition to `max_open`."""
+        return idle_slots(self.max_rows)
+
+
+def lacks_room(request: Request, limits: Limits, held: Iterable[Request]) -> bool:
+    """Whether a request's choices do not fit; `held`: the request of each open choice. Idle choices have slots of their
+    own, and use those that other choices leave.
+    """
+    kinds = [other.priority == IDLE for other in held]
+    if request.priority == IDLE:
+        return len(kinds) + request.n > limits.max_open + limits.max_idle
+    return len(kinds) + request.n - min(limits.max_idle, sum(kinds)) > limits.max_open
 
 
 def check(request: Request, limits: Limits) -> None:

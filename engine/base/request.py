@@ -23,6 +23,9 @@ Modality = Literal["image", "audio", "video"]
 RowsOf = Literal["image", "audio", "video", "prompt"]  # "prompt": embedding rows in place of text
 
 
+IDLE = 2**31 - 1  # the priority of requests that run only while no other request needs their place
+
+
 class FinishReason(enum.IntEnum):
     """Why a choice ended; NONE while it continues. The numbers are shared with `_fast/types.pxd`."""
 
@@ -193,7 +196,7 @@ class Request:
     positions: np.ndarray | None = None  # int32 [axes, prompt_len] for M-RoPE; None: 0, 1, 2 ...
     position_delta: int = 0  # position of token i >= prompt_len is i + position_delta
     n: int = 1  # choices; choice k uses seed + k
-    priority: int = 0  # lower first
+    priority: int = 0  # lower first; IDLE: behind all others, under every policy
     cache_salt: bytes = b""  # scope (key) and salt; requests share cached prefixes only when equal
     arrival: float = 0.0  # time.monotonic() seconds
     grammar: Grammar | None = None  # the grammar of the answers; each choice gets its own matcher

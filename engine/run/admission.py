@@ -18,8 +18,8 @@ import numpy as np
 from _fast.scheduler import Scheduler
 from engine.base.bidirectional import bi_spans_of
 from engine.base.errors import AdmissionError, EngineError, QueueTimeoutError, scope_of
-from engine.base.request import Request
-from engine.run.flows import Flows, Outside
+from engine.base.request import IDLE, Request
+from engine.run.flows import IDLE_LINE, Flows, Outside
 from engine.step.live import LiveRow, Place
 from engine.step.parts.part import forget
 from engine.step.plain import Executor
@@ -79,7 +79,7 @@ class Admission:
         """Queues the choices of a request at its closed gate."""
         request, first_id = waiting.request, waiting.first_id
         for k in waiting.choices:
-            self._outside.add(first_id + k, key_of(request), request.flow.name, Waiting(request, first_id, [k]))
+            self._outside.add(first_id + k, key_of(request), line_of(request), Waiting(request, first_id, [k]))
 
     def enter(self) -> None:
         """Admits queued requests whose gate is open now, adapter by adapter in the order of their first requests."""
@@ -295,3 +295,8 @@ class Admission:
 def key_of(request: Request) -> bytes:
     """The key of the gate that the request waits for: its adapter's hash; b"": it has no adapter."""
     return b"" if request.lora is None else request.lora.sha256
+
+
+def line_of(request: Request) -> str:
+    """The line in which the request waits at its gate."""
+    return IDLE_LINE + request.flow.name if request.priority == IDLE else request.flow.name

@@ -9,6 +9,7 @@ from __future__ import annotations
 from engine.base.config import EngineConfig
 from engine.base.drafts import FLAG, draft_config
 from engine.base.errors import ConfigError
+from engine.base.limits import idle_slots
 from engine.base.model_config import ModelConfig
 from engine.step.sizes import Sizes
 
@@ -64,7 +65,7 @@ def sizes_of(config: EngineConfig, model_config: ModelConfig, device: str) -> Si
     return Sizes(
         max_rows=rows,
         max_tokens=tokens,
-        max_slots=rows + config.max_num_queued_reqs,
+        max_slots=rows + config.max_num_queued_reqs + idle_slots(rows),
         max_model_len=asked,
         max_chunk=tokens if whole or together else min(config.max_prefill_chunk or tokens, tokens),
         block_size=asked if pooling is not None and pooling.bidirectional else config.block_size,

@@ -2,7 +2,8 @@
 
 Owner: device thread, through Admission. In: the name of a request's caller (an API key's name or an address, set by
 the server). Out: a number for each caller that has a row, and the next requests that wait at a gate of the executor.
-The scheduler and Outside serve callers round-robin, so many requests of one caller do not delay another caller.
+The scheduler and Outside serve callers round-robin, so many requests of one caller do not delay another caller. Idle
+requests have lines of their own, which are served after all others.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Generic, TypeVar
 from _fast.turns import Turns
 
 T = TypeVar("T")
+IDLE_LINE = "\0"  # beginning of the names of idle requests' lines in Outside
 
 
 class Flows:
@@ -56,12 +58,14 @@ class Outside(Generic[T]):
         self._lines: dict[bytes, OrderedDict[str, OrderedDict[int, T]]] = {}
         self._line_of: dict[int, tuple[bytes, str]] = {}
         self.num_keyed = 0  # requests with a key
+        self._num_idle = 0
 
     def add(self, device_id: int, key: bytes, flow: str, waiting: T) -> None:
         """Appends a request to its caller's queue."""
         self._lines.setdefault(key, OrderedDict()).setdefault(flow, OrderedDict())[device_id] = waiting
         self._line_of[device_id] = key, flow
         self.num_keyed += bool(key)
+        self._num_idle += flow.startswith(IDLE_LINE)
 
     def keys(self, count: int) -> list[bytes]:
         """The empty key, if a request has it, and the first `count` other keys."""
@@ -74,8 +78,10 @@ class Outside(Generic[T]):
         if len(lines) == 1:
             (line,) = lines.values()
             return list(islice(line.items(), count))
-        turns = zip_longest(*(islice(line.items(), count) for line in lines.values()))
-        return list(islice((entry for turn in turns for entry in turn if entry is not None), count))
+        found = in_turns([line for flow, line in lines.items() if not flow.startswith(IDLE_LINE)], count)
+        if self._num_idle and len(found) < count:
+            found += in_turns([line for flow, line in lines.items() if flow.startswith(IDLE_LINE)], count - len(found))
+        return found
 
     def enter(self, device_id: int) -> bool:
         """Removes a request and ends its caller's turn. Returns whether the request was in the queue."""
@@ -92,6 +98,7 @@ class Outside(Generic[T]):
         if flow is None:
             return False
         self.num_keyed -= bool(key)
+        self._num_idle -= flow.startswith(IDLE_LINE)
         lines = self._lines[key]
         del lines[flow][device_id]
         if not lines[flow]:
@@ -105,3 +112,9 @@ class Outside(Generic[T]):
 
     def __len__(self) -> int:
         return len(self._line_of)
+
+
+def in_turns(lines: list[OrderedDict[int, T]], count: int) -> list[tuple[int, T]]:
+    """Up to `count` entries: the first of each line, then the second of each, and so on."""
+    turns = zip_longest(*(islice(line.items(), count) for line in lines))
+    return list(islice((entry for turn in turns for entry in turn if entry is not None), count))

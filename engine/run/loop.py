@@ -133,7 +133,9 @@ class DeviceThread:
             try:
                 runtime = self.runtime = load_runtime(self._config, self._startup, self._wake)
                 backend = runtime.executor.backend
-                self.pace = Pace(runtime.sizes.max_tokens, backend.can.tile, backend.fullness)
+                self.pace = Pace(
+                    runtime.sizes.max_tokens, backend.can.tile, backend.fullness, self._config.batch_slowdown
+                )
                 self._budget = TokenBudget(runtime.sizes.max_tokens, runtime.sizes.least_tokens)
                 self.settler = Settler(runtime, self.pace, self._budget)
                 self.steady = runtime.steady(self.inbox)
@@ -202,7 +204,8 @@ class DeviceThread:
         """Runs steps without the GIL. Returns the step in flight and the next plan if Python has to launch it."""
         assert self.steady is not None
         while True:
-            if runtime.scheduler.num_waiting:  # the GIL-free loop plans their first steps with these budgets
+            # The GIL-free loop plans first steps of waiting requests, and steps with idle rows, with these budgets.
+            if runtime.scheduler.num_waiting or runtime.scheduler.shares.any_idle():
                 self._set_budgets(runtime)
             handover = self.steady.run(previous)
             numbers = handover.numbers
@@ -308,7 +311,7 @@ class DeviceThread:
         """Sets how many tokens the next step may have, and how many of them may be prompt tokens."""
         shares = runtime.scheduler.shares
         shares.max_tokens = self._budget.of(runtime.scheduler.next_step)
-        shares.prompt_budget = self.pace.prompt_budget(*shares.load())
+        self.pace.set_budgets(shares)
 
     def _launch(self, runtime: Runtime, plan: StepPlan, stats: StepStats) -> Step:
         begun = time.perf_counter()

@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from _fast.clock import StepClock, believe
 from _fast.plan import StepPlan
+from _fast.shares import UNLIMITED, TokenShares
 from engine.step.step import Step
 
 LEAST_PROMPT = 256  # tokens: about as many are computed while the weights are read
@@ -29,17 +30,23 @@ BURST = 4  # with so many full steps of prompt tokens waiting, prompts fill the 
 FULL = 2048  # tokens of a full step; if the operator allows longer steps, any busy queue makes a burst
 MIN_FILL_GAIN = 0.2  # gain of fullness that justifies twice the tiles; smaller increases need proportionally less
 MOST_ROUND_UP = 1.25  # a number of tiles is rounded up by at most this factor
+ROWS_BITS = 15  # bit length of more rows than a step has
+RETRY = 512  # calls after which a number of rows is tried again that took too long
 PREFILL_ONLY_TOKENS = 512  # tokens of a step without decoding: waiting prompts then finish one after the other
 
 
 class Pace:
     """Learned durations: of steps by size, of decode steps by rows, and of one token in a compute-bound step."""
 
-    __slots__ = ("_decode", "_full", "_max_tokens", "_noted", "_per_token", "_tile", "clock")
+    __slots__ = ("_asked", "_decode", "_full", "_max_tokens", "_noted", "_per_token", "_slowdown", "_tile", "clock")
 
-    def __init__(self, max_tokens: int, tile: int, fullness: Callable[[int], float]) -> None:
-        """`fullness(tokens)`: the fraction of the device's units that products of so many tokens use, 0 to 1."""
+    def __init__(self, max_tokens: int, tile: int, fullness: Callable[[int], float], slowdown: float = 1.5) -> None:
+        """`fullness(tokens)`: the fraction of the device's units that products of so many tokens use, 0 to 1.
+        `slowdown`: most times that a step takes longer with idle rows than without them.
+        """
         self._max_tokens = max_tokens
+        self._slowdown = slowdown
+        self._asked = 0  # calls of `idle_budgets`
         self._tile = tile
         self._full = round_up_tiles(-(-max_tokens // tile), lambda tiles: fullness(tiles * tile))
         self.clock = StepClock(max(tile, self._class(max_tokens)) + 1, LEAST_MARGIN)
@@ -108,6 +115,42 @@ class Pace:
         tiles = max(round(tokens / self._tile), -(-(decoding + LEAST_PROMPT) // self._tile))
         tiles = self._full[min(tiles, len(self._full) - 1)]
         return min(self._max_tokens, tiles * self._tile - decoding)
+
+    def set_budgets(self, shares: TokenShares) -> None:
+        """Sets how many prompt tokens the next step may have, and its budgets for idle rows."""
+        load = shares.load()
+        shares.prompt_budget = self.prompt_budget(*load)
+        if shares.any_idle() and shares.any_client():
+            shares.idle_rows, shares.idle_budget = self.idle_budgets(load[0], shares.num_idle_decoding())
+        else:
+            shares.idle_rows = shares.idle_budget = UNLIMITED
+
+    def idle_budgets(self, decoding: int, idle: int) -> tuple[int, int]:
+        """How many idle rows a step may have in addition to `decoding` other rows that decode, and how many prompt
+        tokens it may have with tokens of idle prompts; `idle`: idle rows that could decode.
+
+        The step may take `slowdown` times as long as without idle rows. An unknown time of the step without them is
+        measured first; then larger numbers of rows are tried, a class at a time.
+        """
+        self._asked += 1
+        bits = max(decoding, 1).bit_length()
+        alone = self._decode.get(bits)
+        if alone is None:
+            return (1 << bits) - 1 - decoding, 0
+        limit, most = self._slowdown * alone, bits
+        while most < ROWS_BITS and (took := self._decode.get(most + 1, 0.0)) <= limit:
+            most += 1
+            if not took:
+                break
+        if took > limit and self._asked % RETRY == 0:  # the time of a class that is never used would never change
+            most += 1
+        rows = (1 << most) - 1 - decoding
+        if not decoding:  # the others have prompts only, which these would delay
+            return rows, 0
+        if not self._per_token:
+            return rows, LEAST_PROMPT
+        joined = decoding + min(rows, idle)
+        return rows, max(0, int((limit - self._attention(joined)) / self._per_token) - joined)
 
     def note_decode(self, rows_bits: int, seconds: float) -> None:
         """Takes over what the GIL-free loop learned: seconds of decode-only steps by the bit length of their rows.

@@ -12,7 +12,7 @@ from _fast.scheduler import Scheduler
 from _fast.states import ALIGN, ALL, NONE
 from engine.base.config import EngineConfig
 from engine.base.inbox import Inbox
-from engine.base.limits import Limits
+from engine.base.limits import Limits, idle_slots
 from engine.base.trace import Span
 from engine.cache.layout import CacheLayout
 from engine.device.profile import DeviceProfile
@@ -139,10 +139,11 @@ def limits_of(config: EngineConfig, model: Model, sizes: Sizes, blocks: int) -> 
     """Limits against which the event loop checks requests; `blocks`: blocks of the cache with the dummy block."""
     prompt_rows = ("prompt",) if config.enable_prompt_embeds else ()
     found, text = model.config, model.config.text
+    most = sizes.max_slots - idle_slots(sizes.max_rows)
     return Limits(
         max_model_len=sizes.max_model_len,
         num_blocks=blocks - 1,
-        max_open=sizes.max_slots + (sizes.max_slots * BACKLOG if found.pooling else 0),
+        max_open=most + (most * BACKLOG if found.pooling else 0),
         max_rows=sizes.max_rows,
         vocab_size=text.vocab_size,
         num_embeddings=text.vocab_size,

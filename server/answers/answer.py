@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -115,33 +116,35 @@ class Answer:
 
     async def submit(self, *names: str) -> None:
         """Submit every prompt to the engine; /abort_requests finds the answer by any of `names`."""
-        limits = self.state.config.limits
+        patience, whole = self.exchange.queue_timeout, self.exchange.request_timeout
         if self._scores_only and not self._reads_prompt:  # the engine has nothing to compute
             asyncio.get_running_loop().call_soon(self._end_unscored)
             return
         await self.state.running.wait()  # an operator may have paused the server
         self.exchange.submitted = time.monotonic()
         count = sum(job.num_tokens for job in self.jobs) * self.asked.n
-        self.state.places.take_tokens(count)  # from the server-wide budget
-        self._on_close.append(partial(self.state.places.give_tokens, count))
+        places = self.exchange.places
+        places.take_tokens(count)  # from the server-wide budget
+        self._on_close.append(partial(places.give_tokens, count))
         if self.state.config.server.enable_log_requests or self.state.config.server.enable_log_outputs:
             self._log_prompts()
         try:
             for at, job in enumerate(() if self.asked.beam else self.jobs):
                 if at % SLICE == SLICE - 1:  # let other tasks of the loop run
                     await asyncio.sleep(0)
-                request = replace(job.request, deadline=self.exchange.submitted + limits.queue_timeout)
+                request = replace(job.request, deadline=self.exchange.submitted + patience)
                 self.follow(self.state.engine.submit(request), partial(self.take, at))
         except EngineError as error:
             self.close()
-            raise from_engine(error, self.state.places.retry_after(), job.param) from None
+            raise from_engine(error, places.retry_after(), job.param) from None
         for name in names:
             self.state.live.setdefault((self.exchange.key_name, name), set()).add(self)
             self._on_close.append(partial(self._unregister, self.exchange.key_name, name))
         self.exchange.answer_open = self
-        self._fail_later(limits.queue_timeout, "no token within --queue-timeout", only_first=True)
-        if limits.request_timeout:
-            left = limits.request_timeout - (time.monotonic() - self.exchange.arrival)
+        if patience < math.inf:
+            self._fail_later(patience, "no token within --queue-timeout", only_first=True)
+        if whole:
+            left = whole - (time.monotonic() - self.exchange.arrival)
             self._fail_later(max(0.0, left), "the request took longer than --request-timeout")
 
     def follow(self, stream: TokenStream, take: Callable[[Delta], None]) -> None:

@@ -36,8 +36,9 @@ def operations() -> dict[tuple[str, str], Operation]:
     from server.dialects.sagemaker.operations import OPERATIONS as SAGEMAKER
     from server.dialects.tei.operations import OPERATIONS as TEI
     from server.openapi import TABLE
+    from server.routes.batch_operations import OPERATIONS as BATCHES
 
-    return {**TABLE, **OLLAMA, **LLAMA_CPP, **DECISIONS, **TEI, **COHERE, **SAGEMAKER}
+    return {**TABLE, **BATCHES, **OLLAMA, **LLAMA_CPP, **DECISIONS, **TEI, **COHERE, **SAGEMAKER}
 
 
 def routes_of(config: Config) -> list[Route]:

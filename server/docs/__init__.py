@@ -13,7 +13,7 @@ FOLDER = Path(__file__).parent
 # In the order of the listing; a test compares the names with the folder.
 NAMES = (
     *("models", "hardware", "flags", "quantisation", "clients", "ollama", "llama_cpp", "fields"),
-    *("sampling", "media", "speech", "tools", "decisions", "embeddings", "adapters", "page", "deployment"),
+    *("sampling", "media", "speech", "tools", "decisions", "batches", "embeddings", "adapters", "page", "deployment"),
     *("operation", "metrics", "security", "measuring", "hosting", "offline", "ray"),
 )
 PICTURES = ("page.png",)

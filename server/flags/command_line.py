@@ -34,6 +34,7 @@ GROUPS = {  # groups of Config and their headings in --help
     "rows": "embeddings as input",
     "lora": "adapters that requests name as their model",
     "health": "memory, probes and what ends a server",
+    "batches": "uploaded files, and batches of requests",
 }
 UNITS = {1 << 30: "GiB", 1 << 20: "MiB", 1 << 10: "KiB"}
 SIZE = re.compile(r"([\d.]+) ?([KMGT])iB")

@@ -15,6 +15,7 @@ from engine.base.config import CacheWord, EngineConfig, FailureLimits, LogprobsM
 from engine.base.faults import Faults
 from engine.base.request import Modality
 from mm.limits import MediaLimits
+from server.flags.batch_flags import BatchFlags
 from server.flags.flag import MIB, flag
 from server.flags.health_flags import HealthFlags
 from server.flags.limits_flags import MAX_QUEUE_WAIT_S, LimitsConfig
@@ -105,10 +106,10 @@ class ModelFlags:
     tokenizer_mode: Literal["auto", "hf", "mistral"] = flag("auto", "hf: tokenizer.json; mistral: mistral-common")
     device: Literal["auto", "cpu", "cuda"] = flag("auto", "device of the model (cuda: also ROCm)")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = flag(
-        "auto", "type of weights and activations; float16: encoders on an accelerator"
+        "auto", "type of weights; float16: encoders on an accelerator"
     )
     load_format: Literal["auto", "safetensors", "dummy"] = flag("auto", "dummy: random weights")
-    quantization: str = flag("", "fp8: quantise a float checkpoint; other values must match the checkpoint")
+    quantization: str = flag("", "fp8: quantise floats; others must match the checkpoint")
     seed: int = flag(0, "seed of random weights")
     max_model_len: int = flag(0, "context in tokens, such as 32k; 0: the checkpoint's", tokens=True, low=0)
     model_impl: Literal["auto", "native", "transformers"] = flag(
@@ -253,6 +254,7 @@ class Config:
     rows: RowsFlags = field(default_factory=RowsFlags)
     lora: LoraFlags = field(default_factory=LoraFlags)
     health: HealthFlags = field(default_factory=HealthFlags)
+    batches: BatchFlags = field(default_factory=BatchFlags)
 
     @property
     def folder(self) -> str:
@@ -339,6 +341,7 @@ class Config:
             max_prefill_chunk=rows.max_prefill_chunk,
             max_num_queued_reqs=rows.max_num_queued_reqs,
             scheduling_policy=rows.scheduling_policy,
+            batch_slowdown=self.batches.batch_slowdown,
             max_logprobs=self.limits.max_logprobs,
             logprobs_mode=model.logprobs_mode,
             num_threads=model.num_threads,

@@ -15,6 +15,7 @@ COMMANDS = {
     "serve": "start the server (the default command)",
     "check": "print whether a model can be served on this machine, and its memory",
     "explain": "print the layers of a model, and the kernels that compute them",
+    "run-batch": "answer the requests of a file without a server",
     "bench": "measure a server or the engine; omniloop bench --help lists the measurements",
     "info": "print versions, processor, driver, cards, flags and the model",
     "docs": "print a page of the documentation; without a name, the list of pages",
@@ -53,6 +54,16 @@ usage: omniloop explain [MODEL] [--flag value ...]
 Prints, from config.json alone, the layers that a configuration makes: parts, shapes, caches, formats of weights, and
 the kernels of steps with 1, 32 and 2,048 tokens on this device, or on the card of --device-target.
 It takes the flags of serve (omniloop --help=all).""",
+    "run-batch": """\
+usage: omniloop run-batch -i IN -o OUT [MODEL] [--flag value ...]
+
+Answers the requests of IN, a JSON object in each line as for /v1/batches, and ends:
+  {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": [...]}}
+Lines may have different urls: chat and text completions, responses, embeddings, decisions. OUT gets the answers in the
+order of their ends, OUT.errors the lines that failed. Lines whose custom_id is in one of these files do not run again,
+so a second run continues an interrupted one. The exit status is 0 if all lines are answered, and 1 if a line is wrong
+(then none runs) or failed.
+It takes the flags of serve, and these:""",
     "info": """\
 usage: omniloop info [MODEL] [--flag value ...]
 
@@ -77,7 +88,7 @@ omniloop --help lists the flags that people use, omniloop --help=all every flag.
 def overview(flags: dict[str, Flag]) -> str:
     """One screen: commands, the most used flags, examples, and how to list the other flags."""
     lines = ["usage: omniloop [COMMAND] [MODEL] [--flag value ...]", "", "commands:"]
-    lines += [f"  {name:8} {text}" for name, text in COMMANDS.items()]
+    lines += [f"  {name:9} {text}" for name, text in COMMANDS.items()]
     lines += ["", "flags that people use, with their defaults:"]
     lines += [line(flags[name]) for name in COMMON]
     lines += [CONFIG, "", "examples:"]

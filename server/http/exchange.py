@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import re
 import secrets
 import time
@@ -21,6 +22,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mm.errors import MediaError
+from server.batches.inside import LINE_OF
 from server.errors import ApiError, Protocol, from_media, from_render, internal, not_found, unavailable
 from server.http.websocket import accepting, as_exchange_scope, refusing
 from server.ops.proxies import home
@@ -31,7 +33,7 @@ from server.state import AppState, OpenAnswer
 if TYPE_CHECKING:
     from engine.base.request import NamedAdapter
     from server.http.line import Line
-    from server.ops.places import Kind, Place
+    from server.ops.places import Kind, Place, Places
 
 log = logging.getLogger("omniloop.access")
 fault = logging.getLogger("omniloop.fault")
@@ -75,6 +77,7 @@ class Exchange:
         "first_token",
         "generation",
         "headers",
+        "idle",
         "key_name",
         "line",
         "method",
@@ -111,7 +114,8 @@ class Exchange:
         self.request_id = request_label(scope)
         self.headers: list[tuple[bytes, bytes]] = [(b"x-request-id", self.request_id.encode())]
         self.route = "other"  # the route's template, once it is known
-        self.key_name = ""
+        self.key_name: str = scope.get(LINE_OF, "")
+        self.idle = LINE_OF in scope  # a line of a batch, which only uses room that no other request needs
         self.adapter: NamedAdapter | None = None  # the adapter that the request named as its model
         self.place: Place | None = None  # its place among waiting and running requests
         self.address = state.proxies.client_of(scope)
@@ -141,10 +145,25 @@ class Exchange:
         """The adapter's name, and whether a step has run; None: the base serves the exchange."""
         return None if self.adapter is None else (self.adapter.name, self.queued_s >= 0)
 
+    @property
+    def places(self) -> Places:
+        """The places of which this request takes some."""
+        return self.state.batches.places if self.idle else self.state.places
+
+    @property
+    def queue_timeout(self) -> float:
+        """Seconds to the first token; lines of batches wait as long as their batch."""
+        return math.inf if self.idle else self.state.config.limits.queue_timeout
+
+    @property
+    def request_timeout(self) -> float:
+        """Seconds for the whole request; 0: no limit."""
+        return 0.0 if self.idle else self.state.config.limits.request_timeout
+
     def hold(self, count: int, kind: Kind = "answers") -> Place:
         """Reserve places for `count` choices, for a `with` block. Raises the 429."""
         weight = self.state.keys.weight(self.key_name)
-        self.place = self.state.places.hold(count, self.client, kind, weight)
+        self.place = self.places.hold(count, self.client, kind, weight)
         return self.place
 
     def begin(self) -> None:

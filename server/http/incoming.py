@@ -33,6 +33,7 @@ class Incoming:
         "_begun",
         "_budget",
         "_client",
+        "_held",
         "_limit",
         "_limits",
         "_paid_until",
@@ -42,14 +43,18 @@ class Incoming:
         "taken",
     )
 
-    def __init__(self, request: Request, limit: int) -> None:
-        """Raises ApiError if the announced length exceeds `limit` or the free budget."""
+    def __init__(self, request: Request, limit: int, held: bool = True) -> None:
+        """Raises ApiError if the announced length exceeds `limit` or the free budget.
+
+        `held`: the reader holds the whole body; otherwise it counts only against `limit`.
+        """
         state: AppState = request.scope["exchange"].state
         self.more = True
         self.size = 0
         self.taken = 0  # bytes taken from the budget
         self._request = request
         self._limit = limit
+        self._held = held
         self._limits = state.config.limits
         self._budget = state.body_budget
         self._client = ""
@@ -58,7 +63,7 @@ class Incoming:
         promised = promised_length(request)
         if promised > limit:
             raise too_large(limit)
-        if promised > SMALL:
+        if held and promised > SMALL:
             self._client = request.scope["exchange"].client
             if not self._budget.has_room(self._client, promised - SMALL):
                 raise self._budget.full(self._client, promised - SMALL)
@@ -99,7 +104,7 @@ class Incoming:
         if self.size > self._limit:
             raise too_large(self._limit)
         more = self.size - SMALL - self.taken
-        if more > 0:
+        if self._held and more > 0:
             self._client = self._client or self._request.scope["exchange"].client
             self._budget.require(self._client, more)
             self.taken += more

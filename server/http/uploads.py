@@ -1,9 +1,10 @@
 """Uploads: multipart/form-data, counted and parsed while it streams.
 
 Owner: loop. In: ASGI messages. Out: a Form, its texts by name and one file; or 413, 415, 408, 400. Nothing is written
-to disk: the bytes count against the process-wide budget until the `uploaded` block ends. A repeated field adds a value;
-the suffix [] of a list's name is dropped. The file grows in a BytesIO, whose getvalue() returns its bytes without a
-copy: joining pieces of 100 MB held the GIL, and so blocked the loop, for 63 ms.
+to disk, unless the caller gives a Sink for the file: the bytes count against the process-wide budget until the
+`uploaded` block ends. A repeated field adds a value; the suffix [] of a list's name is dropped. The file grows in a
+BytesIO, whose getvalue() returns its bytes without a copy: joining pieces of 100 MB held the GIL, and so blocked the
+loop, for 63 ms.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import io
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
@@ -32,16 +34,32 @@ class Form:
     """The uploaded form."""
 
     texts: dict[str, list[str]] = field(default_factory=dict)
-    file: io.BytesIO | None = None  # the file's content
+    file: io.BytesIO | None = None  # the file's content, if it has no sink
+    filename: str | None = None  # the client's name of the file; None: there was no file
+
+
+class Sink(Protocol):
+    """A destination of the form's file other than memory."""
+
+    advice: str  # for a file that is too large
+
+    def write(self, data: memoryview) -> None:
+        """Take a piece. Raises ApiError."""
+
+    async def flush(self) -> None:
+        """Bring the pieces to their place, if they are many. Raises ApiError."""
 
 
 @asynccontextmanager
-async def uploaded(request: Request, file_field: str, max_file_bytes: int) -> AsyncIterator[Form]:
-    """The form of a request, in which only the field `file_field` may be a file. Raises ApiError."""
+async def uploaded(
+    request: Request, file_field: str, max_file_bytes: int, sink: Sink | None = None
+) -> AsyncIterator[Form]:
+    """The form of a request, in which only the field `file_field` may be a file; the sink gets the file's content.
+    Raises ApiError.
+    """
     limits = state_of(request).config.limits
-    max_file_bytes = min(max_file_bytes, limits.max_upload_bytes or max_file_bytes)
-    reader = FormReader(boundary_of(request), file_field, max_file_bytes, limits)
-    incoming = Incoming(request, max_file_bytes + ALL_TEXTS * limits.max_form_field_bytes)
+    reader = FormReader(boundary_of(request), file_field, max_file_bytes, limits, sink)
+    incoming = Incoming(request, max_file_bytes + ALL_TEXTS * limits.max_form_field_bytes, held=sink is None)
     try:
         while incoming.more:
             piece = await incoming.next()
@@ -49,6 +67,8 @@ async def uploaded(request: Request, file_field: str, max_file_bytes: int) -> As
             for start in range(CHUNK, len(piece), CHUNK):
                 await asyncio.sleep(0)
                 reader.feed(piece[start : start + CHUNK])
+            if sink is not None:
+                await sink.flush()
         yield reader.finished()
     finally:
         incoming.close()
@@ -71,11 +91,14 @@ def malformed(why: str) -> ApiError:
 class FormReader:
     """Parses one form as it arrives. Owner: loop."""
 
-    def __init__(self, boundary: bytes, file_field: str, max_file_bytes: int, limits: LimitsConfig) -> None:
+    def __init__(
+        self, boundary: bytes, file_field: str, max_file_bytes: int, limits: LimitsConfig, sink: Sink | None = None
+    ) -> None:
         self._form = Form()
+        self._sink = sink
         self._file_field = file_field
         self._max_file = max_file_bytes
-        self._max_parts, self._max_text = limits.max_form_parts, limits.max_form_field_bytes
+        self._limits = limits
         self._header = [bytearray(), bytearray()]  # name and value of the current header
         self._disposition = b""
         self._name = ""
@@ -116,8 +139,8 @@ class FormReader:
 
     def _begin(self) -> None:
         self._parts += 1
-        if self._parts > self._max_parts:
-            raise malformed(f"it has more than {self._max_parts} fields (--max-form-parts)")
+        if self._parts > self._limits.max_form_parts:
+            raise malformed(f"it has more than {self._limits.max_form_parts} fields (--max-form-parts)")
         self._disposition, self._content, self._size = b"", io.BytesIO(), 0
 
     def _header_end(self) -> None:
@@ -137,25 +160,30 @@ class FormReader:
         if b"filename" not in options and self._is_file:
             text = f"{self._file_field}: is a text of the form; send it as a file, with a filename"
             raise ApiError(422, "invalid_parameter", text, self._file_field)
-        if self._is_file and self._form.file is not None:
-            raise invalid(self._file_field, f"{self._file_field}: came twice; send one file")
+        if self._is_file:
+            if self._form.filename is not None:
+                raise invalid(self._file_field, f"{self._file_field}: came twice; send one file")
+            self._form.filename = options[b"filename"].decode("utf-8", "replace")
 
     def _data(self, data: bytes, start: int, end: int) -> None:
         self._size += end - start
         if self._is_file and self._size > self._max_file:
-            text = f"{self._file_field}: is larger than {self._max_file} bytes; send shorter or compressed audio"
+            advice = "send shorter or compressed audio" if self._sink is None else self._sink.advice
+            text = f"{self._file_field}: is larger than {self._max_file} bytes; {advice}"
             raise ApiError(413, "request_too_large", text, self._file_field)
         if not self._is_file:
             self._texts_size += end - start
-            if self._size > self._max_text:
-                raise malformed(f"a text has more than {self._max_text} bytes (--max-form-field-bytes)")
-            if self._texts_size > ALL_TEXTS * self._max_text:
-                raise malformed(f"its texts have more than {ALL_TEXTS * self._max_text} bytes together")
-        self._content.write(memoryview(data)[start:end])
+            most = self._limits.max_form_field_bytes
+            if self._size > most:
+                raise malformed(f"a text has more than {most} bytes (--max-form-field-bytes)")
+            if self._texts_size > ALL_TEXTS * most:
+                raise malformed(f"its texts have more than {ALL_TEXTS * most} bytes together")
+        into = self._sink if self._is_file and self._sink is not None else self._content
+        into.write(memoryview(data)[start:end])
 
     def _end(self) -> None:
         if self._is_file:
-            self._form.file = self._content
+            self._form.file = self._content if self._sink is None else None
             return
         try:
             self._form.texts.setdefault(self._name, []).append(self._content.getvalue().decode())

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from engine.base.errors import GrammarBusyError, GrammarError
 from engine.base.grammar import GrammarSpec
-from engine.base.request import Flow, Modality, Request
+from engine.base.request import IDLE, Flow, Modality, Request
 from mm.item import MediaOptions
 from mm.report import MediaReport
 from mm.splice import Spliced, splice
@@ -115,7 +115,7 @@ def job_of(
         positions=spliced.positions,
         position_delta=spliced.position_delta,
         n=asked.n,
-        priority=priority,
+        priority=IDLE if exchange.idle else priority,
         cache_salt=scope_of(exchange, salt),
         arrival=exchange.arrival,
         flow=Flow(exchange.client, state.keys.weight(exchange.key_name)),

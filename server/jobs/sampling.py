@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from engine.base.errors import ConfigError
-from engine.base.request import SamplingParams
+from engine.base.request import IDLE, SamplingParams
 from server.errors import ApiError, invalid, not_here, quoted, size_within
 from server.flags.config import FILE_DEFAULTS, Config, LimitsConfig
 from server.jobs.samplers import has_samplers, samplers_of
@@ -366,7 +366,7 @@ def priority_of(body: SamplingFields | InputFields, config: Config, header: str 
         raise invalid(
             "priority", f"priority: got {priority}; this server runs first come, first served, so it must be 0"
         )
-    return int(in_range("priority", priority, -(2**31), 2**31 - 1))
+    return int(in_range("priority", priority, -(2**31), IDLE - 1))
 
 
 def _bound(value: float) -> str:

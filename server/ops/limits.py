@@ -60,6 +60,10 @@ class ApiKeys:
         """The weight of a key's waiting requests, by the key's name."""
         return self._weights.get(name, 1)
 
+    def knows(self, name: str) -> bool:
+        """Whether a key of this name exists; if no key is needed, only callers without a name exist."""
+        return any(name == known for known, _ in self._digests) if self else not name
+
     def match(self, presented: bytes) -> str | None:
         """The name of the key, or None. Compares with all stored keys, so that its time does not depend on the
         match.

@@ -99,7 +99,7 @@ class Metrics:
         self.helpers: Callable[[], HelperCounts] | None = None  # set if separate processes decode media
         self.experts: Callable[[], list[LayerLoad]] = list  # loads of sampled steps, by layer
         self.failed_at = 0.0  # time of a failed step without a good step after it
-        self.memory: Callable[[], MemoryNumbers] | None = None
+        self.others: list[Callable[[], Iterator[Metric]]] = []  # more families: of memory and batches
         self.adapters: AdapterMetrics | None = None  # with --enable-lora
         self.resize(1 << 17)
 
@@ -186,8 +186,8 @@ class Metrics:
             yield from helper_families(self.helpers())
         if self.adapters is not None:
             yield from self.adapters.families()
-        if self.memory is not None:
-            yield from memory_families(self.memory())
+        for families in self.others:
+            yield from families()
         dropped = CounterMetricFamily("log_lines_dropped", "Lines of the log that nothing read in time.")
         dropped.add_metric([], lines_dropped())
         yield dropped

@@ -9,6 +9,7 @@ are one engine request; leaving it (disconnect, deadline, an error of one input)
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -17,7 +18,7 @@ from typing import Self
 import numpy as np
 
 from engine.base.errors import EngineError
-from engine.base.request import Delta, Flow, PoolingParams, Request, SamplingParams
+from engine.base.request import IDLE, Delta, Flow, PoolingParams, Request, SamplingParams
 from server.errors import ApiError, from_engine
 from server.http.exchange import Exchange
 from server.jobs.job import scope_of
@@ -60,22 +61,22 @@ class PooledAnswer:
             media=inputs.media,
             positions=inputs.positions,
             n=count,
-            priority=priority,
+            priority=IDLE if exchange.idle else priority,
             cache_salt=scope_of(exchange, salt),
             arrival=exchange.arrival,
             pooling=PoolingParams(starts, inputs.seconds, inputs.pool_starts, per_token, inputs.adapters),
             flow=Flow(exchange.client, state.keys.weight(exchange.key_name)),
-            deadline=time.monotonic() + state.config.limits.queue_timeout,
+            deadline=time.monotonic() + exchange.queue_timeout,
             lora=exchange.adapter,
         )
         tokens, self._tokens = self._tokens, 0
-        state.places.take_tokens(tokens)
+        exchange.places.take_tokens(tokens)
         self._tokens = tokens
         self._arrays, self._left = [None] * count, count
         try:
             stream = state.engine.submit(request)
         except EngineError as error:
-            raise from_engine(error, state.places.retry_after()) from None
+            raise from_engine(error, exchange.places.retry_after()) from None
         self._close = stream.close
         stream.subscribe(self._take)
         for known in (self._name, exchange.request_id):
@@ -87,12 +88,11 @@ class PooledAnswer:
         return [array for array in self._arrays if array is not None]
 
     async def _wait(self) -> None:
-        limits = self.state.config.limits
-        seconds = limits.queue_timeout
-        if limits.request_timeout:
-            seconds = min(seconds, limits.request_timeout - (time.monotonic() - self.exchange.arrival))
+        seconds, whole = self.exchange.queue_timeout, self.exchange.request_timeout
+        if whole:
+            seconds = min(seconds, whole - (time.monotonic() - self.exchange.arrival))
         try:
-            await asyncio.wait_for(self._finished, max(seconds, 0.001))
+            await asyncio.wait_for(self._finished, max(seconds, 0.001) if seconds < math.inf else None)
         except TimeoutError:
             self._unfinished("error")
             raise ApiError(504, "deadline", "the inputs took longer than --queue-timeout") from None
@@ -152,7 +152,7 @@ class PooledAnswer:
         if self._close is not None:
             self._close()
         self._unfinished("abort")
-        self.state.places.give_tokens(self._tokens)
+        self.exchange.places.give_tokens(self._tokens)
         if self._registered:
             for known in {self._name, self.exchange.request_id}:
                 named = self.state.live.get((self.exchange.key_name, known), set())

@@ -61,7 +61,8 @@ async def listen(request: Request, kind: type[Kind]) -> Response | None:
     """The handler of both routes."""
     exchange = exchange_of(request)
     state = exchange.state
-    async with uploaded(request, "file", state.config.media.audio_max_bytes) as form:
+    most = state.config.media.audio_max_bytes
+    async with uploaded(request, "file", min(most, state.config.limits.max_upload_bytes or most)) as form:
         fields = typed(form, kind)
         model = await served_model(exchange, fields.model)
         task = task_of(exchange, fields, gateway_priority(request))

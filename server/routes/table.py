@@ -12,9 +12,11 @@ from server.flags.config import Config
 from server.routes import (
     admin,
     audio,
+    batches,
     chat,
     completion,
     embeddings,
+    files,
     health,
     messages,
     models,
@@ -29,7 +31,7 @@ from server.routes import (
 
 FAMILIES = (
     chat, completion, audio, messages, responses, stored_responses, models, health, tokenize, render, tokens, admin,
-    embeddings, rerank,
+    embeddings, rerank, files, batches,
 )  # fmt: skip
 
 

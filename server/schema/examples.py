@@ -30,6 +30,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "render_completion": {"prompt": "1 2 3"},
     "tokenize": {"prompt": "Hello"},
     "detokenize": {"tokens": [1, 2, 3]},
+    "create_batch": {"input_file_id": "file-5f0c", "endpoint": "/v1/chat/completions", "completion_window": "24h"},
     "abort_requests": {"request_ids": ["chatcmpl-1"]},
     "create_embedding": {"input": ["The film was good.", "The film was bad."]},
     "pool": {"input": "The film was good."},

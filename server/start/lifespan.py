@@ -24,9 +24,11 @@ from mm.transform import quiet
 from server.ops import ledger, logs, tracing
 from server.ops.canary import Canary
 from server.ops.memory_watch import MemoryWatch
+from server.ops.metrics import memory_families
 from server.ops.otel import Spans
 from server.ops.status import StatusLine
 from server.start import budgets, floors, folders, load
+from server.start.batches import begin_batches
 from server.state import AppState
 
 log = logging.getLogger("omniloop")
@@ -68,6 +70,8 @@ class Lifespan:
             tracing.check_place(config.traces.trace)
         if config.traces.otlp_traces_endpoint:
             state.spans = Spans(config.traces.otlp_traces_endpoint)
+        if config.batches.files_dir:  # before the model is loaded, because another server may use the folder
+            state.batches.open()
         if not await self.unless_stopped(folders.fetch(state), None):
             return
         engine = state.engine = Engine(config.engine(state.folder))
@@ -82,7 +86,8 @@ class Lifespan:
         logs.log_startup({**state.startup, **state.engine.startup}, time.perf_counter() - begun)
         self.memory.start()
         budgets.report(self.state.config, self.memory.limit)
-        state.metrics.memory = self.memory.numbers
+        state.metrics.others.append(lambda: memory_families(self.memory.numbers()))
+        begin_batches(state)
         state.canary = canary = Canary(engine, config.health.canary_interval)
         canary.start()
         if engine.config.faults is not None:
@@ -132,6 +137,7 @@ class Lifespan:
     async def drain(self) -> None:
         """Let running requests finish within the timeout, then abort the rest with an error."""
         state, server = self.state, self.state.config.server
+        await state.batches.stop()
         if state.phase == "ready" and server.shutdown_delay:
             state.phase = "leaving"
             await self.hurry_or(asyncio.sleep(server.shutdown_delay))
@@ -191,6 +197,8 @@ class Lifespan:
                 await asyncio.wait_for(state.engine.stop(0.0), JOIN_S)
         if state.grammars is not None:
             state.grammars.close()
+        await state.batches.stop()
+        state.batches.files.folder.close()
         state.pool.shutdown(wait=False, cancel_futures=True)
 
     def on_exhaustion(self) -> None:

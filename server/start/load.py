@@ -89,7 +89,8 @@ def complete(state: AppState) -> None:
         state.grammars = None
     if not engine.limits.pools:
         check_defaults(state.defaults, config, state.vocabulary)
-    state.places.size(engine.limits.max_open, engine.limits.max_rows, config.pool_threads)
+    for places in (state.places, state.batches.places):
+        places.size(engine.limits.max_open, engine.limits.max_rows, config.pool_threads)
     metrics = state.metrics
     metrics.model_name = state.names[0]
     metrics.resize(engine.max_model_len)

@@ -18,6 +18,7 @@ from server.flags.config import Config
 from server.flags.foreign_flags import FOREIGN
 from server.flags.help import COMMANDS
 from server.routes import adapters
+from server.start.run_batch import parse as parse_run_batch
 from tests.docs.blocks import ROOT, blocks, text_of
 
 PAGES = ("README", *docs.NAMES)
@@ -80,6 +81,8 @@ def test_commands_of_the_pages_are_read_by_the_command_line(block, words, tmp_pa
     argv = shlex.split(words)
     if argv[0] == "bench":
         parse_bench(argv[1:], print, build)
+    elif argv[0] == "run-batch":
+        assert parse_run_batch(argv[1:], build) is not None
     elif argv[0].startswith("--help"):
         with pytest.raises(SystemExit) as ended:
             parse(argv)

@@ -11,13 +11,13 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import numpy as np
 
 from _fast.plan import StepPlan
-from _fast.scheduler import Scheduler
+from _fast.scheduler import IDLE, Scheduler
 from engine.kernels import tune
 from engine.kernels.target import Target
 from engine.run.pace import Pace
@@ -37,6 +37,7 @@ PRODUCTS = {
 KEY_S = 147_456 / 3.0e12 * 1.11  # seconds to read the keys and values of one token in all layers
 # Seconds: a step's launch; from an answer to the next request; the wait for a step's end, which is never 0.
 LAUNCH_S, TURN_S, WAITED_S = 0.0002, 0.003, 0.001
+IDLE_CLIENT, IDLE_LENGTHS = -1, (512, 128)
 
 
 @dataclass(slots=True)
@@ -46,13 +47,15 @@ class Seen:
     waits: list[float]  # seconds to first tokens
     tokens: int
     seconds: float
+    gaps: list[float] = field(default_factory=list)  # seconds between two tokens of an answer
+    idle_tokens: int = 0  # of idle requests
 
 
 @dataclass(slots=True)
 class Asked:
-    client: int
+    client: int  # IDLE_CLIENT: an idle request
     at: float
-    emitted: bool = False  # the request's first token has arrived
+    emitted: float = 0.0  # time of the newest token
 
 
 def step_seconds(plan: StepPlan) -> float:
@@ -68,8 +71,8 @@ def fullness(tokens: int) -> float:
     return tune.fullness(CARD, tokens, INNER, HIDDEN)
 
 
-def run(lengths: Sequence[tuple[int, int]], streams: int, seconds: float) -> Seen:
-    """Runs the clients, which send requests of these lengths cyclically."""
+def run(lengths: Sequence[tuple[int, int]], streams: int, seconds: float, idle: int = 0) -> Seen:
+    """Runs the clients, which send requests of these lengths cyclically, and `idle` idle requests at any time."""
     scheduler = Scheduler(
         max_slots=2 * ROWS, max_rows=ROWS, max_tokens=TOKENS, max_model_len=4096, num_blocks=24_000, block_size=16,
         prefix_caching=False,
@@ -77,6 +80,8 @@ def run(lengths: Sequence[tuple[int, int]], streams: int, seconds: float) -> See
     plans = [StepPlan(ROWS, TOKENS, ROWS * 256) for _ in range(3)]
     pace = Pace(TOKENS, TILE, fullness)
     coming = [(0.0002 * client, client) for client in range(streams)]
+    coming += [(0.0, IDLE_CLIENT)] * idle
+    heapq.heapify(coming)
     asked: dict[int, Asked] = {}
     seen = Seen([], 0, seconds / 2)
     flying: tuple[StepPlan, float, float] | None = None  # plan of the step in flight, its begin, its end
@@ -90,10 +95,12 @@ def run(lengths: Sequence[tuple[int, int]], streams: int, seconds: float) -> See
         while coming and coming[0][0] <= now:
             at, client = heapq.heappop(coming)
             number = len(asked)
-            prompt, answer = lengths[number % len(lengths)]
-            scheduler.add(number, np.ones(prompt, np.int32), max_tokens=answer, ignore_eos=True, arrival=at)
+            prompt, answer = IDLE_LENGTHS if client == IDLE_CLIENT else lengths[number % len(lengths)]
+            priority = IDLE if client == IDLE_CLIENT else 0
+            ids = np.ones(prompt, np.int32)
+            scheduler.add(number, ids, max_tokens=answer, ignore_eos=True, arrival=at, priority=priority)
             asked[number] = Asked(client, at)
-        scheduler.shares.prompt_budget = pace.prompt_budget(*scheduler.shares.load())
+        pace.set_budgets(scheduler.shares)
         plan = plans[scheduler.next_step % 3]
         begun = None
         if scheduler.schedule(plan):
@@ -113,11 +120,15 @@ def report(plan: StepPlan, asked: dict[int, Asked], coming: list[tuple[float, in
     columns = (np.asarray(column)[: plan.num_rows].tolist() for column in (plan.out_request, plan.out_token))
     for number, token in zip(*columns):
         one = asked[number]
-        if token >= 0:
+        if token >= 0 and one.client == IDLE_CLIENT:
+            seen.idle_tokens += now > seen.seconds
+        elif token >= 0:
             seen.tokens += now > seen.seconds
             if not one.emitted and one.at > seen.seconds:
                 seen.waits.append(now - one.at)
-            one.emitted = True
+            elif one.emitted > seen.seconds:
+                seen.gaps.append(now - one.emitted)
+            one.emitted = now
     for number, finish in zip(*(np.asarray(c)[: plan.num_rows].tolist() for c in (plan.out_request, plan.out_finish))):
         if finish:
             heapq.heappush(coming, (now + TURN_S, asked[number].client))

@@ -39,3 +39,22 @@ def test_steps_that_fill_the_device_leave_more_for_tokens(monkeypatch):
 def test_few_streams_wait_for_little_more_than_their_own_prompt():
     seen = run(conversations(), 4, 10.0)
     assert np.percentile(seen.waits, 50) < 0.014
+
+
+def test_idle_rows_fill_steps_and_slow_the_others_by_half_at_most():
+    """Four streams alone, and with as many lines of a batch as an engine takes."""
+    alone, both = run([(512, 128)], 4, 12.0), run([(512, 128)], 4, 12.0, idle=324)
+    first, gap = (
+        [float(np.percentile(seen.waits if what else seen.gaps, 50)) for seen in (alone, both)] for what in (1, 0)
+    )
+    print(f"first token {first[0] * 1e3:.1f} -> {first[1] * 1e3:.1f} ms, gap {gap[0] * 1e3:.2f} -> {gap[1] * 1e3:.2f}")
+    print(f"{alone.tokens / 6:,.0f} -> {both.tokens / 6:,.0f} tokens/s, and {both.idle_tokens / 6:,.0f} of the batch")
+    assert first[1] < 1.5 * first[0]
+    assert gap[1] < 1.5 * gap[0]
+    assert both.idle_tokens > 2 * alone.tokens
+
+
+def test_idle_rows_without_others_run_as_others_do():
+    idle, others = run([(512, 128)], 0, 12.0, idle=324), run([(512, 128)], 324, 12.0)
+    print(f"{idle.idle_tokens / 6:,.0f} and {others.tokens / 6:,.0f} tokens/s")
+    assert idle.idle_tokens > 0.95 * others.tokens

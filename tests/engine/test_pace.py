@@ -8,6 +8,7 @@ from engine.run.pace import (
     HORIZON,
     LEAST_PROMPT,
     PREFILL_ONLY_TOKENS,
+    RETRY,
     Pace,
     round_up_tiles,
 )
@@ -200,3 +201,28 @@ def test_a_step_takes_the_tiles_that_fill_the_device_when_they_are_near():
 def test_other_cards_have_no_size_that_is_better():
     other = Target("hip", "gfx942", 304, 64, 64 << 10)
     assert {tune.fullness(other, 128 * tiles, 12288, 4096) for tiles in range(17)} == {1.0}
+
+
+def test_idle_rows_join_while_the_step_takes_no_longer_than_allowed():
+    pace = Pace(2048, TILE, level, 1.5)
+    assert pace.idle_budgets(5, 0) == (7 - 5, 0)  # the step without them is measured first
+    pace.note(plan(5), 0.006, WAITED)
+    assert pace.idle_budgets(5, 0)[0] == 15 - 5  # then steps with more rows, a class at a time
+    pace.note(plan(15), 0.007, WAITED)
+    pace.note(plan(31), 0.008, WAITED)
+    assert pace.idle_budgets(5, 0)[0] == 63 - 5
+    pace.note(plan(63), 0.0091, WAITED)
+    assert pace.idle_budgets(5, 0)[0] == 31 - 5
+    assert [pace.idle_budgets(5, 0)[0] for _ in range(RETRY)].count(63 - 5) == 1  # it may have become faster
+    assert Pace(2048, TILE, level, 1.0).idle_budgets(1, 9) == (0, 0)
+
+
+def test_idle_prompts_take_the_tokens_that_a_step_of_others_leaves():
+    pace = Pace(2048, TILE, level, 1.5)
+    pace.note(plan(4), 0.006, WAITED)
+    pace.note(plan(9), 0.009001, WAITED)
+    assert pace.idle_budgets(4, 3) == (3, LEAST_PROMPT)  # the cost of a token is not known
+    pace.note(plan(0, prompt=2000), 0.040, WAITED)  # 20 microseconds
+    assert pace.idle_budgets(4, 3) == (3, 450 - 7)
+    assert pace.idle_budgets(4, 0) == (3, 450 - 4)
+    assert pace.idle_budgets(0, 3)[1] == 0  # the others have prompts only

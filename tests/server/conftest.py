@@ -129,7 +129,9 @@ def maker(state: AppState) -> Callable[..., Client]:
         )
         for name in loaded:
             setattr(other, name, getattr(state, name))
-        other.places.size(state.engine.limits.max_open, state.engine.limits.max_rows, other.config.pool_threads)
+        other.batches.files.pool = other.pool
+        for places in (other.places, other.batches.places):
+            places.size(state.engine.limits.max_open, state.engine.limits.max_rows, other.config.pool_threads)
         other.phase = phase  # type: ignore[assignment]
         client = Client(make_app(other))
         client.state = other  # type: ignore[attr-defined]

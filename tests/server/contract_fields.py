@@ -17,9 +17,11 @@ from server.dialects.ollama import schema as ollama
 from server.dialects.sagemaker.schema import InvocationBody
 from server.dialects.tei.schema import SharedRerankBody, TeiEmbedBody, TeiFields, TeiPredictBody, TeiTokensBody
 from server.schema.audio import SpeechForm, TranscriptionForm, TranslationForm
+from server.schema.batches import BatchBody, OutputExpiry
 from server.schema.chat import ChatBody
 from server.schema.common import RepetitionFields, SamplingFields, StreamOptions
 from server.schema.completion import CompletionBody
+from server.schema.files import FileForm
 from server.schema.generate import Features, GenerateBody, Place, TokenSampling
 from server.schema.lora import LoadAdapterBody, UnloadAdapterBody
 from server.schema.messages import CountBody, MessagesBody, SampledMessages
@@ -89,6 +91,14 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
     StreamOptions: {
         "routes/test_chat.py::test_stream_comes_in_the_exact_order_and_equals_the_whole_answer": "include_usage",
         "routes/test_chat.py::test_continuous_usage_runs_on_every_chunk": "continuous_usage_stats",
+    },
+    BatchBody: {
+        "routes/test_batches.py::test_wrong_bodies_are_refused_by_name": "input_file_id endpoint completion_window "
+        "metadata output_expires_after",
+    },
+    OutputExpiry: {"routes/test_batches.py::test_wrong_bodies_are_refused_by_name": "anchor seconds"},
+    FileForm: {
+        "routes/test_files.py::test_the_form_s_fields_are_checked_by_name": "purpose anchor seconds",
     },
     RepetitionFields: {
         "jobs/test_sampling_fields.py::test_rules_of_repetition_are_read_as_sent": "max_pattern_size min_pattern_size "

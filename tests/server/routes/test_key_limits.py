@@ -42,7 +42,8 @@ COUNTED = {
     "/api/generate": {"prompt": "hi", "options": {"num_predict": 1}},
 }
 UNCOUNTED = {
-    "/v1/responses/{id}/cancel", "/abort_requests", "/ping",
+    "/v1/responses/{id}/cancel", "/abort_requests", "/ping", "/v1/files", "/v1/batches",
+    "/v1/batches/{id}/cancel",
     "/embed", "/embed_all", "/embed_sparse", "/predict", "/v2/embed",
     "/v1/embeddings", "/pooling", "/classify", "/rerank", "/v1/rerank", "/v2/rerank",
     "/sleep", "/wake_up", "/start_profile", "/stop_profile",
