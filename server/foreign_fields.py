@@ -274,6 +274,10 @@ FIELDS: dict[str, Honoured | Refused] = {
     "bootstrap_host": refused(NO_TRANSFER, every_route=True),
     "input_embeds": refused("send prompt_embeds to /v1/completions", every_route=True),
     "image_data": refused("send messages with parts of type image_url", every_route=True),
+    "audio_data": refused("send messages with parts of type audio_url", every_route=True),
+    "video_data": refused("send messages with parts of type video_url", every_route=True),
+    "multimodal_data": refused("send it in an object with prompt_string, as prompt of /completion", every_route=True),
+    "session_params": refused("send the whole prompt: the cache finds its beginning", every_route=True),
     "context": refused("send the conversation as messages", every_route=True),
     "template": refused("send chat_template, which needs --trust-request-chat-template", every_route=True),
     "web_search_options": Refused("nothing is searched here; send a tool of type function", lambda value, sent: False),
@@ -284,11 +288,11 @@ FIELDS: dict[str, Honoured | Refused] = {
 
 # Fields that concern speed, accounts and storage: the answer's text is the same without them.
 HINTS = frozenset((
-    "backend_sampling", "cache_control", "cache_prompt", "client_metadata", "data_parallel_rank", "details",
-    "f16_kv", "guided_decoding_backend", "id_slot", "inference_geo", "keep_alive", "logits_all", "low_vram",
-    "main_gpu", "max_tool_calls", "metadata", "n_cache_reuse", "num_batch", "num_ctx", "num_gpu", "num_thread",
-    "numa", "prediction", "prompt_cache_key", "prompt_cache_retention", "rid", "safety_identifier", "service_tier",
-    "session_id", "slot_id", "speculative.n_max", "speculative.n_min", "speculative.p_min", "speed", "store",
-    "stream_options", "stream_reasoning", "timings_per_token", "use_mlock", "use_mmap", "user", "verbosity",
-    "vocab_only",
+    "backend_sampling", "cache_control", "cache_prompt", "client_metadata", "conversation_id", "custom_labels",
+    "data_parallel_rank", "details", "f16_kv", "guided_decoding_backend", "id_slot", "inference_geo", "keep_alive",
+    "log_metrics", "logits_all", "low_vram", "main_gpu", "max_tool_calls", "metadata", "n_cache_reuse", "no_logs",
+    "num_batch", "num_ctx", "num_gpu", "num_thread", "numa", "prediction", "prompt_cache_key",
+    "prompt_cache_retention", "rid", "safety_identifier", "service_tier", "session_id", "slot_id",
+    "speculative.n_max", "speculative.n_min", "speculative.p_min", "speed", "store", "stream_options",
+    "stream_reasoning", "timings_per_token", "use_mlock", "use_mmap", "user", "verbosity", "vocab_only",
 ))  # fmt: skip

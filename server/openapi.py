@@ -43,7 +43,7 @@ TEXT = "text/plain"
 HTML = "text/html"
 STREAM = "text/event-stream"
 FAULTS: dict[str, type[msgspec.Struct]] = {  # beginning of a path -> the form of its errors
-    "/v1/messages": MessagesError, "/api/": TextError, "/embeddings": Error, "/embed": TeiError, "/predict": TeiError,
+    "/v1/messages": MessagesError, "/api/": TextError, "/embedding": Error, "/embed": TeiError, "/predict": TeiError,
     "/info": TeiError,
 }  # fmt: skip
 
@@ -59,6 +59,7 @@ TAGS = {
     "Models": "What is served",
     "Ollama": "Conversations and vectors in Ollama's protocol",
     "llama.cpp": "Texts and gaps in llama.cpp's protocol",
+    "SGLang": "Texts and token ids in SGLang's protocol",
     "Server": "State, numbers and descriptions of the server",
     "Page": "The chat page and its files",
 }

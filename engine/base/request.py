@@ -110,6 +110,7 @@ class SamplingParams(Samplers):
     logprob_token_ids: tuple[int, ...] = ()
     prompt_logprobs: int | None = None  # as logprobs, for each prompt position
     return_routed_experts: bool = False  # the last Delta of a choice brings the experts of its tokens
+    return_progress: bool = False  # each step of the prompt brings a Progress
 
     @property
     def ending_token_ids(self) -> tuple[int, ...]:
@@ -242,6 +243,15 @@ class Request:
         return replace(self, prompt_token_ids=ids, media=media, positions=positions, n=1, pooling=own)
 
 
+class Progress(NamedTuple):
+    """How far the computation of a prompt is after a step."""
+
+    total: int  # tokens of the prompt
+    cached: int  # of them, tokens found in the prefix cache
+    computed: int  # tokens that are computed, with the cached ones
+    seconds: float  # since the start of the prompt's first step
+
+
 @dataclass(slots=True)
 class TokenLogprob:
     """Log-probabilities at one position: of the token itself, and of the most likely ones (descending)."""
@@ -283,6 +293,11 @@ class Delta:
         """On the last delta, if the request wants them: [tokens, layers with experts, top_k], where the tokens are the
         prompt's and at least the choice's."""
         return self.extras.get("routed_experts")
+
+    @property
+    def progress(self) -> Progress | None:
+        """How far the prompt is; on deltas of choice 0 up to the first token, if the request wants it."""
+        return self.extras.get("progress")
 
     @property
     def pooled(self) -> np.ndarray | None:

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from _fast.lane import Lane
 from engine.base.errors import EngineError
-from engine.base.request import Delta, FinishReason, TokenLogprob
+from engine.base.request import Delta, FinishReason, Progress, TokenLogprob
 from engine.base.stream import TokenStream
 from server.answers.answer_metrics import AnswerMetrics
 from server.answers.choice import Choice
@@ -43,6 +43,10 @@ def ignore_change(choice: Choice | None) -> None:
     """The `changed` callback of an answer that is not streamed: it needs no call per step."""
 
 
+def ignore_progress(choice: Choice, progress: Progress) -> None:
+    """The `progressed` callback of an answer whose stream reports no progress."""
+
+
 class Answer:
     """All prompts and choices of one request. Owner: loop. `close` aborts running choices and releases what the answer
     holds.
@@ -61,7 +65,6 @@ class Answer:
         self.asked = asked
         self.jobs = jobs
         self.metrics = AnswerMetrics(exchange, asked)
-        self._n = asked.n
         self.error: ApiError | None = None
         self.aborted = False
         self.created = int(time.time())
@@ -69,6 +72,7 @@ class Answer:
         self.prompt_logprobs: list[list[TokenLogprob | None] | None] = [None] * len(jobs)
         self.finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.changed: Callable[[Choice | None], None] = ignore_change
+        self.progressed: Callable[[Choice, Progress], None] = ignore_progress
         stops = StopStrings(asked.stop, None if parsing is None else parsing.parsers.markers.chars)
         stream_of = partial(self._choice_stream, stops, skip_special_tokens, parsing)
         self.choices = [
@@ -197,7 +201,11 @@ class Answer:
         if self.error is not None:
             return
         try:
-            choice = self.choices[at * self._n + delta.index]
+            choice = self.choices[at * self.asked.n + delta.index]
+            if delta.extras and (progress := delta.progress) is not None:
+                self.progressed(choice, progress)
+                if not delta.token_ids and not delta.finish_reason:
+                    return
             if choice.owed is not None:
                 self._grow_owed(choice, delta)
             elif choice.finish_reason is None:
@@ -312,7 +320,7 @@ class Answer:
         for stream in self._streams:
             stream.close()
         self.exchange.answer_open = None
-        self.changed = ignore_change  # breaks the reference cycle between a stream and its answer
+        self.changed, self.progressed = ignore_change, ignore_progress  # breaks reference cycles with a stream
 
     def _log_texts(self) -> None:
         most = self.state.config.server.max_log_len

@@ -12,10 +12,12 @@ from typing import Any
 
 import orjson
 
+from engine.base.request import Progress
 from server.answers.answer import Answer
 from server.answers.choice import Choice
 from server.errors import ApiError
 from server.http.sse import SSE
+from server.output.choices import progress_of
 from server.output.completed import completed
 from server.output.events import CallArguments, CallEnd, CallStart, Content, Event, Reasoning, merged
 
@@ -174,6 +176,11 @@ class MessageEvents:
             "usage": usage_of(self.answer, choice.num_tokens),
         }
         return b"event: message_delta\ndata: " + dumps(event) + b"\n\n"
+
+    def progress(self, choice: Choice, progress: Progress) -> bytes:
+        """An event of its own type, which clients of this protocol skip."""
+        event = {"type": "prompt_progress", **progress_of(progress)}
+        return b"event: prompt_progress\ndata: " + dumps(event) + b"\n\n"
 
     def usage(self) -> bytes:
         return b""

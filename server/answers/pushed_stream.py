@@ -14,6 +14,7 @@ import asyncio
 from typing import Protocol
 
 from _fast.lane import Lane
+from engine.base.request import Progress
 from server.answers.answer import Answer
 from server.answers.choice import Choice
 from server.errors import ApiError
@@ -35,6 +36,9 @@ class Frames(Protocol):
         change too.
         """
 
+    def progress(self, choice: Choice, progress: Progress) -> bytes:
+        """The chunk that reports how far the computation of the choice's prompt is."""
+
     def usage(self) -> bytes:
         """The chunk before the end of the stream, or b""."""
 
@@ -55,6 +59,7 @@ class PushedStream:
         self._limit = answer.state.config.limits.stream_buffer_bytes
         alone = len(answer.choices) == 1 and self._interval == 1
         answer.changed = self.on_only_choice if alone else self.note
+        answer.progressed = self.on_progress
         self._may_use_lane = alone and not answer.asked.beam and not answer.asked.params.return_routed_experts
 
     async def run(self) -> None:
@@ -106,6 +111,14 @@ class PushedStream:
         if choice is not None:
             self._moved[choice] = None
         self.flush()
+
+    def on_progress(self, choice: Choice, progress: Progress) -> None:
+        """Report the progress of a prompt, unless the reader is slow: later reports replace this one."""
+        if self.events.takes_more:
+            try:
+                self.events.write(self.frames.progress(choice, progress))
+            except Exception as error:
+                self._broken(error)
 
     def _open_lane(self, choice: Choice) -> None:
         """Make a lane for the next tokens.

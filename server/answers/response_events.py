@@ -12,11 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from engine.base.request import Progress
 from server.answers.answer import Answer
 from server.answers.choice import Choice
 from server.answers.response_items import Change, Output, ResponseObject
 from server.errors import ApiError
 from server.http.sse import SSE
+from server.output.choices import progress_of
 from server.output.response_record import LAST, Event, closing, delta_frame, delta_head, frame, opening
 
 OnEnd = Callable[[dict[str, Any], bytes], None]  # (last state, the cuts between deltas)
@@ -85,6 +87,10 @@ class ResponseEvents:
     def end(self, last: dict[str, Any]) -> bytes:
         self.on_end(last, self.output.cuts)
         return self.framed([(LAST.get(last["status"], "response.incomplete"), {"response": last})])
+
+    def progress(self, choice: Choice, progress: Progress) -> bytes:
+        frames = b"" if choice.started else self.start(choice)
+        return frames + self.framed([("response.prompt_progress", progress_of(progress))])
 
     def usage(self) -> bytes:
         return b""

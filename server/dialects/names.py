@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from mm.errors import MediaError
 from server.errors import ApiError
+from server.render.errors import RenderError
+
+# The path of a part that a dialect made of a media item (Renderer.with_media).
+PART = re.compile(r"messages\[0\]\.content\[(\d+)\](?:\.(?:image|audio|video)_url(?:\.url)?)?")
 
 
 @contextmanager
@@ -27,3 +33,18 @@ def client_names(names: Mapping[str, str]) -> Iterator[None]:
 def begins(path: str, name: str) -> bool:
     """Whether a path is a field, or a part of it."""
     return path.startswith(name) and path[len(name) : len(name) + 1] in ("", ".", "[")
+
+
+@contextmanager
+def item_paths(paths: Sequence[str]) -> Iterator[None]:
+    """A context in which errors of media name the client's items; `paths`: of each part."""
+
+    def path(text: str) -> str:
+        return PART.sub(lambda found: paths[int(found[1])] if int(found[1]) < len(paths) else found[0], text)
+
+    try:
+        yield
+    except (RenderError, MediaError) as error:
+        error.message = path(error.message)
+        error.param = path(error.param) if error.param else error.param
+        raise

@@ -15,6 +15,7 @@ from server.dialects.decisions import routes as decisions
 from server.dialects.llama_cpp import routes as llama_cpp
 from server.dialects.ollama import routes as ollama
 from server.dialects.sagemaker import routes as sagemaker
+from server.dialects.sglang import routes as sglang
 from server.dialects.tei import routes as tei
 from server.flags.config import Config
 from server.routes import docs
@@ -24,7 +25,7 @@ from server.routes.table import own_routes
 if TYPE_CHECKING:
     from server.openapi import Operation
 
-FAMILIES = (ollama, llama_cpp, decisions, tei, cohere, sagemaker)
+FAMILIES = (ollama, llama_cpp, sglang, decisions, tei, cohere, sagemaker)
 
 
 def operations() -> dict[tuple[str, str], Operation]:
@@ -34,11 +35,12 @@ def operations() -> dict[tuple[str, str], Operation]:
     from server.dialects.llama_cpp.operations import OPERATIONS as LLAMA_CPP
     from server.dialects.ollama.operations import OPERATIONS as OLLAMA
     from server.dialects.sagemaker.operations import OPERATIONS as SAGEMAKER
+    from server.dialects.sglang.operations import OPERATIONS as SGLANG
     from server.dialects.tei.operations import OPERATIONS as TEI
     from server.openapi import TABLE
     from server.routes.batch_operations import OPERATIONS as BATCHES
 
-    return {**TABLE, **BATCHES, **OLLAMA, **LLAMA_CPP, **DECISIONS, **TEI, **COHERE, **SAGEMAKER}
+    return {**TABLE, **BATCHES, **OLLAMA, **LLAMA_CPP, **SGLANG, **DECISIONS, **TEI, **COHERE, **SAGEMAKER}
 
 
 def routes_of(config: Config) -> list[Route]:

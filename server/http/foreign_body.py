@@ -87,7 +87,7 @@ def refused_value(value: Any) -> str:
 
 def generates(fields: Collection[str]) -> bool:
     """Whether a body with these fields asks for text."""
-    return "temperature" in fields
+    return "temperature" in fields or "sampling_params" in fields
 
 
 def _is_null(sent: Mapping[str, Any], name: str) -> bool:
@@ -107,14 +107,23 @@ def _honour(
             path = "logprobs"  # of completions: the number itself
         elif path == "top_logprobs" and "logprobs" in fields:
             made.settings["logprobs"] = True
-        spellings = [each for each in SPELLINGS.get(path, (path,)) if each.partition(".")[0] in fields]
+        nests = "sampling_params" not in fields  # otherwise the body's own objects are no places for settings
+        spellings = [
+            each for each in SPELLINGS.get(path, (path,)) if root_of(each) in fields and (nests or "." not in each)
+        ]
         if spellings:
             _set(made, spellings, setting, name, sent)
         elif generates(fields) and ("chat_template_kwargs" in fields or path not in OF_CHAT):
-            raise invalid(name, f"{name}: this route has no {path}; send the request to /v1/chat/completions")
+            way = "it in sampling_params" if "sampling_params" in fields else "the request to /v1/chat/completions"
+            raise invalid(name, f"{name}: this route has no {path}; send {way}")
         else:
             made.ignored.append(name)
             return
+
+
+def root_of(path: str) -> str:
+    """The body's field of a path."""
+    return path.partition(".")[0]
 
 
 def _set(made: Translation, spellings: list[str], value: Any, name: str, sent: Mapping[str, Any]) -> None:

@@ -38,7 +38,7 @@ BEAM_CANNOT = (
 # Fields that most requests leave out, read by `special_fields`.
 SPECIAL = (
     "stop_token_ids", "min_tokens", "logit_bias", "allowed_token_ids", "bad_words", "logprob_token_ids",
-    "prompt_logprobs", "return_routed_experts",
+    "prompt_logprobs", "return_routed_experts", "return_progress",
 )  # fmt: skip
 PLAIN = SamplingParams()
 INT32, INT64 = 2**31 - 1, 2**63 - 1
@@ -189,6 +189,7 @@ def special_fields(
         "logprob_token_ids": token_ids("logprob_token_ids", body.logprob_token_ids, limits.max_logprob_ids, vocabulary),
         "prompt_logprobs": top_count("prompt_logprobs", body.prompt_logprobs, limits),
         "return_routed_experts": bool(body.return_routed_experts),
+        "return_progress": bool(body.return_progress and body.stream),
     }
 
 

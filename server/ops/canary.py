@@ -79,11 +79,8 @@ class Canary:
         engine, answer = self._engine, Answer()
         try:
             async with asyncio.timeout(engine.config.step_timeout):
-                if engine.model.encoder_prefix or engine.model.adds_media:
-                    await engine.turn()
-                else:
-                    answer = await self._answer()
-                    self.answered += 1
+                answer = await answer_of(engine)
+            self.answered += answer.token >= 0 or answer.pooled is not None
         except (TimeoutError, EngineError) as error:
             if engine.state == "ready":
                 self.late = True
@@ -95,18 +92,25 @@ class Canary:
         if self.wrong:
             log.error("the engine answers a check with %s, before it was %s", answer, self.right)
 
-    async def _answer(self) -> Answer:
-        """Run the canary's request. Raises EngineError if it ends with an error."""
-        found = Answer()
-        async with self._engine.submit(request(self._engine)) as stream:
-            async for delta in stream:
-                if delta.error is not None:
-                    raise delta.error
-                if delta.token_ids:
-                    found.token = delta.token_ids[0]
-                if delta.finish_reason is not FinishReason.NONE:
-                    found.pooled = delta.pooled
+
+async def answer_of(engine: Engine) -> Answer:
+    """The engine's answer to a canary. Raises EngineError if it ends with an error.
+
+    If the model's prompts need media, the engine only has to end a turn.
+    """
+    found = Answer()
+    if engine.model.encoder_prefix or engine.model.adds_media:
+        await engine.turn()
         return found
+    async with engine.submit(request(engine)) as stream:
+        async for delta in stream:
+            if delta.error is not None:
+                raise delta.error
+            if delta.token_ids:
+                found.token = delta.token_ids[0]
+            if delta.finish_reason is not FinishReason.NONE:
+                found.pooled = delta.pooled
+    return found
 
 
 def request(engine: Engine) -> Request:

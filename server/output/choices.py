@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from _fast.detok import TokenTable
-from engine.base.request import Delta, FinishReason, TokenLogprob
+from engine.base.request import Delta, FinishReason, Progress, TokenLogprob
 from server.output.events import Call, Event
 from server.output.parser import OutputParser
 from server.output.repetition import Repetition, RepetitionWatch
@@ -307,6 +307,14 @@ def usage(
             "multimodal_tokens": dict(multimodal_tokens) if multimodal_tokens else None,
         },
         "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
+    }
+
+
+def progress_of(progress: Progress) -> dict[str, Any]:
+    """`prompt_progress` of streams, in the form of llama.cpp's server."""
+    total, cached, computed, seconds = progress
+    return {
+        "prompt_progress": {"total": total, "cache": cached, "processed": computed, "time_ms": round(1000 * seconds, 3)}
     }
 
 

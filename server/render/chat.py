@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from copy import copy
@@ -29,8 +28,9 @@ from server.render.fim import NO_TOKENS, FillIn
 from server.render.media import MediaTokens
 from server.render.messages import MessageReader, MessageRules
 from server.render.open_end import cut_at, open_last
-from server.render.prompt import PIECE, Prompt, Side, context_error, encoded_size, id_array, truncate
+from server.render.prompt import PIECE, Prompt, Side, context_error, encoded_size, id_array, no_embedding, truncate
 from server.render.row_marks import RowMarks
+from server.render.sizes import json_size, text_size
 from server.render.template import ChatTemplate, ContentFormat, TemplateLimits
 from server.render.template_choice import check_defaults, choose, missing
 from server.render.template_facts import TemplateFacts
@@ -190,6 +190,28 @@ class Renderer:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
+    async def with_media(
+        self,
+        prompt: str | list[int],
+        parts: list[dict[str, Any]],
+        add_special_tokens: bool = True,
+        param: str = "prompt",
+    ) -> Prompt:
+        """The prompt of a bare text or of token ids with a placeholder for each part, in the order of the parts.
+
+        Errors about a part name messages[0].content[NUMBER].
+        """
+        if isinstance(prompt, str):
+            self.tokenizer.require_texts(param)
+
+        def work() -> Prompt:
+            _, media = self._read([{"role": "user", "content": parts}], self._rules("openai", FORMAT_FACTS), None)
+            if isinstance(prompt, str):
+                return self._tokenized(self.media.spaced(prompt), media, add_special_tokens, None, "left", param)
+            return self._prompt(self._checked_ids(prompt, param), media, None, param)
+
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
     async def filled(self, before: str, after: str, add_special_tokens: bool = True) -> Prompt:
         """The prompt of a gap between `prompt` and `suffix`; its text is the one before the gap."""
         fill_in = self.fill_in
@@ -257,8 +279,8 @@ class Renderer:
         """Ids from the tokenizer's own chat format, in which a client's text cannot become control tokens."""
         assert self._format is not None
         conversation, media = self._read(messages, self._rules("openai", FORMAT_FACTS), None)
-        self._check_size(_json_size(tools, "tools"), "tools")
-        _json_size(conversation, "messages")
+        self._check_size(json_size(tools, "tools"), "tools")
+        json_size(conversation, "messages")
         ids = self._format.encode(
             conversation,
             tools=tools,
@@ -273,7 +295,7 @@ class Renderer:
     ) -> tuple[list[dict[str, Any]], list[MediaRef]]:
         reader = MessageReader(rules, escapes)
         conversation = reader.read(messages)
-        self._check_size(_text_size(conversation), "messages")  # in an error that clients match on
+        self._check_size(text_size(conversation), "messages")  # in an error that clients match on
         return conversation, reader.media
 
     def _tokenized(
@@ -313,18 +335,9 @@ class Renderer:
         if len(ids) > self._max_len:
             raise context_error(self._max_len, len(ids), param)
         if self._is_oversized and int(ids.max(initial=0)) >= self.config.num_embeddings:
-            raise self._without_row(int(ids.max()), param)
+            token = int(ids.max())
+            raise no_embedding(token, self.tokenizer.token_of(token), self.config.num_embeddings, param)
         return Prompt(ids, tuple(media), slots, text)
-
-    def _without_row(self, token: int, param: str) -> RenderError:
-        """The error for a token of the tokenizer that has no embedding in the model."""
-        return RenderError(
-            400,
-            "token_id_out_of_range",
-            f"{param} holds {self.tokenizer.token_of(token)!r}, token {token} of the tokenizer; the model has "
-            f"{self.config.num_embeddings} tokens, so leave it out.",
-            param,
-        )
 
     def _checked_ids(self, ids: list[int], param: str) -> np.ndarray:
         limit = self.config.num_embeddings or self.tokenizer.vocab_size
@@ -379,22 +392,3 @@ class Renderer:
         if template is None:
             raise missing(self.templates)
         return template
-
-
-def _text_size(conversation: list[dict[str, Any]]) -> int:
-    """Characters in the contents of all messages."""
-    size = 0
-    for message in conversation:
-        content = message["content"]
-        size += len(content) if isinstance(content, str) else sum(len(part.get("text", "")) for part in content or ())
-    return size
-
-
-def _json_size(value: Any, param: str) -> int:
-    """Bytes of plain data as JSON; refuses text that is not valid Unicode."""
-    try:
-        return len(json.dumps(value, ensure_ascii=False).encode())
-    except UnicodeEncodeError as error:
-        raise invalid(f"{param} contains half of a surrogate pair, which is no character.", param) from error
-    except (RecursionError, ValueError) as error:
-        raise invalid(f"{param} nests too deeply.", param) from error

@@ -76,6 +76,17 @@ def context_error(max_model_len: int, num_tokens: int, param: str | None = None,
     )
 
 
+def no_embedding(token: int, name: str | None, num_embeddings: int, param: str) -> RenderError:
+    """The error for a token of the tokenizer that has no embedding in the model."""
+    return RenderError(
+        400,
+        "token_id_out_of_range",
+        f"{param} holds {name!r}, token {token} of the tokenizer; the model has {num_embeddings} tokens, "
+        "so leave it out.",
+        param,
+    )
+
+
 def truncate(token_ids: np.ndarray, limit: int | None, side: Side, max_model_len: int) -> np.ndarray:
     """The first or last `limit` tokens (`side`: the side that is cut off); -1: the context length."""
     if limit is None:

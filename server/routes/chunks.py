@@ -12,13 +12,13 @@ from typing import Any
 
 import orjson
 
-from engine.base.request import TokenLogprob
+from engine.base.request import Progress, TokenLogprob
 from server.answers import routed
 from server.answers.answer import Answer
 from server.answers.choice import Choice
 from server.errors import ApiError
 from server.http.sse import DONE, SSE
-from server.output.choices import echo_text, reasoning_names, usage
+from server.output.choices import echo_text, progress_of, reasoning_names, usage
 from server.output.events import CallArguments, CallStart, Content, Event, Reasoning
 from server.output.logprobs import CompletionLogprobs, TokenNames, joined
 
@@ -59,6 +59,10 @@ class Chunks:
 
     def plain(self, choice: Choice) -> tuple[bytes, bytes] | None:
         return (self.before[choice.index], self.after) if self.is_plain and choice.started else None
+
+    def progress(self, choice: Choice, progress: Progress) -> bytes:
+        """A chunk whose choice has no text."""
+        return self.before[choice.index] + b'""' + self.after[:-3] + b"," + dumps(progress_of(progress))[1:] + b"\n\n"
 
     def usage(self) -> bytes:
         if not self.answer.asked.include_usage:
@@ -159,6 +163,9 @@ class ChatChunks(Chunks):
             + self.routed(choice)
         )
         return opening + body + self.close(choice)
+
+    def progress(self, choice: Choice, progress: Progress) -> bytes:
+        return (b"" if choice.started else self.opening(choice)) + super().progress(choice, progress)
 
     def parsed(self, choice: Choice) -> bytes:
         """A chunk per event. The first chunk has the fields of the tokens; the end has its own chunk."""

@@ -159,6 +159,17 @@ async def reset_prefix_cache(request: Request) -> Response:
     return await _succeeded(state_of(request).engine.reset_prefix_cache)
 
 
+async def flush_cache(request: Request) -> Response:
+    """Drop cached prefixes, as SGLang's clients want it; 400 while requests run, and clients ask again."""
+    try:
+        flushed = await state_of(request).engine.reset_prefix_cache()
+    except NotReadyError as error:
+        raise from_engine(error) from None
+    if not flushed:
+        raise invalid(None, "the cache is not flushed while requests run; ask again when they have ended", "busy")
+    return Response(b"Cache flushed.\n", media_type="text/plain")
+
+
 async def reset_encoder_cache(request: Request) -> Response:
     return await _succeeded(state_of(request).engine.reset_encoder_cache)
 
@@ -222,6 +233,8 @@ ROUTES = [
     line("/wake_up", no_sleep, "POST"),
     line("/is_sleeping", is_sleeping, "GET"),
     line("/reset_prefix_cache", reset_prefix_cache, "POST"),
+    line("/flush_cache", flush_cache, "GET"),
+    line("/flush_cache", flush_cache, "POST"),
     line("/reset_mm_cache", reset_mm_cache, "POST"),
     line("/reset_encoder_cache", reset_encoder_cache, "POST"),
     line("/server_info", server_info, "GET"),

@@ -110,6 +110,7 @@ def check(state: AppState, body: MessagesBody) -> Asked:
         top_k=body.top_k,
         stop=body.stop_sequences,
         stream=body.stream,
+        return_progress=body.return_progress,
         **{name: getattr(body, name) for name in SAMPLERS},
     )
     most = min(body.max_tokens, 2**31 - 1)  # capped to 31 bits, never refused

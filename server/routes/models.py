@@ -15,6 +15,8 @@ from server.http.exchange import state_of
 from server.routes.endpoint import adapter_of, check_model, json_response, route
 from server.state import AppState
 
+WEIGHTS = "default"  # the version of the weights that a server has started with
+
 
 def card(state: AppState, name: str) -> dict[str, Any]:
     """One model object. `root` is the first served name, or an adapter's path below --lora-dir, so that no path of the
@@ -76,6 +78,10 @@ async def info(request: Request) -> Response:
             "served_model_name": name,
             "is_generation": state.engine.model.pooling is None,
             "context_length": state.engine.max_model_len,
+            "tokenizer_path": name,
+            "architectures": [state.engine.model.architecture],
+            "weight_version": WEIGHTS,
+            "preferred_sampling_params": dict(state.defaults) or None,
             "has_image_understanding": "image" in state.engine.model.modalities,
             "has_audio_understanding": "audio" in state.engine.model.modalities,
         }

@@ -53,6 +53,7 @@ def check(state: AppState, body: ResponsesBody) -> Asked:
         in_range("top_logprobs", body.top_logprobs, 0, state.config.limits.max_logprobs)
     watched = body.stream or body.background  # a background response may be streamed later
     fields = SamplingFields(**{name: getattr(body, name) for name in SAMPLED}, stream=watched)
+    fields.return_progress = body.return_progress
     logprobs = (body.top_logprobs or 0) if wanted else None
     asked = resolve(fields, logprobs, body.max_output_tokens, state.defaults, state.config, state.vocabulary)
     structure = format_structure(body.text.format if body.text else None, "text.format", state.config.limits)
@@ -67,6 +68,8 @@ def check_background(state: AppState, body: ResponsesBody) -> None:
     if body.store is False or not state.responses.most:
         text = "background: needs store: true" if body.store is False else "background: this server stores nothing"
         raise invalid("background", text)
+    if body.return_progress:
+        raise invalid("return_progress", "return_progress: not with background; leave one of them out")
 
 
 def check_input(body: InputBody) -> None:

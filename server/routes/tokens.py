@@ -14,6 +14,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from engine.base.request import Progress
 from mm.splice import splice
 from server.answers import routed
 from server.answers.answer import Answer
@@ -26,6 +27,7 @@ from server.http.sse import DONE, SSE
 from server.http.watch import preparing
 from server.jobs.job import Job, job_of, scope_of
 from server.jobs.sampling import Asked, priority_of, resolve, salt_of
+from server.output.choices import progress_of
 from server.output.logprobs import TokenNames
 from server.render.prompt import Prompt
 from server.render.widened import mismatch, narrowed
@@ -147,6 +149,9 @@ class TokenChunks:
 
     def plain(self, choice: Choice) -> None:
         """No lane: each chunk has its own token ids."""
+
+    def progress(self, choice: Choice, progress: Progress) -> bytes:
+        return self.frame([], **progress_of(progress))
 
     def usage(self) -> bytes:
         return self.frame([], usage=self.answer.usage()) if self.answer.asked.include_usage else b""

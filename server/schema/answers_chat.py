@@ -13,6 +13,7 @@ from server.schema.answers_common import (
     Id,
     Maybe,
     ModelName,
+    Progressing,
     PromptLogprobs,
     PromptRouted,
     PromptTokenIds,
@@ -151,6 +152,7 @@ class ChatCompletionChunk(Answer):
     model: ModelName
     choices: Annotated[list[ChunkChoice], said("What is new; empty in the chunk with the counts.")]
     usage: Running = ABSENT
+    prompt_progress: Progressing = ABSENT
 
 
 class CompletionLogprobs(Answer):
@@ -214,3 +216,4 @@ class CompletionChunk(Answer):
     model: ModelName
     choices: Annotated[list[CompletionChunkChoice], said("What is new; empty in the chunk with the counts.")]
     usage: Running = ABSENT
+    prompt_progress: Progressing = ABSENT

@@ -59,6 +59,20 @@ class Usage(Answer):
     completion_tokens_details: Annotated[CompletionTokensDetails, said("Parts of the generated tokens.")]
 
 
+class PromptProgress(Answer):
+    """How far the computation of a prompt is after a step."""
+
+    total: Annotated[int, said("Tokens of the prompt.", 8192)]
+    cache: Annotated[int, said("Of them, tokens that the prefix cache had.", 0)]
+    processed: Annotated[int, said("Tokens that are computed, with those of the cache.", 2048)]
+    time_ms: Annotated[float, said("Milliseconds since the prompt's first step started.", 40.0)]
+
+
+Progressing = Annotated[
+    Maybe[PromptProgress], said("How far the prompt is, in the chunks before the answer, where return_progress is set.")
+]
+
+
 class TokenValue(Answer):
     """A token and its log-probability."""
 

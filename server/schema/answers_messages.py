@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from server.schema.answers_common import Answer, MessagesError
+from server.schema.answers_common import Answer, MessagesError, PromptProgress
 from server.schema.fields import said
 
 MessageStop = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
@@ -131,6 +131,12 @@ class MessageStopEvent(Answer, tag_field="type", tag="message_stop"):
     """The last event of a stream."""
 
 
+class MessageProgressEvent(Answer, tag_field="type", tag="prompt_progress"):
+    """An event before the message, where return_progress is set; clients of this protocol skip it."""
+
+    prompt_progress: Annotated[PromptProgress, said("How far the prompt is.")]
+
+
 MessageEvent = (
     MessageStartEvent
     | BlockStartEvent
@@ -138,5 +144,6 @@ MessageEvent = (
     | BlockStopEvent
     | MessageDeltaEvent
     | MessageStopEvent
+    | MessageProgressEvent
     | MessagesError
 )

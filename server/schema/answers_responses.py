@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from server.schema.answers_common import ABSENT, Answer, Maybe, TokenLogprob
+from server.schema.answers_common import ABSENT, Answer, Maybe, PromptProgress, TokenLogprob
 from server.schema.fields import said
 
 ItemStatus = Annotated[Literal["in_progress", "completed", "incomplete"], said("How far the item is.", "completed")]
@@ -203,6 +203,13 @@ class InProgressEvent(ResponseEvent, tag_field="type", tag="response.in_progress
     """The second event of a response, sent when the model has begun."""
 
 
+class ResponseProgressEvent(Answer, tag_field="type", tag="response.prompt_progress"):
+    """An event before the first item, where return_progress is set."""
+
+    prompt_progress: Annotated[PromptProgress, said("How far the prompt is.")]
+    sequence_number: Number
+
+
 class CompletedEvent(ResponseEvent, tag_field="type", tag="response.completed"):
     """The last event of a completed response."""
 
@@ -312,5 +319,5 @@ class CustomInputDoneEvent(WithinItem, tag_field="type", tag="response.custom_to
 ResponseStreamEvent = (
     CreatedEvent | InProgressEvent | CompletedEvent | IncompleteEvent | FailedEvent | ItemAddedEvent | ItemDoneEvent
     | PartAddedEvent | PartDoneEvent | TextDeltaEvent | TextDoneEvent | ReasoningDeltaEvent | ReasoningDoneEvent
-    | ArgumentsDeltaEvent | ArgumentsDoneEvent | CustomInputDeltaEvent | CustomInputDoneEvent
+    | ResponseProgressEvent | ArgumentsDeltaEvent | ArgumentsDoneEvent | CustomInputDeltaEvent | CustomInputDoneEvent
 )  # fmt: skip

@@ -62,6 +62,12 @@ class ModelInfo(Answer):
     served_model_name: ServedName
     is_generation: Annotated[bool, said("Whether the model generates text.")]
     context_length: Annotated[int, said("The context length in tokens.", 8192)]
+    tokenizer_path: Annotated[str, said("The served name; no path of the machine.", "qwen3-8b")]
+    architectures: Annotated[list[str], said("The classes of the checkpoint.", ["Qwen3ForCausalLM"])]
+    weight_version: Annotated[str, said("The version of the weights.", "default")]
+    preferred_sampling_params: Annotated[
+        dict[str, Any] | None, said("Sampling defaults of the model and the operator, where there are any.")
+    ]
     has_image_understanding: Annotated[bool, said("Whether the model takes pictures.")]
     has_audio_understanding: Annotated[bool, said("Whether the model takes sound.")]
 

@@ -12,6 +12,7 @@ from server.schema.answers_common import (
     ChoiceLogprobs,
     FinishReason,
     Maybe,
+    Progressing,
     PromptLogprobs,
     PromptRouted,
     Routed,
@@ -52,6 +53,7 @@ class GeneratedChunk(Answer):
     request_id: RequestId
     choices: Annotated[list[TokensChoice], said("What is new; empty in the chunk with the counts.")]
     usage: Annotated[Maybe[Usage], said("The counts of the whole answer, in the last chunk.")] = ABSENT
+    prompt_progress: Progressing = ABSENT
     prompt_routed_experts: PromptRouted = ABSENT
 
 
@@ -68,12 +70,19 @@ class Rendered(Answer):
     priority: Annotated[int, said("The priority of the request.", 0)]
 
 
+class TokenPiece(Answer):
+    """A token and its text, in llama.cpp's form."""
+
+    id: Annotated[int, said("The token id.", 1)]
+    piece: Annotated[str | list[int], said("Its text, or its bytes if they are no whole characters.", "Hello")]
+
+
 class Tokenized(Answer):
     """A text or a conversation as token ids."""
 
     count: Annotated[int, said("The number of tokens.", 3)]
     max_model_len: Annotated[int, said("The context length.", 8192)]
-    tokens: Annotated[list[int], said("The token ids.", [1, 2, 3])]
+    tokens: Annotated[list[int | TokenPiece], said("The token ids, or objects with with_pieces.", [1, 2, 3])]
     token_strs: Annotated[Maybe[list[str]], said("The tokens as the tokenizer writes them, where asked for.")] = ABSENT
 
 
@@ -81,6 +90,7 @@ class Detokenized(Answer):
     """Token ids as a text."""
 
     prompt: Annotated[str, said("The text.", "Hello")]
+    content: Annotated[str, said("The same, by the name of llama.cpp's clients.", "Hello")]
 
 
 class TokenizerInfo(msgspec.Struct, kw_only=True):

@@ -94,6 +94,7 @@ class SamplingFields(SamplerFields, kw_only=True):
         bool | None, said("Whether the answer has the token ids of the prompt and of each choice.")
     ] = None
     return_routed_experts: fields.ReturnRoutedExperts = None
+    return_progress: fields.ReturnProgress = None
     return_tokens_as_token_ids: Annotated[
         bool | None, said("Whether log-probabilities name tokens as token_id:NUMBER.")
     ] = None

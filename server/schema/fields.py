@@ -75,6 +75,9 @@ RepetitionPenalty = Annotated[
 RequestId = Annotated[
     str | None, said("The id of the answer after its prefix, at most 128 printable ASCII characters.")
 ]
+ReturnProgress = Annotated[
+    bool | None, said("Whether a stream reports, after each step of the prompt, how many of its tokens are computed.")
+]
 ReturnRoutedExperts = Annotated[
     bool | None, said("Whether the answer has the experts that each token was routed to, in models with experts.")
 ]

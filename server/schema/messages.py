@@ -79,3 +79,4 @@ class MessagesBody(SampledMessages, kw_only=True):
     ] = None
     output_format: Annotated[dict[str, Any] | None, said("The older place of output_config.format.")] = None
     return_routed_experts: fields.NoRoutedExperts = None
+    return_progress: fields.ReturnProgress = None

@@ -111,3 +111,4 @@ class ResponsesBody(SampledInput, kw_only=True):
     user: Annotated[str | None, said("An identifier of the caller's user; returned unchanged.")] = None
     prompt_cache_key: Annotated[str | None, said("A key of the caller's cache; returned unchanged.")] = None
     return_routed_experts: fields.NoRoutedExperts = None
+    return_progress: fields.ReturnProgress = None

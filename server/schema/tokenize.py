@@ -11,7 +11,7 @@ from server.schema.fields import said
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
-    """Either `prompt`, or `messages` with their options."""
+    """Either `prompt`, or `messages` with their options, or llama.cpp's `content` with its options."""
 
     model: fields.Model = None
     prompt: Annotated[str | None, said("The text to tokenize; or else messages.", "Hello")] = None
@@ -23,6 +23,12 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
     continue_final_message: Annotated[bool | None, said("Whether the last message stays open.")] = None
     chat_template: fields.ChatTemplate = None
     chat_template_kwargs: fields.ChatTemplateKwargs = None
+    content: Annotated[str | None, said("The text to tokenize, in the form of llama.cpp's clients.", "Hello")] = None
+    add_special: Annotated[bool | None, said("With content: whether the tokenizer adds its special tokens.")] = None
+    parse_special: Annotated[
+        bool | None, said("With content: whether special tokens in the text are tokens; true where it is absent.")
+    ] = None
+    with_pieces: Annotated[bool | None, said("With content: whether tokens are objects with their texts.")] = None
 
 
 class DetokenizeBody(msgspec.Struct, kw_only=True):

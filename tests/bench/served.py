@@ -28,16 +28,25 @@ class Server:
     """A server, and its process's CPU times. `beats` and `written` of watched.py are set after its stop."""
 
     def __init__(
-        self, shape: str, device: str, folder: Path, flags: Sequence[str], beat_s: float, weights: str = ""
+        self,
+        shape: str,
+        device: str,
+        folder: Path,
+        flags: Sequence[str],
+        beat_s: float,
+        weights: str = "",
+        module: str = "tests.bench.watched",
+        checkout: Path | None = None,
     ) -> None:
+        """`module`: what runs the server; `checkout`: another folder with the repository, which runs it."""
         model = write_folder(folder / f"dummy-{shape}", (SHAPES | POOLED)[shape], weights)
         begun = time.perf_counter()
         self._noted = folder / "noted.npz"
-        command = [sys.executable, "-m", "tests.bench.watched", str(self._noted), str(beat_s)]
+        command = [sys.executable, "-m", module, str(self._noted), str(beat_s)]
         command += ["--model", str(model)]
         command += ["--load-format", "dummy", "--device", device, "--host", "127.0.0.1", "--port", "0"]
         command += ["--disable-access-log", "--log-level", "debug", *flags]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=checkout)
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.startswith("Listening on "):

@@ -15,6 +15,7 @@ from server.dialects.decisions.schema import DecidingBody, DecisionsBody, LabelS
 from server.dialects.llama_cpp import schema as llama_cpp
 from server.dialects.ollama import schema as ollama
 from server.dialects.sagemaker.schema import InvocationBody
+from server.dialects.sglang.schema import SglangAbortBody, SglangBody
 from server.dialects.tei.schema import SharedRerankBody, TeiEmbedBody, TeiFields, TeiPredictBody, TeiTokensBody
 from server.schema.audio import SpeechForm, TranscriptionForm, TranslationForm
 from server.schema.batches import BatchBody, OutputExpiry
@@ -55,6 +56,8 @@ VECTORS = "dialects/test_vectors.py::"
 DECISIONS = "dialects/test_decisions.py::"
 AUDIO = "speech/test_audio.py::"
 LLAMA_CPP = "dialects/test_llama_cpp.py::"
+PROGRESS = "routes/test_prompt_progress.py::test_a_stream_reports_each_step_of_its_prompt_and_answers_the_same"
+SGLANG = "dialects/test_sglang.py::"
 OLLAMA = "dialects/test_ollama.py::"
 REFUSED_HERE = OLLAMA + "test_wrong_bodies_are_refused_by_the_clients_names"
 EXPERTS = "routes/test_routed_experts.py::test_routes_without_a_place_for_experts_refuse_by_name"
@@ -84,6 +87,7 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
         "routes/test_routed_experts.py::test_completions_have_arrays_of_prompts_and_choices": "return_routed_experts",
         "jobs/test_sampling_fields.py::test_tokens_are_written_as_ids_by_field_or_flag": "return_tokens_as_token_ids",
         "jobs/test_sampling_fields.py::test_repetition_ends_an_answer": "repetition_detection",
+        PROGRESS: "return_progress",
     },
     SamplerFields: {ENGINE: SAMPLERS},
     SampledInput: {"routes/test_responses.py::test_sampling_fields_reach_the_engine": SAMPLERS},
@@ -152,6 +156,7 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
         "background",
         "routes/test_route_fields.py::test_what_a_response_echoes_unchanged": "user prompt_cache_key",
         EXPERTS: "return_routed_experts",
+        PROGRESS: "return_progress",
     },
     ReasoningOptions: {
         "routes/test_responses_store.py::test_effort_reaches_the_template": "effort",
@@ -196,6 +201,7 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
         "routes/test_route_fields.py::test_a_gateways_priority_has_effect_in_every_dialect": "priority",
         STRUCTURE: "output_format",
         EXPERTS: "return_routed_experts",
+        PROGRESS: "return_progress",
     },
     TokenizeBody: {
         "routes/test_route_fields.py::test_an_unknown_model_is_404_on_every_route": "model",
@@ -203,6 +209,7 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
         "routes/test_tools.py::test_s05_too_many_tools_are_refused_on_every_route": "tools",
         "routes/test_route_fields.py::test_a_conversation_is_tokenized_as_asked": "add_special_tokens "
         "add_generation_prompt continue_final_message chat_template chat_template_kwargs",
+        LLAMA_CPP + "test_texts_and_tokens_have_llama_cpps_forms": "content add_special parse_special with_pieces",
     },
     DetokenizeBody: {
         "routes/test_route_fields.py::test_an_unknown_model_is_404_on_every_route": "model",
@@ -313,6 +320,7 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
         OLLAMA + "test_the_answer_has_the_format": "format",
         REFUSED_HERE: "think",
         OLLAMA + "test_log_probabilities_are_those_of_chat": "logprobs top_logprobs",
+        PROGRESS: "return_progress",
     },
     ollama.OllamaChatBody: {
         OLLAMA + "test_the_text_is_that_of_v1": "messages",
@@ -331,8 +339,24 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
         "repeat_penalty repeat_last_n presence_penalty frequency_penalty ignore_eos logit_bias grammar json_schema",
         LLAMA_CPP + "test_an_answer_has_llama_cpps_fields": "return_tokens",
         LLAMA_CPP + "test_fields_are_selected_by_path": "response_fields",
+        PROGRESS: "return_progress",
     },
     llama_cpp.LlamaCompletionBody: {LLAMA_CPP + "test_prompts_have_many_forms": "prompt"},
+    llama_cpp.LlamaEmbeddingBody: {
+        LLAMA_CPP + "test_vectors_have_llama_cpps_form": "content embd_normalize model",
+    },
+    SglangBody: {
+        SGLANG + "test_lists_of_prompts_have_their_own_options": "text input_ids sampling_params stream rid",
+        SGLANG + "test_log_probabilities_are_those_of_completions": "return_logprob logprob_start_len top_logprobs_num "
+        "return_text_in_logprobs",
+        SGLANG + "test_given_tokens_have_log_probabilities_at_each_place": "token_ids_logprob",
+        SGLANG + "test_a_picture_is_seen_where_its_placeholder_is": "image_data",
+        SGLANG + "test_sounds_and_films_have_places_of_their_own": "audio_data video_data",
+        SGLANG + "test_wrong_bodies_are_refused_by_the_clients_names": "lora_path model priority cache_salt "
+        "return_routed_experts",
+        PROGRESS: "return_progress",
+    },
+    SglangAbortBody: {SGLANG + "test_answers_are_ended_by_their_id": "rid abort_all"},
     llama_cpp.LlamaTemplateBody: {
         LLAMA_CPP
         + "test_a_conversation_is_rendered": "messages tools add_generation_prompt chat_template_kwargs model",

@@ -24,6 +24,7 @@ from engine.step.parts.grammar import Grammar
 from engine.step.parts.media import Media
 from engine.step.parts.part import Claim, StepPart
 from engine.step.parts.pooling import Pooling
+from engine.step.parts.progress import PromptProgress
 from engine.step.parts.prompt_logprobs import PromptLogprobs
 from engine.step.parts.routed import RoutedExperts, routed_shape
 from engine.step.parts.rules import Rules
@@ -64,6 +65,10 @@ def prompt_logprobs(setting: Setting) -> StepPart | None:
     return PromptLogprobs(setting.config, setting.model, setting.sizes) if setting.chooses else None
 
 
+def progress(setting: Setting) -> StepPart | None:
+    return PromptProgress() if setting.chooses else None
+
+
 def routed(setting: Setting) -> StepPart | None:
     wanted = setting.config.return_routed_experts and setting.chooses
     if not wanted or not routed_shape(setting.model.config.text)[0]:
@@ -99,6 +104,7 @@ PARTS: list[Callable[[Setting], StepPart | None]] = [
     adapters,
     media,
     prompt_logprobs,
+    progress,
     routed,
     expert_load,
     rules,

@@ -22,7 +22,7 @@ from server.jobs.job import prepare
 from server.jobs.sampling import priority_of, salt_of, token_ids
 from server.render.prompt import Prompt
 from server.routes import rerank
-from server.routes.endpoint import check_model, gateway_priority, json_response, route, side_of
+from server.routes.endpoint import gateway_priority, json_response, route, served_model, side_of
 from server.state import AppState
 
 OWN = ("query", "label_token_ids", "apply_softmax", "item_first")
@@ -49,7 +49,7 @@ async def label_scores(request: Request, body: LabelScoreBody) -> Response:
     """The probabilities of the labels behind each prompt."""
     exchange = exchange_of(request)
     state = exchange.state
-    model = check_model(state, body.model)
+    model = await served_model(exchange, body.model)
     if body.label_token_ids is None:
         raise not_here("model", "the served model generates text: send query, items and label_token_ids for its scores")
     check_unused(body)

@@ -17,7 +17,7 @@ from server.dialects.llama_cpp.schema import LlamaFields
 from server.dialects.names import client_names
 from server.http.exchange import exchange_of
 from server.jobs.sampling import Asked, priority_of, resolve
-from server.routes.endpoint import check_model, gateway_priority
+from server.routes.endpoint import gateway_priority, served_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +29,11 @@ class Asking:
     priority: int
 
 
-def checked(request: Request, body: LlamaFields, num_prompts: int = 1) -> Asking:
+async def checked(request: Request, body: LlamaFields, num_prompts: int = 1) -> Asking:
     """Check everything that can be checked before the prompts are read. Raises ApiError with the client's names."""
-    state = exchange_of(request).state
-    model = check_model(state, body.model)
+    exchange = exchange_of(request)
+    state = exchange.state
+    model = await served_model(exchange, body.model)
     with client_names(NAMES):
         fields = sampling_of(body, state.tokenizer)
         top = body.n_probs or None

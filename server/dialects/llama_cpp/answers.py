@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from server.schema.answers_common import ABSENT, Answer, Maybe
+from server.schema.answers_common import ABSENT, Answer, Maybe, Progressing
 from server.schema.fields import said
 
 
@@ -56,6 +56,7 @@ class LlamaCompletion(Answer, forbid_unknown_fields=False):
     truncated: Annotated[Maybe[bool], said("Always false: prompts that are too long are refused.")] = ABSENT
     stop_type: Annotated[Maybe[Literal["none", "eos", "limit", "word"]], said("The cause of the end.", "eos")] = ABSENT
     stopping_word: Annotated[Maybe[str], said("The stop text that ended the answer.")] = ABSENT
+    prompt_progress: Progressing = ABSENT
     timings: Annotated[Maybe[LlamaTimings], said("Counts of tokens, and times.")] = ABSENT
     completion_probabilities: Annotated[
         Maybe[list[LlamaProbability]], said("An entry for each token, where n_probs is set.")
@@ -103,6 +104,13 @@ class LlamaSlot(Answer):
     n_ctx: Annotated[int, said("Tokens of prompt and answer.", 8192)]
     is_processing: Annotated[bool, said("Whether an answer runs in it.")]
     next_token: Annotated[LlamaNextToken, said("The state of its answer.")]
+
+
+class LlamaEmbedding(Answer):
+    """The vector of an input."""
+
+    index: Annotated[int, said("The number of the input.", 0)]
+    embedding: Annotated[list[list[float]], said("The vector, as the only row of a list.", [[0.6, 0.8]])]
 
 
 class LlamaTemplated(Answer):

@@ -12,11 +12,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.answers.answer import SLICE
-from server.dialects.llama_cpp.answering import answer, checked
+from server.dialects.llama_cpp.answering import Asking, answer, checked
+from server.dialects.llama_cpp.media import Marked, marked_of, with_placeholders
 from server.dialects.llama_cpp.schema import LlamaCompletionBody
-from server.errors import invalid, not_here
+from server.dialects.names import item_paths
+from server.errors import invalid
 from server.http.body import read_json
-from server.http.exchange import exchange_of
+from server.http.exchange import Exchange, exchange_of
 from server.http.watch import preparing
 from server.jobs.job import Job, prepare
 from server.render.prompt import Prompt, context_error
@@ -31,7 +33,7 @@ async def completion(request: Request) -> Response | None:
     state = exchange.state
     body = await read_json(request, LlamaCompletionBody, state.config.limits.max_request_bytes, any_type=True)
     prompts = prompts_of(state, body.prompt)
-    asking = checked(request, body, len(prompts))
+    asking = await checked(request, body, len(prompts))
 
     async def jobs() -> list[Job]:
         async with preparing(exchange, "prompts"):
@@ -40,8 +42,7 @@ async def completion(request: Request) -> Response | None:
                 if at % SLICE == SLICE - 1:  # let other tasks of the loop run
                     await asyncio.sleep(0)
                 param = "prompt" if len(prompts) == 1 else f"prompt[{at}]"
-                prompt = await prompt_from(state, pieces, param)
-                made.append(await prepare(exchange, prompt, asking.asked, priority=asking.priority, param=param))
+                made.append(await job_from(exchange, pieces, asking, param))
             return made
 
     return await answer(request, asking, jobs, len(prompts), as_list=is_list(body.prompt))
@@ -52,7 +53,7 @@ def is_list(prompt: Any) -> bool:
     return isinstance(prompt, list) and not any(type(entry) is int for entry in prompt)
 
 
-def prompts_of(state: AppState, prompt: Any) -> list[Pieces]:
+def prompts_of(state: AppState, prompt: Any) -> list[Pieces | Marked]:
     """The prompts, checked."""
     most = min(state.config.limits.max_prompts, state.config.limits.max_choices)
     if not is_list(prompt):
@@ -62,17 +63,28 @@ def prompts_of(state: AppState, prompt: Any) -> list[Pieces]:
     return [pieces_of(entry, f"prompt[{at}]") for at, entry in enumerate(prompt)]
 
 
-def pieces_of(given: Any, path: str) -> Pieces:
+def pieces_of(given: Any, path: str) -> Pieces | Marked:
     """The pieces of one prompt."""
     if isinstance(given, dict):
         if given.get("multimodal_data"):
-            text = f"{path}.multimodal_data: this route takes text; send media to /v1/chat/completions"
-            raise not_here(f"{path}.multimodal_data", text)
+            return marked_of(given, path)
         given, path = given.get("prompt_string"), f"{path}.prompt_string"
     pieces = [given] if isinstance(given, str) else given
     if not isinstance(pieces, list) or any(type(piece) not in (str, int) for piece in pieces):
         raise invalid(path, f"{path}: must be a text, a list of texts and token ids, or an object with prompt_string")
     return pieces
+
+
+async def job_from(exchange: Exchange, given: Pieces | Marked, asking: Asking, param: str) -> Job:
+    """The Job of a prompt, with its media."""
+    renderer = exchange.state.renderer
+    if not isinstance(given, Marked):
+        prompt = await prompt_from(exchange.state, given, param)
+        return await prepare(exchange, prompt, asking.asked, priority=asking.priority, param=param)
+    text, parts, paths = with_placeholders(given, renderer.media)
+    with item_paths(paths):
+        prompt = await renderer.with_media(text, parts, param=f"{given.path}.prompt_string")
+        return await prepare(exchange, prompt, asking.asked, priority=asking.priority, param=param)
 
 
 async def prompt_from(state: AppState, pieces: Pieces, param: str) -> Prompt:

@@ -12,12 +12,12 @@ from typing import Any
 
 import orjson
 
-from engine.base.request import TokenLogprob
+from engine.base.request import Progress, TokenLogprob
 from server.answers.answer import Answer
 from server.answers.choice import Choice
 from server.errors import ApiError
 from server.http.sse import SSE
-from server.output.choices import echo_text
+from server.output.choices import echo_text, progress_of
 from server.output.logprobs import TokenNames
 
 dumps = orjson.dumps
@@ -64,6 +64,10 @@ class LlamaEvents:
 
     def plain(self, choice: Choice) -> tuple[bytes, bytes] | None:
         return None  # each event counts the tokens
+
+    def progress(self, choice: Choice, progress: Progress) -> bytes:
+        event = {**self.head(choice), **self.grown("", [], []), "stop": False, **self.counts(choice)}
+        return b"data: " + dumps(event | progress_of(progress)) + b"\n\n"
 
     def usage(self) -> bytes:
         return b""

@@ -37,7 +37,7 @@ async def infill(request: Request) -> Response | None:
     fill_in = state.renderer.fill_in
     if fill_in is None:
         raise not_here(None, f"{NO_TOKENS}; send prompts to /completion")
-    asking = checked(request, body)
+    asking = await checked(request, body)
     asked = with_ends(asking.asked, fill_in.ends, state.vocabulary)
     if body.t_max_predict_ms:
         in_range("t_max_predict_ms", body.t_max_predict_ms, 0, 2**31 - 1)

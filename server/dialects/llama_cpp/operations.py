@@ -42,6 +42,9 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "llama_apply_template", "The prompt of a conversation, as text", schema.LlamaTemplateBody,
         answers.LlamaTemplated,
     ),
+    ("POST", "/embedding"): work(
+        "llama_embedding", "Vectors of texts", schema.LlamaEmbeddingBody, list[answers.LlamaEmbedding]
+    ),
     ("GET", "/v1/health"): alias("llama_health", "GET", "/health"),
     ("GET", "/models"): alias("llama_models", "GET", "/v1/models"),
     ("POST", "/chat/completions"): alias("llama_chat", "POST", "/v1/chat/completions"),

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from server.dialects.llama_cpp import about, completion, infill
+from server.dialects.llama_cpp import about, completion, embedding, infill
 
-ROUTES = [line for family in (completion, infill, about) for line in family.ROUTES]
+ROUTES = [line for family in (completion, infill, embedding, about) for line in family.ROUTES]

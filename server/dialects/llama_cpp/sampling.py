@@ -16,7 +16,7 @@ from server.schema.common import SamplingFields
 
 SAME = (
     "stream", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty",
-    "ignore_eos",
+    "ignore_eos", "return_progress",
 )  # fmt: skip
 # Our field -> the client's, in errors.
 NAMES = {

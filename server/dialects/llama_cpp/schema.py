@@ -43,6 +43,7 @@ class LlamaFields(msgspec.Struct, kw_only=True):
     grammar: Annotated[str | None, said("A grammar in GBNF or Lark that the answer matches.")] = None
     json_schema: Annotated[dict[str, Any] | None, said("A JSON schema that the answer matches.")] = None
     n_probs: Annotated[int | None, said("Number of likeliest tokens to report at each place.", 5)] = None
+    return_progress: fields.ReturnProgress = None
     return_tokens: Annotated[bool | None, said("Whether the answer has the ids of its tokens.")] = None
     response_fields: Annotated[
         list[str] | None, said("The fields to answer with; a slash separates the names of nested fields.", ["content"])
@@ -76,6 +77,19 @@ class LlamaInfillBody(LlamaFields, kw_only=True):
     t_max_prompt_ms: Annotated[int | None, said("Accepted without effect: a prompt is always computed.")] = None
     t_max_predict_ms: Annotated[
         int | None, said("The answer ends after the first line that is complete when so many milliseconds have passed.")
+    ] = None
+
+
+class LlamaEmbeddingBody(msgspec.Struct, kw_only=True):
+    """The body of /embedding."""
+
+    content: Annotated[
+        str | list[str | int | list[int]],
+        said("A text, texts, token ids or lists of token ids.", "The film was good."),
+    ]
+    model: fields.Model = None
+    embd_normalize: Annotated[
+        int | None, said("The norm that is 1: 2 is Euclidean, the default; -1: none; 0: the greatest number is 32760.")
     ] = None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from server.schema.answers_common import ABSENT, Answer, Maybe, TokenLogprob
+from server.schema.answers_common import ABSENT, Answer, Maybe, Progressing, TokenLogprob
 from server.schema.fields import said
 
 At = Annotated[str, said("When the answer was begun, in the form of RFC 3339.", "2026-09-21T12:00:00Z")]
@@ -46,6 +46,7 @@ class OllamaEnding(Answer):
     created_at: At
     done: Done
     done_reason: DoneReason = ABSENT
+    prompt_progress: Progressing = ABSENT
     logprobs: Annotated[Maybe[list[TokenLogprob]], said("An entry for each token, where logprobs is set.")] = ABSENT
     total_duration: Nanoseconds = ABSENT
     load_duration: Nanoseconds = ABSENT

@@ -13,7 +13,7 @@ from server.answers.answer import Answer
 from server.answers.respond import Jobs, answer_with, json_body
 from server.dialects.names import client_names
 from server.dialects.ollama.frames import OllamaLines, Shape, moment
-from server.dialects.ollama.names import model_of
+from server.dialects.ollama.names import served_of
 from server.dialects.ollama.options import NAMES, OURS, Read, read_options
 from server.dialects.ollama.schema import OllamaFields
 from server.errors import ApiError, invalid, not_here, quoted
@@ -40,19 +40,20 @@ class Asking:
     top: int | None  # likeliest tokens at each place; None: no log-probabilities
 
     @classmethod
-    def of(cls, exchange: Exchange, body: OllamaFields) -> Asking:
+    async def of(cls, exchange: Exchange, body: OllamaFields) -> Asking:
         """Raises ApiError."""
         state = exchange.state
         options = read_options(body.options)
         if options.ignored:
             report(exchange, options.ignored, OURS)
         sampling = {**options.fields, "stream": body.stream is not False, "max_tokens": options.max_tokens}
+        sampling["return_progress"] = body.return_progress
         if body.format:
             sampling["response_format"] = format_of(body.format)
         if body.top_logprobs and not body.logprobs:
             raise invalid("top_logprobs", "top_logprobs: needs logprobs: true")
         top = body.top_logprobs or 0 if body.logprobs else None
-        return cls(model_of(state, body.model), options, sampling, thinking_of(state, body.think), top)
+        return cls(await served_of(exchange, body.model), options, sampling, thinking_of(state, body.think), top)
 
     @property
     def chat(self) -> dict[str, Any]:

@@ -28,7 +28,7 @@ async def chat(request: Request) -> Response | None:
     exchange = exchange_of(request)
     state = exchange.state
     body = await read_json(request, OllamaChatBody, state.config.limits.max_request_bytes, any_type=True)
-    asking = Asking.of(exchange, body)
+    asking = await Asking.of(exchange, body)
     if not body.messages:
         return asking.loaded(message)
     ours = ChatBody(messages=chat_messages(body.messages), tools=body.tools or None, **asking.chat)

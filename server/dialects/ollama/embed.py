@@ -13,7 +13,7 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.dialects.ollama.names import model_of
+from server.dialects.ollama.names import served_of
 from server.dialects.ollama.schema import OllamaEmbedBody, OllamaEmbeddingsBody
 from server.http.body import read_json
 from server.http.exchange import exchange_of
@@ -32,7 +32,7 @@ async def embed(request: Request) -> Response:
     exchange = exchange_of(request)
     state = exchange.state
     body = await read_json(request, OllamaEmbedBody, state.config.limits.max_request_bytes, any_type=True)
-    model = model_of(state, body.model)
+    model = await served_of(exchange, body.model)
 
     def content(vectors: list[np.ndarray], tokens: int) -> dict[str, Any]:
         took = int((time.monotonic() - exchange.arrival) * 1e9)
@@ -48,9 +48,10 @@ async def embed(request: Request) -> Response:
 
 async def embeddings(request: Request) -> Response:
     """The vector of a text, by the older route."""
-    state = exchange_of(request).state
-    body = await read_json(request, OllamaEmbeddingsBody, state.config.limits.max_request_bytes, any_type=True)
-    model_of(state, body.model)
+    exchange = exchange_of(request)
+    limits = exchange.state.config.limits
+    body = await read_json(request, OllamaEmbeddingsBody, limits.max_request_bytes, any_type=True)
+    await served_of(exchange, body.model)
 
     def content(vectors: list[np.ndarray], tokens: int) -> dict[str, Any]:
         return {"embedding": vectors[0]}

@@ -13,11 +13,12 @@ from typing import Any
 
 import orjson
 
-from engine.base.request import TokenLogprob
+from engine.base.request import Progress, TokenLogprob
 from server.answers.answer import Answer
 from server.answers.choice import Choice
 from server.errors import ApiError
 from server.http.sse import NDJSON
+from server.output.choices import progress_of
 from server.output.completed import completed
 from server.output.events import CallArguments, CallEnd, CallStart, Content, Event, Reasoning, Said
 from server.output.logprobs import TokenNames
@@ -82,6 +83,9 @@ class OllamaLines:
 
     def plain(self, choice: Choice) -> tuple[bytes, bytes] | None:
         return self.parts if choice.started and not self.has_logprobs else None
+
+    def progress(self, choice: Choice, progress: Progress) -> bytes:
+        return dumps({**self.head, **self.shape(), "done": False, **progress_of(progress)}) + b"\n"
 
     def usage(self) -> bytes:
         return b""

@@ -42,7 +42,7 @@ async def generate(request: Request) -> Response | None:
     state = exchange.state
     body = await read_json(request, OllamaGenerateBody, state.config.limits.max_request_bytes, any_type=True)
     check_fields(body)
-    asking = Asking.of(exchange, body)
+    asking = await Asking.of(exchange, body)
     if not (body.prompt or body.images or body.suffix):
         return asking.loaded(response)
     if body.raw or body.suffix:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from server.routes.endpoint import check_model
+from server.http.exchange import Exchange
+from server.routes.endpoint import check_model, served_model
 from server.state import AppState
 
 LATEST = ":latest"
+
+
+async def served_of(exchange: Exchange, name: str | None) -> str:
+    """The same for a route that computes: an adapter of that name serves the exchange."""
+    model = model_of(exchange.state, name)
+    await served_model(exchange, model if model in exchange.state.names else model.removesuffix(LATEST))
+    return model
 
 
 def model_of(state: AppState, name: str | None) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from server.schema.fields import said
+from server.schema.fields import ReturnProgress, said
 
 Name = Annotated[
     str | None, said("The served name, with or without :latest; the first name where it is absent.", "qwen3-8b")
@@ -64,6 +64,7 @@ class OllamaFields(msgspec.Struct, kw_only=True):
     think: Think = None
     logprobs: Logprobs = None
     top_logprobs: TopLogprobs = None
+    return_progress: ReturnProgress = None
 
 
 class OllamaChatBody(OllamaFields, kw_only=True):

@@ -22,6 +22,10 @@ WALK = {
     "/completion": ({"prompt": "hi", "n_predict": 2}, {"prompt": "hi", "stream": True}),
     "/completions": ({"prompt": "hi", "n_predict": 2}, {"prompt": "hi", "stream": True}),
     "/infill": ({**GAP, "n_predict": 2}, {**GAP, "stream": True}),
+    "/generate": (
+        {"text": "hi", "sampling_params": {"max_new_tokens": 2}},
+        {"text": "hi", "sampling_params": {"max_new_tokens": 4000}, "stream": True},
+    ),
 }
 ROUTES = [(path, *bodies) for path, bodies in WALK.items()]
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 from types import SimpleNamespace
 
+import numpy as np
 import orjson
 import pytest
 
 from server.errors import ApiError
 from server.output import line_limit
 from tests import pooling_kit
+from tests.mm import made as media
 from tests.server.conftest import until
-from tests.server.live import GAP, use_gaps, use_template, without_end
+from tests.server.live import GAP, picture, use_gaps, use_template, without_end
 from tests.server.scripted import play
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -116,6 +119,60 @@ async def test_prompts_have_many_forms(client):
     assert sum(event["stop"] for event in streamed) == 2
 
 
+async def test_media_stand_where_the_marker_is(client):
+    sound = base64.b64encode(media.sound(media.tone(0.5))).decode()
+    spelled, part = client.state.renderer.media.placeholders, {"image": picture("red"), "audio": sound}
+    kinds = {"image": "image_url", "audio": "audio_url"}
+    for kind, data in part.items():
+        content = [{"type": kinds[kind], kinds[kind]: {"url": f"data:{kind}/any;base64,{data}"}}]
+        ask = [{"role": "user", "content": [*content, {"type": "text", "text": "what is it?"}]}]
+        chat = await client.post("/v1/chat/completions", {"messages": ask, "max_tokens": 6})
+        wanted = chat.json()["choices"][0]["message"]["content"]
+        rendered = (await client.post("/apply-template", {"messages": ask})).json()["prompt"]
+        marked = {"prompt_string": rendered.replace(spelled[kind], "<__media__>"), "multimodal_data": [data]}
+        made = await client.post("/completion", {"prompt": marked, "n_predict": 6})
+        assert made.status == 200, made.content
+        assert made.json()["content"] == wanted
+        both = await client.post("/completion", {"prompt": [marked, "1 2 3"], "n_predict": 6})
+        assert [one["content"] for one in both.json()] == [wanted, await text_of(client, "1 2 3")]
+    broken = [{"prompt_string": "<__media__>", "multimodal_data": ["!"]}]
+    reply = await client.post("/completion", {"prompt": broken})
+    assert (reply.status, reply.error["param"]) == (400, "prompt[0].multimodal_data[0]")
+    reply = await client.post("/completion", {"prompt": {**marked, "prompt_string": spelled["image"] + "<__media__>"}})
+    assert (reply.status, reply.error["param"]) == (400, "prompt.prompt_string")
+
+
+async def test_texts_and_tokens_have_llama_cpps_forms(client):
+    tokenizer = client.state.tokenizer
+    special = next(iter(tokenizer.special_spellings))
+    for body, ids in (
+        ({"content": "1 2 3"}, tokenizer.encode("1 2 3")),
+        ({"content": "1 2 3", "add_special": True}, tokenizer.encode("1 2 3", True)),
+        ({"content": f"a{special}"}, tokenizer.encode(f"a{special}")),
+        ({"content": f"a{special}", "parse_special": False}, tokenizer.encode_segments([(f"a{special}", True)])),
+    ):
+        assert (await client.post("/tokenize", body)).json()["tokens"] == ids
+    assert tokenizer.encode(f"a{special}") != tokenizer.encode_segments([(f"a{special}", True)])
+    text = "é 漢"
+    pieces = (await client.post("/tokenize", {"content": text, "with_pieces": True})).json()["tokens"]
+    assert [one["id"] for one in pieces] == tokenizer.encode(text)
+    data = [one["piece"].encode() if isinstance(one["piece"], str) else bytes(one["piece"]) for one in pieces]
+    assert b"".join(data).decode() == text
+    found = (await client.post("/detokenize", {"tokens": [one["id"] for one in pieces]})).json()
+    assert found == {"content": text, "prompt": text}
+    kind = {"content-type": "application/x-www-form-urlencoded"}
+    assert (await client.post("/tokenize", body=b'{"content": "a"}', headers=kind)).status == 200
+    for body, param in (
+        ({"prompt": "a", "content": "a"}, "prompt"),
+        ({}, "prompt"),
+        ({"prompt": "a", "with_pieces": True}, "with_pieces"),
+        ({"prompt": "a", "add_special": True}, "add_special"),
+        ({"prompt": "a", "parse_special": False}, "parse_special"),
+    ):
+        reply = await client.post("/tokenize", body)
+        assert (reply.status, reply.error["param"]) == (400, param)
+
+
 async def test_no_tokens_compute_the_prompt_only(client):
     text = "a prompt that is sent twice " * 9
     for stream in (False, True):
@@ -149,7 +206,10 @@ REFUSED = [
     ({"prompt": [5, 99999]}, 400, "prompt[1]"),
     ({"prompt": ["a"] * 9999}, 400, "prompt"),
     ({"prompt": [5, *["a"] * 9999]}, 400, "prompt"),
-    ({"prompt": {"prompt_string": "a", "multimodal_data": ["aGk="]}}, 501, "prompt.multimodal_data"),
+    ({"prompt": {"prompt_string": "a", "multimodal_data": ["aGk="]}}, 400, "prompt.multimodal_data"),
+    ({"prompt": {"prompt_string": "<__media__>", "multimodal_data": "aGk="}}, 400, "prompt.multimodal_data"),
+    ({"prompt": {"prompt_string": 5, "multimodal_data": ["aGk="]}}, 400, "prompt.prompt_string"),
+    ({"prompt": "a", "multimodal_data": ["aGk="]}, 400, "multimodal_data"),
     ({"prompt": "a", "model": "other"}, 404, "model"),
     ({}, 400, "prompt"),
 ]  # fmt: skip
@@ -343,3 +403,32 @@ async def test_our_routes_have_llama_cpps_paths(serve, pooling):
     ]
     assert scores[0] == scores[1] == scores[2]
     assert (await client.post("/embeddings", {"input": "a"}, headers=key)).status == 501
+
+
+async def test_vectors_have_llama_cpps_form(client, pooling):
+    embedder = await pooling(pooling_kit.embedder("qwen3"))
+    plain = await embedder.post("/v1/embeddings", {"input": ["a", "b"], "use_activation": False})
+    wanted = np.array([one["embedding"] for one in plain.json()["data"]])
+    norms = {
+        None: np.linalg.norm(wanted, axis=1),
+        2: np.linalg.norm(wanted, axis=1),
+        -1: np.ones(2),
+        0: np.abs(wanted).max(axis=1) / 32760,
+        1: np.abs(wanted).sum(axis=1),
+        3: np.linalg.norm(wanted, 3, axis=1),
+    }
+    for norm, lengths in norms.items():
+        reply = await embedder.post("/embedding", {"content": ["a", "b"], "embd_normalize": norm})
+        found = reply.json()
+        assert [one["index"] for one in found] == [0, 1]
+        made = np.array([one["embedding"][0] for one in found])
+        np.testing.assert_allclose(made, wanted / lengths[:, None], rtol=1e-4)
+    assert len((await embedder.post("/embedding", {"content": "a"})).json()) == 1
+    for body, param in (
+        ({"content": ["a", 5]}, "content[1]"),
+        ({"content": "a", "embd_normalize": -2}, "embd_normalize"),
+    ):
+        reply = await embedder.post("/embedding", body)
+        assert (reply.status, reply.error["param"]) == (400, param), reply.content
+    assert (await embedder.post("/embedding", {"content": "a", "model": "other"})).status == 404
+    assert (await client.post("/embedding", {"content": "a"})).status == 501

@@ -420,7 +420,10 @@ async def test_tokenize_and_detokenize_go_round(client, state):
         body = (await client.post("/tokenize", {"prompt": text, "add_special_tokens": False})).json()
         assert body["count"] == len(body["tokens"])
         assert body["max_model_len"] == state.engine.max_model_len
-        assert (await client.post("/detokenize", {"tokens": body["tokens"]})).json() == {"prompt": text}
+        assert (await client.post("/detokenize", {"tokens": body["tokens"]})).json() == {
+            "prompt": text,
+            "content": text,
+        }
     body = (await client.post("/tokenize", {"prompt": "hello", "return_token_strs": True})).json()
     assert len(body["token_strs"]) == body["count"]
     chat = (await client.post("/tokenize", {"messages": [{"role": "user", "content": "hello"}]})).json()

@@ -7,6 +7,7 @@ import logging
 
 import pytest
 
+from server.dialects.sglang.schema import SglangBody
 from server.errors import ApiError
 from server.flags.limits_flags import LimitsConfig
 from server.foreign_fields import FIELDS, HINTS, Honoured, Refused
@@ -27,12 +28,14 @@ BODIES = {
     CompletionBody: {"prompt": "hi"},
     ResponsesBody: {"input": "hi"},
     MessagesBody: {"messages": HI, "max_tokens": 2},
+    SglangBody: {"text": "hi"},
 }
 ROUTES = {
     "/v1/chat/completions": ChatBody,
     "/v1/completions": CompletionBody,
     "/v1/responses": ResponsesBody,
     "/v1/messages": MessagesBody,
+    "/generate": SglangBody,
 }
 SCHEMA = {"type": "object"}
 TAG = {"type": "structural_tag", "format": {"type": "any_text"}}
@@ -111,6 +114,10 @@ REFUSED = {
     "bootstrap_host": ("10.0.0.2", {"bootstrap_host": None}),
     "input_embeds": ([[0.5]], {"input_embeds": None}),
     "image_data": ([{"data": "x", "id": 1}], {"image_data": []}),
+    "audio_data": ("x", {"audio_data": ""}),
+    "video_data": ("x", {"video_data": ""}),
+    "multimodal_data": (["x"], {"multimodal_data": []}),
+    "session_params": ({"id": "a"}, {"session_params": {}}),
     "context": ([1, 2], {"context": []}),
     "template": ("x", {"template": ""}),
     "web_search_options": ({}, {"web_search_options": None}),
@@ -143,7 +150,7 @@ def test_a_field_is_honoured_or_refused_by_name_or_named_on_every_route(name):
     assert getattr(body, ours) == expected
     if ours == "top_logprobs":
         assert body.logprobs is True
-    for kind in (CompletionBody, ResponsesBody, MessagesBody):
+    for kind in (CompletionBody, ResponsesBody, MessagesBody, SglangBody):
         plain, _ = read(kind)
         refusal = None
         try:
@@ -162,7 +169,8 @@ def test_a_refused_field_passes_when_it_is_off(name):
     _, off = REFUSED[name]
     for kind in BODIES:
         _, foreign = read(kind, **off)
-        assert foreign is None or not foreign.ignored
+        others = {"temperature"} if kind is SglangBody else set()  # a field of sampling_params
+        assert foreign is None or set(foreign.ignored) <= others
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -192,15 +200,21 @@ async def test_routes_refuse_by_name_and_say_what_to_send(client, path):
 @session
 async def test_hints_change_nothing_and_are_not_named(client, path):
     kind = ROUTES[path]
-    body = {**BODIES[kind], "temperature": 0}
-    body |= {"max_output_tokens" if kind is ResponsesBody else "max_tokens": 2}
     hints = dict.fromkeys(HINTS - fields_of(kind), 1)
-    plain, hinted = [await client.post(path, {**body, **more}) for more in ({}, hints)]
+    if kind is SglangBody:
+        params = {"temperature": 0, "max_new_tokens": 2}
+        bodies = [{**BODIES[kind], "sampling_params": {**params, **more}, **more} for more in ({}, hints)]
+    else:
+        most = "max_output_tokens" if kind is ResponsesBody else "max_tokens"
+        bodies = [{**BODIES[kind], "temperature": 0, most: 2, **more} for more in ({}, hints)]
+    plain, hinted = [await client.post(path, body) for body in bodies]
     assert hinted.status == 200, hinted.content
     assert "x-ignored-fields" not in hinted.reply_headers
 
     def answer(reply):
         found = reply.json()
+        if "meta_info" in found:
+            return found["text"], found["output_ids"]
         return [part.get("text") or part.get("message") for part in found.get("choices", found.get("content", []))]
 
     assert answer(plain) == answer(hinted)
@@ -317,6 +331,29 @@ async def test_nested_sampling_params_use_the_same_table(client):
         data = json.dumps({"token_ids": [5], "sampling_params": {name: value}}).encode()
         body, foreign = decode(data, GenerateBody, LimitsConfig())
         assert body.sampling_params != TokenSampling() or foreign.ignored == [f"sampling_params.{name}"], (name, ours)
+
+
+@session
+async def test_sampling_params_of_generate_use_the_same_table(client):
+    async def generate(**params):
+        return await client.post("/generate", {"text": "hi", "sampling_params": {"max_new_tokens": 2, **params}})
+
+    for name, (value, off) in REFUSED.items():
+        reply = await generate(**{name: value})
+        assert (reply.status, reply.error["param"]) == (400, f"sampling_params.{name}"), name
+        reply = await generate(**off)
+        assert reply.status == 200, (name, reply.content)
+    for name, (value, ours, _) in HONOURED.items():
+        most = None if ours == "max_tokens" else 2
+        reply = await generate(**{"max_new_tokens": most, name: value, "ignore_eos": True})
+        ignored = f"sampling_params.{name}" in reply.reply_headers.get("x-ignored-fields", "")
+        if ours == "max_tokens":
+            assert reply.json()["meta_info"]["completion_tokens"] == value
+        elif reply.status != 200:
+            assert reply.error["param"].startswith("sampling_params."), reply.content
+        else:
+            known = fields_of(SglangBody) | fields_of(TokenSampling)
+            assert ignored or name in known or FIELDS[name].ours.partition(".")[0] in known, name
 
 
 def test_routes_without_text_honour_what_they_can_and_name_the_rest():

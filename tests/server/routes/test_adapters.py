@@ -211,13 +211,18 @@ async def test_every_generating_route_takes_the_name(world):
         "/v1/messages": chat,
         "/v1/responses": {"input": "hello", "temperature": 0, "max_output_tokens": 8},
         "/inference/v1/generate": {"token_ids": IDS, "sampling_params": {"temperature": 0, "max_tokens": 8}},
+        "/completion": {"prompt": "hello", "temperature": 0, "n_predict": 8},
+        "/chat/completions": chat,
+        "/api/chat": {**chat, "stream": False, "options": {"temperature": 0, "num_predict": 8}},
+        "/api/generate": {"prompt": "hello", "stream": False, "options": {"temperature": 0, "num_predict": 8}},
+        "/generate": {"text": "hello", "sampling_params": {"temperature": 0, "max_new_tokens": 8}},
+        "/v1/score": {"query": "hello", "items": ["a"], "label_token_ids": [5, 6]},
     }
 
     def content(answer: Any) -> str:
         found = answer.json()
-        return json.dumps([found.get(key) for key in ("choices", "content", "output")]).replace(
-            found.get("id", " "), ""
-        )
+        keys = ("choices", "content", "output", "message", "response", "text", "scores")
+        return json.dumps([found.get(key) for key in keys]).replace(found.get("id", " "), "")
 
     for path, body in routes.items():
         base = await world.client.post(path, body)

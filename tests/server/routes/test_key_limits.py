@@ -38,12 +38,14 @@ COUNTED = {
     "/apply-template": {"messages": ASK},
     "/completion": {"prompt": "hi", "n_predict": 1},
     "/completions": {"prompt": "hi", "n_predict": 1},
+    "/generate": {"text": "hi", "sampling_params": {"max_new_tokens": 1}},
     "/api/chat": {"messages": ASK, "options": {"num_predict": 1}},
     "/api/generate": {"prompt": "hi", "options": {"num_predict": 1}},
 }
 UNCOUNTED = {
     "/v1/responses/{id}/cancel", "/abort_requests", "/ping", "/v1/files", "/v1/batches",
     "/v1/batches/{id}/cancel",
+    "/v1/responses/{id}/cancel", "/abort_requests", "/abort_request", "/flush_cache", "/embedding", "/ping",
     "/embed", "/embed_all", "/embed_sparse", "/predict", "/v2/embed",
     "/v1/embeddings", "/pooling", "/classify", "/rerank", "/v1/rerank", "/v2/rerank",
     "/sleep", "/wake_up", "/start_profile", "/stop_profile",

@@ -53,7 +53,7 @@ async def test_detokenize_of_a_text_in_pieces_is_the_text(client, state):
     text = "pieces end ünder ⚡ a character " * 1700
     ids = state.tokenizer.encode(text)
     assert len(ids) > PIECE
-    assert (await client.post("/detokenize", {"tokens": ids})).json() == {"prompt": text}
+    assert (await client.post("/detokenize", {"tokens": ids})).json() == {"prompt": text, "content": text}
 
 
 async def test_detokenize_names_a_wrong_id_far_behind(client, state):

@@ -1,0 +1,1 @@
+"""SGLang's own routes: /generate, and those that its clients and trainers call to steer a server."""
