@@ -79,6 +79,13 @@ def grid_wait(OVERLAP: tl.constexpr):
 
 
 @triton.jit
+def wait_alone(OVERLAP: tl.constexpr):
+    """Wait like grid_wait; the next kernel starts after the end of this kernel."""
+    if OVERLAP:
+        wait_previous()
+
+
+@triton.jit
 def wait_then_allow(OVERLAP: tl.constexpr):
     """Like grid_wait, but the next kernel starts only after the wait, when the previous kernels have written
     everything."""

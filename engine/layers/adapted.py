@@ -72,20 +72,25 @@ class Delta(ABC):
     def num_bytes(self) -> int:
         """Bytes of the adapters' matrices."""
 
-    @abstractmethod
-    def add_to(self, y: Tensor, x: Tensor | Unscaled) -> None:
-        """Adds the adapters' terms of x [..., in_features] to y [..., out_features], in place."""
+    def lowered(self, x: Tensor | Unscaled) -> Tensor | None:
+        """A x, launched before the layer's own product, which reads its weights meanwhile. None: no row has an
+        adapter, or `add_to` computes A x."""
+        return None
 
-    def gated(self, halves: Tensor, x: Tensor | Unscaled, activation: Activation) -> Tensor:
+    @abstractmethod
+    def add_to(self, y: Tensor, x: Tensor | Unscaled, low: Tensor | None) -> None:
+        """Adds the adapters' terms of x [..., in_features] to y [..., out_features], in place; low: of `lowered`."""
+
+    def gated(self, halves: Tensor, x: Tensor | Unscaled, low: Tensor | None, activation: Activation) -> Tensor:
         """activate(gate, up) of halves [..., out_features] with the adapters' terms; may overwrite `halves`."""
         if self.acts:
-            self.add_to(halves, x)
+            self.add_to(halves, x, low)
         return glu(halves, activation)
 
-    def add_then_norm(self, y: Tensor, x: Tensor, gain: Tensor, eps: float) -> Unscaled | None:
+    def add_then_norm(self, y: Tensor, x: Tensor, low: Tensor | None, gain: Tensor, eps: float) -> Unscaled | None:
         """`add_to`, if the next product reads rms_norm(y, gain, eps); see Weight.add_then_norm."""
         if self.acts:
-            self.add_to(y, x)
+            self.add_to(y, x, low)
         return None
 
 
@@ -188,7 +193,7 @@ class Site(Delta):
     def num_bytes(self) -> int:
         return self.down.num_bytes + self.up.num_bytes
 
-    def add_to(self, y: Tensor, x: Tensor | Unscaled) -> None:
+    def add_to(self, y: Tensor, x: Tensor | Unscaled, low: Tensor | None) -> None:
         shares = self.chosen.shares(self.widths)
         assert shares is not None, "no token has an adapter"
         assert isinstance(x, Tensor), "rows are not prescaled here"
@@ -261,14 +266,16 @@ class AdaptedWeight(Weight):
         return self.base.dense_bias()
 
     def linear(self, x: Tensor, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+        low = self.site.lowered(x)
         y = self.base.linear(x, out, residual)
         if self.site.acts:
-            self.site.add_to(y, x)
+            self.site.add_to(y, x, low)
         return y
 
     def gated(self, x: Tensor, activation: Activation) -> Tensor:
         if self.site.apart:
-            return self.site.gated(self.base.linear(x), x, activation)
+            low = self.site.lowered(x)
+            return self.site.gated(self.base.linear(x), x, low, activation)
         return self.base.gated(x, activation)
 
     def of_halves(
@@ -280,8 +287,9 @@ class AdaptedWeight(Weight):
 
     def add_then_norm(self, residual: Tensor, x: Tensor, gain: Tensor, eps: float) -> Unscaled | None:
         if self.site.apart:
+            low = self.site.lowered(x)
             self.base.linear(x, residual, residual)
-            return self.site.add_then_norm(residual, x, gain, eps)
+            return self.site.add_then_norm(residual, x, low, gain, eps)
         return self.base.add_then_norm(residual, x, gain, eps)
 
     def of_normed(
@@ -291,12 +299,14 @@ class AdaptedWeight(Weight):
             return self.base.of_normed(residual, gain, eps, prescaled, activation)
         x: Tensor | Unscaled
         if prescaled is not None and self.site.takes_unscaled:
-            x, y = prescaled, self.base.of_normed(residual, gain, eps, prescaled, None)
+            x, low = prescaled, self.site.lowered(prescaled)
+            y = self.base.of_normed(residual, gain, eps, prescaled, None)
         else:
             x = rms_norm(residual, gain, eps)
+            low = self.site.lowered(x)
             y = self.base.linear(x)
         if activation is not None:
-            return self.site.gated(y, x, activation)
+            return self.site.gated(y, x, low, activation)
         if self.site.acts:
-            self.site.add_to(y, x)
+            self.site.add_to(y, x, low)
         return y

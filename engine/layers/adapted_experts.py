@@ -10,8 +10,8 @@ base multiplies; the deltas need gate and up before the activation, so no produc
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
 
 from torch import Tensor
 
@@ -22,20 +22,39 @@ from engine.kernels.moe.sort import Pairs
 from engine.kernels.moe.weight import ExpertsWeight
 
 
-class ExpertsDelta(Protocol):
+class ExpertsDelta(ABC):
     """The adapters of one product of all experts."""
 
+    __slots__ = ()
+
     @property
+    @abstractmethod
+    def acts(self) -> bool:
+        """See engine/layers/adapted.Delta."""
+
+    @property
+    @abstractmethod
     def apart(self) -> bool:
         """See engine/layers/adapted.Delta."""
 
     @property
+    @abstractmethod
     def num_bytes(self) -> int:
         """Bytes of the adapters' matrices."""
 
-    def add_to(self, y: Tensor, x: Tensor, pairs: Pairs) -> None:
-        """Adds the adapters' terms to y [pairs, out_features], in place; x has a row for each token, or for each
-        pair."""
+    def lowered(self, x: Tensor, pairs: Pairs) -> Tensor | None:
+        """A x of each pair; x has a row for each token, or for each pair. See engine/layers/adapted.Delta."""
+        return None
+
+    @abstractmethod
+    def add_to(self, y: Tensor, x: Tensor, low: Tensor | None, pairs: Pairs) -> None:
+        """Adds the adapters' terms to y [pairs, out_features], in place; low: of `lowered`."""
+
+    def gated(self, halves: Tensor, x: Tensor, low: Tensor | None, pairs: Pairs, activation: Activation) -> Tensor:
+        """activate(gate, up) of halves [pairs, out_features] with the adapters' terms; may overwrite `halves`."""
+        if self.acts:
+            self.add_to(halves, x, low, pairs)
+        return glu(halves, activation)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,11 +103,12 @@ class AdaptedExperts(ExpertsWeight):
             return self.base.of_mlp(down.base, x, codes, pairs, activation, weights)
         if weights is not None:  # the inputs of pairs differ from the rows of tokens
             x = (x[:, None] * weights[..., None]).flatten(0, 1).to(x.dtype)
-        halves = self.base.halves(x, pairs)
-        self.site.add_to(halves, x, pairs)
-        made = glu(halves, activation)
+        low = self.site.lowered(x, pairs)
+        made = self.site.gated(self.base.halves(x, pairs), x, low, pairs, activation)
+        low = down.site.lowered(made, pairs)
         out = down.base.of_pairs(made if pairs.order is None else made.index_select(0, in_order(pairs)), pairs)
-        down.site.add_to(out.flatten(0, 1), made, pairs)
+        if down.site.acts:
+            down.site.add_to(out.flatten(0, 1), made, low, pairs)
         return out
 
 

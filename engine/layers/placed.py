@@ -22,6 +22,7 @@ from engine.kernels.gemm.panels import CpuPanels, pack_panels
 from engine.kernels.gemm.weight import Weight
 from engine.kernels.moe.sort import Pairs
 from engine.layers.adapted import AdaptedWeight, Delta
+from engine.layers.adapted_experts import ExpertsDelta
 from engine.layers.linear import Linear
 
 
@@ -121,7 +122,7 @@ class PlacedSite(Delta):
         """Puts an adapter's A and B for this layer into a place; None: the adapter leaves the layer alone."""
         self.held[number] = None if matrices is None else packed(*matrices)
 
-    def add_to(self, y: Tensor, x: Tensor | Unscaled) -> None:
+    def add_to(self, y: Tensor, x: Tensor | Unscaled, low: Tensor | None) -> None:
         assert isinstance(x, Tensor), "a CPU prescales no rows"
         inputs, outputs = x.reshape(-1, x.shape[-1]), y.view(-1, y.shape[-1])
         self.rows.check(len(inputs))
@@ -165,7 +166,7 @@ class HeldExperts:
         return self._panels[expert]
 
 
-class PlacedExperts:
+class PlacedExperts(ExpertsDelta):
     """The places' matrices at one product of all experts; an ExpertsDelta."""
 
     __slots__ = ("held", "rows", "starts")
@@ -175,6 +176,10 @@ class PlacedExperts:
         self.rows = rows
         self.held: list[HeldExperts | None] = [None] * (num_places + 1)  # by the place's number, from 1
         self.starts = [sum(pieces[:number]) for number in range(len(pieces))]  # first column of each piece
+
+    @property
+    def acts(self) -> bool:
+        return self.rows.acts
 
     @property
     def apart(self) -> bool:
@@ -188,7 +193,7 @@ class PlacedExperts:
         """Puts an adapter's A and B for this layer into a place; None: the adapter leaves the layer alone."""
         self.held[number] = None if matrices is None else HeldExperts(*matrices)
 
-    def add_to(self, y: Tensor, x: Tensor, pairs: Pairs) -> None:
+    def add_to(self, y: Tensor, x: Tensor, low: Tensor | None, pairs: Pairs) -> None:
         self.rows.check(len(pairs.chosen))
         each, chosen = 1 if len(x) == pairs.count else pairs.top_k, pairs.chosen.flatten()
         for place, index in self.rows.groups:

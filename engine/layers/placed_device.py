@@ -20,6 +20,7 @@ from engine.kernels.lora.rows import FEW, INVARIANT_TILE, PlaceList, pair_list, 
 from engine.kernels.lora.shrink import shrink
 from engine.kernels.moe.sort import Pairs
 from engine.layers.adapted import AdaptedWeight, Delta
+from engine.layers.adapted_experts import ExpertsDelta
 
 
 class DeviceRows:
@@ -39,7 +40,7 @@ class DeviceRows:
         self._numbers = None if numbers is None else numbers.contiguous()
         self.listed = self._pairs = None
         if self._numbers is not None:
-            tile = INVARIANT_TILE if self.invariant else tile_of(len(self._numbers))
+            tile = INVARIANT_TILE if self.invariant else tile_of(len(self._numbers), self._places)
             self.listed = place_list(self._numbers, self._places, tile)
 
     @property
@@ -57,7 +58,7 @@ class DeviceRows:
         """The list of the pairs of chosen [T, top_k] int32; both products of a layer have the same."""
         assert self._numbers is not None, "no row has an adapter"
         if self._pairs is None or self._pairs[0] is not chosen:
-            self._pairs = chosen, pair_list(self._numbers, chosen, self._places, experts)
+            self._pairs = chosen, pair_list(self._numbers, chosen, self._places, experts, self.invariant)
         return self._pairs[1]
 
     def keep(self, index: Tensor) -> None:
@@ -88,7 +89,7 @@ class DeviceItem:
         """The list of so many rows with the item's place."""
         if rows not in self._lists:
             numbers = torch.full((rows,), self._place, dtype=torch.int32, device=self._device)
-            tile = INVARIANT_TILE if self.invariant else tile_of(rows)
+            tile = INVARIANT_TILE if self.invariant else tile_of(rows, self._places)
             self._lists[rows] = place_list(numbers, self._places, tile)
         return self._lists[rows]
 
@@ -120,11 +121,6 @@ class DevicePlaces:
         """The matrices are memory of the adapters part."""
         return 0
 
-    def add_product(self, y: Tensor, x: Tensor, listed: PlaceList, top_k: int = 1) -> None:
-        """Adds the products of the listed rows of x to y, in place; `top_k`: see `shrink`."""
-        low = shrink(x, self._matrices, self.shape, listed, self.rows.invariant, top_k)
-        expand(y, low, self._matrices, self.shape, listed, self._blocks)
-
 
 class DeviceSite(DevicePlaces, Delta):
     """The places' matrices at one linear layer; a Delta."""
@@ -136,43 +132,57 @@ class DeviceSite(DevicePlaces, Delta):
         """The layer's weight with adapters."""
         return AdaptedWeight(base, self)
 
-    def add_to(self, y: Tensor, x: Tensor | Unscaled) -> None:
-        self._add(y, x, None)
+    def lowered(self, x: Tensor | Unscaled) -> Tensor | None:
+        if not self.acts:
+            return None
+        inputs = (x if isinstance(x, Tensor) else x.rows).reshape(-1, self.shape.in_features)
+        return shrink(inputs, self._matrices, self.shape, self.rows.listed_for(len(inputs)), self.rows.invariant)
 
-    def gated(self, halves: Tensor, x: Tensor | Unscaled, activation: Activation) -> Tensor:
-        if not self.acts or self.rows.invariant:  # rows of the base have the same bits in both cases
-            return super().gated(halves, x, activation)
-        flat = halves.view(-1, self.shape.width)
-        low, listed, before = self._low(x)
+    def add_to(self, y: Tensor, x: Tensor | Unscaled, low: Tensor | None) -> None:
+        self._add(y, x, low, None)
+
+    def gated(self, halves: Tensor, x: Tensor | Unscaled, low: Tensor | None, activation: Activation) -> Tensor:
+        if low is None or self.rows.invariant:  # rows of the base have the same bits in both cases
+            return super().gated(halves, x, low, activation)
+        flat, before = halves.view(-1, self.shape.width), None if isinstance(x, Tensor) else x
+        listed = self.rows.listed_for(len(flat))
         made = expand_gated(flat, low, self._matrices, self.shape, listed, activation, before)
         return made if halves.dim() == 2 else made.view(*halves.shape[:-1], -1)
 
-    def add_then_norm(self, y: Tensor, x: Tensor, gain: Tensor, eps: float) -> Unscaled | None:
-        if not self.acts:
+    def add_then_norm(self, y: Tensor, x: Tensor, low: Tensor | None, gain: Tensor, eps: float) -> Unscaled | None:
+        if low is None:
             return None
         after = empty_after(y, gain, eps) if len(y) <= FEW and not self.rows.invariant else None
-        self._add(y, x, after)
+        self._add(y, x, low, after)
         return after
 
-    def _add(self, y: Tensor, x: Tensor | Unscaled, after: Unscaled | None) -> None:
-        low, listed, before = self._low(x)
-        expand(y.view(-1, self.shape.width), low, self._matrices, self.shape, listed, self._blocks, before, after)
-
-    def _low(self, x: Tensor | Unscaled) -> tuple[Tensor, PlaceList, Unscaled | None]:
-        """A x, the list of rows, and x if it was prescaled."""
-        inputs = (x if isinstance(x, Tensor) else x.rows).reshape(-1, self.shape.in_features)
-        listed = self.rows.listed_for(len(inputs))
-        low = shrink(inputs, self._matrices, self.shape, listed, self.rows.invariant)
-        return low, listed, None if isinstance(x, Tensor) else x
+    def _add(self, y: Tensor, x: Tensor | Unscaled, low: Tensor | None, after: Unscaled | None) -> None:
+        assert low is not None, "no row has an adapter"
+        flat, before = y.view(-1, self.shape.width), None if isinstance(x, Tensor) else x
+        listed = self.rows.listed_for(len(flat))
+        expand(flat, low, self._matrices, self.shape, listed, self._blocks, before, after)
 
 
-class DeviceExperts(DevicePlaces):
+class DeviceExperts(DevicePlaces, ExpertsDelta):
     """The places' matrices at one product of all experts; an ExpertsDelta."""
 
     __slots__ = ()
 
-    def add_to(self, y: Tensor, x: Tensor, pairs: Pairs) -> None:
-        if self.acts:
-            assert isinstance(self.rows, DeviceRows), "experts are in decoders"
-            listed = self.rows.pairs(pairs.chosen, self.shape.experts)
-            self.add_product(y, x, listed, 1 if len(x) == pairs.count else pairs.top_k)
+    def lowered(self, x: Tensor, pairs: Pairs) -> Tensor | None:
+        if not self.acts:
+            return None
+        each = 1 if len(x) == pairs.count else pairs.top_k
+        return shrink(x, self._matrices, self.shape, self._listed(pairs), self.rows.invariant, each)
+
+    def add_to(self, y: Tensor, x: Tensor, low: Tensor | None, pairs: Pairs) -> None:
+        assert low is not None, "no row has an adapter"
+        expand(y, low, self._matrices, self.shape, self._listed(pairs), self._blocks)
+
+    def gated(self, halves: Tensor, x: Tensor, low: Tensor | None, pairs: Pairs, activation: Activation) -> Tensor:
+        if low is None or self.rows.invariant:  # rows of the base have the same bits in both cases
+            return super().gated(halves, x, low, pairs, activation)
+        return expand_gated(halves, low, self._matrices, self.shape, self._listed(pairs), activation)
+
+    def _listed(self, pairs: Pairs) -> PlaceList:
+        assert isinstance(self.rows, DeviceRows), "experts are in decoders"
+        return self.rows.pairs(pairs.chosen, self.shape.experts)

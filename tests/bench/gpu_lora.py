@@ -34,6 +34,7 @@ from tests.bench.gpu_step import SWITCH_INTERVAL_S, WINDOW, measured_in, steps_o
 from tests.bench.shapes import SHAPES, write_folder
 
 PLACES, REPEATS, LONG = 8, 3, 8192
+ARRIVAL = 0.05  # mean seconds between requests: about half of the places are in use at a time
 
 
 class Case(NamedTuple):
@@ -119,8 +120,9 @@ async def swapped(engine: Engine, adapters: list[Adapter], requests: Any) -> dic
     """Seconds of a swap, first tokens with all adapters resident and with twice as many, and others' gaps."""
     part = await engine.on_device(lambda runtime: runtime.executor.part(Adapters))
     found: dict[str, list[float]] = {}
+    arrivals = np.random.default_rng(1).exponential(ARRIVAL, 8 * PLACES)
     for label, of in (("all resident", adapters[:PLACES]), ("twice as many as places", adapters)):
-        before, firsts = part.counts, []
+        before = part.counts
 
         async def first(request: Request) -> float:
             begun, at = time.perf_counter(), 0.0
@@ -128,9 +130,11 @@ async def swapped(engine: Engine, adapters: list[Adapter], requests: Any) -> dic
                 at = at or time.perf_counter() - begun
             return at
 
-        waves = [requests(2 * PLACES, of, 128, 32) for _ in range(4)]
-        for wave in waves:
-            firsts += await asyncio.gather(*(first(each) for each in wave))
+        sent = []
+        for each in requests(4 * PLACES * 2, of, 128, 32):  # the same arrivals for both
+            sent.append(asyncio.ensure_future(first(each)))
+            await asyncio.sleep(arrivals[len(sent) - 1])
+        firsts = await asyncio.gather(*sent)
         found[f"first token p50, {label}, ms"] = [1e3 * statistics.median(firsts)]
         after = part.counts
         if swaps := after.swaps - before.swaps:
@@ -142,10 +146,12 @@ async def swapped(engine: Engine, adapters: list[Adapter], requests: Any) -> dic
         await first(requests(1, [each], 16, 2)[0])
     for label, of in (("without swaps", 2 * resident), ("while adapters are swapped", adapters[PLACES:] + resident)):
         ends.clear()
-        others = [asyncio.ensure_future(first(each)) for each in requests(16, [], 128, 256)]
+        others = [asyncio.ensure_future(first(each)) for each in requests(16, [], 128, 8000)]  # more than they get
         for each in of:
             await first(requests(1, [each], 16, 2)[0])
-        await asyncio.gather(*others)
+        for other in others:
+            other.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
         found[f"gap of others p99, {label}, ms"] = [1e3 * float(np.percentile(np.diff(ends), 99))]
     return found
 

@@ -18,6 +18,7 @@ from engine.kernels.lora.rows import (
     launch_place_list,
     pair_list_reference,
     place_list_reference,
+    tile_of,
 )
 from engine.kernels.lora.shrink import launch_shrink, shrink_reference
 from engine.kernels.moe.pack import pack_experts
@@ -27,7 +28,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 
 @pytest.mark.parametrize("kind", ["one", "runs", "drawn"])
-@pytest.mark.parametrize("rows", [1, 17, 300, 2100])
+@pytest.mark.parametrize("rows", [1, 4, 17, 300, 2100])
 def test_products(rows, kind):
     """Values that no adapter has are NaN, so a kernel that read them would fail. A second launch has equal bits."""
     matrices = filled(torch.bfloat16, "cuda")
@@ -35,13 +36,13 @@ def test_products(rows, kind):
     for shape in SHAPES:
         x = torch.randn(rows, shape.in_features, device="cuda").bfloat16()
         y = torch.randn(rows, sum(shape.out_features), device="cuda").bfloat16()
-        listed, blocks, made = launch_place_list(numbers, 5, 16), blocks_of(shape, "cuda"), []
+        listed, blocks, made = launch_place_list(numbers, 5, tile_of(rows, 5)), blocks_of(shape, "cuda"), []
         for _ in range(2):
             made.append(y.clone())
             launch_expand(made[-1], launch_shrink(x, matrices, shape, listed, False), matrices, shape, listed, blocks)
         assert torch.equal(*made)
         here = PlaceMatrices(matrices.values.cpu(), matrices.words.cpu(), matrices.max_rank)
-        rows_here: PlaceList = place_list_reference(numbers.cpu(), 5, 16)
+        rows_here: PlaceList = place_list_reference(numbers.cpu(), 5, tile_of(rows, 5))
         want = y.cpu()
         low = shrink_reference(x.cpu(), here, shape, rows_here, False)
         expand_reference(want, low, here, shape, rows_here, blocks.cpu())

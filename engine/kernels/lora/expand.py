@@ -14,23 +14,35 @@ from torch import Tensor
 
 from engine.kernels.gemm.epilogue import Unscaled, empty_unscaled, padded, squares_of
 from engine.kernels.lora.matrices import PlaceMatrices, SiteShape, matrix_of
-from engine.kernels.lora.rows import PlaceList
+from engine.kernels.lora.rows import PlaceList, block_of, multiply, tile_at
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import tl, triton
 
 BLOCK_N = 64  # columns of a program
+MOST_UNROLLED = 512  # values of a block of `low`
 
 
 @triton.jit
 def low_of(
     low, squares, row, start, m, r, rows, parts, pieces, piece, inner, square_parts, depth, eps,
-    RANK: tl.constexpr, PARTS: tl.constexpr,
+    RANK: tl.constexpr, LOWS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """The sums of `low` over its parts, float32 [TILE, RANK]; PARTS: divided by the root mean square of x's rows."""
     sums = tl.zeros(inner.shape, tl.float32)
-    for part in range(parts):
-        at = ((tl.full([], part, tl.int64) * rows + start + m) * pieces + piece) * RANK
-        sums += tl.load(low + at[:, None] + r[None, :], mask=inner, other=0.0)
+    if m.shape[0] == 1:
+        p: tl.constexpr = triton.next_power_of_2(LOWS)
+        part = tl.arange(0, p)
+        at = ((part * rows + start) * pieces + piece) * RANK
+        inside = (part < LOWS)[:, None] & (tl.sum(inner.to(tl.int32), 0) > 0)[None, :]
+        sums += tl.sum(tl.load(low + at[:, None] + r[None, :], mask=inside, other=0.0), 0)[None, :]
+    elif LOWS:  # all loads are in flight at once
+        for part in tl.static_range(LOWS):
+            at = ((tl.full([], part, tl.int64) * rows + start + m) * pieces + piece) * RANK
+            sums += tl.load(low + at[:, None] + r[None, :], mask=inner, other=0.0)
+    else:
+        for part in range(parts):
+            at = ((tl.full([], part, tl.int64) * rows + start + m) * pieces + piece) * RANK
+            sums += tl.load(low + at[:, None] + r[None, :], mask=inner, other=0.0)
     if PARTS:
         square = squares_of(squares, row, rows, square_parts, PARTS)
         sums *= (1.0 / tl.sqrt_rn(tl.sum(square, 0) / depth + eps))[:, None]
@@ -73,6 +85,7 @@ def expand_kernel(
     TILE: tl.constexpr,
     RANK: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    LOWS: tl.constexpr,  # parts; 0: many rows, for which loads are not unrolled
     AFTER: tl.constexpr,
     PARTS: tl.constexpr,  # power of two >= square_parts; 0: x was not prescaled
     OVERLAP: tl.constexpr,
@@ -80,32 +93,38 @@ def expand_kernel(
     """A program computes one tile and one block of columns."""
     tile, block = tl.program_id(0), tl.program_id(1)
     piece, first, limit = tl.load(blocks + block * 3), tl.load(blocks + block * 3 + 1), tl.load(blocks + block * 3 + 2)
-    grid_wait(OVERLAP)
-    key, start, count = tl.load(tiles + tile * 3), tl.load(tiles + tile * 3 + 1), tl.load(tiles + tile * 3 + 2)
-    word = tl.load(words + tl.maximum(key - 1, 0) // experts * sites + site)
+    key, start, count = tile_at(tiles, tile)
+    word = tl.load(words + tl.maximum(key - 1, 0) // experts * sites + site, cache_modifier=".cg")
     rank = tl.multiple_of(tl.where(key > 0, word & 0xFFFF, 0).to(tl.int32), 16)
+    m, r, n = tl.arange(0, TILE), tl.arange(0, RANK), first + tl.arange(0, BLOCK_N)
+    m_in, r_in, n_in = m < count, r < rank, n < limit
+    row = tl.load(order + start + m, mask=m_in, other=0, cache_modifier=".cg")
+    b_in = r_in[:, None] & n_in[None, :]
+    matrix = matrix_at(values, word, key, rank, 0, n, r, b_in, depth, width, pieces, experts, place_len)
+    grid_wait(OVERLAP)
     needed = rank
     if AFTER:
         needed = count
     if needed > 0:
-        m, r, n = tl.arange(0, TILE), tl.arange(0, RANK), first + tl.arange(0, BLOCK_N)
-        m_in, r_in, n_in = m < count, r < rank, n < limit
-        row = tl.load(order + start + m, mask=m_in, other=0)
-        b_in = r_in[:, None] & n_in[None, :]
-        matrix = matrix_at(values, word, key, rank, 0, n, r, b_in, depth, width, pieces, experts, place_len)
+        at, outer = row.to(tl.int64)[:, None] * width + n[None, :], m_in[:, None] & n_in[None, :]
+        before = tl.load(y + at, mask=outer, other=0.0).to(tl.float32)
         sums = low_of(
             low, squares, row, start, m, r, rows, parts, pieces, piece, m_in[:, None] & r_in[None, :], square_parts,
-            depth, eps, RANK, PARTS,
+            depth, eps, RANK, LOWS, PARTS,
         )  # fmt: skip
-        delta = tl.dot(sums.to(matrix.dtype), matrix, input_precision="ieee")
-        at, outer = row.to(tl.int64)[:, None] * width + n[None, :], m_in[:, None] & n_in[None, :]
-        total = (tl.load(y + at, mask=outer, other=0.0).to(tl.float32) + delta).to(y.dtype.element_ty)
+        delta = multiply(sums.to(matrix.dtype), matrix)
+        total = (before + delta).to(y.dtype.element_ty)
         tl.store(y + at, total, mask=outer)
         if AFTER:
             written = tl.where(outer, total.to(tl.float32), 0.0)
             tl.store(counted + block * rows + row, tl.sum(written * written, 1), mask=m_in)
             gains = tl.load(gain + n, mask=n_in, other=0.0)
             tl.store(gained + at, (written * gains[None, :]).to(y.dtype.element_ty), mask=outer)
+
+
+def unrolled(parts: int, tile: int, rank: int) -> int:
+    """LOWS of a kernel. Unrolled loads of large blocks take minutes to compile."""
+    return parts if tile == 1 or tile * rank <= MOST_UNROLLED else 0
 
 
 def blocks_of(shape: SiteShape, device: torch.device | str) -> Tensor:
@@ -142,13 +161,15 @@ def launch_expand(
     assert y.is_contiguous(), "y is contiguous"
     assert y.shape == (count, shape.width), f"y has the shape {tuple(y.shape)}"
     square_parts = 0 if before is None else len(before.squares)
+    tile = block_of(rows, rank)
     expand_kernel[(len(rows.tiles), len(blocks))](
         y, y if after is None else after.rows, low if after is None else after.squares, low, matrices.values,
         matrices.words, rows.order, rows.tiles, blocks, low if after is None else after.gain,
         low if before is None else before.squares, count, parts, pieces, shape.in_features, y.shape[1], shape.experts,
         matrices.words.shape[1], shape.number, matrices.values.shape[1], square_parts,
-        0.0 if before is None else before.eps, TILE=rows.tile, RANK=rank, BLOCK_N=BLOCK_N, AFTER=after is not None,
-        PARTS=padded(square_parts, 1) if square_parts else 0, num_warps=4, num_stages=2, **launch_options(),
+        0.0 if before is None else before.eps, TILE=tile, RANK=rank, BLOCK_N=BLOCK_N, LOWS=unrolled(parts, tile, rank),
+        AFTER=after is not None, PARTS=padded(square_parts, 1) if square_parts else 0, num_warps=4,
+        num_stages=2, **launch_options(),
     )  # fmt: skip
 
 

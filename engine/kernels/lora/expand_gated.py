@@ -1,7 +1,7 @@
 """Expand of a gated layer: out[row] = activate(gate + B low, up + B low), for rows with and without adapters.
 
 In: gate, then up, of the base, and `low` of kernels/lora/shrink. A program computes one tile of rows and one block of
-columns of the result. Users: engine/layers/placed_device, for gate and up of an MLP.
+columns of the result. Users: engine/layers/placed_device, for gate and up of an MLP and of experts.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from torch import Tensor
 
 from engine.kernels.activation import Activation, activate, activate_reference
 from engine.kernels.gemm.epilogue import Unscaled, padded
-from engine.kernels.lora.expand import BLOCK_N, low_of, low_products, matrix_at
+from engine.kernels.lora.expand import BLOCK_N, low_of, low_products, matrix_at, unrolled
 from engine.kernels.lora.matrices import PlaceMatrices, SiteShape, matrix_of
-from engine.kernels.lora.rows import PlaceList
+from engine.kernels.lora.rows import PlaceList, block_of, multiply, tile_at
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.room import empty_rows
 from engine.kernels.target import tl, triton
@@ -34,6 +34,7 @@ def expand_gated_kernel(
     pieces,  # 2, or 1: gate and up share A
     depth,
     width,
+    experts,
     sites,
     site,
     place_len,
@@ -43,35 +44,37 @@ def expand_gated_kernel(
     TILE: tl.constexpr,
     RANK: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    LOWS: tl.constexpr,  # see expand_kernel
     PARTS: tl.constexpr,  # power of two >= square_parts; 0: x was not prescaled
     OVERLAP: tl.constexpr,
 ):
     """A program computes one tile and one block of columns."""
     tile, first = tl.program_id(0), tl.program_id(1) * BLOCK_N
+    key, start, count = tile_at(tiles, tile)
+    word = tl.load(words + tl.maximum(key - 1, 0) // experts * sites + site, cache_modifier=".cg")
+    rank = tl.multiple_of(tl.where(key > 0, word & 0xFFFF, 0).to(tl.int32), 16)
+    m, r, n = tl.arange(0, TILE), tl.arange(0, RANK), first + tl.arange(0, BLOCK_N)
+    m_in, r_in, n_in = m < count, r < rank, n < width
+    row = tl.load(order + start + m, mask=m_in, other=0, cache_modifier=".cg")
+    b_in, inner = r_in[:, None] & n_in[None, :], m_in[:, None] & r_in[None, :]
+    gate = matrix_at(values, word, key, rank, 0, n, r, b_in, depth, 2 * width, pieces, experts, place_len)
+    up = matrix_at(values, word, key, rank, width, n, r, b_in, depth, 2 * width, pieces, experts, place_len)
     grid_wait(OVERLAP)
-    key, start, count = tl.load(tiles + tile * 3), tl.load(tiles + tile * 3 + 1), tl.load(tiles + tile * 3 + 2)
     if count > 0:
-        word = tl.load(words + tl.maximum(key - 1, 0) * sites + site)
-        rank = tl.multiple_of(tl.where(key > 0, word & 0xFFFF, 0).to(tl.int32), 16)
-        m, r, n = tl.arange(0, TILE), tl.arange(0, RANK), first + tl.arange(0, BLOCK_N)
-        m_in, r_in, n_in = m < count, r < rank, n < width
-        row = tl.load(order + start + m, mask=m_in, other=0)
         at, outer = row.to(tl.int64)[:, None] * 2 * width + n[None, :], m_in[:, None] & n_in[None, :]
         gates = tl.load(halves + at, mask=outer, other=0.0).to(tl.float32)
         ups = tl.load(halves + at + width, mask=outer, other=0.0).to(tl.float32)
         if rank > 0:
-            b_in, inner = r_in[:, None] & n_in[None, :], m_in[:, None] & r_in[None, :]
-            matrix = matrix_at(values, word, key, rank, 0, n, r, b_in, depth, 2 * width, pieces, 1, place_len)
             sums = low_of(
-                low, squares, row, start, m, r, rows, parts, pieces, 0, inner, square_parts, depth, eps, RANK, PARTS
-            )
-            gates += tl.dot(sums.to(matrix.dtype), matrix, input_precision="ieee")
-            matrix = matrix_at(values, word, key, rank, width, n, r, b_in, depth, 2 * width, pieces, 1, place_len)
-            sums = low_of(
-                low, squares, row, start, m, r, rows, parts, pieces, pieces - 1, inner, square_parts, depth, eps,
-                RANK, PARTS,
+                low, squares, row, start, m, r, rows, parts, pieces, 0, inner, square_parts, depth, eps, RANK, LOWS,
+                PARTS,
             )  # fmt: skip
-            ups += tl.dot(sums.to(matrix.dtype), matrix, input_precision="ieee")
+            gates += multiply(sums.to(gate.dtype), gate)
+            sums = low_of(
+                low, squares, row, start, m, r, rows, parts, pieces, pieces - 1, inner, square_parts, depth, eps, RANK,
+                LOWS, PARTS,
+            )  # fmt: skip
+            ups += multiply(sums.to(up.dtype), up)
         made = activate(gates, ups, ACT)
         to = row.to(tl.int64)[:, None] * width + n[None, :]
         tl.store(out + to, made.to(out.dtype.element_ty), mask=outer)
@@ -98,12 +101,15 @@ def launch_expand_gated(
     width = shape.width // 2
     out = empty_rows(halves, width)
     square_parts = 0 if before is None else len(before.squares)
-    expand_gated_kernel[(len(rows.tiles), triton.cdiv(width, BLOCK_N))](
+    tile = block_of(rows, rank)
+    columns = BLOCK_N if tile == 1 or tile > 32 else 2 * BLOCK_N
+    expand_gated_kernel[(len(rows.tiles), triton.cdiv(width, columns))](
         out, halves, low, matrices.values, matrices.words, rows.order, rows.tiles,
-        low if before is None else before.squares, count, parts, pieces, shape.in_features, width,
+        low if before is None else before.squares, count, parts, pieces, shape.in_features, width, shape.experts,
         matrices.words.shape[1], shape.number, matrices.values.shape[1], square_parts,
-        0.0 if before is None else before.eps, ACT=int(activation), TILE=rows.tile, RANK=rank, BLOCK_N=BLOCK_N,
-        PARTS=padded(square_parts, 1) if square_parts else 0, num_warps=4, num_stages=2, **launch_options(),
+        0.0 if before is None else before.eps, ACT=int(activation), TILE=tile, RANK=rank, BLOCK_N=columns,
+        LOWS=unrolled(parts, tile, rank), PARTS=padded(square_parts, 1) if square_parts else 0, num_warps=4,
+        num_stages=2, **launch_options(),
     )  # fmt: skip
     return out
 

@@ -7,7 +7,8 @@ For experts a row is a pair of a token and an expert, and a key `(place - 1) * e
 In: the place of each row, 0 for none. Each place has a program, which counts the rows of lower places and writes its
 own rows and tiles behind theirs. Place p has the tiles from `rows of lower places // tile + p` on, which leaves room
 for a partial tile of each place; so programs need no common counter. A forward makes one list, and another one
-when it goes on with the sampled rows. Users: kernels/lora/shrink and expand.
+when it goes on with the sampled rows. With tiles of one row the order is that of the rows, and a row needs no matrix
+unit. Users: kernels/lora/shrink and expand.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.kernels.pdl import grid_wait, launch_options
+from engine.kernels.pdl import launch_options, wait_alone
 from engine.kernels.target import tl, triton
 
 BLOCK = 1024  # rows per iteration
 FEW, SOME = 64, 512  # rows
 INVARIANT_TILE = 16  # rows of a tile, for any number of rows
+MOST_RANK = 64  # of tiles of one row; a higher rank has blocks of LEAST_BLOCK rows
+LEAST_BLOCK = 16
 FEW_PAIRS = 512  # up to so many pairs are tiles of their own, because their experts are nearly all different
 
 
@@ -35,9 +38,32 @@ class PlaceList:
     tile: int  # the most rows of a tile
 
 
-def tile_of(rows: int) -> int:
+def tile_of(rows: int, places: int) -> int:
     """The most rows of a tile, for a forward of so many rows."""
-    return 16 if rows <= FEW else 32 if rows <= SOME else 64
+    return 1 if rows <= min(places, BLOCK) else 16 if rows <= FEW else 32 if rows <= SOME else 64
+
+
+def block_of(rows: PlaceList, rank: int) -> int:
+    """Rows of a program's block for adapters of a padded rank."""
+    return 1 if rows.tile == 1 and rank <= MOST_RANK else max(LEAST_BLOCK, rows.tile)
+
+
+@triton.jit
+def multiply(x, matrix):
+    """x [TILE, K] times matrix [K, N], float32 [TILE, N]."""
+    if x.shape[0] == 1:
+        made = tl.sum(tl.trans(x).to(tl.float32) * matrix.to(tl.float32), 0)[None, :]
+    else:
+        made = tl.dot(x, matrix, input_precision="ieee")
+    return made
+
+
+@triton.jit
+def tile_at(tiles, tile):
+    """Key, first entry and number of rows of a tile; the load bypasses the unit's cache."""
+    key = tl.load(tiles + tile * 3, cache_modifier=".cg")
+    start = tl.load(tiles + tile * 3 + 1, cache_modifier=".cg")
+    return key, start, tl.load(tiles + tile * 3 + 2, cache_modifier=".cg")
 
 
 @triton.jit(do_not_specialize=["rows", "num_tiles"])
@@ -50,32 +76,42 @@ def place_list_kernel(
     places,
     TILE: tl.constexpr,
     BLOCK: tl.constexpr,
+    SINGLE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """A program writes the rows and tiles of one place."""
+    """A program writes the rows and tiles of one place; SINGLE: one program writes a tile for each row.
+
+    Readers may read the list before they wait, so no kernel may start before this one ends."""
     place = tl.program_id(0)
     lane = tl.arange(0, BLOCK)
-    grid_wait(OVERLAP)
-    lower = tl.zeros([BLOCK], tl.int32)
-    for first in range(0, rows, BLOCK):
-        each = tl.load(numbers + first + lane, mask=first + lane < rows, other=place)
-        lower += (each < place).to(tl.int32)
-    start = tl.sum(lower, 0)
-    end = start
-    for first in range(0, rows, BLOCK):
-        mine = (tl.load(numbers + first + lane, mask=first + lane < rows, other=-1) == place).to(tl.int32)
-        tl.store(order + end + tl.cumsum(mine, 0) - 1, first + lane, mask=mine > 0)
-        end += tl.sum(mine, 0)
-    begin = start // TILE + place
-    limit = tl.where(place == places, num_tiles, end // TILE + place + 1)
-    for first in range(begin, limit, BLOCK):
-        tile = first + lane
-        at = start + (tile - begin) * TILE
-        count = tl.minimum(tl.maximum(end - at, 0), TILE)
-        inside = tile < limit
-        tl.store(tiles + tile * 3, tl.where(count > 0, place, 0), mask=inside)
-        tl.store(tiles + tile * 3 + 1, at, mask=inside)
-        tl.store(tiles + tile * 3 + 2, count, mask=inside)
+    wait_alone(OVERLAP)
+    if SINGLE:
+        inside = lane < rows
+        tl.store(order + lane, lane, mask=inside)
+        tl.store(tiles + lane * 3, tl.load(numbers + lane, mask=inside, other=0), mask=inside)
+        tl.store(tiles + lane * 3 + 1, lane, mask=inside)
+        tl.store(tiles + lane * 3 + 2, 1, mask=inside)
+    else:
+        lower = tl.zeros([BLOCK], tl.int32)
+        for first in range(0, rows, BLOCK):
+            each = tl.load(numbers + first + lane, mask=first + lane < rows, other=place)
+            lower += (each < place).to(tl.int32)
+        start = tl.sum(lower, 0)
+        end = start
+        for first in range(0, rows, BLOCK):
+            mine = (tl.load(numbers + first + lane, mask=first + lane < rows, other=-1) == place).to(tl.int32)
+            tl.store(order + end + tl.cumsum(mine, 0) - 1, first + lane, mask=mine > 0)
+            end += tl.sum(mine, 0)
+        begin = start // TILE + place
+        limit = tl.where(place == places, num_tiles, end // TILE + place + 1)
+        for first in range(begin, limit, BLOCK):
+            tile = first + lane
+            at = start + (tile - begin) * TILE
+            count = tl.minimum(tl.maximum(end - at, 0), TILE)
+            inside = tile < limit
+            tl.store(tiles + tile * 3, tl.where(count > 0, place, 0), mask=inside)
+            tl.store(tiles + tile * 3 + 1, at, mask=inside)
+            tl.store(tiles + tile * 3 + 2, count, mask=inside)
 
 
 @triton.jit(do_not_specialize=["pairs"])
@@ -91,10 +127,10 @@ def pair_keys_kernel(
     BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """A program computes BLOCK keys; FEW: each pair is a tile."""
+    """A program computes BLOCK keys; FEW: each pair is a tile. No kernel may start before this one ends."""
     pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = pair < pairs
-    grid_wait(OVERLAP)
+    wait_alone(OVERLAP)
     place = tl.load(numbers + pair // top_k, mask=inside, other=0)
     expert = tl.load(chosen + pair, mask=inside, other=experts)
     key = tl.where((place > 0) & (expert < experts), (place - 1) * experts + expert + 1, 0)
@@ -107,12 +143,14 @@ def pair_keys_kernel(
         tl.store(keys + pair, key, mask=inside)
 
 
-def pair_list(numbers: Tensor, chosen: Tensor, places: int, experts: int) -> PlaceList:
-    """The list of the pairs of chosen [T, top_k] int32, `experts` for none; numbers int32 [T]: each token's place."""
-    return (launch_pair_list if chosen.is_cuda else pair_list_reference)(numbers, chosen, places, experts)
+def pair_list(numbers: Tensor, chosen: Tensor, places: int, experts: int, invariant: bool = False) -> PlaceList:
+    """The list of the pairs of chosen [T, top_k] int32, `experts` for none; numbers int32 [T]: each token's place.
+
+    invariant: a pair's bits do not depend on the number of pairs."""
+    return (launch_pair_list if chosen.is_cuda else pair_list_reference)(numbers, chosen, places, experts, invariant)
 
 
-def launch_pair_list(numbers: Tensor, chosen: Tensor, places: int, experts: int) -> PlaceList:
+def launch_pair_list(numbers: Tensor, chosen: Tensor, places: int, experts: int, invariant: bool = False) -> PlaceList:
     """Launches one Triton kernel for few pairs, which need no order, else two."""
     assert chosen.is_contiguous(), "chosen is contiguous"
     assert numbers.is_contiguous(), "numbers are contiguous"
@@ -125,17 +163,20 @@ def launch_pair_list(numbers: Tensor, chosen: Tensor, places: int, experts: int)
             **launch_options(),
         )  # fmt: skip
     if few:
-        return PlaceList(order, keys, INVARIANT_TILE)
+        return PlaceList(order, keys, INVARIANT_TILE if invariant else 1)
     return launch_place_list(keys, places * experts, INVARIANT_TILE)
 
 
-def pair_list_reference(numbers: Tensor, chosen: Tensor, places: int, experts: int) -> PlaceList:
+def pair_list_reference(
+    numbers: Tensor, chosen: Tensor, places: int, experts: int, invariant: bool = False
+) -> PlaceList:
     experts_of, place = chosen.flatten(), numbers.repeat_interleave(chosen.shape[1])
     keys = ((place - 1) * experts + experts_of + 1).where((place > 0) & (experts_of < experts), 0).int()
     if len(keys) > FEW_PAIRS:
         return place_list_reference(keys, places * experts, INVARIANT_TILE)
     order = torch.arange(len(keys), dtype=torch.int32)
-    return PlaceList(order, torch.stack([keys, order, torch.ones_like(keys)], 1), INVARIANT_TILE)
+    tiles = torch.stack([keys, order, torch.ones_like(keys)], 1)
+    return PlaceList(order, tiles, INVARIANT_TILE if invariant else 1)
 
 
 def place_list(numbers: Tensor, places: int, tile: int) -> PlaceList:
@@ -148,17 +189,24 @@ def launch_place_list(numbers: Tensor, places: int, tile: int) -> PlaceList:
     assert numbers.is_contiguous(), "numbers are contiguous"
     assert numbers.dtype is torch.int32, f"numbers are {numbers.dtype}, not int32"
     rows = len(numbers)
-    num_tiles = rows // tile + places + 1
+    single = tile == 1
+    num_tiles = rows if single else rows // tile + places + 1
     order = torch.empty(rows, dtype=torch.int32, device=numbers.device)
     tiles = torch.empty(num_tiles, 3, dtype=torch.int32, device=numbers.device)
-    place_list_kernel[(places + 1,)](
-        order, tiles, numbers, rows, num_tiles, places, TILE=tile, BLOCK=BLOCK, num_warps=4, **launch_options()
-    )
+    if num_tiles:
+        assert not single or rows <= BLOCK, f"{rows} rows are no tiles of their own"
+        place_list_kernel[(1 if single else places + 1,)](
+            order, tiles, numbers, rows, num_tiles, places, TILE=tile, BLOCK=BLOCK, SINGLE=single, num_warps=4,
+            **launch_options(),
+        )  # fmt: skip
     return PlaceList(order, tiles, tile)
 
 
 def place_list_reference(numbers: Tensor, places: int, tile: int) -> PlaceList:
     rows = len(numbers)
+    if tile == 1:
+        order = torch.arange(rows, dtype=torch.int32)
+        return PlaceList(order, torch.stack([numbers, order, torch.ones_like(order)], 1), tile)
     order = torch.zeros(rows, dtype=torch.int32)
     tiles = torch.zeros(rows // tile + places + 1, 3, dtype=torch.int32)
     start = 0

@@ -3,10 +3,10 @@
 import pytest
 import triton  # noqa: F401  (must precede the import of any kernel file)
 
-from engine.kernels.lora.expand import BLOCK_N, expand_kernel
+from engine.kernels.lora.expand import BLOCK_N, expand_kernel, unrolled
 from engine.kernels.lora.expand_gated import expand_gated_kernel
 from engine.kernels.lora.rows import BLOCK, pair_keys_kernel, place_list_kernel
-from engine.kernels.lora.shrink import BLOCK_K, shrink_kernel
+from engine.kernels.lora.shrink import columns_of, shrink_kernel
 from tests.kernels.accelerator.targets import cases, compiles
 
 T = "*bf16"
@@ -20,17 +20,23 @@ SHRINK = {
 }  # fmt: skip
 OF_PLACES = {
     "low": "*fp32", "values": T, "words": "*i64", "order": "*i32", "tiles": "*i32", "squares": "*fp32", "rows": "i32",
-    "parts": "i32", "pieces": "i32", "depth": "i32", "width": "i32", "sites": "i32", "site": "i32",
+    "parts": "i32", "pieces": "i32", "depth": "i32", "width": "i32", "experts": "i32", "sites": "i32", "site": "i32",
     "place_len": "i32", "square_parts": "i32", "eps": "fp32",
 }  # fmt: skip
 EXPAND = {
-    **OF_PLACES, "y": T, "gained": T, "counted": "*fp32", "blocks": "*i32", "gain": "*fp32", "experts": "i32",
+    **OF_PLACES, "y": T, "gained": T, "counted": "*fp32", "blocks": "*i32", "gain": "*fp32",
 }  # fmt: skip
 GATED = {**OF_PLACES, "out": T, "halves": T}
 KEYS = {
     "keys": "*i32", "order": "*i32", "numbers": "*i32", "chosen": "*i32", "pairs": "i32", "experts": "i32",
     "top_k": "i32",
 }  # fmt: skip
+
+
+def blocks(tile, rank):
+    return {"BLOCK_N": BLOCK_N, "LOWS": unrolled(8, tile, rank)}
+
+
 KERNELS = {
     **{
         f"keys of {'few' if few else 'many'} pairs": (
@@ -38,19 +44,24 @@ KERNELS = {
         )
         for few in (True, False)
     },
-    "place list": (place_list_kernel, LIST, {"TILE": 16, "BLOCK": BLOCK, "OVERLAP": True}, {"num_warps": 4}),
+    **{
+        f"place list{', single rows' if single else ''}": (
+            place_list_kernel, LIST, {"TILE": 16, "BLOCK": BLOCK, "SINGLE": single, "OVERLAP": True}, {"num_warps": 4},
+        )
+        for single in (False, True)
+    },
     **{
         f"{name} {tile} x {rank}": (
             kernel, signature, {"TILE": tile, "RANK": rank, **constants, "OVERLAP": True},
             {"num_warps": 4, "num_stages": stages},
         )
+        for tile, rank in ((1, 16), (16, 32), (64, 128))
         for name, kernel, signature, constants, stages in (
-            ("shrink", shrink_kernel, SHRINK, {"BLOCK_K": BLOCK_K}, 3),
-            ("expand", expand_kernel, EXPAND, {"BLOCK_N": BLOCK_N, "AFTER": False, "PARTS": 0}, 2),
-            ("expand between norms", expand_kernel, EXPAND, {"BLOCK_N": BLOCK_N, "AFTER": True, "PARTS": 64}, 2),
-            ("expand gated", expand_gated_kernel, GATED, {"BLOCK_N": BLOCK_N, "ACT": 0, "PARTS": 64}, 2),
+            ("shrink", shrink_kernel, SHRINK, {"BLOCK_K": columns_of(tile, rank, False), "ONCE": tile == 1}, 3),
+            ("expand", expand_kernel, EXPAND, {**blocks(tile, rank), "AFTER": False, "PARTS": 0}, 2),
+            ("expand between norms", expand_kernel, EXPAND, {**blocks(tile, rank), "AFTER": True, "PARTS": 64}, 2),
+            ("expand gated", expand_gated_kernel, GATED, {**blocks(tile, rank), "ACT": 0, "PARTS": 64}, 2),
         )
-        for tile, rank in ((16, 16), (64, 64), (64, 128))
     },
 }  # fmt: skip
 
