@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from _fast.layout import SlotWord, TokenCode
+from engine.kernels.sampling.ngram import Texts, empty_texts
 from engine.kernels.sampling.rules import COUNTED, SEEN, RuleTables, rule_tables
 from engine.kernels.step_tensors import SlotTensors, StepInputs, empty_inputs, empty_slots
 
@@ -34,10 +35,11 @@ def chosen_runs(rows: int, number: int) -> tuple[Tensor, SlotTensors, RuleTables
     return runs, slots, rule_tables(rows, 5, "cpu"), inputs
 
 
-def written_texts(rows: int, number: int, longest: int) -> tuple[SlotTensors, Tensor, Tensor, Tensor]:
+def written_texts(rows: int, number: int, longest: int) -> tuple[SlotTensors, Texts, Tensor, Tensor]:
     """Slots with the lengths of their texts, the texts, the runs that end them, and the runs' slots."""
     slots = empty_slots(rows, 1, 1, "cpu", number)
-    texts = drawn(6, rows + 1, longest, high=4)
+    texts = empty_texts(rows, longest, rows, "cpu")
+    texts.tokens.copy_(drawn(6, rows + 1, longest, high=4))
     lengths = torch.arange(number + 1, number + 1 + rows // 2), drawn(7, rows - rows // 2, low=99, high=longest + 1)
     slots.word(SlotWord.LENGTH)[:rows] = torch.cat(lengths)
     runs = torch.full((rows, number + 2), END, dtype=torch.int32)

@@ -58,6 +58,28 @@ def read_part(parts, part, count, WINDOW: tl.constexpr, STRIPE: tl.constexpr):
 
 
 @triton.jit
+def reaches(line, context, queries, high, GROUP: tl.constexpr, WINDOW: tl.constexpr):
+    """The last keys of a part's lines, and of their windows; lines behind the stripe's are like its last query's."""
+    newest = context - queries + tl.minimum(line // GROUP, queries - 1)
+    position = tl.minimum(newest, high - 1)
+    if WINDOW < 0:  # a chunk is a window that ends with the chunk
+        newest = newest // -WINDOW * -WINDOW - WINDOW - 1
+    return position, newest
+
+
+@triton.jit
+def begun(sinks, line, kv_head, queries, part, from_part, GROUP: tl.constexpr):
+    """Initial maximum and total of a part's lines; sinks are only in a stripe's first part, so that a sink counts
+    once."""
+    best = tl.full(line.shape, -1e30, tl.float32)
+    total = tl.zeros(line.shape, tl.float32)
+    if sinks is not None:
+        counts = (line < GROUP * queries) & (line * 0 + part == from_part)
+        best, total = softmax_init_with_sinks(sinks, kv_head * GROUP + line % GROUP, counts)
+    return best, total
+
+
+@triton.jit
 def fetch_part(
     k_head,
     v_head,
@@ -164,21 +186,14 @@ def decode_kernel(
         position, newest = head * 0 + high - 1, None
         if STRIPE > 1:
             inside = (head < GROUP * queries)[:, None] & (dim < HEAD_DIM)[None, :]
-            newest = context - queries + tl.minimum(head // GROUP, queries - 1)
-            position = tl.minimum(newest, high - 1)
-            if WINDOW < 0:  # a chunk is a window that ends with the chunk
-                newest = newest // -WINDOW * -WINDOW - WINDOW - 1
+            position, newest = reaches(head, context, queries, high, GROUP, WINDOW)
         query = tl.zeros([BLOCK_M, BLOCK_D], q.dtype.element_ty)
         late = q + where + mine if EARLY else None
         if not EARLY and CODES == 0:
             query = tl.load(q + where + mine, mask=inside, other=0.0)
         after = part + tl.num_programs(1)
         following = read_part(parts, after, count, WINDOW, STRIPE)
-        best = tl.full([BLOCK_M], -1e30, tl.float32)
-        total = tl.zeros([BLOCK_M], tl.float32)
-        if sinks is not None:  # only in a row's first part, so that a sink counts once
-            counts = (head < GROUP * queries) & (head * 0 + part == from_part)
-            best, total = softmax_init_with_sinks(sinks, kv_head * GROUP + head % GROUP, counts)
+        best, total = begun(sinks, head, kv_head, queries, part, from_part, GROUP)
         table = block_tables + line * max_blocks
         if CODES:
             even, odd, power = split_query(q + where + at, head < GROUP * queries, WIDTH, BLOCK_D // 2)
@@ -195,14 +210,10 @@ def decode_kernel(
                 low, low, high, None, None, 0, kv_head, block_stride, scale, bend, False, SPAN, SOFTCAP, HEAD_DIM,
                 BLOCK_SIZE, BLOCK_N, BLOCK_D, WIDE, STAGES, False, after >= count, LEAD, 0, False, False,
             )  # fmt: skip
-        if to_part - from_part == 1:
-            result = result / total[:, None]
-            tl.store(out + where + mine, result.to(out.dtype.element_ty), mask=inside)
-        else:
-            leave_part(
-                out + where, sums, stats, arrived, result, best, total, part, from_part, to_part, kv_head, num_kv_heads,
-                num_heads, queries, GROUP, STRIPE, HEAD_DIM, BLOCK_M, BLOCK_G, BLOCK_D, AT_ONCE, GATHER,
-            )  # fmt: skip
+        leave_part(
+            out + where, mine, inside, sums, stats, arrived, result, best, total, part, from_part, to_part, kv_head,
+            num_kv_heads, num_heads, queries, GROUP, STRIPE, HEAD_DIM, BLOCK_M, BLOCK_G, BLOCK_D, AT_ONCE, GATHER,
+        )  # fmt: skip
         part = after
         token, low, high, context, line, from_part, to_part, queries = following
         blocks = blocks_of(block_tables + line * max_blocks, low + tl.arange(0, BLOCK_N), high, BLOCK_SIZE, OVERLAP)

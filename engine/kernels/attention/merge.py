@@ -142,6 +142,8 @@ def leave_run(
 @triton.jit
 def leave_part(
     out,  # the stripe's first query, and the group's first head
+    mine,  # offsets of the lines' elements, [BLOCK_M, BLOCK_D]
+    inside,  # mask of these elements
     sums,
     stats,
     arrived,
@@ -164,32 +166,37 @@ def leave_part(
     AT_ONCE: tl.constexpr,
     GATHER: tl.constexpr,
 ):
-    """Stores a part's sums; the last part of a stripe or run to arrive merges all of them."""
-    LINES: tl.constexpr = GROUP * STRIPE
-    line, dim = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
-    num_lines = num_heads * STRIPE
-    slot = part * num_lines + kv_head * LINES  # the list's sums stay below 2^31 numbers
-    mask = (line < LINES)[:, None] & (dim < HEAD_DIM)[None, :]
-    tl.store(sums + slot * HEAD_DIM + line[:, None] * HEAD_DIM + dim[None, :], result, mask=mask)
-    tl.store(stats + (slot + line) * 2, best, mask=line < LINES)
-    tl.store(stats + (slot + line) * 2 + 1, total, mask=line < LINES)
-    # Every thread's stores come before the barrier, and so before the count that publishes them.
-    tl.debug_barrier()
-    first, last, step = from_part, to_part, 1
-    if GATHER > 0 and to_part - from_part > GATHER:
-        first += (part - from_part) // GATHER * GATHER
-        last, step = tl.minimum(first + GATHER, to_part), GATHER
-    counter = arrived + first * num_kv_heads + kv_head
-    complete = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == last - first - 1
-    if complete:
-        tl.store(counter, 0)
-    if GATHER > 0 and complete & (step > 1):
-        complete = leave_run(
-            sums, stats, arrived, first, last, from_part, to_part, kv_head, num_kv_heads, num_lines,
-            LINES, HEAD_DIM, BLOCK_G, BLOCK_D, AT_ONCE, GATHER,
-        )  # fmt: skip
-    if complete:
-        add_parts(
-            out, sums, stats, from_part, to_part, step, kv_head * LINES, num_lines, num_heads, queries,
-            GROUP, STRIPE, HEAD_DIM, BLOCK_G, BLOCK_D, AT_ONCE,
-        )  # fmt: skip
+    """Writes the result of a stripe of one part. Else stores the part's sums; the last part of a stripe or run to
+    arrive merges all of them."""
+    if to_part - from_part == 1:
+        result = result / total[:, None]
+        tl.store(out + mine, result.to(out.dtype.element_ty), mask=inside)
+    else:
+        LINES: tl.constexpr = GROUP * STRIPE
+        line, dim = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
+        num_lines = num_heads * STRIPE
+        slot = part * num_lines + kv_head * LINES  # the list's sums stay below 2^31 numbers
+        mask = (line < LINES)[:, None] & (dim < HEAD_DIM)[None, :]
+        tl.store(sums + slot * HEAD_DIM + line[:, None] * HEAD_DIM + dim[None, :], result, mask=mask)
+        tl.store(stats + (slot + line) * 2, best, mask=line < LINES)
+        tl.store(stats + (slot + line) * 2 + 1, total, mask=line < LINES)
+        # Every thread's stores come before the barrier, and so before the count that publishes them.
+        tl.debug_barrier()
+        first, last, step = from_part, to_part, 1
+        if GATHER > 0 and to_part - from_part > GATHER:
+            first += (part - from_part) // GATHER * GATHER
+            last, step = tl.minimum(first + GATHER, to_part), GATHER
+        counter = arrived + first * num_kv_heads + kv_head
+        complete = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == last - first - 1
+        if complete:
+            tl.store(counter, 0)
+        if GATHER > 0 and complete & (step > 1):
+            complete = leave_run(
+                sums, stats, arrived, first, last, from_part, to_part, kv_head, num_kv_heads, num_lines,
+                LINES, HEAD_DIM, BLOCK_G, BLOCK_D, AT_ONCE, GATHER,
+            )  # fmt: skip
+        if complete:
+            add_parts(
+                out, sums, stats, from_part, to_part, step, kv_head * LINES, num_lines, num_heads, queries,
+                GROUP, STRIPE, HEAD_DIM, BLOCK_G, BLOCK_D, AT_ONCE,
+            )  # fmt: skip

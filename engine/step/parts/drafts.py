@@ -13,14 +13,12 @@ Method `ngram` copies drafts from the row's own text (kernels/sampling/ngram), w
 from __future__ import annotations
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from _fast.scheduler import Scheduler
 from engine.base.drafts import FLAG, DraftConfig
 from engine.base.errors import ConfigError
 from engine.base.request import Request, SamplingParams
-from engine.kernels.sampling.ngram import ngram
+from engine.kernels.sampling.ngram import Texts, empty_texts, ngram
 from engine.kernels.sampling.top_logprobs import MOST
 from engine.sampling.pending import send
 from engine.step.live import LiveRow, Place
@@ -37,7 +35,7 @@ class Drafts(StepPart):
     def __init__(self, config: DraftConfig, sizes: Sizes, raw: bool, stateful: bool) -> None:
         """`raw`: log-probabilities are those of the model's logits; `stateful`: the model has recurrent layers."""
         self._config, self._sizes, self._raw, self._stateful = config, sizes, raw, stateful
-        self._texts: Tensor  # int32 [max_slots + 1, max_model_len + 1]; the last row is for padding
+        self._texts: Texts
 
     def claim(self) -> Claim:
         if self._stateful:
@@ -45,8 +43,8 @@ class Drafts(StepPart):
         return Claim(weight_bytes=4 * (self._sizes.max_slots + 1) * (self._sizes.max_model_len + 1))
 
     def start(self, steps: Steps) -> None:
-        shape = self._sizes.max_slots + 1, self._sizes.max_model_len + 1
-        self._texts = torch.zeros(shape, dtype=torch.int32, device=steps.backend.rank.device)
+        sizes = self._sizes
+        self._texts = empty_texts(sizes.max_slots, sizes.max_model_len + 1, sizes.max_rows, steps.backend.rank.device)
 
     def place(self, request: Request, place: Place, scheduler: Scheduler) -> None:
         if takes_drafts(request.sampling, self._raw) and request.grammar is None and not place.traced:
@@ -55,7 +53,7 @@ class Drafts(StepPart):
     def admit(self, slot: int, row: LiveRow, words: np.ndarray) -> bool:
         """Writes the prompt; the rest of the text follows from the choices. No step needs the host for drafts."""
         prompt = np.ascontiguousarray(row.request.prompt_token_ids, np.int32)
-        self._texts[slot, : len(prompt)].copy_(send(prompt, self._texts.device))
+        self._texts.tokens[slot, : len(prompt)].copy_(send(prompt, self._texts.tokens.device))
         return False
 
     def after_choice(self, chosen: Chosen, variant: int) -> None:

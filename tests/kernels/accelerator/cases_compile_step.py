@@ -40,14 +40,18 @@ POOL_HOME = {"out": "*fp32", "lines": "*fp32", "home": I, **dict.fromkeys(("num_
 VERIFY = dict.fromkeys(
     ("runs", "words", "counts", "seen", "repeats", "breakers", "drafts", "row_drafts", "row_slot", "context_len"), I
 )
-NGRAM = {"drafts": I, "words": I, "texts": I, "runs": I, "row_slot": I, "longest": "i32", "least": "i32"}
+NGRAM = {
+    "drafts": I, "best": "*i64", **dict.fromkeys(("arrived", "words", "texts", "runs", "row_slot"), I),
+    "longest": "i32", "least": "i32",
+}  # fmt: skip
 KERNELS = {
     "verify": (
         verify_kernel, {**VERIFY, "vocab": "i32"}, {"NUM": 4, "WIDTH": 6, "LANES": 8, "HISTORY": 4096},
         {"num_warps": 1},
     ),
     "ngram": (
-        ngram_kernel, NGRAM, {"MOST": 5, "NUM": 4, "WIDTH": 6, "LANES": 8, "BLOCK": 1024}, {"num_warps": 4},
+        ngram_kernel, NGRAM, {"MOST": 5, "NUM": 4, "WIDTH": 6, "LANES": 8, "BLOCK": 1024, "BLOCKS": 4},
+        {"num_warps": 4},
     ),
     **{
         f"pool {kind} {dtype}{' behind prompts' * skips}": (

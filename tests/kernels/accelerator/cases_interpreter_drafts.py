@@ -8,6 +8,7 @@ import torch
 import triton  # noqa: F401  (must precede the import of any kernel file; TRITON_INTERPRET sets the mode)
 
 from _fast.layout import SlotWord
+from engine.kernels.sampling import ngram
 from engine.kernels.sampling.choose import choose_reference, choose_room, launch_choose
 from engine.kernels.sampling.ngram import launch_ngram, ngram_reference
 from engine.kernels.sampling.rules import COUNTED, SEEN
@@ -89,16 +90,19 @@ def test_rules_at_a_place_count_the_drafts_before(number):
 
 @pytest.mark.parametrize(("least", "most"), [(1, 1), (1, 5), (2, 3), (3, 8)])
 @pytest.mark.parametrize("number", [1, 4, 9])
-def test_what_followed_the_longest_newest_match_is_drafted(number, least, most):
+def test_what_followed_the_longest_newest_match_is_drafted(number, least, most, monkeypatch):
+    monkeypatch.setattr(ngram, "BLOCK", 128)  # up to four programs read a text
     slots, texts, runs, row_slot = written_texts(30, number, 2100)
-    mine, theirs = ((copy.deepcopy(slots), texts.clone()) for _ in range(2))
+    mine, theirs = (copy.deepcopy((slots, texts)) for _ in range(2))
     launch_ngram(*mine, runs, row_slot, least, most)
     ngram_reference(*theirs, runs, row_slot, least, most)
-    for got, want in zip((mine[0].words, mine[0].drafts, mine[1]), (theirs[0].words, theirs[0].drafts, theirs[1])):
-        assert torch.equal(got, want)
+    for name in ("words", "drafts"):
+        assert torch.equal(getattr(mine[0], name), getattr(theirs[0], name))
+    for name in ("tokens", "best", "arrived"):
+        assert torch.equal(getattr(mine[1], name), getattr(theirs[1], name))
     for row, slot in enumerate(row_slot.tolist()):
         length, count = int(slots.word(SlotWord.LENGTH)[slot]), row % (number + 2)
-        text = mine[1][slot].tolist()[:length]
+        text = mine[1].tokens[slot].tolist()[:length]
         if not count:
             assert int(mine[0].word(SlotWord.NUM_DRAFTS)[slot]) == 0
             continue
