@@ -42,7 +42,7 @@ async def test_detokenize_works_in_the_pool_where_there_are_many_ids(client, sta
     (token,) = state.tokenizer.encode("a")
     threads.clear()
     reply = await client.post("/detokenize", {"tokens": [token] * count})
-    assert reply.json() == {"prompt": "a" * count}
+    assert reply.json() == {"prompt": "a" * count, "content": "a" * count}
     ((thread, places),) = threads
     assert (thread is threading.main_thread()) == (count == 5)
     assert places == 1
