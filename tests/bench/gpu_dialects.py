@@ -34,7 +34,6 @@ from tests.bench.asked import WORD, load, parts_of, summary
 from tests.bench.loads import Case
 from tests.bench.served import Server, ask, check
 from tests.bench.shapes import SHAPES, write_folder
-from tests.server.live import GAP
 
 EMBEDDED = Path(__file__).parents[2] / "server/embedded"
 TOKENIZER, TEMPLATE = EMBEDDED / "tokenizer.json", EMBEDDED / "chat_template.jinja"
@@ -45,6 +44,7 @@ AIMS = {  # of ratios, as in the requirements
     "plain chat, output over no table": ("at least", 0.99),
 }
 CASES = ("decode", "decisions", "offline", "fields", "infill")
+GAP = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 NOT_MARKERS = ("<|vision_bos|>", "<|vision_eos|>", "<|vision_pad|>")
 
 
@@ -58,8 +58,8 @@ class Sizes:
         self.prefixes = (100, 400) if tiny else (1024, 8192)  # tokens of an editor's text
         self.batch = (8, 16, 8) if tiny else (256, 512, 128)  # prompts, tokens in, tokens out
         self.chat = (2, 16, 8) if tiny else (16, 512, 128)  # streams, tokens in, tokens out
-        self.seconds = 0.5 if tiny else 5.0  # of a round
-        self.rounds = 2 if tiny else 8
+        self.seconds = 0.5 if tiny else 4.0  # of a round
+        self.rounds = 2 if tiny else 6
         self.repeats = 2 if tiny else 7
         self.flags = ("--num-gpu-blocks-override", "512", "--num-threads", "1") if tiny else ()
 
@@ -195,7 +195,7 @@ def fields(args: argparse.Namespace) -> dict[str, Any]:
     """Output of plain chat of a server, over that of a server without the table or of another checkout."""
     sizes = args.sizes
     streams, length, answer = sizes.chat
-    half = () if args.device == "cpu" else ("--gpu-memory-utilization", "0.3")
+    half = () if args.device == "cpu" else ("--kv-cache-memory-bytes", str(16 << 30))
     other = {"module": "tests.bench.untranslated"} if args.before is None else {"checkout": args.before}
     rates: dict[str, list[float]] = {"with": [], "without": []}
     with served(sizes.small, args, *half) as ours, served(sizes.small, args, *half, **other) as theirs:
