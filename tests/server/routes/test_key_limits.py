@@ -45,7 +45,7 @@ COUNTED = {
 UNCOUNTED = {
     "/v1/responses/{id}/cancel", "/abort_requests", "/ping", "/v1/files", "/v1/batches",
     "/v1/batches/{id}/cancel",
-    "/v1/responses/{id}/cancel", "/abort_requests", "/abort_request", "/flush_cache", "/embedding", "/ping",
+    "/abort_request", "/flush_cache", "/embedding",
     "/embed", "/embed_all", "/embed_sparse", "/predict", "/v2/embed",
     "/v1/embeddings", "/pooling", "/classify", "/rerank", "/v1/rerank", "/v2/rerank",
     "/sleep", "/wake_up", "/start_profile", "/stop_profile",
