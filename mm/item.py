@@ -26,7 +26,8 @@ class GivenRows:
     """Rows that a client sends in place of an encoder's output: base64 of tensors (mm/client_rows)."""
 
     rows: str
-    grid: str | None = None
+    grid: str | None = None  # of pictures and films
+    seconds_per_grid: float | None = None  # of films: seconds between two lines of patches along time
 
 
 @dataclass(frozen=True, slots=True)

@@ -291,7 +291,7 @@ class ItemJob:
         shared, param = self._shared, self._ref.param or ""
         rows = read_rows(source.rows, shared.row_widths[self._modality], shared.most_rows, param)
         grid = None if source.grid is None else read_grid(source.grid, param)
-        return given(shared.processor, self._modality, rows, grid)
+        return given(shared.processor, self._modality, rows, grid, source.seconds_per_grid)
 
     async def _decode(self, unpacked: Unpacked) -> Processed:
         if not self._isolated:

@@ -184,6 +184,11 @@ def run(words: Sequence[str]) -> int:
 
         signals.release()
         return run_batch(words[1:], say, build)
+    if words and words[0] == "convert":
+        from server.start.convert import main as convert
+
+        signals.release()
+        return convert(words[1:], say)
     try:
         if words and words[0] == "docs":
             say(page(list(words[1:])))

@@ -16,10 +16,6 @@ from engine.checkpoint.files import read_json
 
 log = logging.getLogger(__name__)
 SPARSE, COLBERT = "sparse_linear", "colbert_linear"
-CONVERT = (
-    "python -c \"import torch, safetensors.torch as s; [s.save_file(torch.load(n + '.pt', weights_only=True), n + "
-    f"'.safetensors') for n in ('{SPARSE}', '{COLBERT}')]\""
-)
 
 
 def token_heads(folder: Path, hidden: int, activation: Activation) -> tuple[TokenHead, ...]:
@@ -29,9 +25,9 @@ def token_heads(folder: Path, hidden: int, activation: Activation) -> tuple[Toke
         if (folder / f"{SPARSE}.pt").is_file() or (folder / f"{COLBERT}.pt").is_file():
             log.warning(
                 "%s: weights and vectors of tokens lie in .pt files, which are pickles and are not read; inputs are "
-                "served without them. To have both, run in that folder: %s",
+                "served without them. To have both: python -m server convert %s",
                 folder,
-                CONVERT,
+                folder,
             )
         return ()
     sparse, colbert = (

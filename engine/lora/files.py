@@ -165,7 +165,7 @@ def _instead(names: Collection[str]) -> str:
     """The error for a folder without safetensors."""
     if PICKLE in names:
         return (
-            f"{PICKLE} can hold code and is never read; save the adapter with save_pretrained of a newer peft, which "
-            f"writes {ADAPTER}"
+            f"{PICKLE} can hold code and is never read by the server: `python -m server convert FOLDER` writes "
+            f"{ADAPTER} from it"
         )
     return f"the folder has no {ADAPTER}"

@@ -237,12 +237,9 @@ def _instead(folder: Path) -> str:
     pickled = sorted(path.name for path in folder.glob("*") if path.suffix in PICKLED)
     if not pickled:
         return "; name a GGUF file itself: --model FOLDER/NAME.gguf" if any(folder.glob("*.gguf")) else ""
-    saved = [name for name in pickled if name.startswith("pytorch_model")] or pickled
-    files = f"{folder}/pytorch_model*.bin" if len(saved) > 1 else f"{folder}/{saved[0]}"
     return (
-        f'; {", ".join(pickled)} can hold code and is never read: convert it with python -c "import glob, torch, '
-        f"safetensors.torch as s; s.save_file({{k: v.contiguous().clone() for f in glob.glob('{files}') for k, v in "
-        f"torch.load(f, map_location='cpu', weights_only=True).items()}}, '{folder}/{SINGLE}')\""
+        f"; {', '.join(pickled)} can hold code and is never read by the server: `python -m server convert {folder}` "
+        "writes safetensors from it, in a process of its own"
     )
 
 

@@ -1,7 +1,8 @@
-"""Given: rows that a client sends for a picture in place of an encoder's output (SECURITY S32).
+"""Given: rows that a client sends for an item in place of an encoder's output (SECURITY S32).
 
-Pool. In: rows and, for families with grids, the picture's patches along time, rows and columns. Out: a Processed item
-that needs no encoder. Families that write more tokens into a prompt than a picture's rows refuse such rows.
+Pool. In: rows and, for pictures and films of families with grids, the patches along time, rows and columns. Out: a
+Processed item that needs no encoder. Families that write more tokens into a prompt than an item's rows refuse such
+rows: pictures in tiles with separators, and films with their frames' times.
 """
 
 from __future__ import annotations
@@ -13,33 +14,59 @@ from mm.client_rows import ClientRows, digest_of
 from mm.errors import MediaError, unsupported
 from mm.item import Part, Processed
 from mm.processors.base import Processor
+from mm.processors.fun_audio import FunAudio
+from mm.processors.granite_speech import GraniteSpeech
 from mm.processors.llava import Llava
+from mm.processors.midashenglm import MiDashengLM
+from mm.processors.qwen2_audio import Qwen2Audio
+from mm.processors.qwen3_asr import Qwen3Asr
 from mm.processors.qwen_omni import QwenOmni
 from mm.processors.qwen_vl import QwenVL
+from mm.processors.ultravox import Ultravox
+
+# Families whose prompts have one token for each row of a sound, and nothing else.
+SOUNDS = (FunAudio, GraniteSpeech, MiDashengLM, Qwen2Audio, Qwen3Asr, QwenOmni, Ultravox)
 
 
-def given(processor: Processor, modality: Modality, rows: ClientRows, grid: np.ndarray | None) -> Processed:
-    """The item with these rows; MediaError if the family refuses such rows, or the grid does not fit them."""
+def given(
+    processor: Processor, modality: Modality, rows: ClientRows, grid: np.ndarray | None, seconds: float | None = None
+) -> Processed:
+    """The item with these rows; MediaError if the family refuses such rows, or the grid does not fit them.
+
+    `seconds`: between two of a film's lines of patches along time; None: as if the film had the family's usual rate.
+    """
     numbers = rows.numbers
     features: dict[str, np.ndarray] = {ROWS: numbers}
-    if isinstance(processor, QwenVL | QwenOmni):
-        merge = processor.vision.image.merge_size
-        if grid is None:
-            raise _refused("image_grid_thw: is missing; send the grid of the image's patches with its rows")
-        time, height, width = grid[0].tolist()
-        if time != 1 or height % merge or width % merge or height * width != len(numbers) * merge**2:
-            patches = len(numbers) * merge**2
-            raise _refused(
-                f"image_grid_thw: got {grid[0].tolist()} for {len(numbers)} rows; 1 and two multiples of {merge} with "
-                f"{patches} as their product are needed"
-            )
-        features["grid_thw"] = grid
-    elif not isinstance(processor, Llava):
-        raise unsupported("this model takes no image_embeds; send the image")
+    if modality == "audio":
+        takes = isinstance(processor, SOUNDS)
+    else:
+        takes = isinstance(processor, QwenVL | QwenOmni) or (modality == "image" and isinstance(processor, Llava))
+        takes = takes and not (modality == "video" and processor.writes_texts)
+    if not takes:
+        raise unsupported(f"this model takes no {modality}_embeds; send the {modality}")
+    if modality != "audio" and isinstance(processor, QwenVL | QwenOmni):
+        check_grid(f"{modality}_grid_thw", grid, len(numbers), processor.vision.image.merge_size, modality == "video")
+        features["grid_thw"] = grid  # type: ignore[assignment]
+        if modality == "video":
+            usual = processor.vision.video.temporal_patch_size / processor.vision.rule.fps
+            features["second_per_grid"] = np.array([seconds or usual], np.float32)
     elif grid is not None:
-        raise _refused("image_grid_thw: this model's images have no grid; leave it out")
-    digest = rows.digest if grid is None else digest_of(numbers, grid)
+        raise _refused(f"{modality}_grid_thw: this model's {modality}s have no grid; leave it out")
+    digest = rows.digest if grid is None else digest_of(*features.values())
     return Processed(modality, (Part(modality, digest, len(numbers), features),))
+
+
+def check_grid(name: str, grid: np.ndarray | None, count: int, merge: int, moves: bool) -> None:
+    """Refuse a grid [1, 3] that does not have `count` groups of merge x merge patches; `moves`: of several times."""
+    if grid is None:
+        raise _refused(f"{name}: is missing; send the grid of the patches with the rows")
+    time, height, width = grid[0].tolist()
+    if (time != 1 and not moves) or height % merge or width % merge or time * height * width != count * merge**2:
+        times = "a number of times" if moves else "1"
+        raise _refused(
+            f"{name}: got {grid[0].tolist()} for {count} rows; {times} and two multiples of {merge} with "
+            f"{count * merge**2} as the product of all are needed"
+        )
 
 
 def _refused(message: str) -> MediaError:

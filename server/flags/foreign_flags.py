@@ -28,7 +28,7 @@ class Meant(NamedTuple):
 
 FOREIGN: dict[str, Foreign] = {**VLLM, **SGLANG, **LLAMACPP}
 # Values of our own flags that only other servers have, by flag and value.
-PICKLES = Meant("pickles are never read; serve safetensors")
+PICKLES = Meant("pickles are never read; convert FOLDER writes safetensors")
 READ_ANYWAY = Meant("the format is read from the files", "auto")
 ONE_LIBRARY = Meant("one library compiles all grammars", "auto")
 VALUES = {

@@ -142,7 +142,7 @@ VLLM = {
     "prefill-context-parallel-size": Foreign(ONE_DEVICE, ("1",)),
     "prefix-match-unit": passed_over("prefixes match in blocks of --block-size tokens"),
     "profiler-config": Foreign("use --enable-dev-endpoints and POST /start_profile, or --trace FILE"),
-    "pt-load-map-location": Foreign("pickles are never read; serve safetensors"),
+    "pt-load-map-location": Foreign("pickles are never read; convert FOLDER writes safetensors"),
     "qlora-adapter-name-or-path": Foreign("use --lora-modules NAME=FOLDER"),
     "quantization-config": Foreign("it is read from config.json; --hf-overrides changes it"),
     "ray-workers-use-nsight": Foreign(ONE_DEVICE, switch=True),

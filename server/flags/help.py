@@ -16,6 +16,7 @@ COMMANDS = {
     "check": "print whether a model can be served on this machine, and its memory",
     "explain": "print the layers of a model, and the kernels that compute them",
     "run-batch": "answer the requests of a file without a server",
+    "convert": "write the weights of pickled files (.bin, .pt) as safetensors",
     "bench": "measure a server or the engine; omniloop bench --help lists the measurements",
     "info": "print versions, processor, driver, cards, flags and the model",
     "docs": "print a page of the documentation; without a name, the list of pages",
@@ -64,6 +65,17 @@ order of their ends, OUT.errors the lines that failed. Lines whose custom_id is 
 so a second run continues an interrupted one. The exit status is 0 if all lines are answered, and 1 if a line is wrong
 (then none runs) or failed.
 It takes the flags of serve, and these:""",
+    "convert": """\
+usage: omniloop convert FOLDER
+
+Writes the weights of pickled files as safetensors next to them. These files are converted: pytorch_model.bin, also in
+parts or in a folder inside of FOLDER; sparse_linear.pt and colbert_linear.pt of BGE-M3; adapter_model.bin. Without one
+of these names, every .bin, .pt, .pth and .ckpt file is converted.
+
+A pickle can hold code. A separate process reads each file and makes nothing but tensors. It has no network, starts no
+program and writes only its result. Its memory is bounded by twice the size of the file and 1 GiB. Existing files are
+left as they are. If one file cannot be converted, nothing is written.
+It needs Linux.""",
     "info": """\
 usage: omniloop info [MODEL] [--flag value ...]
 
@@ -105,7 +117,6 @@ def further() -> list[tuple[str, str]]:
         ("omniloop --help=WORD", "the flags whose lines hold a word"),
         ("omniloop COMMAND --help", "a command"),
         ("omniloop docs flags", "choosing flags; flags of vLLM"),
-        ("omniloop --version", "the version"),
         ("omniloop --help=GROUP", "a group:"),
         *((f"  --help={name}", text) for name, text in GROUPS.items()),
     ]

@@ -12,4 +12,7 @@ class RowsFlags:
     enable_prompt_embeds: bool = field(
         default=False, metadata={"help": "let requests send prompt_embeds instead of text"}
     )
-    enable_mm_embeds: bool = field(default=False, metadata={"help": "let requests send image_embeds instead of images"})
+    enable_mm_embeds: bool = field(
+        default=False,
+        metadata={"help": "let requests send image_embeds, audio_embeds and video_embeds instead of media"},
+    )

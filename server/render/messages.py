@@ -51,7 +51,13 @@ LOOKED_AT = 256  # messages and parts that `embedded` examines at most: this tak
 BASE64 = re.compile("[A-Za-z0-9+/]{64}")  # no URL begins like this, since a colon ends its scheme
 
 PART_TYPES = "text, image_url, input_audio, audio_url, video_url, file"
-EMBEDS = ("image_embeds", "audio_embeds", "video_embeds")
+SECONDS, MOST_SECONDS = "second_per_grid_ts", 3600
+# Rows in place of media: the modality, and the fields that belong to the rows.
+EMBEDS: dict[str, tuple[Modality, tuple[str, ...]]] = {
+    "image_embeds": ("image", ("image_grid_thw",)),
+    "audio_embeds": ("audio", ()),
+    "video_embeds": ("video", ("video_grid_thw", SECONDS)),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +71,7 @@ class MessageRules:
     max_items_of: Mapping[str, int] | None = None  # --limit-mm-per-prompt
     max_messages: int = 2048
     max_parts: int = 1024
-    takes_rows: bool = False  # image_embeds
+    takes_rows: bool = False  # parts of EMBEDS
     id_form: Callable[[], IdForm] = lambda: "any"  # form of the ids of calls
 
 
@@ -265,16 +271,18 @@ class MessageReader:
     def _rows(self, part: dict[str, Any], kind: str, path: str) -> MediaRef:
         if not self.rules.takes_rows:
             raise RenderError(403, "override_not_trusted", f"{kind} needs --enable-mm-embeds, which is off.", path)
-        if kind != "image_embeds":
-            raise RenderError(400, "media_unsupported", f"{kind} are not read; image_embeds are.", path)
         payload, where = part.get(kind), f"{path}.{kind}"
         named = payload if isinstance(payload, dict) else {kind: payload}
-        rows, grid = named.get(kind), named.get("image_grid_thw")
-        if not isinstance(rows, str) or not isinstance(grid, str | None) or named.keys() - {kind, "image_grid_thw"}:
+        modality, more = EMBEDS[kind]
+        rows, grid, seconds = named.get(kind), named.get(f"{modality}_grid_thw"), named.get(SECONDS)
+        fits = isinstance(rows, str) and isinstance(grid, str | None) and not named.keys() - {kind, *more}
+        if not fits or not (seconds is None or (type(seconds) in (int, float) and 0 < seconds <= MOST_SECONDS)):
             got = f"an object of {quoted(', '.join(payload))}" if isinstance(payload, dict) else kind_of(payload)
-            allowed = f"base64 of a tensor, or an object of {kind} and image_grid_thw, both base64"
+            allowed = "base64 of a tensor" if not more else f"base64 of a tensor, or an object of {kind} and {more[0]}"
+            allowed += ", both base64" if more else ""
+            allowed += f", and of {SECONDS}, a number up to {MOST_SECONDS}" if SECONDS in more else ""
             raise invalid(f"{where} is {got}; it must be {allowed}.", where)
-        return MediaRef("image", GivenRows(rows, grid), None, None, where)
+        return MediaRef(modality, GivenRows(rows, grid, seconds), None, None, where)
 
     def _input_audio(self, part: dict[str, Any], path: str) -> MediaRef:
         payload = part.get("input_audio")

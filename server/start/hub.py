@@ -328,8 +328,8 @@ def weight_files(name: str, folder: Path, names: Collection[str]) -> list[str]:
     raise ConfigError(
         f"--model {name}: it holds no safetensors"
         + (f"; {', '.join(pickled)} can hold code and is never read" if pickled else "")
-        + f"; look for a copy in safetensors, or `hf download {name} --local-dir FOLDER` and name the folder: the "
-        "refusal then says how to convert it"
+        + f"; look for a copy in safetensors, or `hf download {name} --local-dir FOLDER`, `python -m server convert "
+        "FOLDER` and name the folder"
     )
 
 

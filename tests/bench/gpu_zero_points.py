@@ -100,7 +100,8 @@ def by_floats(shape: Shape, x: torch.Tensor, one: Packed) -> torch.Tensor:
 
 def product_cases(name: str, rows: list[int]) -> dict[str, dict[str, float]]:
     """Rows -> "form, algorithm" -> microseconds."""
-    shape = Shape(*PRODUCTS[name], name == "gate|up")
+    width, depth = PRODUCTS[name]
+    shape = Shape(width, depth, name == "gate|up")
     copies = max(2, (240 << 20) // (shape.width * shape.depth))
     found: dict[str, dict[str, float]] = {f"{name} {count}": {} for count in ("any", *rows)}
     x = empty_rows(torch.empty(max(rows), 1, device="cuda", dtype=torch.bfloat16), shape.depth).normal_()

@@ -14,7 +14,7 @@ from server.dialects.table import operations, routes_of
 from server.flags.config import Config
 
 MODALITIES = {"image": "images", "video": "video", "audio": "audio"}
-REFUSED_FORMATS = "HQQ, AQLM, Quark; pickles (`.bin`, `.pt`)"
+REFUSED_FORMATS = "HQQ, AQLM, Quark; pickles (`.bin`, `.pt`; `omniloop convert` writes safetensors)"
 
 READ_CODES = (
     "FP8, INT8 (W8A8 and W8A16), INT4, NF4, FP4, NVFP4, MXFP4, MXFP8; GGUF: "

@@ -10,12 +10,17 @@ import torch
 
 from engine.base.errors import ConfigError
 from engine.models.registry import load_model_config
+from server import cli
 from tests import pooling_kit as kit
 from tests import tiny
 from tests.asked_vectors import DOCUMENTS, FEW, QUERY, ids_of, scores, vectors
 from tests.pooling_kit import close
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
+# Files of the tiny checkpoint -> their names and form in the published repository.
+PUBLISHED = {"model.safetensors": "pytorch_model.bin"} | {
+    f"{name}_linear.safetensors": f"{name}_linear.pt" for name in ("sparse", "colbert")
+}
 TAG = tiny.IDS["<|vision_pad|>"]  # stands for <extra_0>, which the tiny tokenizer lacks
 
 
@@ -98,10 +103,15 @@ async def test_tokens_of_a_language_model_as_the_classes_of_steps(pooling):
             load_model_config(tiny.checkpoint("qwen3"), runner="pooling", pooler=bad)
 
 
-async def test_the_three_outputs_of_bge_m3(pooling):
-    folder = kit.bge_m3()
-    client, hidden = await pooling(folder), kit.body_of(folder)
-    layers = {name: kit.load_file(folder / f"{name}_linear.safetensors") for name in ("sparse", "colbert")}
+async def test_the_three_outputs_of_bge_m3_as_it_is_published(pooling, tmp_path):
+    """Its weights and the layers for tokens are pickles, which `convert` writes as safetensors."""
+    folder = kit.shutil.copytree(kit.bge_m3(), tmp_path / "bge-m3")
+    for name, pickled in PUBLISHED.items():
+        torch.save(kit.load_file(folder / name), folder / pickled)
+        (folder / name).unlink()
+    assert cli.main(["convert", str(folder)]) == 0
+    client, hidden = await pooling(folder), kit.body_of(kit.bge_m3())
+    layers = {name: torch.load(folder / f"{name}_linear.pt", weights_only=True) for name in ("sparse", "colbert")}
 
     def through(name, rows):
         return rows @ layers[name]["weight"].numpy().T + layers[name]["bias"].numpy()
@@ -203,4 +213,4 @@ async def test_pickles_of_bge_m3_are_not_read_and_the_log_says_how_to_convert_th
     folder = kit.shutil.copytree(kit.encoder("xlm_roberta"), tmp_path / "bge-m3")
     (folder / "sparse_linear.pt").write_bytes(b"pickle")
     assert load_model_config(folder).pooling.tasks == ("embed", "token_embed")
-    assert "weights_only=True" in caplog.text
+    assert f"python -m server convert {folder}" in caplog.text

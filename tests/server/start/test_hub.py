@@ -208,7 +208,7 @@ def test_pickles_only_are_refused_by_name(fake, tmp_path):
     fake.repositories["org/old"] = folder
     said = refused("org/old")
     assert "it holds no safetensors; pytorch_model.bin can hold code and is never read" in said
-    assert "hf download org/old --local-dir FOLDER" in said
+    assert "`hf download org/old --local-dir FOLDER`, `python -m server convert FOLDER`" in said
     assert "pytorch_model.bin" not in fake.fetched()
 
 
