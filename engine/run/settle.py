@@ -19,6 +19,7 @@ from engine.base.failures import FailureCount, TokenBudget
 from engine.base.output import First, StepOutput
 from engine.base.request import FinishReason
 from engine.base.stats import DraftCounts, SettledBy, StateCounts, StepStats
+from engine.run.acceptance import AcceptanceWatch
 from engine.step.live import LiveRow
 from engine.step.step import Step
 
@@ -37,6 +38,7 @@ class Settler:
         self._runtime, self._pace, self._budget = runtime, pace, budget
         self._timeout = config.step_timeout
         self._failures = FailureCount(config.failures.steps, config.failures.oom)
+        self._acceptance = AcceptanceWatch()
         self.restarts: dict[int, LiveRow] = {}  # by slot: rows that start over once no step in flight contains them
 
     def settle(self, step: Step, stats: StepStats) -> StepOutput:
@@ -166,4 +168,5 @@ class Settler:
             found = scheduler.drafts
             totals = found.num_drafts, found.num_draft_tokens, found.num_accepted_tokens
             stats.drafts = DraftCounts(*totals, tuple(found.accepted_per_place))
+            self._acceptance.look(stats.drafts)
         self._runtime.executor.gauges(stats)
