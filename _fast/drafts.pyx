@@ -42,7 +42,7 @@ cdef class Drafts:
             if self.shares.of[slot] != 1 or not self.seqs.chained[slot] or not self.seqs.found[slot]:
                 continue
             count = min(self._useful(slot), min(most, room - self.total))
-            if count <= 0 or self.seqs.span_at[slot] < self.seqs.num_spans[slot]:
+            if count <= 0 or self.seqs.span_at[slot] < self.seqs.num_spans[slot] or self.shares.is_limited(slot):
                 continue
             reach = self.seqs.reach(slot, self.seqs.computed[slot] + 1, 1 + count)
             changed = max(self.tables.blocks_for(reach) - self.tables.size[slot], 0) * self.tables.num_groups

@@ -24,6 +24,7 @@ cdef class TokenShares:
 
     cpdef bint any_idle(self)
     cpdef bint any_client(self)
+    cdef bint is_limited(self, slot_t slot) noexcept nogil
     cdef int32_t withheld(self, slot_t slot, bint runs) noexcept nogil
     cdef void deal(self, bint others_may_start) noexcept nogil
     cdef check_bi_spans(self, const int32_t[:, ::1] bi_spans, int64_t prompt_len, int32_t max_rows)

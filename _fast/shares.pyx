@@ -116,7 +116,7 @@ cdef class TokenShares:
         for i in range(self.num_prompts):
             slot = self.prompts[i]
             withheld = self._waiting_shorter(slot, self.tokens_left) if others_may_start else 0
-            if self.seqs.priority[slot] == IDLE_PRIORITY and self.idle_budget != ANY:
+            if self.is_limited(slot):
                 withheld = min(withheld + self.withheld(slot, True), self.tokens_left)
             else:
                 withheld = min(withheld, max(self.tokens_left - max(budget // LONG_PART, 1), 0))
@@ -125,9 +125,13 @@ cdef class TokenShares:
             self.take(self.of[slot])
             self.tokens_left += withheld
 
+    cdef bint is_limited(self, slot_t slot) noexcept nogil:
+        """Whether a slot is idle while others run or wait."""
+        return self.seqs.priority[slot] == IDLE_PRIORITY and self.idle_budget != ANY
+
     cdef int32_t withheld(self, slot_t slot, bint runs) noexcept nogil:
         """Return how many of the tokens that are left an idle slot must not get; 0 for other slots."""
-        if self.seqs.priority[slot] != IDLE_PRIORITY or self.idle_budget == ANY:
+        if not self.is_limited(slot):
             return 0
         if not runs and self.running.num_idle() >= self.idle_rows:
             return self.tokens_left

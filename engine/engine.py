@@ -116,8 +116,7 @@ class Engine:
         if self.state != "ready" or self._device is None:
             raise NotReadyError("engine_dead" if self.state == "dead" else self.state, f"the engine is {self.state}")
         check(request, self.limits)
-        held = (stream.request for stream, _ in self._routes.values())
-        if len(self._routes) + request.n > self.limits.max_open and lacks_room(request, self.limits, held):
+        if len(self._routes) + request.n > self.limits.max_open and lacks_room(request, self.limits, self._routes):
             raise QueueFullError(
                 f"{len(self._routes)} choices are open and {request.n} more were asked for; "
                 f"this server holds {self.limits.max_open}: try again later"

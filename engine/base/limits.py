@@ -6,9 +6,10 @@ repeated here because nothing unchecked may reach the device (SECURITY.md, groun
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Protocol
 
 import numpy as np
 
@@ -63,11 +64,19 @@ class Limits:
         return idle_slots(self.max_rows)
 
 
-def lacks_room(request: Request, limits: Limits, held: Iterable[Request]) -> bool:
-    """Whether a request's choices do not fit; `held`: the request of each open choice. Idle choices have slots of their
-    own, and use those that other choices leave.
+class Held(Protocol):
+    """The stream of an open choice."""
+
+    @property
+    def request(self) -> Request:
+        """The choice's request."""
+
+
+def lacks_room(request: Request, limits: Limits, routes: Mapping[int, tuple[Held, int]]) -> bool:
+    """Whether a request's choices do not fit; `routes`: the open choices. Idle choices have slots of their own, and use
+    those that other choices leave.
     """
-    kinds = [other.priority == IDLE for other in held]
+    kinds = [stream.request.priority == IDLE for stream, _ in routes.values()]
     if request.priority == IDLE:
         return len(kinds) + request.n > limits.max_open + limits.max_idle
     return len(kinds) + request.n - min(limits.max_idle, sum(kinds)) > limits.max_open

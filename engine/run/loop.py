@@ -206,7 +206,7 @@ class DeviceThread:
         while True:
             # The GIL-free loop plans first steps of waiting requests, and steps with idle rows, with these budgets.
             if runtime.scheduler.num_waiting or runtime.scheduler.shares.any_idle():
-                self._set_budgets(runtime)
+                self.pace.set_budgets(runtime.scheduler.shares, self._budget.of(runtime.scheduler.next_step))
             handover = self.steady.run(previous)
             numbers = handover.numbers
             if handover.uncommitted is not None:
@@ -300,18 +300,12 @@ class DeviceThread:
         if self._stopping or self._paused:
             return None
         begun = time.perf_counter()
-        self._set_budgets(runtime)
+        self.pace.set_budgets(runtime.scheduler.shares, self._budget.of(runtime.scheduler.next_step))
         plan = runtime.executor.plan(runtime.scheduler)
         if runtime.scheduler.queue.num_expired:
             runtime.admission.drop_expired()
         stats.schedule_s += time.perf_counter() - begun
         return plan
-
-    def _set_budgets(self, runtime: Runtime) -> None:
-        """Sets how many tokens the next step may have, and how many of them may be prompt tokens."""
-        shares = runtime.scheduler.shares
-        shares.max_tokens = self._budget.of(runtime.scheduler.next_step)
-        self.pace.set_budgets(shares)
 
     def _launch(self, runtime: Runtime, plan: StepPlan, stats: StepStats) -> Step:
         begun = time.perf_counter()

@@ -116,14 +116,13 @@ class Pace:
         tiles = self._full[min(tiles, len(self._full) - 1)]
         return min(self._max_tokens, tiles * self._tile - decoding)
 
-    def set_budgets(self, shares: TokenShares) -> None:
-        """Sets how many prompt tokens the next step may have, and its budgets for idle rows."""
-        load = shares.load()
+    def set_budgets(self, shares: TokenShares, max_tokens: int) -> None:
+        """Sets how many tokens the next step may have, how many for prompts, and its budgets for idle rows."""
+        shares.max_tokens, load = max_tokens, shares.load()
         shares.prompt_budget = self.prompt_budget(*load)
+        shares.idle_rows = shares.idle_budget = UNLIMITED
         if shares.any_idle() and shares.any_client():
             shares.idle_rows, shares.idle_budget = self.idle_budgets(load[0], shares.num_idle_decoding())
-        else:
-            shares.idle_rows = shares.idle_budget = UNLIMITED
 
     def idle_budgets(self, decoding: int, idle: int) -> tuple[int, int]:
         """How many idle rows a step may have in addition to `decoding` other rows that decode, and how many prompt

@@ -120,14 +120,14 @@ class Answer:
 
     async def submit(self, *names: str) -> None:
         """Submit every prompt to the engine; /abort_requests finds the answer by any of `names`."""
-        patience, whole = self.exchange.queue_timeout, self.exchange.request_timeout
+        limits, places = self.state.config.limits, self.exchange.places
+        patience, whole = (math.inf, 0.0) if places.idle else (limits.queue_timeout, limits.request_timeout)
         if self._scores_only and not self._reads_prompt:  # the engine has nothing to compute
             asyncio.get_running_loop().call_soon(self._end_unscored)
             return
         await self.state.running.wait()  # an operator may have paused the server
         self.exchange.submitted = time.monotonic()
         count = sum(job.num_tokens for job in self.jobs) * self.asked.n
-        places = self.exchange.places
         places.take_tokens(count)  # from the server-wide budget
         self._on_close.append(partial(places.give_tokens, count))
         if self.state.config.server.enable_log_requests or self.state.config.server.enable_log_outputs:

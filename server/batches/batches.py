@@ -72,7 +72,7 @@ class Batches:
 
     def __init__(self, files: Files) -> None:
         self.files = files
-        self.places = Places(0)  # of the lines that run, which take none of the clients' places
+        self.places = Places(0, idle=True)  # of the lines that run, which take none of the clients' places
         self.app: ASGIApp  # answers lines; server/app.py sets it
         self._entries: dict[str, BatchRecord] = {}  # by id, the oldest first
         self._working: dict[str, Working] = {}  # by key

@@ -16,6 +16,7 @@ import shutil
 import tempfile
 import threading
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -38,6 +39,7 @@ class Folder:
         self._lock = -1
         self._opening = threading.Lock()  # threads of the pool may need a private folder at the same time
         self.root = Path()
+        self._remove: Callable[[], object] | None = None  # removes a private folder
 
     @property
     def is_open(self) -> bool:
@@ -53,7 +55,7 @@ class Folder:
         try:
             self.root = Path(self._place or tempfile.mkdtemp(prefix="omniloop-files-"))
             if not self._place:
-                weakref.finalize(self, shutil.rmtree, self.root, ignore_errors=True)
+                self._remove = weakref.finalize(self, shutil.rmtree, self.root, ignore_errors=True)
             for kind in KINDS:
                 (self.root / kind).mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -70,10 +72,12 @@ class Folder:
         self._lock = lock
 
     def close(self) -> None:
-        """Give up the lock; later calls do nothing."""
+        """Give up the lock, and remove a private folder; later calls do nothing."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+        if self._remove is not None:
+            self._remove()
 
     def content(self, name: str) -> Path:
         """The place of a file's content."""

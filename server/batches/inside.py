@@ -22,6 +22,7 @@ class Reply(NamedTuple):
     request_id: str
     body: bytes
     retry_after: float = 1.0  # seconds
+    is_json: bool = True
 
 
 async def ask(app: ASGIApp, key: str, path: str, body: bytes) -> Reply:
@@ -40,7 +41,9 @@ async def ask(app: ASGIApp, key: str, path: str, body: bytes) -> Reply:
     async def send(message: Message) -> None:
         if message["type"] == "http.response.start":
             found["status"] = message["status"]
-            found["wait"] = next((value for at, value in message["headers"] if at == b"retry-after"), b"1")
+            named = dict(message["headers"])
+            found["wait"] = float(named.get(b"retry-after", b"1"))
+            found["json"] = named.get(b"content-type", b"").startswith(b"application/json")
         else:
             pieces.append(message.get("body", b""))
 
@@ -62,4 +65,4 @@ async def ask(app: ASGIApp, key: str, path: str, body: bytes) -> Reply:
         LINE_OF: key,
     }
     await app(scope, receive, send)
-    return Reply(found["status"], name, b"".join(pieces), float(found["wait"]))
+    return Reply(found["status"], name, b"".join(pieces), found["wait"], found["json"])

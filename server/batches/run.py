@@ -32,6 +32,8 @@ RETRY_S = 10.0  # after a failed write
 READ_LINES = 32
 BUSY = (429, 503)  # the server has no room for the line now
 MOST_WAIT_S = 60.0
+FAILED = {"code": "internal_error", "message": "the server failed to answer this line"}
+NO_JSON = {"code": "invalid_body", "message": "the line asks for an answer that is no JSON; leave encoding_format out"}
 MOST_TRIES = 100  # of a line for which there is no room
 
 
@@ -140,13 +142,18 @@ class Run:
     async def _answer(self, line: Line) -> None:
         """Answer one line; while the server has no room, try again."""
         for number in range(MOST_TRIES):
-            reply = await self._ask(self.record.key, line.url, bytes(line.body))
+            try:
+                reply = await self._ask(self.record.key, line.url, bytes(line.body))
+            except Exception as error:
+                log.error("a line of %s failed", self.record.id, exc_info=error)
+                self._add(line, None, FAILED)
+                return
             if self._ending:
                 return
             if reply.status not in BUSY or number == MOST_TRIES - 1:
                 break
             await asyncio.sleep(min(reply.retry_after, MOST_WAIT_S))
-        self._add(line, reply, None)
+        self._add(line, reply if reply.is_json else None, None if reply.is_json else NO_JSON)
 
     def _add(self, line: Line, reply: Reply | None, error: dict[str, str] | None) -> None:
         fine = reply is not None and reply.status < 400
@@ -166,8 +173,6 @@ class Run:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self._window.release()
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a line of %s failed; a later start runs it again", self.record.id, exc_info=error)
 
     async def _flush_often(self) -> None:
         while True:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import re
 import secrets
 import time
@@ -77,13 +76,13 @@ class Exchange:
         "first_token",
         "generation",
         "headers",
-        "idle",
         "key_name",
         "line",
         "method",
         "on_drain",
         "path",
         "place",
+        "places",
         "protocol",
         "queued_s",
         "raw_send",
@@ -115,7 +114,8 @@ class Exchange:
         self.headers: list[tuple[bytes, bytes]] = [(b"x-request-id", self.request_id.encode())]
         self.route = "other"  # the route's template, once it is known
         self.key_name: str = scope.get(LINE_OF, "")
-        self.idle = LINE_OF in scope  # a line of a batch, which only uses room that no other request needs
+        # Lines of batches only use room that no other request needs.
+        self.places: Places = state.batches.places if LINE_OF in scope else state.places
         self.adapter: NamedAdapter | None = None  # the adapter that the request named as its model
         self.place: Place | None = None  # its place among waiting and running requests
         self.address = state.proxies.client_of(scope)
@@ -144,21 +144,6 @@ class Exchange:
     def adapter_use(self) -> tuple[str, bool] | None:
         """The adapter's name, and whether a step has run; None: the base serves the exchange."""
         return None if self.adapter is None else (self.adapter.name, self.queued_s >= 0)
-
-    @property
-    def places(self) -> Places:
-        """The places of which this request takes some."""
-        return self.state.batches.places if self.idle else self.state.places
-
-    @property
-    def queue_timeout(self) -> float:
-        """Seconds to the first token; lines of batches wait as long as their batch."""
-        return math.inf if self.idle else self.state.config.limits.queue_timeout
-
-    @property
-    def request_timeout(self) -> float:
-        """Seconds for the whole request; 0: no limit."""
-        return 0.0 if self.idle else self.state.config.limits.request_timeout
 
     def hold(self, count: int, kind: Kind = "answers") -> Place:
         """Reserve places for `count` choices, for a `with` block. Raises the 429."""

@@ -115,7 +115,7 @@ def job_of(
         positions=spliced.positions,
         position_delta=spliced.position_delta,
         n=asked.n,
-        priority=IDLE if exchange.idle else priority,
+        priority=IDLE if exchange.places.idle else priority,
         cache_salt=scope_of(exchange, salt),
         arrival=exchange.arrival,
         flow=Flow(exchange.client, state.keys.weight(exchange.key_name)),

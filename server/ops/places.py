@@ -92,15 +92,24 @@ class Places:
     """Choices that are being prepared, wait or run. Owner: loop."""
 
     def __init__(
-        self, limit: int, per_key: int = 0, tokens: int = 0, max_wait: float = 0.0, shared: bool = True
+        self,
+        limit: int,
+        per_key: int = 0,
+        tokens: int = 0,
+        max_wait: float = 0.0,
+        shared: bool = True,
+        idle: bool = False,
     ) -> None:
-        """`max_wait`: seconds, 0: no limit; `shared`: no caller may take nearly all of the places."""
+        """`max_wait`: seconds, 0: no limit; `shared`: no caller may take nearly all of the places; `idle`: of lines of
+        batches, which have no deadlines of their own.
+        """
         self.limit = limit
         self.rows = self.threads = 1
         self.per_key = per_key  # most choices per caller; 0: no limit
         self.max_tokens = tokens  # most prompt tokens of all open choices
         self.max_wait = max_wait
         self.shared = shared
+        self.idle = idle
         self.taken = 0
         self.requests = 0
         self.tokens = 0

@@ -61,12 +61,12 @@ class PooledAnswer:
             media=inputs.media,
             positions=inputs.positions,
             n=count,
-            priority=IDLE if exchange.idle else priority,
+            priority=IDLE if exchange.places.idle else priority,
             cache_salt=scope_of(exchange, salt),
             arrival=exchange.arrival,
             pooling=PoolingParams(starts, inputs.seconds, inputs.pool_starts, per_token, inputs.adapters),
             flow=Flow(exchange.client, state.keys.weight(exchange.key_name)),
-            deadline=time.monotonic() + exchange.queue_timeout,
+            deadline=math.inf if exchange.places.idle else time.monotonic() + state.config.limits.queue_timeout,
             lora=exchange.adapter,
         )
         tokens, self._tokens = self._tokens, 0
@@ -88,9 +88,10 @@ class PooledAnswer:
         return [array for array in self._arrays if array is not None]
 
     async def _wait(self) -> None:
-        seconds, whole = self.exchange.queue_timeout, self.exchange.request_timeout
-        if whole:
-            seconds = min(seconds, whole - (time.monotonic() - self.exchange.arrival))
+        limits, idle = self.state.config.limits, self.exchange.places.idle
+        seconds = math.inf if idle else limits.queue_timeout
+        if limits.request_timeout and not idle:
+            seconds = min(seconds, limits.request_timeout - (time.monotonic() - self.exchange.arrival))
         try:
             await asyncio.wait_for(self._finished, max(seconds, 0.001) if seconds < math.inf else None)
         except TimeoutError:

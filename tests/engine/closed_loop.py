@@ -100,7 +100,7 @@ def run(lengths: Sequence[tuple[int, int]], streams: int, seconds: float, idle: 
             ids = np.ones(prompt, np.int32)
             scheduler.add(number, ids, max_tokens=answer, ignore_eos=True, arrival=at, priority=priority)
             asked[number] = Asked(client, at)
-        pace.set_budgets(scheduler.shares)
+        pace.set_budgets(scheduler.shares, TOKENS)
         plan = plans[scheduler.next_step % 3]
         begun = None
         if scheduler.schedule(plan):

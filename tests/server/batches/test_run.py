@@ -43,6 +43,8 @@ class Process:
         self.running = self.most_running = 0
         self.begun = asyncio.Event()
         self.statuses: dict[str, list[int]] = {}
+        self.broken: set[str] = set()
+        self.binary: set[str] = set()
         self.keys = set(keys)
         self.window = window
 
@@ -62,8 +64,10 @@ class Process:
         finally:
             self.running -= 1
         self.asked[name] += 1
+        if name in self.broken:
+            raise RuntimeError("broken")
         status = self.statuses[name].pop(0) if self.statuses.get(name) else 200
-        return Reply(status, "id", USAGE, 0.0)
+        return Reply(status, "id", USAGE, 0.0, name not in self.binary)
 
     async def upload(self, count, key="", name="file-in"):
         lines = b"".join(line(f"l{k}", body={"name": f"l{k}"}) + b"\n" for k in range(count))
@@ -131,6 +135,16 @@ async def test_errors_have_a_file_and_a_full_server_is_asked_again(process):
     assert (record.completed, record.failed, process.asked["l2"]) == (3, 1, 3)
     (wrong,) = process.lines(record.errors)
     assert (wrong["custom_id"], wrong["response"]["status_code"]) == ("l1", 400)
+
+
+async def test_a_line_that_fails_or_has_no_json_fails_alone(process):
+    process.broken, process.binary = {"l1"}, {"l3"}
+    await process.upload(5)
+    record = await process.batch()
+    await until(lambda: record.ended)
+    assert (record.status, record.completed, record.failed) == ("completed", 3, 2)
+    wrong = {each["custom_id"]: each["error"]["code"] for each in process.lines(record.errors)}
+    assert wrong == {"l1": "internal_error", "l3": "invalid_body"}
 
 
 async def test_a_stop_loses_no_answer_and_the_next_process_goes_on(tmp_path):

@@ -147,7 +147,9 @@ async def test_vectors_are_those_of_single_requests(pooling):
     served = Client(client.app)
     begin_batches(client.state)
     bodies = [{"input": "hello"}, {"input": ["a", "b c"], "encoding_format": "base64"}]
-    batch = await finished(served, (await begun(served, "/v1/embeddings", lines("/v1/embeddings", bodies)))["id"])
+    bytes_too = [*bodies, {"input": "a", "encoding_format": "bytes"}]
+    batch = await finished(served, (await begun(served, "/v1/embeddings", lines("/v1/embeddings", bytes_too)))["id"])
+    assert (await answers(served, batch, "error_file_id"))["l2"]["error"]["code"] == "invalid_body"
     found = await answers(served, batch)
     for number, body in enumerate(bodies):
         alone = (await served.post("/v1/embeddings", body)).json()

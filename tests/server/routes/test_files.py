@@ -179,3 +179,11 @@ async def test_a_folder_that_cannot_be_made_ends_the_start(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ConfigError, match=r"--files-dir .*name a folder"):
         Folder(str(tmp_path / "file")).open()
+
+
+async def test_a_private_folder_ends_with_its_server(client):
+    await upload(client)
+    folder = client.state.batches.files.folder
+    assert folder.root.is_dir()
+    folder.close()
+    assert not folder.root.exists()
