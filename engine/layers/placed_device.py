@@ -133,34 +133,43 @@ class DeviceSite(DevicePlaces, Delta):
         return AdaptedWeight(base, self)
 
     def lowered(self, x: Tensor | Unscaled) -> Tensor | None:
-        if not self.acts:
-            return None
-        inputs = (x if isinstance(x, Tensor) else x.rows).reshape(-1, self.shape.in_features)
-        return shrink(inputs, self._matrices, self.shape, self.rows.listed_for(len(inputs)), self.rows.invariant)
+        few = self.acts and self.rows.listed_for(len(inputs_of(x, self.shape))).tile == 1
+        return self._terms(x, None)[0] if few else None  # of more rows the two products would not overlap
 
     def add_to(self, y: Tensor, x: Tensor | Unscaled, low: Tensor | None) -> None:
         self._add(y, x, low, None)
 
     def gated(self, halves: Tensor, x: Tensor | Unscaled, low: Tensor | None, activation: Activation) -> Tensor:
-        if low is None or self.rows.invariant:  # rows of the base have the same bits in both cases
+        if not self.acts or self.rows.invariant:  # rows of the base have the same bits in both cases
             return super().gated(halves, x, low, activation)
-        flat, before = halves.view(-1, self.shape.width), None if isinstance(x, Tensor) else x
-        listed = self.rows.listed_for(len(flat))
+        low, listed, before = self._terms(x, low)
+        flat = halves.view(-1, self.shape.width)
         made = expand_gated(flat, low, self._matrices, self.shape, listed, activation, before)
         return made if halves.dim() == 2 else made.view(*halves.shape[:-1], -1)
 
     def add_then_norm(self, y: Tensor, x: Tensor, low: Tensor | None, gain: Tensor, eps: float) -> Unscaled | None:
-        if low is None:
+        if not self.acts:
             return None
         after = empty_after(y, gain, eps) if len(y) <= FEW and not self.rows.invariant else None
         self._add(y, x, low, after)
         return after
 
     def _add(self, y: Tensor, x: Tensor | Unscaled, low: Tensor | None, after: Unscaled | None) -> None:
-        assert low is not None, "no row has an adapter"
-        flat, before = y.view(-1, self.shape.width), None if isinstance(x, Tensor) else x
-        listed = self.rows.listed_for(len(flat))
-        expand(flat, low, self._matrices, self.shape, listed, self._blocks, before, after)
+        low, listed, before = self._terms(x, low)
+        expand(y.view(-1, self.shape.width), low, self._matrices, self.shape, listed, self._blocks, before, after)
+
+    def _terms(self, x: Tensor | Unscaled, low: Tensor | None) -> tuple[Tensor, PlaceList, Unscaled | None]:
+        """A x, made unless `low` is it; the list of rows; x if it was prescaled."""
+        inputs = inputs_of(x, self.shape)
+        listed = self.rows.listed_for(len(inputs))
+        if low is None:
+            low = shrink(inputs, self._matrices, self.shape, listed, self.rows.invariant)
+        return low, listed, None if isinstance(x, Tensor) else x
+
+
+def inputs_of(x: Tensor | Unscaled, shape: SiteShape) -> Tensor:
+    """The rows [rows, in_features] that a site reads."""
+    return (x if isinstance(x, Tensor) else x.rows).reshape(-1, shape.in_features)
 
 
 class DeviceExperts(DevicePlaces, ExpertsDelta):

@@ -19,7 +19,6 @@ from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import tl, triton
 
 BLOCK_N = 64  # columns of a program
-MOST_UNROLLED = 512  # values of a block of `low`
 
 
 @triton.jit
@@ -28,18 +27,13 @@ def low_of(
     RANK: tl.constexpr, LOWS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """The sums of `low` over its parts, float32 [TILE, RANK]; PARTS: divided by the root mean square of x's rows."""
-    sums = tl.zeros(inner.shape, tl.float32)
     if m.shape[0] == 1:
-        p: tl.constexpr = triton.next_power_of_2(LOWS)
-        part = tl.arange(0, p)
+        part = tl.arange(0, LOWS)
         at = ((part * rows + start) * pieces + piece) * RANK
-        inside = (part < LOWS)[:, None] & (tl.sum(inner.to(tl.int32), 0) > 0)[None, :]
-        sums += tl.sum(tl.load(low + at[:, None] + r[None, :], mask=inside, other=0.0), 0)[None, :]
-    elif LOWS:  # all loads are in flight at once
-        for part in tl.static_range(LOWS):
-            at = ((tl.full([], part, tl.int64) * rows + start + m) * pieces + piece) * RANK
-            sums += tl.load(low + at[:, None] + r[None, :], mask=inner, other=0.0)
+        inside = (part < parts)[:, None] & (tl.sum(inner.to(tl.int32), 0) > 0)[None, :]
+        sums = tl.sum(tl.load(low + at[:, None] + r[None, :], mask=inside, other=0.0), 0)[None, :]
     else:
+        sums = tl.zeros(inner.shape, tl.float32)
         for part in range(parts):
             at = ((tl.full([], part, tl.int64) * rows + start + m) * pieces + piece) * RANK
             sums += tl.load(low + at[:, None] + r[None, :], mask=inner, other=0.0)
@@ -85,7 +79,7 @@ def expand_kernel(
     TILE: tl.constexpr,
     RANK: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    LOWS: tl.constexpr,  # parts; 0: many rows, for which loads are not unrolled
+    LOWS: tl.constexpr,  # tiles of one row: power of two >= parts
     AFTER: tl.constexpr,
     PARTS: tl.constexpr,  # power of two >= square_parts; 0: x was not prescaled
     OVERLAP: tl.constexpr,
@@ -93,27 +87,29 @@ def expand_kernel(
     """A program computes one tile and one block of columns."""
     tile, block = tl.program_id(0), tl.program_id(1)
     piece, first, limit = tl.load(blocks + block * 3), tl.load(blocks + block * 3 + 1), tl.load(blocks + block * 3 + 2)
+    if TILE > 1:
+        grid_wait(OVERLAP)
     key, start, count = tile_at(tiles, tile)
     word = tl.load(words + tl.maximum(key - 1, 0) // experts * sites + site, cache_modifier=".cg")
     rank = tl.multiple_of(tl.where(key > 0, word & 0xFFFF, 0).to(tl.int32), 16)
-    m, r, n = tl.arange(0, TILE), tl.arange(0, RANK), first + tl.arange(0, BLOCK_N)
-    m_in, r_in, n_in = m < count, r < rank, n < limit
-    row = tl.load(order + start + m, mask=m_in, other=0, cache_modifier=".cg")
-    b_in = r_in[:, None] & n_in[None, :]
-    matrix = matrix_at(values, word, key, rank, 0, n, r, b_in, depth, width, pieces, experts, place_len)
-    grid_wait(OVERLAP)
     needed = rank
     if AFTER:
         needed = count
-    if needed > 0:
-        at, outer = row.to(tl.int64)[:, None] * width + n[None, :], m_in[:, None] & n_in[None, :]
-        before = tl.load(y + at, mask=outer, other=0.0).to(tl.float32)
+    if TILE == 1 or needed > 0:
+        m, r, n = tl.arange(0, TILE), tl.arange(0, RANK), first + tl.arange(0, BLOCK_N)
+        m_in, r_in, n_in = m < tl.where(needed > 0, count, 0), r < rank, n < limit
+        row = tl.load(order + start + m, mask=m_in, other=0, cache_modifier=".cg")
+        b_in = r_in[:, None] & n_in[None, :]
+        matrix = matrix_at(values, word, key, rank, 0, n, r, b_in, depth, width, pieces, experts, place_len)
+        if TILE == 1:  # the adapter's matrices are weights
+            grid_wait(OVERLAP)
         sums = low_of(
             low, squares, row, start, m, r, rows, parts, pieces, piece, m_in[:, None] & r_in[None, :], square_parts,
             depth, eps, RANK, LOWS, PARTS,
         )  # fmt: skip
         delta = multiply(sums.to(matrix.dtype), matrix)
-        total = (before + delta).to(y.dtype.element_ty)
+        at, outer = row.to(tl.int64)[:, None] * width + n[None, :], m_in[:, None] & n_in[None, :]
+        total = (tl.load(y + at, mask=outer, other=0.0).to(tl.float32) + delta).to(y.dtype.element_ty)
         tl.store(y + at, total, mask=outer)
         if AFTER:
             written = tl.where(outer, total.to(tl.float32), 0.0)
@@ -122,9 +118,9 @@ def expand_kernel(
             tl.store(gained + at, (written * gains[None, :]).to(y.dtype.element_ty), mask=outer)
 
 
-def unrolled(parts: int, tile: int, rank: int) -> int:
-    """LOWS of a kernel. Unrolled loads of large blocks take minutes to compile."""
-    return parts if tile == 1 or tile * rank <= MOST_UNROLLED else 0
+def lows_of(parts: int, tile: int) -> int:
+    """LOWS of a kernel."""
+    return padded(parts, 1) if tile == 1 else 0
 
 
 def blocks_of(shape: SiteShape, device: torch.device | str) -> Tensor:
@@ -167,7 +163,7 @@ def launch_expand(
         matrices.words, rows.order, rows.tiles, blocks, low if after is None else after.gain,
         low if before is None else before.squares, count, parts, pieces, shape.in_features, y.shape[1], shape.experts,
         matrices.words.shape[1], shape.number, matrices.values.shape[1], square_parts,
-        0.0 if before is None else before.eps, TILE=tile, RANK=rank, BLOCK_N=BLOCK_N, LOWS=unrolled(parts, tile, rank),
+        0.0 if before is None else before.eps, TILE=tile, RANK=rank, BLOCK_N=BLOCK_N, LOWS=lows_of(parts, tile),
         AFTER=after is not None, PARTS=padded(square_parts, 1) if square_parts else 0, num_warps=4,
         num_stages=2, **launch_options(),
     )  # fmt: skip

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.kernels.activation import Activation, activate, activate_reference
 from engine.kernels.gemm.epilogue import Unscaled, padded
-from engine.kernels.lora.expand import BLOCK_N, low_of, low_products, matrix_at, unrolled
+from engine.kernels.lora.expand import BLOCK_N, low_of, low_products, lows_of, matrix_at
 from engine.kernels.lora.matrices import PlaceMatrices, SiteShape, matrix_of
 from engine.kernels.lora.rows import PlaceList, block_of, multiply, tile_at
 from engine.kernels.pdl import grid_wait, launch_options
@@ -50,26 +50,33 @@ def expand_gated_kernel(
 ):
     """A program computes one tile and one block of columns."""
     tile, first = tl.program_id(0), tl.program_id(1) * BLOCK_N
+    if TILE > 1:
+        grid_wait(OVERLAP)
     key, start, count = tile_at(tiles, tile)
-    word = tl.load(words + tl.maximum(key - 1, 0) // experts * sites + site, cache_modifier=".cg")
-    rank = tl.multiple_of(tl.where(key > 0, word & 0xFFFF, 0).to(tl.int32), 16)
-    m, r, n = tl.arange(0, TILE), tl.arange(0, RANK), first + tl.arange(0, BLOCK_N)
-    m_in, r_in, n_in = m < count, r < rank, n < width
-    row = tl.load(order + start + m, mask=m_in, other=0, cache_modifier=".cg")
-    b_in, inner = r_in[:, None] & n_in[None, :], m_in[:, None] & r_in[None, :]
-    gate = matrix_at(values, word, key, rank, 0, n, r, b_in, depth, 2 * width, pieces, experts, place_len)
-    up = matrix_at(values, word, key, rank, width, n, r, b_in, depth, 2 * width, pieces, experts, place_len)
-    grid_wait(OVERLAP)
-    if count > 0:
+    if TILE == 1 or count > 0:
+        word = tl.load(words + tl.maximum(key - 1, 0) // experts * sites + site, cache_modifier=".cg")
+        rank = tl.multiple_of(tl.where(key > 0, word & 0xFFFF, 0).to(tl.int32), 16)
+        m, r, n = tl.arange(0, TILE), tl.arange(0, RANK), first + tl.arange(0, BLOCK_N)
+        m_in, r_in, n_in = m < count, r < rank, n < width
+        row = tl.load(order + start + m, mask=m_in, other=0, cache_modifier=".cg")
+        b_in, inner = r_in[:, None] & n_in[None, :], m_in[:, None] & r_in[None, :]
+        if TILE == 1:  # the adapter's matrices are weights
+            gate = matrix_at(values, word, key, rank, 0, n, r, b_in, depth, 2 * width, pieces, experts, place_len)
+            up = matrix_at(values, word, key, rank, width, n, r, b_in, depth, 2 * width, pieces, experts, place_len)
+            grid_wait(OVERLAP)
         at, outer = row.to(tl.int64)[:, None] * 2 * width + n[None, :], m_in[:, None] & n_in[None, :]
         gates = tl.load(halves + at, mask=outer, other=0.0).to(tl.float32)
         ups = tl.load(halves + at + width, mask=outer, other=0.0).to(tl.float32)
         if rank > 0:
+            if TILE > 1:
+                gate = matrix_at(values, word, key, rank, 0, n, r, b_in, depth, 2 * width, pieces, experts, place_len)
             sums = low_of(
                 low, squares, row, start, m, r, rows, parts, pieces, 0, inner, square_parts, depth, eps, RANK, LOWS,
                 PARTS,
             )  # fmt: skip
             gates += multiply(sums.to(gate.dtype), gate)
+            if TILE > 1:
+                up = matrix_at(values, word, key, rank, width, n, r, b_in, depth, 2 * width, pieces, experts, place_len)
             sums = low_of(
                 low, squares, row, start, m, r, rows, parts, pieces, pieces - 1, inner, square_parts, depth, eps, RANK,
                 LOWS, PARTS,
@@ -102,13 +109,12 @@ def launch_expand_gated(
     out = empty_rows(halves, width)
     square_parts = 0 if before is None else len(before.squares)
     tile = block_of(rows, rank)
-    columns = BLOCK_N if tile == 1 or tile > 32 else 2 * BLOCK_N
-    expand_gated_kernel[(len(rows.tiles), triton.cdiv(width, columns))](
+    expand_gated_kernel[(len(rows.tiles), triton.cdiv(width, BLOCK_N))](
         out, halves, low, matrices.values, matrices.words, rows.order, rows.tiles,
         low if before is None else before.squares, count, parts, pieces, shape.in_features, width, shape.experts,
         matrices.words.shape[1], shape.number, matrices.values.shape[1], square_parts,
-        0.0 if before is None else before.eps, ACT=int(activation), TILE=tile, RANK=rank, BLOCK_N=columns,
-        LOWS=unrolled(parts, tile, rank), PARTS=padded(square_parts, 1) if square_parts else 0, num_warps=4,
+        0.0 if before is None else before.eps, ACT=int(activation), TILE=tile, RANK=rank, BLOCK_N=BLOCK_N,
+        LOWS=lows_of(parts, tile), PARTS=padded(square_parts, 1) if square_parts else 0, num_warps=4,
         num_stages=2, **launch_options(),
     )  # fmt: skip
     return out

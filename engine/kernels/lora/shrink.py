@@ -2,7 +2,8 @@
 
     low [parts, rows, pieces, RANK] float32: sums over the parts of x's columns, which `expand` adds in their order
 
-A program computes one part of one piece for one tile of the list (kernels/lora/rows). Rows without an adapter, sites
+A program computes one part of one piece for one tile of the list (kernels/lora/rows); for a tile of one row it reads
+the adapter's matrix before it waits for the previous kernel. Rows without an adapter, sites
 that an adapter leaves alone, and ranks beyond the adapter's own are not written. Users: engine/layers/placed_device.
 """
 
@@ -17,11 +18,10 @@ from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import tl, triton
 
 BLOCK_K = 128  # columns per iteration
-WIDE_K = 256  # the same for low ranks and tiles of few rows
+WIDE_K = 256  # the same for tiles of one row and low ranks
 LOW_RANK = 32
-PARTS = {8: 48, FEW: 8, SOME: 16}  # the most parts, for up to so many rows; beyond: LEAST_PARTS
+PARTS = {8: 48, FEW: 32, SOME: 8}  # the most parts, for up to so many rows; beyond: LEAST_PARTS
 LEAST_PARTS = 2
-INVARIANT_PARTS = 8
 
 
 @triton.jit(do_not_specialize=["rows", "site"])
@@ -44,52 +44,59 @@ def shrink_kernel(
     TILE: tl.constexpr,
     RANK: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    ONCE: tl.constexpr,  # a part has no more than BLOCK_K columns
+    ONCE: tl.constexpr,  # tiles of one row: a part has no more than BLOCK_K columns
     OVERLAP: tl.constexpr,
 ):
     """A program computes one tile, one part and one piece."""
     tile, part, piece = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     pieces = tl.num_programs(2)
+    if TILE > 1:
+        grid_wait(OVERLAP)
     key, start, count = tile_at(tiles, tile)
-    place, expert = tl.maximum(key - 1, 0) // experts, tl.maximum(key - 1, 0) % experts
-    word = tl.load(words + place * sites + site, cache_modifier=".cg")
-    rank = tl.multiple_of(tl.where(key > 0, word & 0xFFFF, 0).to(tl.int32), 16)
-    m, n, k = tl.arange(0, TILE), tl.arange(0, RANK), tl.arange(0, BLOCK_K)
-    m_in, n_in = m < count, n < rank
-    row = (tl.load(order + start + m, mask=m_in, other=0, cache_modifier=".cg") // top_k).to(tl.int64)
-    begin = part * part_len
-    end = tl.minimum(begin + part_len, depth)
-    k_in = begin + k < end
-    a = values + place.to(tl.int64) * place_len + tl.multiple_of(word >> 16, 64)
-    a += expert.to(tl.int64) * pieces * rank * depth
-    a_at = a + (piece * rank + n).to(tl.int64)[None, :] * depth + begin + k[:, None]
-    x_at = x + row[:, None] * x_stride + begin + k[None, :]
-    matrix = tl.load(a_at, mask=(k_in & ONCE)[:, None] & n_in[None, :], other=0.0)  # weights: read before the wait
-    grid_wait(OVERLAP)
-    if rank > 0:
-        if ONCE:
-            sums = multiply(tl.load(x_at, mask=m_in[:, None] & k_in[None, :], other=0.0), matrix)
-        else:
+    if TILE == 1 or key > 0:
+        place, expert = tl.maximum(key - 1, 0) // experts, tl.maximum(key - 1, 0) % experts
+        word = tl.load(words + place * sites + site, cache_modifier=".cg")
+        rank = tl.multiple_of(tl.where(key > 0, word & 0xFFFF, 0).to(tl.int32), 16)
+        if TILE == 1 or rank > 0:
+            m, n, k = tl.arange(0, TILE), tl.arange(0, RANK), tl.arange(0, BLOCK_K)
+            m_in, n_in = m < count, n < rank
+            row = (tl.load(order + start + m, mask=m_in, other=0, cache_modifier=".cg") // top_k).to(tl.int64)
+            begin = part * part_len
+            a = values + place.to(tl.int64) * place_len + tl.multiple_of(word >> 16, 64)
+            a += expert.to(tl.int64) * pieces * rank * depth
+            a_at = a + (piece * rank + n).to(tl.int64)[None, :] * depth + begin + k[:, None]
+            x_at = x + row[:, None] * x_stride + begin + k[None, :]
+            k_in = begin + k < depth
+            if TILE == 1:
+                ahead = tl.load(a_at, mask=(k_in & ONCE)[:, None] & n_in[None, :], other=0.0)  # weights
+                grid_wait(OVERLAP)
             sums = tl.zeros([TILE, RANK], tl.float32)
-            for first in range(begin, end, BLOCK_K):
-                k_in = first + k < end
+            if ONCE:
                 inputs = tl.load(x_at, mask=m_in[:, None] & k_in[None, :], other=0.0)
-                matrix = tl.load(a_at, mask=k_in[:, None] & n_in[None, :], other=0.0)
-                sums += multiply(inputs, matrix)
-                x_at += BLOCK_K
-                a_at += BLOCK_K
-        at = ((part.to(tl.int64) * rows + start + m) * pieces + piece) * RANK
-        tl.store(low + at[:, None] + n[None, :], sums, mask=m_in[:, None] & n_in[None, :])
+                sums += multiply(inputs, ahead)
+            else:
+                for first in range(begin, tl.minimum(begin + part_len, depth), BLOCK_K):
+                    k_in = first + k < depth
+                    inputs = tl.load(x_at, mask=m_in[:, None] & k_in[None, :], other=0.0)
+                    matrix = tl.load(a_at, mask=k_in[:, None] & n_in[None, :], other=0.0)
+                    if TILE == 1:
+                        sums += multiply(inputs, matrix)
+                    else:
+                        sums = tl.dot(inputs, matrix, sums, input_precision="ieee")
+                    x_at += BLOCK_K
+                    a_at += BLOCK_K
+            at = ((part.to(tl.int64) * rows + start + m) * pieces + piece) * RANK
+            tl.store(low + at[:, None] + n[None, :], sums, mask=m_in[:, None] & n_in[None, :])
 
 
-def columns_of(tile: int, rank: int, invariant: bool) -> int:
+def columns_of(tile: int, rank: int) -> int:
     """Columns per iteration."""
-    return BLOCK_K if invariant or tile > 32 or rank > LOW_RANK else WIDE_K
+    return WIDE_K if tile == 1 and rank <= LOW_RANK else BLOCK_K
 
 
 def parts_of(depth: int, rows: int, block: int, invariant: bool) -> tuple[int, int]:
     """(parts, columns of a part) of an input with `depth` columns; `invariant`: for any number of rows alike."""
-    most = INVARIANT_PARTS if invariant else next((PARTS[limit] for limit in PARTS if rows <= limit), LEAST_PARTS)
+    most = PARTS[SOME] if invariant else next((PARTS[limit] for limit in PARTS if rows <= limit), LEAST_PARTS)
     blocks = triton.cdiv(depth, block)
     part_len = triton.cdiv(blocks, min(most, blocks)) * block
     return triton.cdiv(depth, part_len), part_len
@@ -121,14 +128,13 @@ def launch_shrink(
     assert count == len(x) * top_k, f"x has {len(x)} rows, the list {count}"
     rank = padded_rank(matrices.max_rank)
     tile = block_of(rows, rank)
-    block = columns_of(tile, rank, invariant)
+    block = columns_of(tile, rank)
     parts, part_len = parts_of(depth, count, block, invariant)
     low = torch.empty(parts, count, shape.pieces, rank, dtype=torch.float32, device=x.device)
     shrink_kernel[(len(rows.tiles), parts, shape.pieces)](
         low, x, matrices.values, matrices.words, rows.order, rows.tiles, count, depth, part_len, shape.experts, top_k,
         matrices.words.shape[1], shape.number, x.stride(0), matrices.values.shape[1], TILE=tile, RANK=rank,
-        BLOCK_K=block, ONCE=part_len == block, num_warps=4, num_stages=3 if block == BLOCK_K else 2,
-        **launch_options(),
+        BLOCK_K=block, ONCE=tile == 1 and part_len == block, num_warps=4, num_stages=3, **launch_options(),
     )  # fmt: skip
     return low
 

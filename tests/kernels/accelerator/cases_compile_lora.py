@@ -3,7 +3,7 @@
 import pytest
 import triton  # noqa: F401  (must precede the import of any kernel file)
 
-from engine.kernels.lora.expand import BLOCK_N, expand_kernel, unrolled
+from engine.kernels.lora.expand import BLOCK_N, expand_kernel, lows_of
 from engine.kernels.lora.expand_gated import expand_gated_kernel
 from engine.kernels.lora.rows import BLOCK, pair_keys_kernel, place_list_kernel
 from engine.kernels.lora.shrink import columns_of, shrink_kernel
@@ -33,8 +33,8 @@ KEYS = {
 }  # fmt: skip
 
 
-def blocks(tile, rank):
-    return {"BLOCK_N": BLOCK_N, "LOWS": unrolled(8, tile, rank)}
+def blocks(tile):
+    return {"BLOCK_N": BLOCK_N, "LOWS": lows_of(16, tile)}
 
 
 KERNELS = {
@@ -57,10 +57,10 @@ KERNELS = {
         )
         for tile, rank in ((1, 16), (16, 32), (64, 128))
         for name, kernel, signature, constants, stages in (
-            ("shrink", shrink_kernel, SHRINK, {"BLOCK_K": columns_of(tile, rank, False), "ONCE": tile == 1}, 3),
-            ("expand", expand_kernel, EXPAND, {**blocks(tile, rank), "AFTER": False, "PARTS": 0}, 2),
-            ("expand between norms", expand_kernel, EXPAND, {**blocks(tile, rank), "AFTER": True, "PARTS": 64}, 2),
-            ("expand gated", expand_gated_kernel, GATED, {**blocks(tile, rank), "ACT": 0, "PARTS": 64}, 2),
+            ("shrink", shrink_kernel, SHRINK, {"BLOCK_K": columns_of(tile, rank), "ONCE": tile == 1}, 3),
+            ("expand", expand_kernel, EXPAND, {**blocks(tile), "AFTER": False, "PARTS": 0}, 2),
+            ("expand between norms", expand_kernel, EXPAND, {**blocks(tile), "AFTER": True, "PARTS": 64}, 2),
+            ("expand gated", expand_gated_kernel, GATED, {**blocks(tile), "ACT": 0, "PARTS": 64}, 2),
         )
     },
 }  # fmt: skip
