@@ -21,7 +21,7 @@ from engine.kernels.gemm.codes import Codes
 from engine.layers.moe import Experts
 from engine.parallel.pieces import axes_of_experts
 from engine.quant.base import Quantised, Stored
-from engine.weights.table import Wanted, Weighted, parts_of
+from engine.weights.table import Wanted, Weighted, addressed
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +59,9 @@ class DealtStored:
 
 def deal_codes(whole: Weighted, member: Weighted, rank: int, ranks: int) -> None:
     """Gives the parts of a rank's model the schemes of the whole model's parts, with slices in them."""
-    ours = parts_of(member.weight_table(), member)
+    ours = {path: part for path, _, part in addressed(member.weight_table(), member)}
     part: Any
-    own: Any
-    for (_, names, part), (_, _, own) in zip(parts_of(whole.weight_table(), whole), ours, strict=True):
+    for path, names, part in addressed(whole.weight_table(), whole):
         scheme = getattr(part, "scheme", None)
         if (
             getattr(part, "stacked", None) is not None
@@ -75,6 +74,7 @@ def deal_codes(whole: Weighted, member: Weighted, rank: int, ranks: int) -> None
             )
         if not isinstance(scheme, Quantised):
             continue
+        own: Any = ours[path]
         pieces = []
         for number, stored in enumerate(scheme.pieces):
             rows, columns, shape = _axes_of(part, number)

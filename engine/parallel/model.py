@@ -26,12 +26,13 @@ from engine.device.host import HostStream
 from engine.layers.attention import DealtNorm
 from engine.layers.batch import Batch
 from engine.layers.embed import Head
+from engine.layers.linear import Linear
 from engine.models.base.decoder import Decoder
 from engine.models.base.model import Model
 from engine.models.text.llama import LlamaLayer, ParallelLayer
 from engine.parallel.codes import deal_codes
 from engine.parallel.host import HostExchange, Meeting
-from engine.parallel.pieces import DealtPieces, check_marks, check_slices
+from engine.parallel.pieces import DealtPieces, check_marks, check_slices, parts_of_towers
 from engine.parallel.slices import config_of
 from engine.quant.kv import numbers_line
 from engine.weights.table import Table
@@ -48,10 +49,13 @@ class SplitModel(Model):
         ConfigError if a layer or a tensor cannot be dealt out."""
         self.whole = dealt(whole)
         self.config, self.dtype, self.device = whole.config, whole.dtype, whole.device
-        self.towers, self.adapters = whole.towers, whole.adapters
         meeting = self._meeting = Meeting(ranks)
         self.members = [dealt(build(config_of(whole.config, rank, ranks))) for rank in range(ranks)]
         self._exchanges = [HostExchange(meeting, rank) for rank in range(ranks)]
+        for model in (whole, *self.members):
+            for part in parts_of_towers(model):
+                if isinstance(part, Linear):
+                    part.rows = part.columns = None  # every product of a tower is whole
         for member, exchange in zip(self.members, self._exchanges):
             member.exchange = exchange
             self._deal_norms(member, exchange)
@@ -59,7 +63,7 @@ class SplitModel(Model):
             deal_codes(whole, member, exchange.rank, ranks)
         check_marks(whole)
         check_slices(whole, self.members)
-        self.sparse = self.members[0].sparse
+        self.sparse, self.towers = self.members[0].sparse, self.members[0].towers
         self.caches: list[list[LayerCache]] = []  # by rank, from rank 1 on; set when the cache is allocated
         self._streams: list[HostStream] = []  # of the ranks from rank 1 on; made by the first forward
 
@@ -145,7 +149,7 @@ def _deal_head(member: Decoder, rank: int, ranks: int) -> None:
 def dealt(model: Model) -> Decoder:
     """The model, if its layers are of the kinds that can be dealt out."""
     kinds = {type(layer) for layer in model.layers} if isinstance(model, Decoder) else set()
-    if not isinstance(model, Decoder) or not kinds <= set(DEALT):
+    if not isinstance(model, Decoder) or not kinds <= set(DEALT) or model.adapters:
         named = model.config.architecture
         raise ConfigError(f"{named} has layers that are not dealt out over ranks yet; leave --tensor-parallel-size out")
     return model

@@ -22,7 +22,9 @@ from engine.layers.moe import Experts
 from engine.quant.base import Quantised
 from engine.weights.finite import FiniteSums
 from engine.weights.pieces import Pieces
-from engine.weights.table import Place, Weighted, expand, parts_of
+from engine.weights.table import Part, Place, Weighted, addressed, expand, parts_of
+
+OF_DECODER = ("embed", "positions", "layers", "norm", "head")
 
 
 def axes_of(place: Place) -> tuple[Axis | None, ...]:
@@ -72,6 +74,19 @@ def cut(tensor: Tensor, axes: Sequence[Axis | None], rank: int, ranks: int) -> T
     return tensor.contiguous()
 
 
+def parts_of_towers(model: Weighted) -> list[Part]:
+    """The parts outside the decoder."""
+    found = addressed(model.weight_table(), model)
+    return [part for path, _, part in found if path.partition(".")[0] not in OF_DECODER]
+
+
+def places_on(model: Weighted, rank: int) -> dict[str, Place]:
+    """The tensors of a rank's model: rank 0 alone has the towers, whose rows all ranks read."""
+    towers = {id(part) for part in parts_of_towers(model)} if rank else set()
+    places = expand(model.weight_table(), model)
+    return {name: place for name, place in places.items() if id(place.part) not in towers}
+
+
 def check_marks(model: Weighted) -> None:
     """Raises ConfigError if the family's table contradicts the parts about what is dealt out."""
     for row, names, part in parts_of(model.weight_table(), model):
@@ -91,14 +106,15 @@ def check_marks(model: Weighted) -> None:
 def check_slices(whole: Weighted, models: Sequence[Weighted]) -> None:
     """Raises ConfigError unless the slices of all tensors have the shapes that the ranks' parts want."""
     places = expand(whole.weight_table(), whole)
+    of_towers = places.keys() - places_on(whole, 1).keys()
     for rank, model in enumerate(models):
-        own = expand(model.weight_table(), model)
+        own = places_on(model, rank)
         for name, place in places.items():
             shape = tuple(
                 length if axis is None else sum(end - start for start, end in ranges(axis, rank, len(models)))
                 for length, axis in zip_longest(place.wanted.shape, axes_of(place)[: len(place.wanted.shape)])
             )
-            if name not in own or own[name].wanted.shape != shape:
+            if (name not in own or own[name].wanted.shape != shape) and not (rank and name in of_towers):
                 raise ConfigError(
                     f"{whole.config.architecture} is not dealt out over ranks yet: {name} has no slice for rank {rank} "
                     f"of {len(models)}; leave --tensor-parallel-size out"
@@ -118,9 +134,10 @@ class DealtPieces(Pieces):
     ) -> None:
         """`models`: the ranks' models, in rank order; the others are Pieces' arguments, for the whole model."""
         super().__init__(places, saved, placement, sums)
-        self._of_ranks = [
-            Pieces(expand(model.weight_table(), model), saved, Placement(model.dtype, model.device)) for model in models
-        ]
+        self._of_ranks = []
+        for rank, model in enumerate(models):
+            own = places_on(model, rank)
+            self._of_ranks.append((own, Pieces(own, saved, Placement(model.dtype, model.device))))
 
     def room(self, name: str) -> Tensor:
         """Memory for a whole tensor, in its saved dtype."""
@@ -132,10 +149,11 @@ class DealtPieces(Pieces):
         if self._sums is not None:
             self._sums.add(name, tensor)
         axes, summed = axes_of(place), is_summed(place)
-        for rank, pieces in enumerate(self._of_ranks):
-            given = torch.zeros_like(tensor) if summed and rank else tensor
-            pieces.add(name, cut(given, axes, rank, len(self._of_ranks)))
+        for rank, (own, pieces) in enumerate(self._of_ranks):
+            if name in own:
+                given = torch.zeros_like(tensor) if summed and rank else tensor
+                pieces.add(name, cut(given, axes, rank, len(self._of_ranks)))
         self.pending[place.part] -= 1
         if not self.pending[place.part]:
             del self.pending[place.part]
-            assert self.pending or not any(pieces.pending for pieces in self._of_ranks)
+            assert self.pending or not any(pieces.pending for _, pieces in self._of_ranks)

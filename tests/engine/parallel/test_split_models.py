@@ -9,13 +9,14 @@ import torch
 
 from engine.base.errors import ConfigError
 from engine.models.text.llama import Llama
-from engine.parallel.pieces import axes_of, cut
+from engine.parallel.pieces import axes_of, cut, parts_of_towers, places_on
 from engine.weights import load as loading
 from engine.weights.table import expand
 from tests import tiny
 from tests.engine.parallel.kit import harness, split
 from tests.models.harness import Harness
 from tests.models.harness import load as load_model
+from tests.models.seeing import prepare
 
 NAMES = [
     "llama", "llama-gelu", "mistral-window", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi3", "granite", "glm",
@@ -25,6 +26,10 @@ NAMES = [
 EXPERTS = [
     "qwen3_moe", "qwen2_moe", "llama4", "phimoe", "mixtral", "gpt_oss", "glm4_moe", "minimax_m2", "olmoe_clipped",
     "dbrx", "granite_moe", "ernie4_5_moe", "hunyuan_moe", "exaone_moe",
+]  # fmt: skip
+SEEING = [
+    "internvl", "llava_onevision", "llava", "mistral3", "idefics3", "hunyuan_vl", "gemma3-vision", "paligemma",
+    "internvl-gpt_oss", "llama4-vision",
 ]  # fmt: skip
 LIMIT = 1e-4
 load = functools.cache(load_model)
@@ -40,6 +45,10 @@ def works(name):
 def tokens(length, seed=0):
     rng = random.Random(seed)
     return [rng.randrange(tiny.VOCAB_SIZE) for _ in range(length)]
+
+
+def in_full(name):
+    return pytest.param(name, marks=pytest.mark.full)
 
 
 def tried(names):
@@ -64,6 +73,19 @@ def test_ranks_give_the_logits_of_one(name, ranks):
         assert (got.log_softmax(-1) - want.log_softmax(-1)).abs().max() <= LIMIT
     finally:
         model.close()
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen3_vl", "glm4v", *map(in_full, SEEING)])
+@torch.inference_mode()
+def test_rank_0_encodes_pictures_for_all(name):
+    model, whole = split(tiny.checkpoint(name), 2), Harness(load(tiny.checkpoint(name)))
+    rows = [(each, prepare(name, "picture", each)) for each in (harness(model), whole)]
+    got, want = (each.prefill(row).log_softmax(-1) for each, row in rows)
+    assert (got - want).abs().max() <= LIMIT
+    tower = parts_of_towers(model.members[1])
+    assert tower
+    assert all(place.part not in tower for place in places_on(model.members[1], 1).values())
+    model.close()
 
 
 @torch.inference_mode()
@@ -145,7 +167,6 @@ def test_a_rank_that_fails_ends_the_forward_of_all_and_the_next_forward_runs():
         ("lfm2", "layers without attention"),
         ("stablelm", "a norm module for each head"),
         ("gemma4", "inputs of its own for each layer"),
-        ("qwen2_5_vl", "has towers"),
     ],
 )
 def test_models_that_are_not_dealt_out_are_refused_by_name(name, said):
