@@ -89,6 +89,7 @@ FLOORS = (
     ("layers",),
     ("encoders", "pooling"),
     ("models",),
+    ("parallel",),
     ("lora",),
     ("step", "explain"),
     ("run",),

@@ -90,6 +90,7 @@ class EngineConfig:
     encoder_budget: int = 0  # patches, or rows of an audio encoder, that towers compute in a step; 0 = derived
     encoder_cache_tokens: int = 0  # tower rows cached; 0 = derived
     num_threads: int = 0  # CPU compute threads; 0 = all cores
+    tensor_parallel: int = 1  # ranks over which every layer is dealt out
     step_timeout: float = 60.0  # seconds without an iteration of the device thread until the engine counts as stalled
     failures: FailureLimits = field(default_factory=FailureLimits)
     enforce_eager: bool = False  # launch forwards and sampling kernel by kernel; only the input preparation is a graph

@@ -9,10 +9,13 @@ computes a whole input, and nothing is cached.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from engine.attention.meta import AttentionMeta
+from engine.base.dealing import Section
 from engine.base.model_config import LayerConfig, TextConfig
 from engine.cache.spec import CacheSpec, LayerCache
 from engine.cache.tokens import FullSpec, NothingSpec
@@ -27,6 +30,7 @@ from engine.kernels.rotate import apply_rope, qkv_rope_store
 from engine.layers.linear import Linear
 from engine.layers.norm import Normed, RMSNorm
 from engine.layers.rope import Rope
+from engine.layers.stream import Exchange
 from engine.weights.rows import gates_queries, half_split, queries_keys_values
 from engine.weights.table import Wanted
 
@@ -34,12 +38,13 @@ from engine.weights.table import Wanted
 class Sinks:
     """Attention sinks: a learned logit per query head that is added to the softmax's denominator and has no value."""
 
-    __slots__ = ("num_heads", "weight")
+    __slots__ = ("num_heads", "rows", "weight")
 
     weight: Tensor  # [num_heads] float32
 
     def __init__(self, num_heads: int) -> None:
         self.num_heads = num_heads
+        self.rows = ((Section(num_heads),),)  # how ranks share the logits
 
     def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
         return {"sinks": (Wanted((self.num_heads,)),)}
@@ -56,12 +61,13 @@ class HeadNorms:
     A checkpoint has one tensor for all heads, or one module per head (text.split_head_norms).
     """
 
-    __slots__ = ("eps", "head_dim", "num_heads", "rotary_dim", "split", "weight")
+    __slots__ = ("eps", "head_dim", "num_heads", "rotary_dim", "rows", "split", "weight")
 
     weight: Tensor  # [num_heads * head_dim] float32
 
     def __init__(self, text: TextConfig, layer: LayerConfig, num_heads: int) -> None:
         self.num_heads = num_heads
+        self.rows = ((Section(num_heads),),)  # how ranks share the weights
         self.head_dim = text.head_dim
         self.rotary_dim = layer.rope.rotary_dim if layer.rope.interleaved else 0
         self.split = text.split_head_norms
@@ -77,11 +83,30 @@ class HeadNorms:
         self.weight = half_split(found, self.head_dim, self.rotary_dim).to(placement.device, torch.float32)
 
 
+@dataclass(slots=True, eq=False)
+class DealtNorm:
+    """The norm over whole projections of which each rank has some heads: the ranks' sums of squares are exchanged."""
+
+    exchange: Exchange
+    queries: int  # numbers of the whole query projection
+    keys: int
+    copies: int  # ranks that have the same key heads
+
+    def __call__(self, qkv: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float) -> None:
+        """qkv [T, n] that begins with the rank's queries and keys, in place."""
+        parts = qkv[:, : len(q_weight)], qkv[:, len(q_weight) : len(q_weight) + len(k_weight)]
+        sums = self.exchange.total(torch.stack([part.float().square().sum(1) for part in parts], 1))  # [T, 2] float32
+        for number, (part, weight) in enumerate(zip(parts, (q_weight, k_weight))):
+            mean = sums[:, number, None] / (self.keys * self.copies if number else self.queries)
+            part.copy_(part.float() * torch.rsqrt(mean + eps) * weight)
+
+
 class PagedSelfAttention:
     """Causal grouped-query attention with rotary positions."""
 
     __slots__ = (
         "clip",
+        "dealt_norm",
         "gate_width",
         "head_dim",
         "k_norm",
@@ -99,6 +124,7 @@ class PagedSelfAttention:
 
     q_norm: RMSNorm | HeadNorms | None
     k_norm: RMSNorm | HeadNorms | None
+    dealt_norm: DealtNorm | None  # replaces the norm over a whole projection, if a rank has a part of it
 
     def __init__(self, text: TextConfig, layer: LayerConfig) -> None:
         self.num_heads = text.num_heads
@@ -110,6 +136,7 @@ class PagedSelfAttention:
         self.span = -layer.window if layer.chunked else layer.window  # the kernels' convention: negative for chunks
         self.qkv = qkv_product(text, layer)
         self.qk_norm = text.qk_norm
+        self.dealt_norm = None
         self.clip = text.qkv_clip
         self.gate_width = text.num_heads * text.head_dim if text.qkv_layout == "gated" else 0  # before the queries
         if text.qk_norm == "none":
@@ -118,10 +145,12 @@ class PagedSelfAttention:
             self.q_norm, self.k_norm = (HeadNorms(text, layer, heads) for heads in (text.num_heads, text.num_kv_heads))
         else:
             whole = text.qk_norm == "projection"
-            self.q_norm, self.k_norm = (
+            self.q_norm, self.k_norm = norms = tuple(
                 RMSNorm(heads * text.head_dim if whole else text.head_dim, text.norm_eps, text.norm_offset)
                 for heads in (text.num_heads, text.num_kv_heads)
             )
+            for norm, heads in zip(norms if whole else (), (text.num_heads, text.num_kv_heads)):
+                norm.rows = ((Section(heads, text.head_dim),),)
         self.sinks = Sinks(text.num_heads) if layer.sinks else None
 
     def cache_spec(self, dtype: torch.dtype) -> CacheSpec:
@@ -177,7 +206,10 @@ class PagedSelfAttention:
         if q_norm is not None and k_norm is not None and self.qk_norm in ("projection", "head layer norm"):
             centre = self.qk_norm == "head layer norm"
             groups = (self.head_dim,) * 2 if centre else (len(q_norm.weight), len(k_norm.weight))
-            normalise_projections(qkv, q_norm.weight, k_norm.weight, *groups, q_norm.eps, centre)
+            if self.dealt_norm is None:
+                normalise_projections(qkv, q_norm.weight, k_norm.weight, *groups, q_norm.eps, centre)
+            else:
+                self.dealt_norm(qkv, q_norm.weight, k_norm.weight, q_norm.eps)
         if self.clip:
             qkv.clamp_(-self.clip, self.clip)
         return qkv
@@ -235,18 +267,29 @@ def self_attention(text: TextConfig, layer: LayerConfig) -> PagedSelfAttention:
     return (PagedSelfAttention if layer.causal else DenseSelfAttention)(text, layer)
 
 
+def output_product(text: TextConfig) -> Linear:
+    """Attention's output projection, from all heads to the stream."""
+    product = Linear(text.num_heads * text.head_dim, text.hidden_size, bias=text.o_bias)
+    product.columns = (Section(text.num_heads, text.head_dim),)
+    return product
+
+
 def qkv_product(text: TextConfig, layer: LayerConfig) -> Linear:
     """The projection of queries, keys and values, with rows in the kernels' order."""
     q_size, kv_size = text.num_heads * text.head_dim, text.num_kv_heads * text.head_dim
+    queries, keys = Section(text.num_heads, text.head_dim), Section(text.num_kv_heads, text.head_dim)
     if text.qkv_layout == "gated":
         product = Linear(text.hidden_size, 2 * q_size, kv_size, kv_size, bias=text.qkv_bias)
+        product.rows = ((Section(text.num_heads, 2 * text.head_dim),), (keys,), (keys,))
         product.arrange = lambda number, rows: rows if number else gates_queries(rows, text.head_dim)
         return product
     sizes = (q_size, kv_size, kv_size) if text.qkv_layout == "apart" else (q_size + 2 * kv_size,)
     product = Linear(text.hidden_size, *sizes, bias=text.qkv_bias)
+    product.rows = ((queries,), (keys,), (keys,)) if text.qkv_layout == "apart" else ((queries, keys, keys),)
     if text.qkv_layout == "by head":
-        queries = text.num_heads // text.num_kv_heads
-        product.arrange = lambda _, rows: queries_keys_values(rows, queries, text.head_dim)
+        each = text.num_heads // text.num_kv_heads
+        product.rows = ((Section(text.num_kv_heads, (each + 2) * text.head_dim),),)
+        product.arrange = lambda _, rows: queries_keys_values(rows, each, text.head_dim)
     elif layer.rope.interleaved:
         turned = (q_size, kv_size, 0) if text.qkv_layout == "apart" else (q_size + kv_size,)  # rows of each piece
 

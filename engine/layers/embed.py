@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from engine.base.dealing import width
 from engine.kernels.gemm.pack import Placement
 from engine.layers.linear import Linear
 from engine.quant.base import weight_dtype
@@ -19,10 +20,15 @@ from engine.weights.table import Wanted
 class Head(Linear):
     """logits = hidden W^T (+ b)."""
 
-    __slots__ = ("tied",)
+    __slots__ = ("span", "tied")
 
-    def __init__(self, vocab_size: int, hidden_size: int, tied: bool, bias: bool = False) -> None:
-        super().__init__(hidden_size, vocab_size, bias=bias)
+    def __init__(
+        self, vocab_size: int, hidden_size: int, tied: bool, bias: bool = False, span: tuple[int, int] | None = None
+    ) -> None:
+        """`span`: first and end of the tokens whose logits are computed; None: all tokens."""
+        self.span = span or (0, vocab_size)
+        super().__init__(hidden_size, self.span[1] - self.span[0], bias=bias)
+        self.rows = ((width(vocab_size),),)
         self.tied = tied
 
     def __call__(self, hidden: Tensor) -> Tensor:
@@ -90,4 +96,5 @@ class Embedding:
         # On a CPU the piece is a view of the file and is copied; on an accelerator the model takes over the piece.
         self.table = piece.to(placement.device, weight_dtype(piece.dtype, placement), copy=piece.is_cpu)
         if self.head is not None and self.head.tied:
-            self.head.fill({"weight": [self.table]}, placement)
+            first, end = self.head.span
+            self.head.fill({"weight": [self.table[first:end]]}, placement)

@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from engine.base.dealing import Axis, Section
 from engine.kernels.activation import Activation
 from engine.kernels.gemm.pack import Placement
 from engine.kernels.gemm.weight import Weight
@@ -31,12 +32,28 @@ class Around(Protocol):
 class Linear:
     """y = x W^T + b."""
 
-    __slots__ = ("arrange", "biases", "fold", "gains", "in_features", "out_features", "scheme", "site", "weight")
+    __slots__ = (
+        "arrange",
+        "biases",
+        "columns",
+        "fold",
+        "gains",
+        "in_features",
+        "out_features",
+        "rows",
+        "scheme",
+        "site",
+        "weight",
+    )
 
     weight: Weight
     arrange: Arrange | None
     gains: Gains | None  # multiply what the checkpoint's matrices make
     site: Around | None
+    # How ranks share the matrix: each piece's rows, or the columns; then the rank's results are summands. None: a rank
+    # has all of them.
+    rows: tuple[Axis, ...] | None
+    columns: Axis | None
 
     def __init__(
         self,
@@ -50,7 +67,7 @@ class Linear:
         self.biases = bias if isinstance(bias, tuple) else (bias,) * len(out_features)
         self.fold = fold or (in_features,)
         self.scheme: Scheme = UNQUANTISED
-        self.arrange = self.gains = self.site = None
+        self.arrange = self.gains = self.site = self.rows = self.columns = None
         assert torch.Size(self.fold).numel() == in_features
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -122,6 +139,8 @@ class GatedLinear(Linear):
     def __init__(self, in_features: int, width: int, bias: bool, activation: Activation, joined: bool = False) -> None:
         super().__init__(in_features, *((2 * width,) if joined else (width, width)), bias=bias)
         self.activation = activation
+        half = Section(width, coarse=True)
+        self.rows = ((half, half),) if joined else ((half,), (half,))
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.weight.gated(x, self.activation)

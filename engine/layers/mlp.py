@@ -16,6 +16,7 @@ from functools import partial
 
 from torch import Tensor
 
+from engine.base.dealing import width
 from engine.base.model_config import TextConfig
 from engine.kernels.activation import BY_NAME, Activation, pointwise
 from engine.layers.linear import GatedLinear, Linear
@@ -52,6 +53,7 @@ class GatedMLP:
     ) -> None:
         self.gate_up = GatedLinear(hidden_size, intermediate_size, bias, activation, joined)
         self.down = Linear(intermediate_size, hidden_size, bias=bias)
+        self.down.columns = (width(intermediate_size),)
 
     def __call__(self, x: Normed) -> Addend:
         if self.gate_up.weight.takes_halves and self.down.weight.takes_halves:
@@ -74,6 +76,8 @@ class PlainMLP:
         self.up = Linear(hidden_size, intermediate_size, bias=bias)
         self.activate = activate
         self.down = Linear(intermediate_size, hidden_size, bias=bias)
+        self.up.rows = ((width(intermediate_size),),)
+        self.down.columns = (width(intermediate_size),)
 
     def __call__(self, x: Normed) -> Product:
         return Product(self.down, self.activate(self.up.of_normed(x)))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.base.dealing import Axis
 from engine.base.model_config import TextConfig
 from engine.kernels.gemm.epilogue import Unscaled
 from engine.kernels.gemm.pack import Placement
@@ -21,14 +22,16 @@ from engine.weights.table import Wanted
 class RMSNorm:
     """x / rms(x) * weight; offset: 1 for families whose files store weight - 1."""
 
-    __slots__ = ("eps", "offset", "size", "weight")
+    __slots__ = ("eps", "offset", "rows", "size", "weight")
 
     weight: Tensor  # [size] float32
+    rows: tuple[Axis, ...] | None  # how ranks share the weight; None: every rank has all of it
 
     def __init__(self, size: int, eps: float, offset: float = 0.0) -> None:
         self.size = size
         self.eps = eps
         self.offset = offset
+        self.rows = None
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         return rms_norm(x, self.weight, self.eps, out=out)

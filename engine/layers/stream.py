@@ -70,10 +70,46 @@ class Made:
         return Normed(norm, residual)
 
 
+class Exchange(Protocol):
+    """Sums the partial results of an engine's ranks. All ranks call the same methods in the same order."""
+
+    def total(self, partial: Tensor) -> Tensor:
+        """The sum of all ranks' partials [T, hidden], a new tensor."""
+
+    def add_to(self, residual: Tensor, partial: Tensor) -> None:
+        """residual += the sum, in place."""
+
+    def add_then(self, residual: Tensor, partial: Tensor, norm: RMSNorm) -> Normed:
+        """`add_to`, if the next reader of the stream is a linear layer of norm(residual)."""
+
+
+@dataclass(slots=True, eq=False)
+class Exchanged:
+    """The sum over all ranks of one or more summands, an Addend. Summands of a rank meet before the exchange."""
+
+    summands: list[Addend]
+    exchange: Exchange
+
+    def _partial(self) -> Tensor:
+        partial = self.summands[0].value()
+        for summand in self.summands[1:]:
+            partial = partial + summand.value()
+        return partial
+
+    def value(self) -> Tensor:
+        return self.exchange.total(self._partial())
+
+    def add_to(self, residual: Tensor) -> None:
+        self.exchange.add_to(residual, self._partial())
+
+    def add_then(self, residual: Tensor, norm: RMSNorm) -> Normed:
+        return self.exchange.add_then(residual, self._partial(), norm)
+
+
 class Stream:
     """The rows of all tokens of a step; after `keep`, only of the sampled tokens."""
 
-    __slots__ = ("_chosen", "_residual", "_sampled", "_waiting", "capture", "count", "per_layer_inputs")
+    __slots__ = ("_chosen", "_exchange", "_residual", "_sampled", "_waiting", "capture", "count", "per_layer_inputs")
 
     def __init__(
         self,
@@ -83,8 +119,10 @@ class Stream:
         capture: Capture | None = None,
         per_layer_inputs: Tensor | None = None,
         chosen: TokenAdapters | None = None,
+        exchange: Exchange | None = None,
     ) -> None:
         self._residual = residual
+        self._exchange = exchange  # None: one rank, which has all columns of every product
         self._chosen = chosen  # the tokens' adapters; None: the model has none
         self.per_layer_inputs = per_layer_inputs  # [T, layers, n]; None: the model has none
         self.count = count  # int32 [1], on the device: rows from here on are padding; None: no padding
@@ -93,7 +131,12 @@ class Stream:
         self._waiting: Addend | None = None
 
     def add(self, addend: Addend, through: Norm | None = None) -> None:
-        """x += addend, or x += through(addend)."""
+        """x += addend, or x += through(addend). With several ranks every addend is a summand of each rank."""
+        if self._exchange is not None:
+            if isinstance(self._waiting, Exchanged) and through is None:  # parallel layers: one exchange for both
+                self._waiting.summands.append(addend)
+                return
+            addend = Exchanged([addend], self._exchange)
         residual = self.rows()
         if through is None:
             self._waiting = addend

@@ -82,6 +82,9 @@ def described(config: EngineConfig, shards: list[Shard] | None) -> Estimate:
     dtype = resolve_dtype(model_config, config.dtype, device)
     sizes = sizes_of(config, model_config, device)
     model_config = replace(model_config, max_model_len=sizes.max_model_len)
+    if config.tensor_parallel > 1:
+        said = "memory is estimated for one rank so far; leave it out"
+        raise ConfigError(f"--tensor-parallel-size {config.tensor_parallel}: {said}")
     model = build_model(model_config, dtype, "cpu", shards)
     check_prompt_rows(config.enable_prompt_embeds, model)
     names = {} if shards is None else match(model, shards, config.model)

@@ -15,6 +15,7 @@ from engine.cache.sizing import fit_context, host_blocks
 from engine.device.accelerator import Accelerator
 from engine.device.host import usable_cores
 from engine.device.memory import enough_for
+from engine.parallel.model import SplitModel
 from engine.run.planned import Planned
 from engine.run.runtime import Runtime
 from engine.step.plain import Executor
@@ -37,6 +38,8 @@ def on_host(
         context = fit_context(config, layout, sizes.max_model_len, sizes.max_chunk, blocks)
         sizes = replace(sizes, max_model_len=context)
         rank.allocate(blocks, config.debug_poison)
+        if isinstance(model, SplitModel):
+            model.allocate(layout, blocks, config.debug_poison)
     backend = host_backend(config, rank, sizes, plan.hooks, plan.endings)
     executor = Executor([rank], backend, plan.parts, wake)
     executor.start()

@@ -21,12 +21,10 @@ from engine.base.model_config import ModelConfig
 from engine.checkpoint.config import resolve_dtype
 from engine.device.accelerator import Accelerator
 from engine.device.host import choose_device, usable_cores
-from engine.kernels.target import target
-from engine.models.base.model import check_prompt_rows
-from engine.models.registry import build_model, files_decide, load_model_config
-from engine.quant.forms import form_line
+from engine.models.registry import files_decide, load_model_config
 from engine.quant.online import requested
 from engine.run.bounds import sizes_of
+from engine.run.built import built
 from engine.run.executors import on_device, on_host
 from engine.run.planned import planned
 from engine.run.runtime import Runtime
@@ -69,14 +67,11 @@ def load_runtime(config: EngineConfig, startup: dict[str, float], wake: Callable
     with phase("weights"), torch.inference_mode():
         reads_headers = files_decide(model_config) or config.kv_cache_dtype != "auto"
         shards = open_checkpoint(config.model) if reads_headers and config.load_format != "dummy" else None
-        model = build_model(model_config, dtype, device, shards)
-        check_prompt_rows(config.enable_prompt_embeds, model)
-        if line := form_line(model, None if accelerator is None else target()):
-            log.info("%s", line)
+        model = built(config, model_config, dtype, device, shards)
         plan = planned(config, model, sizes, shards, on_host=accelerator is None)
         read_weights(config, model, accelerator)
-    build = on_host if accelerator is None else on_device
-    runtime = build(config, plan, accelerator, wake, phase)
+    make = on_host if accelerator is None else on_device
+    runtime = make(config, plan, accelerator, wake, phase)
     with phase("warmup"):
         warmed(runtime, accelerator)
     for line in summary(config, model, runtime.sizes, runtime.layout, runtime.limits.num_blocks):

@@ -11,6 +11,7 @@ from engine.device.accelerator import Accelerator
 from engine.device.memory import enough_for
 from engine.kernels.gemm.pack import Placement
 from engine.models.base.model import Model
+from engine.parallel.model import SplitModel
 from engine.weights.load import load_weights, weight_bytes
 from engine.weights.progress import ProgressLine
 
@@ -18,6 +19,9 @@ from engine.weights.progress import ProgressLine
 def read_weights(config: EngineConfig, model: Model, accelerator: Accelerator | None) -> None:
     """Loads the weights. Raises ConfigError if an accelerator has too little free memory."""
     line = ProgressLine()
+    if isinstance(model, SplitModel):
+        load_weights(model.whole, config.model, config.load_format, None, config.seed, line, model.pieces)
+        return
     if accelerator is None:
         load_weights(model, config.model, config.load_format, None, config.seed, line)
         _read_pooler(config, model, Placement(model.dtype, model.device))

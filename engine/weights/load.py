@@ -36,22 +36,26 @@ def load_weights(
     placement: Placement | None = None,
     seed: int = 0,
     progress: Progress | None = None,
+    pieces_of: Callable[..., Pieces] = Pieces,
 ) -> None:
-    """Fills every part of `model`; `placement`: dtype and device, by default the model's; `seed`: for "dummy"."""
+    """Fills every part of `model`; `placement`: dtype and device, by default the model's; `seed`: for "dummy".
+
+    `pieces_of`: makes the object that gets every tensor once; by default it fills the model's own parts.
+    """
     placement = placement or Placement(model.dtype, model.device)
     table = model.weight_table()
     places = expand(table, model)
     upload, sums = upload_for(placement.device), FiniteSums()
     if load_format == "dummy":
         saved = {name: place.wanted.saved_as(model.config.torch_dtype) for name, place in places.items()}
-        pieces = Pieces(places, saved, placement)
+        pieces = pieces_of(places, saved, placement)
         _draw_all(places, pieces, saved, seed, _counted(progress, _num_bytes(places, saved)))
     elif load_format in ("auto", "safetensors"):
         shards = open_checkpoint(folder)
         names = match(model, shards, folder)
         tensors = {name: info for shard in shards for name, info in shard.tensors.items() if name in names}
         saved = {names[name]: DTYPES[info.dtype] for name, info in tensors.items()}
-        pieces = Pieces(places, saved, placement, sums)
+        pieces = pieces_of(places, saved, placement, sums)
         report = _counted(progress, sum(info.num_bytes for info in tensors.values()))
         if upload is None or any(shard.gguf for shard in shards):  # GGUF readers widen codes and reorder rows
             _map(shards, names, pieces, report)

@@ -125,6 +125,9 @@ class ModelFlags:
         "auto", "compute text that a grammar determines in one step; auto: on a CPU"
     )
     num_threads: int = flag(0, "compute threads on a CPU; 0: all cores", low=0)
+    tensor_parallel_size: int = flag(
+        1, "ranks that share every layer; above 1 only with --device cpu, which simulates ranks for tests", low=1
+    )
     trust_remote_code: bool = flag(False, "accepted without effect: code in a checkpoint never runs")
 
 
@@ -345,6 +348,7 @@ class Config:
             max_logprobs=self.limits.max_logprobs,
             logprobs_mode=model.logprobs_mode,
             num_threads=model.num_threads,
+            tensor_parallel=model.tensor_parallel_size,
             step_timeout=rows.step_timeout,
             failures=FailureLimits(rows.max_failed_steps, rows.max_oom, rows.stall_exit),
             enforce_eager=rows.enforce_eager,

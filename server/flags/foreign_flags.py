@@ -1,7 +1,7 @@
 """Flags of vLLM, SGLang and llama.cpp that this server does not have, and the advice to users who set them.
 
-A flag whose value describes this server anyway (`--tensor-parallel-size 1`), or asks for speed only, is accepted with a
-line on stderr; a flag with the meaning of ours is taken as ours, with a line too. Any other is refused, and the error
+A flag whose value describes this server anyway (`--pipeline-parallel-size 1`), or asks for speed only, is accepted with
+a line on stderr; a flag with the meaning of ours is taken as ours, with a line too. Any other is refused, and the error
 names the flag or the way that does the same here. Values that only the other servers have for our own flags
 (`--dtype half`) are handled in the same way. Owner: the command line. Source of the names: the lists of flags in the
 three projects' documentation.

@@ -158,7 +158,6 @@ VLLM = {
     "ssl-cert-reqs": Foreign(NO_CLIENT_CERTIFICATES, ("0",)),
     "ssl-ciphers": Foreign("the TLS library chooses the ciphers; a proxy in front can choose others"),
     "structured-outputs-config": Foreign("use --structured-outputs-backend; whitespace follows the grammar"),
-    "tensor-parallel-size": Foreign(ONE_DEVICE, ("1",)),
     "tokenizer-revision": Foreign("use --revision, or --tokenizer with a folder"),
     "tokens-only": Foreign("use --skip-tokenizer-init", switch=True),
     "tool-server": Foreign("tools always run at the client; leave the flag out"),

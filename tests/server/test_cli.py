@@ -368,12 +368,12 @@ def test_a_key_meant_for_vllm_does_not_leave_the_server_open(monkeypatch):
 @pytest.mark.parametrize(
     "words",
     [
-        ["-tp", "1"],
-        ["--tensor_parallel_size=1", "--pipeline-parallel-size", "1"],
+        ["-pp", "1"],
+        ["--data_parallel_size=1", "--pipeline-parallel-size", "1"],
         ["--enable-chunked-prefill"],
         ["--enable-chunked-prefill=True", "--disable-log-requests"],
         ["--swap-space", "4"],
-        ["-tp=1", "-O3"],
+        ["-pp=1", "-O3"],
         ["--enable-tokenizer-info-endpoint", "--enable-server-load-tracking"],
         ["--no-enable-prompt-adapter", "--enable-sleep-mode=false", "--no-disable-hybrid-kv-cache-manager"],
         ["-pcp", "1", "--enable-offline-docs", "-cb", "--log-error-stack", "--no-mmap=false"],
@@ -390,8 +390,11 @@ def test_a_flag_of_another_server_that_asks_for_what_holds_is_taken_and_reported
 @pytest.mark.parametrize(
     ("words", "advice"),
     [
-        (["--tensor-parallel-size", "2"], "--tensor-parallel-size 2: one process uses one device"),
-        (["-tp", "two"], "--tensor-parallel-size two: one process"),
+        (["--pipeline-parallel-size", "2"], "--pipeline-parallel-size 2: one process uses one device"),
+        (["-pp", "two"], "--pipeline-parallel-size two: one process"),
+        (["-tp", "two"], "--tensor-parallel-size two: must be a whole number"),
+        (["-tp", "0"], "--tensor-parallel-size 0: must be at least 1"),
+        (["-tp", "-2"], "--tensor-parallel-size -2: must be at least 1"),
         (["--no-enable-prompt-adapter=false"], "--no-enable-prompt-adapter false: only LoRA adapters are served"),
         (["--no-enable-chunked-prefill"], "--no-enable-chunked-prefill: prompts are always split"),
         (["--enable-chunked-prefill=false"], "--enable-chunked-prefill false: prompts are always split"),
@@ -424,11 +427,11 @@ def test_a_value_that_only_another_server_knows_is_taken_for_what_it_means(tmp_p
 
 def test_a_file_may_hold_flags_of_another_server(tmp_path, capsys):
     file = tmp_path / "flags.yaml"
-    file.write_text("tensor-parallel-size: 1\nenable_chunked_prefill: true\nenable-prompt-adapter: false\nport: 5\n")
+    file.write_text("pipeline-parallel-size: 1\nenable_chunked_prefill: true\nenable-prompt-adapter: false\nport: 5\n")
     assert config_of("--config", str(file)).server.port == 5
     assert capsys.readouterr().err.count("the flag changes nothing") == 3
-    file.write_text("tensor-parallel-size: 2\n")
-    with pytest.raises(UsageError, match=r"--tensor-parallel-size 2 in .*flags\.yaml: one process uses"):
+    file.write_text("pipeline-parallel-size: 2\n")
+    with pytest.raises(UsageError, match=r"--pipeline-parallel-size 2 in .*flags\.yaml: one process uses"):
         config_of("--config", str(file))
 
 

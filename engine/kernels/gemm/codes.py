@@ -9,6 +9,7 @@ forms (group_panels on a CPU, groups on accelerators). Nothing is requantised: j
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -75,6 +76,22 @@ class Codes:
             scale=self.scale[index],
             row_scale=None if self.row_scale is None else self.row_scale[index],
             zero=None if self.zero is None else self.zero[index],
+        )
+
+    def columns(self, first: int, end: int) -> Codes:
+        """The columns `first` to `end` - 1 of a matrix whose columns have the checkpoint's order. Groups that the
+        bounds cut become several smaller groups with the same scale."""
+        assert self.order is None, "columns in another order have no ranges"
+        group = math.gcd(self.group, first, end if end < self.values.shape[1] else 0)
+        if first // self.group == (end - 1) // self.group:
+            group = end - first
+        index = torch.arange(first, end, group, device=self.values.device) // self.group
+        return replace(
+            self,
+            values=self.values[:, first:end].contiguous(),
+            scale=self.scale[:, index],
+            group=group,
+            zero=None if self.zero is None else self.zero[:, index],
         )
 
     def with_float_inputs(self) -> Codes:

@@ -35,7 +35,7 @@ from engine.layers.moe import SparseMLP
 from engine.layers.norm import Norm, Normed, stream_norm
 from engine.layers.rope import Rope, RopeTable
 from engine.layers.states import Recurrent
-from engine.layers.stream import Stream
+from engine.layers.stream import Exchange, Stream
 from engine.models.base.model import Model
 from engine.pooling.heads import Pooler
 from engine.weights.table import Table
@@ -105,6 +105,7 @@ class Decoder(Model):
         self.head = (
             None if config.pooling else Head(text.vocab_size, text.hidden_size, text.tie_embeddings, text.head_bias)
         )
+        self.exchange: Exchange | None = None  # the model has a slice of the checkpoint's products, as one of several
         self.embed = Embedding(text.vocab_size, text.hidden_size, self.head)
         if config.pooling is not None:
             self.pooler = Pooler(config.pooling, self.embed, text.vocab_size, text.tie_embeddings)
@@ -164,9 +165,9 @@ class Decoder(Model):
         rows = self._embedded(batch)
         if self.chosen is not None:
             self.chosen.begin(batch.adapters)
-        x = Stream(
-            rows, batch.num_tokens, batch.num_sampled, batch.routed, self.per_layer_inputs(batch, rows), self.chosen
-        )
+        inputs = self.per_layer_inputs(batch, rows)
+        counts = batch.num_tokens, batch.num_sampled
+        x = Stream(rows, *counts, batch.routed, inputs, self.chosen, self.exchange)
         attention = batch.attention
         if not self._causal:
             attention = [meta.covering(len(batch.token_ids)) for meta in attention]

@@ -79,6 +79,9 @@ class Model(ABC):
         Writes the keys and values of every token into batch.caches. The result goes to `out`, if given.
         """
 
+    def close(self) -> None:  # noqa: B027 (most models have nothing to end)
+        """Ends the model's own threads, if it has any; nothing runs or will run."""
+
     @contextmanager
     def abridged(self) -> Iterator[None]:
         """A context in which forward skips layers whose launches repeat other layers', for steps with unused results.

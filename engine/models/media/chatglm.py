@@ -48,10 +48,10 @@ class ChatGLM(Llama):
         (
             Row(("embedding.word_embeddings",), "embed"),
             Row((LAYER + "input_layernorm",), "layers.*.attention_norm"),
-            Row((LAYER + "self_attention.query_key_value",), "layers.*.attention.qkv"),
+            Row((LAYER + "self_attention.query_key_value",), "layers.*.attention.qkv", "rows"),
             Row((LAYER + "self_attention.dense",), "layers.*.o", "columns"),
             Row((LAYER + "post_attention_layernorm",), "layers.*.mlp_norm"),
-            Row((LAYER + "mlp.dense_h_to_4h",), "layers.*.mlp.gate_up"),
+            Row((LAYER + "mlp.dense_h_to_4h",), "layers.*.mlp.gate_up", "rows"),
             Row((LAYER + "mlp.dense_4h_to_h",), "layers.*.mlp.down", "columns"),
             Row(("encoder.final_layernorm",), "norm"),
             Row(("output_layer",), "head", "rows"),

@@ -21,7 +21,7 @@ class Dbrx(Llama):
         (
             Row(("wte",), "embed"),
             Row((NORMS + "norm_1",), "layers.*.attention_norm"),
-            Row((NORMS + "attn.Wqkv",), "layers.*.attention.qkv"),
+            Row((NORMS + "attn.Wqkv",), "layers.*.attention.qkv", "rows"),
             Row((NORMS + "attn.out_proj",), "layers.*.o", "columns"),
             Row((NORMS + "norm_2",), "layers.*.mlp_norm"),
             Row((FFN + "router.layer",), "layers.*.experts.router"),

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from engine.base.model_config import TextConfig
 from engine.checkpoint.rope import RopeDefaults
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import read_text
 from engine.models.base.family import Family
 from engine.models.text.llama import DECODER_IGNORE, DECODER_ROWS, Llama
-from engine.weights.table import Row, Table
+from engine.weights.table import Table
 
 ROWS = tuple(
-    Row(("layers.*.mlp.gate_up_proj",), row.target) if row.target == "layers.*.mlp.gate_up" else row
+    replace(row, names=("layers.*.mlp.gate_up_proj",)) if row.target == "layers.*.mlp.gate_up" else row
     for row in DECODER_ROWS
 )
 ROPE = RopeDefaults(partial=0.5, interleaved=True)

@@ -36,6 +36,8 @@ BIASED: dict[str, Any] = {
 class Transposed:
     """The scheme of matrices stored as [in_features, out_features], under "weight"."""
 
+    turned = True  # which axis of a file's matrix holds what: ranks cut by it
+
     def expects(self, out_features: Shape, fold: Shape) -> Expected:
         return {"weight": tuple(Wanted((*fold, rows)) for rows in out_features)}
 
@@ -68,11 +70,11 @@ class GPT2(LearnedPositions):
             Row(("wte",), "embed"),
             Row(("wpe",), "positions"),
             Row(("h.*.ln_1",), "layers.*.attention_norm"),
-            Row(("h.*.attn.c_attn",), "layers.*.attention.qkv"),
-            Row(("h.*.attn.c_proj",), "layers.*.o"),
+            Row(("h.*.attn.c_attn",), "layers.*.attention.qkv", "rows"),
+            Row(("h.*.attn.c_proj",), "layers.*.o", "columns"),
             Row(("h.*.ln_2",), "layers.*.mlp_norm"),
-            Row(("h.*.mlp.c_fc",), "layers.*.mlp.up"),
-            Row(("h.*.mlp.c_proj",), "layers.*.mlp.down"),
+            Row(("h.*.mlp.c_fc",), "layers.*.mlp.up", "rows"),
+            Row(("h.*.mlp.c_proj",), "layers.*.mlp.down", "columns"),
             Row(("ln_f",), "norm"),
             Row(("lm_head",), "head", "rows"),
         ),

@@ -21,7 +21,7 @@ class GPTNeoX(Llama):
         (
             Row(("embed_in",), "embed"),
             Row(("layers.*.input_layernorm",), "layers.*.attention_norm"),
-            Row(("layers.*.attention.query_key_value",), "layers.*.attention.qkv"),
+            Row(("layers.*.attention.query_key_value",), "layers.*.attention.qkv", "rows"),
             Row(("layers.*.attention.dense",), "layers.*.o", "columns"),
             Row(("layers.*.post_attention_layernorm",), "layers.*.mlp_norm"),
             Row(("layers.*.mlp.dense_h_to_4h",), "layers.*.mlp.up", "rows"),

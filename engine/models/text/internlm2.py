@@ -20,7 +20,7 @@ class InternLM2(Llama):
         (
             Row(("tok_embeddings",), "embed"),
             Row(("layers.*.attention_norm",), "layers.*.attention_norm"),
-            Row(("layers.*.attention.wqkv",), "layers.*.attention.qkv"),
+            Row(("layers.*.attention.wqkv",), "layers.*.attention.qkv", "rows"),
             Row(("layers.*.attention.wo",), "layers.*.o", "columns"),
             Row(("layers.*.ffn_norm",), "layers.*.mlp_norm"),
             Row(("layers.*.feed_forward.w1", "layers.*.feed_forward.w3"), "layers.*.mlp.gate_up", "rows"),

@@ -11,7 +11,7 @@ from torch import Tensor
 from engine.base.mixers import WITH_STATE, ConvolutionConfig
 from engine.base.model_config import LayerConfig, TextConfig
 from engine.checkpoint.text import read_text
-from engine.layers.attention import self_attention
+from engine.layers.attention import output_product, self_attention
 from engine.layers.convolution import GatedConvolution
 from engine.layers.linear import Linear
 from engine.layers.mlp import GatedMLP, PlainMLP, decoder_mlp
@@ -70,7 +70,7 @@ class LlamaLayer(DecoderLayer):
             self.output = state.o
         elif not isinstance(layer.mixer, ConvolutionConfig):
             self.attention = self_attention(text, layer)
-            self.o = self.output = Linear(text.num_heads * text.head_dim, text.hidden_size, bias=text.o_bias)
+            self.o = self.output = output_product(text)
         else:
             self.convolution = GatedConvolution(text.hidden_size, layer.mixer)
             self.output = self.convolution.o

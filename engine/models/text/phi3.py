@@ -5,12 +5,14 @@ Long contexts have separate frequencies (longrope, engine/layers/rope.py); Phi-4
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from engine.base.model_config import TextConfig
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import read_text
 from engine.models.base.family import Family
 from engine.models.text.llama import ATTENTION, DECODER_IGNORE, DECODER_ROWS, Llama
-from engine.weights.table import Row, Table
+from engine.weights.table import Table
 
 JOINED = {"layers.*.attention.qkv": ATTENTION + "qkv_proj", "layers.*.mlp.gate_up": "layers.*.mlp.gate_up_proj"}
 
@@ -19,7 +21,7 @@ class Phi3(Llama):
     """Llama's layers with joined matrices."""
 
     WEIGHTS = Table(
-        tuple(Row((JOINED[row.target],), row.target) if row.target in JOINED else row for row in DECODER_ROWS),
+        tuple(replace(row, names=(JOINED[row.target],)) if row.target in JOINED else row for row in DECODER_ROWS),
         ignore=DECODER_IGNORE,
     )
 

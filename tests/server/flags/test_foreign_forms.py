@@ -130,15 +130,15 @@ def test_what_is_taken_is_reported_and_errors_name_both_flags(capsys):
 
 def test_all_wrong_flags_are_reported_at_once(tmp_path, capsys):
     file = tmp_path / "flags.yaml"
-    file.write_text("tp: 2\ncontext-length: 4k\nprot: 1\nblock-size: many\n")
-    words = ["--prto", "8001", "--port", "x", "--config", str(file), "-tp", "4", "more", "--ssl-keyfile", "k"]
+    file.write_text("pp-size: 2\ncontext-length: 4k\nprot: 1\nblock-size: many\n")
+    words = ["--prto", "8001", "--port", "x", "--config", str(file), "-pp", "4", "more", "--ssl-keyfile", "k"]
     assert cli.main(words) == 2
     lines = [line for line in capsys.readouterr().err.splitlines() if "taken as" not in line]
     assert [line.partition(":")[2].split()[:2] for line in lines] == [
         ["unknown", "flag"],
         ["--port", "x:"],
-        ["--tensor-parallel-size", "4:"],
-        ["--tp", "2"],
+        ["--pipeline-parallel-size", "4:"],
+        ["--pp-size", "2"],
         ["unknown", "flag"],
         ["--block-size", "many:"],
         ["--ssl-keyfile", "and"],

@@ -141,6 +141,7 @@ class HostBackend:
 
     def close(self) -> None:
         self.stream.close()
+        self.rank.model.close()
 
 
 def _answer(work: Callable[[], T], done: Future[T]) -> None:

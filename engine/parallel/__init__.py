@@ -1,0 +1,1 @@
+"""Models that are dealt out over the ranks of an engine."""

@@ -1,0 +1,92 @@
+"""DealtStored: the slice of a quantised matrix that a rank has.
+
+Owner: the thread that builds the model. Each rank reads the whole matrix into canonical codes, and cuts rows and
+columns there: so all formats are dealt out by the same lines. No format is known here. Scales follow the rows and the
+groups of columns. A matrix whose columns are sorted by group (act-order) has no ranges of columns: it becomes floats
+with the values that its codes have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.base.dealing import Axis, ranges
+from engine.base.errors import ConfigError
+from engine.kernels.gemm.codes import Codes
+from engine.layers.moe import Experts
+from engine.parallel.pieces import axes_of_experts
+from engine.quant.base import Quantised, Stored
+from engine.weights.table import Wanted, Weighted, addressed
+
+
+@dataclass(frozen=True, slots=True)
+class DealtStored:
+    """Reads one matrix of the checkpoint, and keeps a rank's part."""
+
+    stored: Stored
+    shape: tuple[int, int]  # of the whole matrix
+    rows: Axis | None  # None: all rows
+    columns: Axis | None
+    rank: int
+    ranks: int
+
+    def wants(self, rows: int, columns: int) -> dict[str, Wanted]:
+        """The tensors of the whole matrix; rows and columns are those of the slice."""
+        return self.stored.wants(*self.shape)
+
+    def read(self, tensors: Mapping[str, Tensor]) -> Codes | Tensor:
+        matrix = self.stored.read(tensors)
+        if self.rows is not None:
+            runs = ranges(self.rows, self.rank, self.ranks)
+            index = torch.cat([torch.arange(first, end) for first, end in runs])
+            matrix = matrix.rows(index) if isinstance(matrix, Codes) else matrix[index]
+        if self.columns is not None:
+            ((first, end),) = ranges(self.columns, self.rank, self.ranks)
+            if isinstance(matrix, Codes) and matrix.order is not None:
+                matrix = matrix.dense().float()
+            matrix = matrix.columns(first, end) if isinstance(matrix, Codes) else matrix[:, first:end].contiguous()
+        return matrix
+
+    @property
+    def form(self) -> str:
+        return self.stored.form
+
+
+def deal_codes(whole: Weighted, member: Weighted, rank: int, ranks: int) -> None:
+    """Gives the parts of a rank's model the schemes of the whole model's parts, with slices in them."""
+    ours = {path: part for path, _, part in addressed(member.weight_table(), member)}
+    part: Any
+    for path, names, part in addressed(whole.weight_table(), whole):
+        scheme = getattr(part, "scheme", None)
+        if (
+            getattr(part, "stacked", None) is not None
+            or getattr(part, "making", None) is not None
+            or (isinstance(part, Experts) and part.stacked_codes)
+        ):
+            raise ConfigError(
+                f"{names[0]} has the codes of all experts in one tensor, which is not dealt out over ranks yet; leave "
+                "--tensor-parallel-size out"
+            )
+        if not isinstance(scheme, Quantised):
+            continue
+        own: Any = ours[path]
+        pieces = []
+        for number, stored in enumerate(scheme.pieces):
+            rows, columns, shape = _axes_of(part, number)
+            pieces.append(stored and DealtStored(stored, shape, rows, columns, rank, ranks))
+        own.scheme = Quantised(tuple(pieces), scheme.modules)
+
+
+def _axes_of(part: Any, number: int) -> tuple[Axis | None, Axis | None, tuple[int, int]]:
+    """(axis of the rows, axis of the columns, whole shape) of a piece."""
+    if isinstance(part, Experts):
+        rows, columns = axes_of_experts(part, "weight")
+        return rows, columns, (part.pieces[number % len(part.pieces)], part.in_features)
+    rows = getattr(part, "rows", None)
+    sizes = getattr(part, "out_features", None) or (part.num_experts,)
+    return rows and rows[number], getattr(part, "columns", None), (sizes[number], part.in_features)

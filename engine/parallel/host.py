@@ -1,0 +1,65 @@
+"""HostExchange: the exchange of ranks that share a CPU, for tests of everything that surrounds the device's kernels.
+
+Owner: the thread of a rank. The ranks meet at a barrier, then each sums all partials in rank order, as the kernels do
+(engine/kernels/parallel). Partials lie in two places that are used in turn, so a meeting needs one barrier.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from torch import Tensor
+
+from engine.kernels.parallel.exchange import exchange_reference
+from engine.layers.norm import Normed, RMSNorm
+
+PATIENCE = 120.0  # seconds; then the step fails on all ranks
+
+
+class Meeting:
+    """The place where the ranks' partials lie."""
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+        self._barrier = threading.Barrier(ranks)
+        self._partials: list[list[Tensor | None]] = [[None] * ranks for _ in range(2)]
+
+    def met(self, turn: int, rank: int, partial: Tensor) -> list[Tensor]:
+        """Waits for all ranks' partials. Raises BrokenBarrierError if a rank has failed."""
+        place = self._partials[turn]
+        place[rank] = partial
+        self._barrier.wait(PATIENCE)
+        return [each for each in place if each is not None]
+
+    def fail(self) -> None:
+        """Ends the waiting of all ranks, after one has failed."""
+        self._barrier.abort()
+
+    def renew(self) -> None:
+        """After a failed step, when no rank waits."""
+        self._barrier.reset()
+
+
+class HostExchange:
+    """A rank's part of the exchange (engine/layers/stream.py: Exchange)."""
+
+    def __init__(self, meeting: Meeting, rank: int) -> None:
+        self._meeting, self.rank, self._turn = meeting, rank, 0
+
+    def renew(self) -> None:
+        """After a failed step, whose exchanges not all ranks have counted."""
+        self._turn = 0
+
+    def total(self, partial: Tensor) -> Tensor:
+        return exchange_reference(self._met(partial))
+
+    def add_to(self, residual: Tensor, partial: Tensor) -> None:
+        exchange_reference(self._met(partial), residual)
+
+    def add_then(self, residual: Tensor, partial: Tensor, norm: RMSNorm) -> Normed:
+        self.add_to(residual, partial)
+        return Normed(norm, residual)
+
+    def _met(self, partial: Tensor) -> list[Tensor]:
+        self._turn = 1 - self._turn
+        return self._meeting.met(self._turn, self.rank, partial)

@@ -1,0 +1,98 @@
+"""A rank's slice of a model's configuration, and which models can be dealt out.
+
+In: the configuration of the whole checkpoint. Out: the configuration from which the family's model is built for a rank:
+fewer heads, narrower MLPs, a part of the head's vocabulary. Layers built from a slice need not know that it is one.
+Thread: any; no state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engine.base.config import EngineConfig
+from engine.base.dealing import width, width_of
+from engine.base.errors import ConfigError
+from engine.base.model_config import LayerConfig, ModelConfig, TextConfig
+
+MOST_RANKS = 8
+FLAG = "--tensor-parallel-size"
+
+
+def check_dealt(config: ModelConfig, asked: EngineConfig, device: str) -> None:
+    """Raises ConfigError if the model cannot be dealt out over as many ranks as the settings ask for."""
+    ranks = asked.tensor_parallel
+    if ranks > MOST_RANKS:
+        raise ConfigError(f"{FLAG} {ranks}: at most {MOST_RANKS} ranks")
+    if device != "cpu":
+        raise ConfigError(
+            f"{FLAG} {ranks}: one process drives one GPU so far; start a server for each GPU behind a router, or use "
+            "--device cpu, which simulates the ranks for tests"
+        )
+    coded = asked.kv_cache_dtype not in ("auto", "bfloat16")
+    for flag, is_set in (("--enable-lora", asked.lora is not None), ("--kv-cache-dtype", coded)):
+        if is_set:
+            raise ConfigError(f"{FLAG} {ranks}: {flag} is not served on several ranks yet; leave one of them out")
+    if lacking := _lacking(config):
+        raise ConfigError(f"{FLAG} {ranks}: {config.architecture} {lacking}; leave the flag out")
+    works = [each for each in range(1, MOST_RANKS + 1) if _divides(config.text, each)]
+    if ranks not in works:
+        text = config.text
+        raise ConfigError(
+            f"{FLAG} {ranks}: {text.num_heads} heads and {text.num_kv_heads} key-value heads cannot be dealt out so; "
+            f"possible: {', '.join(map(str, works))}"
+        )
+
+
+def _lacking(config: ModelConfig) -> str:
+    """Why a model is not dealt out; "": it is."""
+    text = config.text
+    reasons = {
+        "runs through transformers' modules, which have no slices": config.implementation != "native",
+        "makes vectors or scores, which one rank computes so far": config.pooling is not None,
+        "has experts with a width of their own for tokens, which are not dealt out yet": any(
+            layer.experts is not None and layer.experts.latent_size for layer in text.layers
+        ),
+        "has layers without attention, which are not dealt out yet": any(layer.mixer for layer in text.layers),
+        "has a norm module for each head, which is not dealt out yet": text.split_head_norms,
+        "has inputs of its own for each layer, which are not dealt out yet": bool(text.hidden_size_per_layer_input),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def _divides(text: TextConfig, ranks: int) -> bool:
+    """Whether the heads of all layers can be dealt out."""
+    counts = {text.of_layer(layer).num_kv_heads for layer in text.layers}
+    fits = all(kv % ranks == 0 or ranks % kv == 0 for kv in counts)
+    copies = any(kv < ranks for kv in counts)
+    return text.num_heads % ranks == 0 and fits and not (copies and text.qkv_layout == "by head")
+
+
+def config_of(config: ModelConfig, rank: int, ranks: int) -> ModelConfig:
+    """The configuration of one rank's slice, without quantisation: the whole model's parts have the schemes."""
+    text = config.text
+    sliced = replace(
+        text,
+        num_heads=text.num_heads // ranks,
+        num_kv_heads=max(1, text.num_kv_heads // ranks),
+        intermediate_size=width_of(width(text.intermediate_size), rank, ranks),
+        layers=tuple(_layer_of(layer, rank, ranks) for layer in text.layers),
+    )
+    raw = {key: value for key, value in config.raw.items() if key != "quantization_config"}
+    return replace(config, text=sliced, raw=raw)
+
+
+def _layer_of(layer: LayerConfig, rank: int, ranks: int) -> LayerConfig:
+    heads, inner, experts = layer.num_kv_heads, layer.intermediate_size, layer.experts
+    if experts is not None:
+        shared = experts.shared_width
+        experts = replace(
+            experts,
+            width=width_of(width(experts.width), rank, ranks),
+            shared_width=width_of(width(shared), rank, ranks) if shared else 0,
+        )
+    return replace(
+        layer,
+        experts=experts,
+        num_kv_heads=max(1, heads // ranks) if heads else 0,
+        intermediate_size=width_of(width(inner), rank, ranks) if inner else 0,
+    )

@@ -1,0 +1,33 @@
+"""Models on simulated ranks for tests: with weights, and with caches for tests.models.harness."""
+
+from __future__ import annotations
+
+import functools
+from copy import deepcopy
+from pathlib import Path
+
+from engine import EngineConfig
+from engine.checkpoint.config import resolve_dtype
+from engine.models.registry import build_model, load_model_config
+from engine.parallel.model import SplitModel
+from engine.parallel.slices import check_dealt
+from engine.weights.files import open_checkpoint
+from engine.weights.load import load_weights
+from tests.models.harness import Harness
+
+
+def split(folder: Path, ranks: int, load_format: str = "auto", dtype: str = "auto") -> SplitModel:
+    """The checkpoint's model on so many ranks, loaded as at a start."""
+    config = load_model_config(folder)
+    check_dealt(config, EngineConfig(model=str(folder), tensor_parallel=ranks), "cpu")
+    build = functools.partial(build_model, dtype=resolve_dtype(config, dtype, "cpu"), shards=open_checkpoint(folder))
+    model = SplitModel(build(config), build, ranks)
+    load_weights(model.whole, str(folder), load_format, pieces_of=model.pieces)
+    return model
+
+
+def harness(model: SplitModel) -> Harness:
+    """A harness whose caches are rank 0's; the other ranks get copies."""
+    made = Harness(model)
+    model.caches = [deepcopy(made.caches) for _ in model.members[1:]]
+    return made

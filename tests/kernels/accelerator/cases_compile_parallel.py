@@ -1,0 +1,70 @@
+"""The exchange kernels compile for every target."""
+
+import pytest
+import triton  # must precede the import of any kernel file
+from triton.compiler import ASTSource
+
+from engine.kernels.parallel.one_shot import one_shot_kernel
+from engine.kernels.parallel.room import BATCH
+from engine.kernels.parallel.two_shot import two_shot_kernel
+from tests.kernels.accelerator.targets import TARGETS, cases, compiles
+
+
+def tensors(dtype, ranks):
+    rooms = tuple("i64" for _ in range(ranks))
+    return {
+        "out": f"*{dtype}",
+        "residual": f"*{dtype}",
+        "x": f"*{dtype}",
+        "weight": "*fp32",
+        "rooms": rooms,
+        "own": "i64",
+        "rank": "i32",
+    }
+
+
+ENDS = {"error": "i64", "rows": "i32", "width": "i32"}
+ONE = {**ENDS, "at_small": "i32", "small": "i32", "polls": "i32", "eps": "fp32"}
+TWO = {
+    **ENDS, "at_pushed": "i32", "at_gathered": "i32", "at_partials": "i32", "at_sums": "i64", "most_batches": "i32",
+    "own_rows": "i32", "polls": "i32", "eps": "fp32",
+}  # fmt: skip
+KERNELS = {
+    f"{way} of {ranks}, {dtype}, add {add}, norm {norm}": (
+        kernel,
+        {**tensors(dtype, ranks), **rest},
+        {"RANKS": ranks, "ADD": add, "NORM": norm, "PHASES": 7, "BLOCK": 4096, "OVERLAP": True, **own},
+    )
+    for ranks, dtype, add, norm in ((2, "bf16", True, True), (4, "bf16", True, False), (8, "fp32", False, False))
+    for way, kernel, rest, own in (
+        ("one-shot", one_shot_kernel, ONE, {"PTX": True}),
+        ("two-shot", two_shot_kernel, TWO, {"BATCH": BATCH}),
+    )
+}
+
+
+@pytest.mark.parametrize(("name", "target"), cases(KERNELS))
+def test_compiles(name, target):
+    kernel, signature, constants = KERNELS[name]
+    if "PTX" in constants:
+        constants = {**constants, "PTX": target.startswith("sm")}
+    made = compiles(target, kernel, signature, constants, {"num_warps": 8})
+    if target.startswith("sm"):  # peers see stores and flags at the scope of the system
+        text = made.asm["ptx"]
+        assert "st.global.wt" in text
+        assert ("ld.volatile" if "PTX" in constants else "atom.global.sys.release") in text
+
+
+@pytest.mark.parametrize("name", [name for name in KERNELS if "bf16, add True, norm True" in name])
+def test_values_travel_in_vectors_of_16_bytes(name):
+    kernel, signature, constants = KERNELS[name]
+    even = [each for each in signature if each[:3] in ("out", "res", "at_") or each in ("x", "own", "width", "small")]
+    places = [(kernel.arg_names.index(each),) for each in even]
+    places += [(kernel.arg_names.index("rooms"), rank) for rank in range(constants["RANKS"])]
+    types = {**signature, **dict.fromkeys(constants, "constexpr")}
+    attributes = {place: [["tt.divisibility", 16]] for place in places}
+    source = ASTSource(kernel, types, constexprs=constants, attrs=attributes)
+    text = triton.compile(source, target=TARGETS["sm_90"][0], options={"num_warps": 8}).asm["ptx"]
+    assert ".b16" not in "".join(line for line in text.splitlines() if ".global" in line)
+    assert ("ld.volatile.global.v4.b32" if "PTX" in constants else "ld.global.cv.v4.b32") in text
+    assert "st.global.wt.v4.b32" in text

@@ -1,0 +1,180 @@
+"""The exchange of rows between ranks in Triton's interpreter: each phase runs on all ranks before the next phase."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+import triton  # noqa: F401  (must precede the import of any kernel file)
+
+from engine.kernels.parallel import room as rooms_file
+from engine.kernels.parallel.exchange import exchange_reference, launch_exchange
+from engine.kernels.parallel.one_shot import CONSUME, PUBLISH, launch_one_shot
+from engine.kernels.parallel.room import EPOCH, FAILED, TURN, RoomLayout, make_rooms
+from engine.kernels.parallel.two_shot import PUSH, REDUCE, TAKE, launch_two_shot
+
+WAYS = {launch_one_shot: (PUBLISH, CONSUME), launch_two_shot: (PUSH, REDUCE, TAKE)}
+# The interpreter cuts float32 to bfloat16 instead of rounding; float16 has the same size and is rounded.
+DTYPES = [torch.float32, torch.float16]
+
+
+@pytest.fixture(autouse=True)
+def little_one_shot(monkeypatch):
+    """One-shot takes two rows of 48 float32 values."""
+    monkeypatch.setattr(rooms_file, "ONE_SHOT_BYTES", {})
+    monkeypatch.setattr(rooms_file, "ONE_SHOT_ELSE", 2 * 48 * 4)
+    torch.manual_seed(0)
+
+
+def made(ranks, rows, dtype=torch.float32, width=48):
+    error = torch.zeros(1, dtype=torch.int32)
+    return make_rooms(RoomLayout(ranks, rows, width, dtype), ["cpu"] * ranks, error)
+
+
+def exchanged(rooms, launch, partials, residual=None, weight=None, programs=2):
+    """Runs all phases -> each rank's residual, each rank's result."""
+    residuals = [None if residual is None else residual.clone() for _ in rooms]
+    for phase in WAYS[launch]:
+        outs = [
+            launch(room, part, rest, weight, 1e-6, programs=programs, phases=phase)
+            for room, part, rest in zip(rooms, partials, residuals)
+        ]
+    return residuals, outs
+
+
+def check(rooms, launch, rows, dtype, adds, norms):
+    width = rooms[0].layout.width
+    partials = [torch.randn(rows, width).to(dtype) for _ in rooms]
+    partials[0][0, :3] = -0.0  # the mark of an empty place
+    partials[-1][0, 1:4] = -0.0
+    residual = torch.randn(rows, width).to(dtype) if adds else None
+    weight = torch.rand(width) if norms else None
+    residuals, outs = exchanged(rooms, launch, partials, residual, weight)
+    want = exchange_reference(partials, residual, weight, 1e-6)
+    for rest, out in zip(residuals, outs):
+        if adds:
+            assert torch.equal(rest, residual)
+        assert torch.equal(out, outs[0])
+        assert torch.allclose(out.float(), want.float(), atol=1e-6 if dtype == torch.float32 else 2e-3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("ranks", range(2, 9))
+def test_both_ways_sum_in_rank_order(ranks, dtype):
+    rooms = made(ranks, 11, dtype, width=40)
+    check(rooms, launch_one_shot, 2, dtype, adds=True, norms=True)
+    check(rooms, launch_two_shot, 2, dtype, adds=True, norms=ranks % 2 == 0)
+    check(rooms, launch_two_shot, 11, dtype, adds=ranks % 2 == 1, norms=False)
+    check(rooms, launch_one_shot, 1, dtype, adds=False, norms=False)
+
+
+@pytest.mark.parametrize("rows", [3, 8, 9])
+def test_rows_that_do_not_fill_their_batches(rows):
+    rooms = made(3, 9)
+    check(rooms, launch_two_shot, rows, torch.float32, adds=True, norms=True)
+    check(rooms, launch_two_shot, 1, torch.float32, adds=True, norms=True)
+
+
+def test_both_ways_have_the_same_bits():
+    rooms = made(4, 8, torch.float16)
+    partials, residual = [torch.randn(2, 48).half() for _ in rooms], torch.randn(2, 48).half()
+    weight = torch.rand(48)
+    one = exchanged(rooms, launch_one_shot, partials, residual, weight)
+    two = exchanged(rooms, launch_two_shot, partials, residual, weight)
+    for first, second in zip(one[0] + one[1], two[0] + two[1]):
+        assert torch.equal(first, second)
+
+
+def test_a_value_that_is_no_number_arrives_everywhere():
+    for launch in WAYS:
+        rooms, partials = made(2, 8), [torch.zeros(2, 48) for _ in range(2)]
+        partials[1][1, 5], partials[0][0, 7] = float("nan"), float("inf")
+        _, outs = exchanged(rooms, launch, partials)
+        for out in outs:
+            assert out[1, 5].isnan()
+            assert out[0, 7].isinf()
+            assert out.isfinite().sum() == 2 * 48 - 2
+
+
+def walk(rounds):
+    """Exchanges of random sizes, both ways; a rank may publish the next one before others have read the last."""
+    random.seed(1)
+    rooms = made(3, 6)
+    for _ in range(rounds):
+        rows = random.randint(1, 6)
+        launch = launch_two_shot if rows > 2 else random.choice(list(WAYS))
+        partials, residual = [torch.randn(rows, 48) for _ in rooms], torch.randn(rows, 48)
+        residuals, _ = exchanged(rooms, launch, partials, residual, programs=random.randint(1, 3))
+        exchange_reference(partials, residual)
+        for rest in residuals:
+            assert torch.equal(rest, residual)
+        assert not rooms[0].error.item()
+
+
+def test_areas_are_used_again():
+    walk(12)
+
+
+@pytest.mark.full
+def test_areas_are_used_a_thousand_times():
+    walk(1000)
+
+
+def test_an_area_holds_its_exchange_while_the_next_two_are_published():
+    """Both ranks publish exchanges 0 to 2 before rank 1 reads exchange 0."""
+    rooms = made(2, 8)
+    parts = torch.randn(3, 2, 1, 48)  # [exchange, rank]
+    got = []
+    for number in range(3):
+        launch_one_shot(rooms[1], parts[number, 1], phases=PUBLISH)
+        rooms[1].state()[TURN] = (number + 1) % 3
+    rooms[1].state()[TURN] = 0
+    for number in range(3):
+        launch_one_shot(rooms[0], parts[number, 0])
+    for number in range(3):
+        got.append(launch_one_shot(rooms[1], parts[number, 1], phases=CONSUME))
+    assert torch.equal(torch.stack(got), parts.sum(1))
+    assert rooms[0].state()[TURN] == rooms[1].state()[TURN] == 0
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+def test_epochs_wrap_around():
+    rooms = made(2, 8)
+    for room in rooms:
+        room.state()[EPOCH] = 2**31 - 2
+        first, last = room.layout.offsets[0], room.layout.offsets[2]
+        room.memory[first:last].view(torch.int32).fill_(2**31 - 2)
+    for _ in range(3):
+        check(rooms, launch_two_shot, 7, torch.float32, adds=True, norms=False)
+        assert not rooms[0].error.item()
+    assert rooms[0].state()[EPOCH] == -(2**31) + 1
+
+
+@pytest.mark.parametrize("launch", WAYS)
+def test_a_wait_in_vain_ends_and_is_reported(launch):
+    rooms = [replace(room, polls=3) for room in made(2, 8)]
+    for phase in WAYS[launch]:  # rank 1 does not come
+        launch(rooms[0], torch.ones(2, 48), phases=phase)
+    assert rooms[0].error.item() == 1
+    assert rooms[0].state()[FAILED] == 1
+    patient = replace(rooms[0], polls=1 << 30)  # the next exchange waits no more
+    for phase in WAYS[launch]:
+        launch(patient, torch.ones(2, 48), phases=phase)
+
+
+def test_the_number_of_rows_decides_the_way(monkeypatch):
+    rooms, taken = made(2, 8), []
+    for launch in WAYS:
+        monkeypatch.setattr(
+            f"engine.kernels.parallel.exchange.{launch.__name__}", lambda *_, way=launch: taken.append(way)
+        )
+    for rows in (2, 3):
+        launch_exchange(rooms[0], torch.ones(rows, 48))
+    assert taken == list(WAYS)
+
+
+def test_a_room_without_large_exchanges_has_no_areas_for_them():
+    few, many = RoomLayout(2, 2, 48, torch.float32), RoomLayout(2, 3, 48, torch.float32)
+    assert not few.has_large
+    assert few.offsets[3] == few.offsets[4] == few.num_bytes
+    assert many.num_bytes - many.offsets[3] >= (2 * many.own_rows + 3) * 48 * 4

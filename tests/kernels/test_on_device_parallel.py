@@ -1,0 +1,122 @@
+"""The exchange of rows on devices against its reference, replayed and eager.
+
+With one card all ranks are streams of that card, and their rooms lie in its memory: the kernels wait for each other in
+the same way. With several cards each rank has a card.
+"""
+
+import random
+
+import pytest
+import torch
+
+from engine.kernels.parallel.exchange import exchange_reference, launch_exchange
+from engine.kernels.parallel.one_shot import CONSUME, PUBLISH, launch_one_shot
+from engine.kernels.parallel.room import FAILED, RoomLayout, make_rooms
+from engine.kernels.parallel.two_shot import PUSH, REDUCE, TAKE, launch_two_shot
+
+pytestmark = pytest.mark.gpu
+WIDTH = 4096
+SIZES = [1, 3, 64, 700]
+PROGRAMS = 12  # of each rank: all ranks' programs are resident, even on one card
+
+
+class Group:
+    """Ranks with a stream, a room, and fixed tensors for graphs."""
+
+    def __init__(self, ranks: int, rows: int) -> None:
+        cards = torch.cuda.device_count()
+        self.devices = [torch.device("cuda", rank % cards) for rank in range(ranks)]
+        for card in self.devices:
+            for other in self.devices:
+                torch.zeros(8, device=card).to(other)  # torch opens peer access
+        error = torch.zeros(1, dtype=torch.int32).pin_memory()
+        layout = RoomLayout(ranks, rows, WIDTH, torch.bfloat16)
+        self.rooms = make_rooms(layout, self.devices, error)
+        self.streams = [torch.cuda.Stream(device) for device in self.devices]
+        self.x = [torch.zeros(rows, WIDTH, device=device, dtype=torch.bfloat16) for device in self.devices]
+        self.residual = [torch.zeros_like(x) for x in self.x]
+        self.weight = [torch.rand(WIDTH, generator=torch.Generator().manual_seed(0)).to(d) for d in self.devices]
+        self.out = [torch.zeros_like(x) for x in self.x]
+        self.load()
+        self.synchronise()
+
+    def synchronise(self):
+        for device in self.devices:
+            torch.cuda.synchronize(device)
+
+    def on(self, rank):
+        return torch.cuda.stream(self.streams[rank])  # also makes the stream's device current
+
+    def load(self):
+        """Loads the kernels of whole launches on every rank: a module that is loaded behind a waiting kernel hangs."""
+        for room in self.rooms:
+            room.state()[FAILED] = 1  # nothing waits
+        self.synchronise()
+        layout, error = self.rooms[0].layout, self.rooms[0].error
+        for rows in (1, layout.rows):
+            for rank in range(len(self.rooms)):
+                with self.on(rank):
+                    self.launch(rank, rows)
+                self.synchronise()
+        fresh = make_rooms(layout, self.devices, error)
+        for old, new in zip(self.rooms, fresh):
+            old.memory.copy_(new.memory)
+        self.synchronise()
+        error.zero_()
+
+    def launch(self, rank, rows):
+        x, residual, out = (each[rank][:rows] for each in (self.x, self.residual, self.out))
+        launch_exchange(self.rooms[rank], x, residual, self.weight[rank], 1e-6, out, PROGRAMS)
+
+    def check(self, rows, run):
+        """Draws partials, runs one exchange on every rank, and compares."""
+        parts = [torch.randn(rows, WIDTH).bfloat16() for _ in self.rooms]
+        residual = torch.randn(rows, WIDTH).bfloat16()
+        for rank, part in enumerate(parts):
+            self.x[rank][:rows].copy_(part)
+            self.residual[rank][:rows].copy_(residual)
+        self.synchronise()
+        for rank in range(len(self.rooms)):
+            with self.on(rank):
+                run(rank)
+        self.synchronise()
+        want = exchange_reference(parts, residual, self.weight[0].cpu(), 1e-6)
+        for rank in range(len(self.rooms)):
+            assert torch.equal(self.residual[rank][:rows].cpu(), residual)
+            torch.testing.assert_close(self.out[rank][:rows].cpu(), want, rtol=2e-2, atol=2e-2)
+            assert torch.equal(self.out[rank][:rows].cpu(), self.out[0][:rows].cpu())
+        assert self.rooms[0].error.item() == 0
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_replayed_and_eager_exchanges_in_any_order(ranks):
+    torch.manual_seed(0)
+    random.seed(0)
+    group, graphs = Group(ranks, SIZES[-1]), {}
+    for rank in range(ranks):
+        for rows in SIZES[:-1]:
+            graph = graphs[rank, rows] = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=group.streams[rank]):
+                group.launch(rank, rows)
+    for _ in range(40):
+        rows = random.choice(SIZES)
+        if rows != SIZES[-1] and random.random() < 0.7:
+            group.check(rows, lambda rank, size=rows: graphs[rank, size].replay())
+        else:
+            group.check(rows, lambda rank, size=rows: group.launch(rank, size))
+
+
+@pytest.mark.parametrize(
+    ("launch", "phases"), [(launch_one_shot, (PUBLISH, CONSUME)), (launch_two_shot, (PUSH, REDUCE, TAKE))]
+)
+def test_both_ways_phase_by_phase(launch, phases):
+    error = torch.zeros(1, dtype=torch.int32).pin_memory()
+    rooms = make_rooms(RoomLayout(2, 700, WIDTH, torch.bfloat16), ["cuda:0"] * 2, error)
+    parts = [torch.randn(20, WIDTH, device="cuda").bfloat16() for _ in rooms]
+    outs = []
+    for phase in phases:
+        outs = [launch(room, part, phases=phase) for room, part in zip(rooms, parts)]
+    want = exchange_reference([part.cpu() for part in parts])
+    for out in outs:
+        assert torch.equal(out.cpu(), want)
+    assert error.item() == 0
