@@ -130,7 +130,7 @@ def write(tensors: dict[str, torch.Tensor], descriptor: int, most: int) -> None:
     with open(descriptor, "wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for _, tensor in ordered:
-            file.write(memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy()))
+            file.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
 
 
 def printable(text: str) -> str:
