@@ -128,6 +128,7 @@ def paged_attention(
     k_scale: int = 0,
     v_scale: int = 0,
     scale_stride: int = 0,
+    first_key: int = 0,
 ) -> None: ...
 def dense_attention(
     out: int,

@@ -210,11 +210,11 @@ def paged_attention(
     uintptr_t tables, uintptr_t starts, uintptr_t lengths, uintptr_t sinks, uintptr_t last_keys,
     long rows, long heads, long kv_heads, long dim, long max_blocks, long block_size, long block_stride,
     long window, float scale, float softcap, bint bf16, int kv_type,
-    uintptr_t k_scale=0, uintptr_t v_scale=0, long scale_stride=0,
+    uintptr_t k_scale=0, uintptr_t v_scale=0, long scale_stride=0, long first_key=0,
 ):
     """Causal attention of contiguous q [tokens, heads, dim] over block tables; sinks, last_keys = 0: none.
 
-    Strides in elements; the cache's type and scales as in qkv_rope_store.
+    Strides in elements; the cache's type and scales as in qkv_rope_store. Keys before first_key are hidden.
     """
     cdef attention_call call
     cdef int failed
@@ -237,7 +237,7 @@ def paged_attention(
     call.block_stride = block_stride
     call.q_stride = heads * dim
     call.q_head_stride = dim
-    call.window = window
+    call.window, call.first_key = window, first_key
     call.causal = 1
     call.bf16 = bf16
     call.kv_type = kv_type

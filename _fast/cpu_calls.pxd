@@ -94,7 +94,7 @@ cdef extern from "kernels.h" nogil:
         code_scales scales
         long rows, heads, kv_heads, dim, max_blocks, block_size, block_stride
         long q_stride, q_head_stride, k_stride, k_head_stride, v_stride, v_head_stride
-        long window, reach
+        long window, first_key, reach
         int causal, bf16, kv_type
         float scale, softcap
 

@@ -49,7 +49,8 @@ class Download:
     """
 
     tokenizer: str
-    running: Future[tuple[str, str]] | None = None
+    drafter: str = ""  # the drafter's folder, if it was downloaded
+    running: Future[tuple[str, str, str]] | None = None
     stop: threading.Event = field(default_factory=threading.Event)
 
 

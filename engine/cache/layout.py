@@ -26,6 +26,7 @@ from engine.base.errors import ConfigError
 from engine.cache.runs import Runs, pages_for, runs_over
 from engine.cache.spec import CacheSpec, LayerCache
 from engine.cache.state import StateSpec
+from engine.cache.tokens import GuestSpec
 
 log = logging.getLogger("omniloop.engine")
 
@@ -39,7 +40,7 @@ BLOCK_SIZES = 8, 16, 32, 64  # tried for advice in an error
 class Group:
     """Layers that share block tables, or runs."""
 
-    spec: CacheSpec  # spec of one layer; all have its kind
+    spec: CacheSpec  # spec of one of the model's layers; all have its kind
     layers: tuple[int, ...]  # their indices in the specs
     places: tuple[tuple[int, int], ...]  # per layer: the buffer, and the first byte in its page
 
@@ -136,7 +137,8 @@ class CacheLayout:
                 places = tuple((i % self.num_buffers, i // self.num_buffers * size) for i in range(len(mine)))
                 for layer, (buffer, start) in zip(mine, places):
                     pages[buffer] = max(pages[buffer], start + sizes[layer])
-                self.groups.append(Group(self.specs[mine[0]], mine, places))
+                own = next((layer for layer in mine if not isinstance(self.specs[layer], GuestSpec)), mine[0])
+                self.groups.append(Group(self.specs[own], mine, places))
         self.page_bytes = tuple(pages)  # by buffer
 
     @property

@@ -7,7 +7,7 @@ block is named in the prefix index, and a chain of such names identifies the who
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -24,6 +24,17 @@ class FullSpec(KeyValueSpec):
     @property
     def kind(self) -> CacheKind:
         return EVERY_TOKEN
+
+
+@dataclass(frozen=True, slots=True)
+class GuestSpec(FullSpec):
+    """Keys and values of a drafter's layer, in the blocks of another group's layers, whose spec has `shared` = host."""
+
+    host: Hashable = field(default=None, kw_only=True)
+
+    @property
+    def shared(self) -> Hashable:
+        return (FullSpec, self.num_kv_heads, self.head_dim) if self.host is None else self.host
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,11 @@ ConfigError that names the flag.
 from __future__ import annotations
 
 from engine.base.config import EngineConfig
-from engine.base.drafts import FLAG, draft_config
+from engine.base.drafts import FLAG
 from engine.base.errors import ConfigError
 from engine.base.limits import idle_slots
 from engine.base.model_config import ModelConfig
+from engine.models.drafters.settings import drafts_of
 from engine.step.sizes import Sizes
 
 CPU_ROWS, CPU_TOKENS = 64, 512  # defaults of max_num_seqs and max_num_batched_tokens on a CPU
@@ -70,14 +71,16 @@ def sizes_of(config: EngineConfig, model_config: ModelConfig, device: str) -> Si
         max_chunk=tokens if whole or together else min(config.max_prefill_chunk or tokens, tokens),
         block_size=asked if pooling is not None and pooling.bidirectional else config.block_size,
         whole_prompts=whole,
-        width=width_of(config, pooling is not None),
+        width=width_of(config, model_config),
         encoder_rows=config.encoder_cache_tokens or max(4 * tokens, 16384),
     )
 
 
-def width_of(config: EngineConfig, pools: bool) -> int:
+def width_of(config: EngineConfig, model_config: ModelConfig) -> int:
     """Places for the tokens that a row gets from one step. Raises ConfigError."""
-    drafts = draft_config(config.speculative)
-    if drafts is not None and pools:
+    if not config.speculative:
+        return 1
+    if model_config.pooling is not None:
         raise ConfigError(f"{FLAG}: this model computes vectors or scores, not tokens; leave the flag out")
-    return 1 if drafts is None else drafts.num_tokens + 2
+    found = drafts_of(config, model_config)
+    return 1 if found is None else found[0].num_tokens + 2

@@ -50,7 +50,7 @@ class Estimate:
     config: ModelConfig
     device: str  # the device as torch names it
     dtype: torch.dtype  # dtype of activations
-    quantised: str | None  # one line about the quantised layers
+    lines: tuple[str, ...]  # a line about the quantised layers, if there are any, and about parts of steps
     tensors: TensorCounts  # in the files
     weight_bytes: int  # bytes of weights on the device
     numbers: str  # the number format of keys and values, if it is not the activations' dtype
@@ -105,12 +105,13 @@ def described(config: EngineConfig, shards: list[Shard] | None) -> Estimate:
     except ConfigError as error:
         refusal = error
     each = layout.blocks_for(context, sizes.max_chunk)
+    predicts = config.speculative.get("method") == "mtp"
     return Estimate(
         config=model_config,
         device=device,
         dtype=dtype,
-        quantised=form_line(model, None if device == "cpu" else target()),
-        tensors=TensorCounts(len(names), num_mtp(model, shards or [])),
+        lines=tuple(line for line in (form_line(model, None if device == "cpu" else target()), *plan.lines) if line),
+        tensors=TensorCounts(len(names), 0 if predicts else num_mtp(model, shards or [])),
         weight_bytes=weights,
         numbers=numbers_line(layout.specs, dtype),
         kv_bytes=layout.token_groups * layout.block_bytes * 1000 // sizes.block_size,

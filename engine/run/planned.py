@@ -40,6 +40,11 @@ class Planned:
         return [part.after_choice for part in self.parts if type(part).after_choice is not plain]
 
     @property
+    def lines(self) -> list[str]:
+        """One line for each part that has a line."""
+        return [line for part in self.parts if (line := part.line())]
+
+    @property
     def hooks(self) -> list[LayerHook]:
         """Hooks that run inside each forward."""
         return [hook for part in self.parts if (hook := part.layer_hook()) is not None]

@@ -74,7 +74,8 @@ def load_runtime(config: EngineConfig, startup: dict[str, float], wake: Callable
     runtime = make(config, plan, accelerator, wake, phase)
     with phase("warmup"):
         warmed(runtime, accelerator)
-    for line in summary(config, model, runtime.sizes, runtime.layout, runtime.limits.num_blocks):
+    lines = [*summary(config, model, runtime.sizes, runtime.layout, runtime.limits.num_blocks)]
+    for line in lines + plan.lines:
         log.info("start: %s", line)
     log.debug("start-up: %s", ", ".join(f"{name} {seconds:.3f} s" for name, seconds in startup.items()))
     return runtime

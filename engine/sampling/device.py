@@ -225,6 +225,13 @@ class DeviceSampler:
                 as_logits=self._as_logits,
             )
 
+    def guess(self, logits: Tensor, slots: Tensor, run: Tensor, place: Tensor) -> Tensor:
+        """See StepSampler; the rules of a row count the drafts before its guess. Can be captured."""
+        width = self.logprob_words.shape[2]
+        found = torch.empty(len(slots) * width, dtype=torch.int32, device=logits.device)
+        choose(found, self._slots, self.lines.tables, self._room, logits, run, slots, place, False, width)
+        return found
+
     def warm_up(self, inputs: StepInputs, logits: Tensor, tokens_out: Tensor) -> None:
         """Runs every kernel of a special row once, on logits [1, vocab], so that none is compiled while requests wait.
 

@@ -129,7 +129,7 @@ def match(model: Weighted, shards: list[Shard], folder: str) -> dict[str, str]:
         report.append("""where the embedding is the head too, --hf-overrides '{"tie_word_embeddings": true}' says so""")
     if report:
         raise ConfigError(f"{folder}: the weights do not fit the configuration; {'; '.join(report)}")
-    if skipped:
+    if skipped and not table.partial:
         log.info("%s: %d tensors that serving does not read were skipped", folder, skipped)
     return names
 

@@ -73,6 +73,7 @@ class Table:
     prefixes: tuple[str, ...] = ("model.", "language_model.", "model.")
     ignore: tuple[str, ...] = ()  # canonical names (shell patterns) of tensors that forward never reads
     spelled: tuple[tuple[str, str], ...] = ()  # (part of a name in some releases, its replacement)
+    partial: bool = False  # the files hold other models' tensors too: ignored names are not logged
 
     def canonical(self, name: str) -> str:
         """A checkpoint's name without the prefixes that differ between releases."""

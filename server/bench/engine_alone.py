@@ -17,7 +17,7 @@ import numpy as np
 from engine import Delta, Engine, FinishReason, Request, SamplingParams
 from engine.base.stats import StepStats
 from server.flags.config import Config
-from server.start.folders import hub_of, located
+from server.start.folders import drafter_folder, hub_of, located
 
 
 @dataclass(slots=True)
@@ -42,8 +42,9 @@ class Crowd:
 async def opened(config: Config) -> AsyncIterator[Engine]:
     """A started engine. Raises EngineError."""
     weights = config.model.load_format != "dummy"
-    folder = located(config, config.folder, hub_of(config), weights)
-    engine = Engine(config.engine(folder))
+    hub = hub_of(config)
+    folder = located(config, config.folder, hub, weights)
+    engine = Engine(config.engine(folder, drafter_folder(config, hub)))
     await engine.start()
     try:
         yield engine

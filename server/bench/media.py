@@ -42,7 +42,7 @@ async def measure(options: MediaBenchOptions, config: Config) -> dict[str, float
     found: dict[str, float] = {}
     try:
         await folders.fetch(state)
-        state.engine = Engine(config.engine(state.folder))
+        state.engine = Engine(config.engine(state.folder, state.download.drafter))
         await load.load(state)
         if state.media is None:
             raise ValueError(

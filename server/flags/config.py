@@ -199,7 +199,7 @@ class SchedulerConfig:
     max_num_queued_reqs: int = flag(1024, "waiting requests; above this the answer is 429", low=1)
     scheduling_policy: Literal["fcfs", "priority"] = flag("fcfs", "order of waiting requests")
     speculative_config: dict[str, Any] = flag(  # noqa: RUF009
-        {}, 'drafts, such as {"method": "ngram", "num_speculative_tokens": 4}; none: one token per step'
+        {}, 'drafts, such as {"method": "ngram", "num_speculative_tokens": 4}, or {"model": DRAFTER}'
     )
     stream_interval: int = flag(1, "tokens per chunk of a stream, at least", low=1)
     step_timeout: float = flag(60.0, "seconds that a step may take before the engine counts as stalled", low=1)
@@ -309,9 +309,16 @@ class Config:
             flags.max_loras, flags.max_lora_rank, flags.lora_max_bytes, capacity, flags.lora_target_modules
         )
 
-    def engine(self, folder: str = "") -> EngineConfig:
-        """The engine's part of the settings. `folder`: where the model is, if it was downloaded."""
+    @property
+    def drafter(self) -> str:
+        """The drafter of --speculative-config: a folder, or ORG/NAME on the hub; "": none."""
+        named = self.scheduler.speculative_config.get("model")
+        return named if isinstance(named, str) else ""
+
+    def engine(self, folder: str = "", drafter: str = "") -> EngineConfig:
+        """The engine's part of the settings. `folder`, `drafter`: where they are, if they were downloaded."""
         model, cache, rows = self.model, self.cache, self.scheduler
+        drafts = {**rows.speculative_config, "model": drafter} if drafter else rows.speculative_config
         return EngineConfig(
             model=folder or self.folder,
             device=model.device,
@@ -338,7 +345,7 @@ class Config:
             encoder_cache_tokens=cache.encoder_cache_tokens,
             jump_forward={"on": True, "off": False}.get(model.structured_outputs_jump_forward),
             return_routed_experts=cache.enable_return_routed_experts,
-            speculative=rows.speculative_config,
+            speculative=drafts,
             max_num_seqs=rows.max_num_seqs,
             max_num_batched_tokens=rows.max_num_batched_tokens,
             max_prefill_chunk=rows.max_prefill_chunk,

@@ -24,7 +24,7 @@ class Foreign(NamedTuple):
 ONE_DEVICE = "one process uses one device; start a server for each device behind a router (see /docs/deployment)"
 OWN_KERNELS = "the server has its own attention kernels; leave the flag out"
 NO_CODE = "code from a request or a checkpoint never runs; leave the flag out"
-NO_DRAFTS = 'use --speculative-config {"method": "ngram", "num_speculative_tokens": 4}; there are no draft models'
+NO_DRAFTS = 'use --speculative-config {"method": "ngram", "num_speculative_tokens": 4}, or {"model": EAGLE-3 head}'
 SHARED_POOL = "states and tokens share one pool of blocks; --state-cache-share bounds the states of idle prefixes"
 NO_TRANSFER = "the cache is not shared with other processes; leave the flag out"
 NO_BALANCE = "one device holds all experts; leave the flag out"

@@ -2,7 +2,7 @@
 
 Owner: the main thread. In: the same flags as `serve`. Out: lines for people; the exit status is 0 if the server would
 start. MODEL is a folder, a GGUF file or ORG/NAME; from a repository on the hub only the configurations and the headers
-of the weights are fetched.
+of the weights are fetched, and a drafter.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from engine.run.estimate import Estimate, described
 from engine.weights.files import Shard, open_checkpoint
 from server.flags.config import Config
 from server.flags.lora_flags import module_of
-from server.start.folders import check_base, check_folder, hub_of, is_hub_name, tokenizer_folder
+from server.start.folders import check_base, check_folder, drafter_folder, hub_of, is_hub_name, tokenizer_folder
 from server.start.gguf import as_folder, is_gguf
 from server.start.joined import is_split, join
 from server.start.makers import check_chat, fills_gaps
@@ -35,7 +35,7 @@ def lines(config: Config) -> Iterator[str]:
     check_base(config)
     folder, shards = headers(config, wanted=config.model.load_format != "dummy")
     yield f"model: {config.folder}" + ("" if str(folder) == config.folder else f", its files in {folder}")
-    found = described(config.engine(str(folder)), shards)
+    found = described(config.engine(str(folder), drafter_folder(config, hub_of(config))), shards)
     model = found.config
     takes = ", ".join(model.modalities)
     family = family_of(model.architecture, model.implementation)
@@ -124,9 +124,8 @@ def check_processor(model: ModelConfig) -> None:
 
 
 def of_weights(found: Estimate, shards: list[Shard] | None) -> Iterator[str]:
-    """The line about the weights: their size in the files and on the device."""
-    if found.quantised is not None:
-        yield found.quantised
+    """Lines about quantised layers, a drafter, and the weights: their size in the files and on the device."""
+    yield from found.lines
     in_memory = f"{gib(found.weight_bytes)} on the device, computed in {str(found.dtype).removeprefix('torch.')}"
     if shards is None:
         yield f"weights: random (--load-format dummy), {in_memory}"

@@ -44,7 +44,7 @@ def check_base(config: Config) -> None:
 
 
 async def fetch(state: AppState) -> None:
-    """Fetch or make the folders of a model and tokenizer named ORG/NAME, or of a GGUF file. Raises ConfigError.
+    """Fetch or make the folders of models and a tokenizer named ORG/NAME, or of a GGUF file. Raises ConfigError.
 
     The flags that name parsers and a template are checked first, since downloading a model may take long.
     """
@@ -53,14 +53,16 @@ async def fetch(state: AppState) -> None:
     await in_pool(state, "template file", lambda: check_chat(chat)) if chat.chat_template else check_chat(chat)
     if not is_hub_name(state.folder) and not is_gguf(state.folder):
         check_folder(state.folder)
-    named = is_hub_name(state.folder) or is_hub_name(state.download.tokenizer)
+    named = any(map(is_hub_name, (state.folder, state.download.tokenizer, state.config.drafter)))
     if named or is_gguf(state.folder) or is_split(state.folder):
         begun = time.perf_counter()
         state.download.running = state.pool.submit(fetched, state.config, state.download.stop)
-        state.folder, state.download.tokenizer = await asyncio.wrap_future(state.download.running)
+        found = await asyncio.wrap_future(state.download.running)
+        state.folder, state.download.tokenizer, state.download.drafter = found
         state.startup["fetch"] = time.perf_counter() - begun
     else:
         refuse_revision(state.config.model.revision, state.folder)
+        drafter_folder(state.config, hub_of(state.config))
 
 
 def refuse_revision(revision: str, folder: str) -> None:
@@ -69,11 +71,28 @@ def refuse_revision(revision: str, folder: str) -> None:
         raise ConfigError(f"--revision {revision}: {folder} is a folder, which has one revision; leave the flag out")
 
 
-def fetched(config: Config, stopped: threading.Event) -> tuple[str, str]:
-    """Fetch both and return (model folder, tokenizer folder)."""
+def fetched(config: Config, stopped: threading.Event) -> tuple[str, str, str]:
+    """Fetch all and return the folders of model, tokenizer and drafter ("": there is no drafter)."""
     hub = hub_of(config, stopped)
     model = whole(config, hub)
-    return model, tokenizer_folder(config, model, hub)
+    return model, tokenizer_folder(config, model, hub), drafter_folder(config, hub)
+
+
+def drafter_folder(config: Config, hub: Hub) -> str:
+    """The folder of the drafter of --speculative-config, with its weights; "": there is none. Raises ConfigError."""
+    name, flag = config.drafter, "--speculative-config"
+    if not name:
+        return ""
+    revision = str(config.scheduler.speculative_config.get("revision") or "")
+    if is_hub_name(name):
+        from server.start.hub import fetch
+
+        return str(fetch(name, replace(hub, revision=revision, flag=flag)))
+    if revision:
+        raise ConfigError(f"{flag}: revision={revision!r}: {name} is a folder, which has one revision; leave it out")
+    if not Path(name).is_dir():
+        raise ConfigError(f"{flag}: model={name!r}: there is no such folder; a drafter on the hub is named ORG/NAME")
+    return name
 
 
 def tokenizer_folder(config: Config, model: str, hub: Hub) -> str:

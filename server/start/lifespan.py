@@ -74,7 +74,7 @@ class Lifespan:
             state.batches.open()
         if not await self.unless_stopped(folders.fetch(state), None):
             return
-        engine = state.engine = Engine(config.engine(state.folder))
+        engine = state.engine = Engine(config.engine(state.folder, state.download.drafter))
         engine.on_death = self.on_death
         if not await self.unless_stopped(load.load(state), config.server.startup_timeout):
             return

@@ -13,7 +13,7 @@ from engine.base.config import EngineConfig
 from engine.base.errors import ConfigError
 from engine.base.request import Request, SamplingParams
 from engine.cache.layout import CacheLayout
-from engine.cache.tokens import EVERY_TOKEN, FullSpec
+from engine.cache.tokens import EVERY_TOKEN, FullSpec, GuestSpec
 from engine.cache.window import SlidingSpec, TapsSpec
 from engine.layers.attention import PagedSelfAttention
 from engine.run.start import load_runtime
@@ -39,6 +39,15 @@ def runtime_of(name, **settings):
     return load_runtime(
         EngineConfig(model=str(tiny.checkpoint(name)), **{**SMALL, "block_size": BLOCK, **settings}), {}, lambda: None
     )
+
+
+def test_a_drafters_layer_shares_the_blocks_of_the_models_layers():
+    layout = CacheLayout([*[FULL] * 3, GuestSpec(4, 16, torch.float32, host=FULL.shared)], BLOCK)
+    (group,) = layout.groups
+    assert group.spec == FULL, "the step plans the group's attention by it"
+    keys, _ = layout.allocate(3, poison=False)[3]
+    assert keys.shape == (3, 4, BLOCK, 16)
+    assert len(CacheLayout([NEAR, GuestSpec(2, 8, torch.float32)], BLOCK).groups) == 2
 
 
 def groups_of(runtime):

@@ -15,7 +15,7 @@ from engine import Request
 from engine.base.request import FinishReason
 from engine.cache.spec import LayerCache
 from engine.cache.tokens import FullSpec
-from engine.layers.batch import Batch, LayerHook
+from engine.layers.batch import Batch, DraftedRows, LayerHook
 from engine.layers.stream import Stream
 from engine.run import start
 from engine.step.live import LiveRow
@@ -96,7 +96,7 @@ class Recorder(StepPart):
     def layer_hook(self) -> LayerHook:
         return self
 
-    def begin(self, batch: Batch) -> None:
+    def begin(self, batch: Batch, rows: DraftedRows | None) -> None:
         batch.whole = True
 
     def after_layer(self, number: int, x: Stream) -> None:

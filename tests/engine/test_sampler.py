@@ -238,3 +238,15 @@ def test_each_logprobs_mode_reports_its_own_numbers(temperature):
         assert entry.top_ids[6:] == [7, 9]
         assert entry.top_logprobs[6:] == pytest.approx(values[[7, 9]].tolist(), abs=1e-5)
     assert len(chosen) == 1  # the mode changes the reported values, never the sampled token
+
+
+def test_a_guess_from_equal_logits_is_the_token_that_the_row_draws():
+    sampler, logits = Sampler(4, VOCAB), logits_of(3)
+    for slot, heat in enumerate((0.0, 0.8, 1.2)):
+        sampler.admit(slot, SamplingParams(temperature=heat, top_k=20), np.zeros(1, np.int32), 7 + slot)
+    slots, places = np.arange(3), np.array([4, 5, 6])
+    drawn, _ = sampler.sample(logits.clone(), slots, places)
+    logits[0, 3] = float("nan")
+    run = torch.tensor([1, 6, -1], dtype=torch.int32)
+    found = sampler.guess(logits, torch.from_numpy(slots), run, torch.from_numpy(places))
+    assert found.tolist() == [-1, -1, -1, -1, -1, -1, drawn[1]]

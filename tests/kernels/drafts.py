@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from _fast.layout import SlotWord, TokenCode
+from engine.kernels.drafts_features import Features, Rows
 from engine.kernels.sampling.ngram import Texts, empty_texts
 from engine.kernels.sampling.rules import COUNTED, SEEN, RuleTables, rule_tables
 from engine.kernels.step_tensors import SlotTensors, StepInputs, empty_inputs, empty_slots
@@ -48,3 +49,36 @@ def written_texts(rows: int, number: int, longest: int) -> tuple[SlotTensors, Te
         runs[row, :count] = drawn(row, count, high=4)
     row_slot = torch.randperm(rows, generator=torch.Generator().manual_seed(8)).int()
     return slots, texts, runs, row_slot
+
+
+def drafter_step(
+    rows: int, number: int, size: int = 4, width: int = 40
+) -> tuple[SlotTensors, Rows, Features, dict[str, Tensor]]:
+    """A step of a server with a drafter: prompts, rows of one token, and last the rows with drafts; then padding.
+
+    Of the tensors: drafts by row, tokens, their places in the cache and their features.
+    """
+    padded, slots = rows + 3, empty_slots(rows + 5, 9, 1, "cpu", number)
+    slots.word(SlotWord.PROMPT_LEN)[:] = drawn(11, rows + 6, high=3)
+    drafts = torch.cat([drawn(12, rows - rows // 2, low=-1, high=1), drawn(13, rows // 2, low=1, high=number + 1)])
+    lens = torch.where(drafts > 0, 1 + drafts, drawn(14, rows, low=1, high=9))
+    context = lens + torch.cat([drawn(15, rows - 4, high=20), torch.tensor([0, size, 2 * size, 5])])
+    starts = torch.cat([lens.new_zeros(1), lens.cumsum(0).int(), lens.sum().int().repeat(3)])
+    own = torch.randperm(rows + 5, generator=torch.Generator().manual_seed(10))[:rows].int()
+    slots.block_tables.copy_(torch.randperm((rows + 6) * 9).view(1, rows + 6, 9))
+    tokens = int(starts[-1])
+    row = torch.repeat_interleave(torch.arange(rows), lens)
+    place = context[row] - lens[row] + torch.arange(tokens) - starts[row]
+    mapping = slots.block_tables[0, own[row].long(), (place // size).long()] * size + place % size
+    beyond = torch.zeros(3, dtype=torch.int32)
+    line = torch.cat([own, beyond + rows + 5])
+    step = Rows(line, starts.int(), torch.cat([context, beyond]).int(), slots.block_tables[0], line, size)
+    held = Features(torch.randn(rows + 6, width), torch.randn((rows + 6) * 9, width))
+    tensors = {
+        "drafts": torch.cat([drafts, beyond - 1]).int(),
+        "tokens": torch.cat([drawn(16, tokens, high=99), beyond]).long(),
+        "mapping": torch.cat([mapping, beyond - 1]).long(),
+        "features": torch.randn(tokens + 3, width),
+    }
+    assert len(line) == padded
+    return slots, step, held, tensors

@@ -167,6 +167,19 @@ def test_rows_without_tokens_are_skipped_and_tables_are_found_by_table_row():
     close(reference[:7], want.double(), torch.float32)
 
 
+@pytest.mark.parametrize("window", [0, 20])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_keys_before_the_first_key_are_hidden(dtype, window):
+    pages = Pages([40, 2, 300], 2, 32, 16, dtype)
+    q = torch.randn(3, 4, 32).to(dtype)
+    meta = replace(pages.meta([1, 1, 1]), first_key=1)
+    pages.k[pages.tables[:, 0].long(), :, 0] = pages.v[pages.tables[:, 0].long(), :, 0] = float("nan")
+    got = paged_attention(q, pages.k, pages.v, meta, 0.2, window)
+    close(
+        got, paged_attention_reference(q, pages.k.nan_to_num(), pages.v.nan_to_num(), meta, 0.2, window).double(), dtype
+    )
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("queries", [[1, 1], [40, 1]])
 def test_blocks_of_all_layers_in_one_run_give_the_same_bits(queries, dtype):

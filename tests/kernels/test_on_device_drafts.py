@@ -23,7 +23,7 @@ def there(of):
     if isinstance(of, torch.Tensor):
         return of.cuda()
     named = ((field.name, getattr(of, field.name)) for field in fields(of))
-    return replace(of, **{name: each.cuda() for name, each in named if each is not None})
+    return replace(of, **{name: there(each) for name, each in named if isinstance(each, torch.Tensor)})
 
 
 @pytest.mark.parametrize("number", [1, 4, 64])

@@ -147,7 +147,7 @@ def test_a_published_file_is_planned(tmp_path, name, number):
     assert found.weight_bytes == num_bytes - sum(sizes[each] for each in unread) + 2 * scales
     matrices = 7 * layout[CONFIG]["num_hidden_layers"]
     method = settings_of(layout)["quant_method"]
-    assert f"({method}): {matrices} matrices are codes in memory, 1 are floats" in found.quantised
+    assert f"({method}): {matrices} matrices are codes in memory, 1 are floats" in found.lines[0]
     assert found.context == layout[CONFIG]["max_position_embeddings"]
 
 
@@ -161,11 +161,11 @@ def test_a_published_configuration_is_planned(tmp_path, name):
     stacked = "num_local_experts" in config  # gpt-oss, whose attention is not quantised
     experts = config.get("num_local_experts", config.get("num_experts", 1))
     matrices = (3 * experts + 4 * (not stacked)) * config["num_hidden_layers"]  # gate, up and down; q, k, v and o
-    assert f"({settings_of(layout)['quant_method']}): {matrices} matrices are codes in memory" in coded.quantised
+    assert f"({settings_of(layout)['quant_method']}): {matrices} matrices are codes in memory" in coded.lines[0]
     if stacked:
         return  # without its settings the experts would have another layout
     plain = estimate(EngineConfig(str(without_codes(tmp_path, config))), None)
-    assert plain.quantised is None
+    assert plain.lines == ()
     eight = settings_of(layout)["quant_method"] in ("fp8", "compressed-tensors")  # bits
     assert coded.weight_bytes < (0.65 if eight else 0.4) * plain.weight_bytes
     assert coded.context == plain.context

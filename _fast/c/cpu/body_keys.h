@@ -22,6 +22,7 @@ static inline struct range keys_of(const struct attention *call, long row, long 
     }
     if (window > 0 && position + 1 > window) keys.begin = position + 1 - window;
     if (window < 0) keys.begin = position / -window * -window;
+    if (keys.begin < call->first_key) keys.begin = call->first_key;
     return keys;
 }
 

@@ -115,6 +115,7 @@ struct attention {
     long rows, heads, kv_heads, dim, max_blocks, block_size, block_stride;
     long q_stride, q_head_stride, k_stride, k_head_stride, v_stride, v_head_stride; /* strides of k and v: dense only */
     long window; /* keys that a query sees on each side, including itself; 0: all; -n: keys in its chunk of n */
+    long first_key; /* earlier keys are hidden from every query */
     long reach;
     int causal, bf16, kv_type; /* kv_type: enum cache_type */
     float scale, softcap;

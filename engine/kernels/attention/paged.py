@@ -2,10 +2,10 @@
 
 out[t] = sum_j softmax_j(cap(scale * q[t] . k[j])) v[j] over positions j <= p(t). If window > 0, also j > p(t) - window.
 If window < 0, j is in p(t)'s chunk of -window positions. If the step's meta has `last_keys`, j <= last_keys[t] instead,
-or all j <= ~last_keys[t] if last_keys[t] < 0. cap(s) = softcap * tanh(s / softcap) if softcap > 0. Query head h reads
-the KV head h // (Hq / Hkv). A sink is a learned logit per query head, neither scaled nor capped, that is added to the
-softmax's denominator and has no value, so weights sum to less than one. Users: every decoder's attention layer, after
-`qkv_rope_store` has written this step's keys and values.
+or all j <= ~last_keys[t] if last_keys[t] < 0; if it has `first_key`, also j >= first_key. cap(s) = softcap * tanh(s /
+softcap) if softcap > 0. Query head h reads the KV head h // (Hq / Hkv). A sink is a learned logit per query head,
+neither scaled nor capped, that is added to the softmax's denominator and has no value, so weights sum to less than one.
+Users: every decoder's attention layer, after `qkv_rope_store` has written this step's keys and values.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -61,7 +61,7 @@ def paged_attention(
         tables.data_ptr(), meta.query_start.data_ptr(), meta.context_len.data_ptr(),
         0 if sinks is None else sinks.data_ptr(), 0 if last_keys is None else last_keys.data_ptr(),
         rows, heads, kv_heads, dim, max_blocks, block_size, k_cache.stride(0),
-        window, scale, softcap, narrow, FORMS[k_cache.dtype], *addresses(scales),
+        window, scale, softcap, narrow, FORMS[k_cache.dtype], *addresses(scales), meta.first_key,
     )  # fmt: skip
     return out
 
@@ -82,6 +82,7 @@ def launch_paged(
     assert work is not None, "an accelerator's step makes its work lists before the first layer"
     out = empty_rows(q.view(len(q), -1), q[0].numel()).view(q.shape)
     rest = (scale, window, softcap, sinks, scales)
+    assert not meta.first_key or meta.decode_only, "tiles see every key from the first on"
     if not meta.decode_only:
         attend_tiles(out, q, k_cache, v_cache, tables, work, meta.context_len.shape[0], *rest, meta.last_keys)
     attend_parts(out, q, k_cache, v_cache, tables, work, *rest, single=meta.decode_only)
@@ -126,7 +127,7 @@ def paged_attention_reference(
         position = torch.arange(length - (last - first), length, device=q.device)[:, None]
         key = torch.arange(length, device=q.device)[None, :]
         seen = position if meta.last_keys is None else meta.last_keys[first:last].to(position)[:, None]
-        hidden = key > torch.where(seen < 0, ~seen, seen)
+        hidden = (key > torch.where(seen < 0, ~seen, seen)) | (key < meta.first_key)
         if window > 0:
             hidden = hidden | ((key <= position - window) & (seen >= 0))
         if window < 0:

@@ -62,6 +62,13 @@ class StepSampler(Protocol):
     ) -> None:
         """Stages a request and completes the slot's `words`, int32 [SLOT_WORDS]; `masked`: each step needs a mask."""
 
+    def guess(self, logits: Tensor, slots: Tensor, run: Tensor, place: Tensor) -> Tensor:
+        """On the stream: tokens that a drafter proposes, int32 at the places `run`; -1: its logits are invalid.
+
+        logits [B, vocab]; int32 [B]: the rows' slots; places of the guesses among runs of `width` per row, -1: no
+        guess; numbers of the guesses in the answers. A draw takes the noise with which the row itself will draw there.
+        """
+
     def reset(self, slot: int, poison: bool = False) -> None:
         """Clears a freed slot; `poison` writes values that make any later use fail visibly."""
 

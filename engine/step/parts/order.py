@@ -12,12 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.base.config import EngineConfig
-from engine.base.drafts import draft_config
+from engine.base.drafts import NGRAM, draft_config
 from engine.cache.spec import CacheSpec
 from engine.cache.state import StateSpec
 from engine.lora.sites import give_device_sites, give_host_sites
 from engine.models.base.model import Model
+from engine.models.drafters.lookup import drafter_for
 from engine.step.parts.adapters import DeviceAdapters, HostAdapters
+from engine.step.parts.drafter import Drafter
 from engine.step.parts.drafts import Drafts
 from engine.step.parts.expert_load import ExpertLoad
 from engine.step.parts.grammar import Grammar
@@ -90,10 +92,15 @@ def grammar(setting: Setting) -> StepPart | None:
 
 def drafts(setting: Setting) -> StepPart | None:
     config = draft_config(setting.config.speculative)
-    if config is None or not setting.chooses:
+    if config is None or config.method != NGRAM or not setting.chooses:
         return None
     raw = setting.config.logprobs_mode.startswith("raw")
     return Drafts(config, setting.sizes, raw, any(isinstance(spec, StateSpec) for spec in setting.specs))
+
+
+def drafter(setting: Setting) -> StepPart | None:
+    found = drafter_for(setting.config, setting.model) if setting.chooses else None
+    return None if found is None else Drafter(setting.config, *found, setting.model, setting.sizes)
 
 
 def pooling(setting: Setting) -> StepPart | None:
@@ -110,6 +117,7 @@ PARTS: list[Callable[[Setting], StepPart | None]] = [
     rules,
     grammar,
     drafts,
+    drafter,
     pooling,
 ]
 

@@ -107,6 +107,10 @@ class StepPart:
         `variant`: the variant of the graph, 0 for plain steps. Steps without a graph call this method with their own
         variant."""
 
+    def line(self) -> str:
+        """One line about the part for the log of a start and for `check`; "": none."""
+        return ""
+
     # -- by request ---------------------------------------------------------------------------------------------------
 
     def gate(self, request: Request) -> bool:

@@ -21,7 +21,7 @@ from engine.base.request import Request
 from engine.cache.spec import CacheSpec, LayerCache
 from engine.device.accelerator import Accelerator
 from engine.kernels.moe.capture import Capture
-from engine.layers.batch import Batch, LayerHook
+from engine.layers.batch import Batch, DraftedRows, LayerHook
 from engine.layers.stream import Stream
 from engine.models.base.model import Model
 from engine.step.backend.base import Backend
@@ -109,7 +109,7 @@ class RoutedHook:
     def __init__(self, part: RoutedExperts) -> None:
         self._part = part
 
-    def begin(self, batch: Batch) -> None:
+    def begin(self, batch: Batch, rows: DraftedRows | None) -> None:
         batch.routed, batch.whole = self._part.places(batch), True
 
     def after_layer(self, number: int, x: Stream) -> None:

@@ -52,7 +52,7 @@ KERNELS = {
         work_kernel,
         {"parts": "*i32", "num_parts": "*i32", "tiles": "*i32", "num_tiles": "*i32",
          "large_tiles": "*i32", "num_large_tiles": "*i32", "query_start": "*i32", "context_len": "*i32",
-         "table_row": "*i32", "num_rows": "i32", "aim": "i32"},
+         "table_row": "*i32", "num_rows": "i32", "aim": "i32", "first_key": "i32"},
         {"MOST": 1, "STRIPE": 1, "STEP": MIN_PART, "KEYS": KEYS, "TILE": 32, "LARGE_TILE": 64, "ROWS": 256},
         {"num_warps": 4},
     ),

@@ -18,7 +18,7 @@ from engine.run.estimate import estimate
 from engine.run.start import load_runtime
 from engine.weights.files import open_checkpoint
 from server import cli
-from tests import tiny
+from tests import drafters, tiny
 
 SETTINGS = {"num_threads": 1, "max_num_seqs": 4, "max_num_batched_tokens": 64}
 
@@ -31,6 +31,20 @@ def test_a_folder_is_described(capsys):
     assert "F32 in 1 file, 36 tensors are read" in said[2]
     assert said[3].startswith("KV cache: 1.5 MiB per 1,000 tokens")
     assert said[-1].startswith("context: --max-model-len 512 fits; 1.2 such contexts at one time")
+
+
+def test_a_drafter_is_described_or_refused(tmp_path, capsys):
+    folder = drafters.eagle3("qwen3")
+    words = ["check", str(tiny.checkpoint("qwen3")), "--speculative-config"]
+    assert cli.main([*words, json.dumps({"model": str(folder), "num_speculative_tokens": 3})]) == 0
+    line = (
+        "drafts: 3 in a step, by EAGLE-3 with 250 of 320 tokens, over the inputs of layers 1, 2, 3; weights of 0.00 GiB"
+    )
+    assert line in capsys.readouterr().out.splitlines()
+    assert cli.main([*words, json.dumps({"model": str(tmp_path / "none"), "num_speculative_tokens": 3})]) == 1
+    assert "there is no such folder; a drafter on the hub is named ORG/NAME" in capsys.readouterr().out
+    assert cli.main([*words, json.dumps({"model": str(folder), "revision": "main"})]) == 1
+    assert "is a folder, which has one revision; leave it out" in capsys.readouterr().out
 
 
 def test_a_tokenizer_with_tokens_for_it_fills_gaps(tmp_path, capsys):

@@ -30,7 +30,7 @@ from engine.kernels.record import records_in
 from engine.kernels.step_inputs import step_inputs
 from engine.kernels.step_tensors import empty_inputs
 from engine.kernels.target import target
-from engine.layers.batch import Batch, LayerHook
+from engine.layers.batch import Batch, DraftedRows, LayerHook
 from engine.models.base.decoder import Decoder
 from engine.step.backend.device.home import RECORDS, Home
 from engine.step.backend.device.slots import DeviceSlots
@@ -201,7 +201,7 @@ class StepBuffers:
             hooks=self.hooks,
         )
         for hook in self.hooks:
-            hook.begin(batch)
+            hook.begin(batch, self._drafted(tokens, decode_only))
         return batch
 
     @property
@@ -217,6 +217,14 @@ class StepBuffers:
             return None
         slots = self.inputs.sample_slot[:rows]
         return self.slots.tensors.word(SlotWord.ADAPTER).index_select(0, slots)
+
+    def _drafted(self, tokens: int, decode_only: bool) -> DraftedRows | None:
+        inputs = self.inputs
+        if inputs.row_drafts is None:
+            return None
+        most = 0 if decode_only else min(tokens // 2, self._sizes.max_rows)  # a drafted row has two tokens or more
+        rows = inputs.row_slot, inputs.row_drafts, inputs.query_start, inputs.context_len, inputs.row_slot
+        return DraftedRows(*rows, most, self.slots.tensors)
 
     @contextmanager
     def overlaid(self, media: list[Media]) -> Iterator[None]:

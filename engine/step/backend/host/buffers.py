@@ -15,7 +15,7 @@ import torch
 
 from _fast.layout import RowFlag, SlotWord
 from engine.attention.meta import AttentionMeta
-from engine.layers.batch import Batch, LayerHook
+from engine.layers.batch import Batch, DraftedRows, LayerHook
 from engine.step.backend.host.slots import HostSlots
 from engine.step.backend.states import StateRows
 from engine.step.rank import Rank
@@ -79,9 +79,17 @@ def build(
         adapters=torch.from_numpy(adapters[row_of]) if adapters.any() else None,
         hooks=hooks,
     )
+    drafted = _drafted(rows, slots, query_start, context_len) if hooks and plan.width > 1 else None
     for hook in hooks:
-        hook.begin(batch)
+        hook.begin(batch, drafted)
     return batch
+
+
+def _drafted(rows: RowArrays, slots: HostSlots, query_start: torch.Tensor, context_len: torch.Tensor) -> DraftedRows:
+    drafts = np.where(rows.flags & RowFlag.FEED, rows.lens - 1, 0)
+    drafts = np.where(rows.flags & RowFlag.SAMPLE, drafts, -1).astype(np.int32)
+    numbers = torch.from_numpy(rows.slots.astype(np.int32)), torch.from_numpy(drafts)
+    return DraftedRows(*numbers, query_start, context_len, None, int((drafts > 0).sum()), slots.tensors)
 
 
 def _add_drafts(token_ids: np.ndarray, rows: RowArrays, slots: HostSlots) -> None:

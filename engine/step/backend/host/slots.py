@@ -44,6 +44,7 @@ class HostSlots:
         """Stages a new request in its slot."""
         self.words[slot] = 0
         self.words[slot, SlotWord.LAST_PLACE] = place.last_place
+        self.words[slot, SlotWord.PROMPT_LEN] = len(request.prompt_token_ids)
         self.positions.admit(slot, request)
         self.last_token[slot] = 0
         self.block_tables[:, slot] = 0

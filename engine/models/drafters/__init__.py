@@ -1,0 +1,1 @@
+"""Drafters: small models over a target's hidden states, which guess the target's next tokens."""

@@ -1,0 +1,96 @@
+"""The Drafter part: a small model over the target's hidden states guesses the next tokens of rows.
+
+Owner: device thread; the stream runs the hook and `after_choice` (drafter_steps). A step begins with the guesses: the
+blocks of the drafts are in the tables by then, and the places of the step's tokens are those that the drafter computes.
+Then the target computes the guesses with all other tokens, and the drafter's entries of all tokens of the step are
+written, of prompts too. An entry lies at the place of the token that it embeds, so a block's bytes follow from the
+tokens that name the block, and prefix hits are those of a server without drafts: the feature of a block's last token is
+stored with the block.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+
+from _fast.scheduler import Scheduler
+from engine.base.config import EngineConfig
+from engine.base.drafts import FLAG, DraftConfig
+from engine.base.errors import ConfigError
+from engine.base.request import Request
+from engine.cache.spec import LayerCache
+from engine.cache.state import StateSpec
+from engine.device.memory import gib
+from engine.kernels.gemm.pack import Placement
+from engine.layers.batch import LayerHook
+from engine.models.base.decoder import Decoder
+from engine.models.base.model import Model
+from engine.models.drafters.base import DraftModel
+from engine.step.live import Place
+from engine.step.parts.drafter_steps import DrafterHook, DrafterSteps
+from engine.step.parts.drafts import takes_drafts
+from engine.step.parts.part import Claim, StepPart, Steps
+from engine.step.sizes import Sizes
+from engine.step.step import Chosen
+from engine.weights.load import load_weights, weight_bytes
+
+log = logging.getLogger("omniloop.engine")
+
+
+class Drafter(StepPart):
+    """The drafter and its layer in the cache."""
+
+    name = "drafter"
+
+    def __init__(
+        self, config: EngineConfig, drafts: DraftConfig, drafter: DraftModel, model: Model, sizes: Sizes
+    ) -> None:
+        assert isinstance(model, Decoder), "other models are refused"
+        self._config, self._drafts, self._sizes = config, drafts, sizes
+        self._drafter, self._model = drafter, model
+        self._specs = tuple(drafter.cache_specs())
+        self._steps: DrafterSteps
+
+    def line(self) -> str:
+        size = gib(weight_bytes(self._drafter))
+        return f"drafts: {self._drafts.num_tokens} in a step, by {self._drafter.described}; weights of {size}"
+
+    def claim(self) -> Claim:
+        if any(isinstance(spec, StateSpec) for spec in self._model.cache_specs()):
+            raise ConfigError(f"{FLAG}: not for models with recurrent layers yet; leave the flag out")
+        sizes, feature = self._sizes, self._drafter.text.hidden_size * self._model.dtype.itemsize
+        return Claim(
+            token_bytes=-(-feature // sizes.block_size),
+            weight_bytes=weight_bytes(self._drafter) + feature * (sizes.max_slots + 1 + sizes.max_tokens),
+            specs=self._specs,
+        )
+
+    def start(self, steps: Steps) -> None:
+        """Loads the weights."""
+        rank = steps.backend.rank
+        group = rank.layout.group_of[next(n for n, one in enumerate(rank.layout.specs) if one is self._specs[0])]
+        self._steps = DrafterSteps(self._drafter, rank, self._sizes, group, steps.backend.sampler.guess)
+        placement = None
+        if (found := rank.accelerator) is not None:
+            dtype, device = self._model.dtype, self._model.device
+            placement = Placement(dtype, device, False, found.algorithms, found.scaled, found.long)
+        with torch.inference_mode():
+            load_weights(self._drafter, self._drafter.config.folder, placement=placement)
+        if self._drafter.warning:
+            log.warning("%s", self._drafter.warning)
+
+    def allocate(self, num_blocks: int, caches: Sequence[LayerCache]) -> None:
+        self._steps.allocate(num_blocks, caches)
+
+    def layer_hook(self) -> LayerHook | None:
+        return DrafterHook(lambda: self._steps, self._model, self._drafter.streams)
+
+    def after_choice(self, chosen: Chosen, variant: int) -> None:
+        self._steps.accept(chosen)
+
+    def place(self, request: Request, place: Place, scheduler: Scheduler) -> None:
+        raw = self._config.logprobs_mode.startswith("raw")
+        if takes_drafts(request.sampling, raw) and request.grammar is None and not place.traced:
+            place.drafts = self._drafts.num_tokens

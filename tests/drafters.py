@@ -1,0 +1,248 @@
+"""Tiny EAGLE-3 drafters: the model in plain torch, as an oracle, and checkpoints of it that were trained for a second.
+
+`eagle3("qwen3")` gives the folder of a drafter for tests/tiny's checkpoint. It is trained on greedy answers of the
+target, so some of its drafts are right. The oracle follows the paper (arXiv:2503.01840) without a cache:
+each proposal computes the whole text again.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn import functional
+
+from tests import tiny
+
+STREAMS = (1, 2, 3)  # of the tiny targets, which have at least three layers
+HIDDEN, HEADS, HEAD_DIM, WIDTH, NUM_TOKENS = 64, 4, 32, 96, 250
+EPS = 1e-6
+PROMPTS = [
+    torch.randint(2, tiny.VOCAB_SIZE, (8,), generator=torch.Generator().manual_seed(n)).tolist() for n in range(4)
+]
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a drafter's files are written."""
+
+    dialect: str = "flat"  # or "speculators"
+    options: dict[str, Any] = field(default_factory=dict)
+    own_embedding: bool = False
+    maps: bool = True  # the head has fewer tokens than the target
+    streams: tuple[int, ...] = STREAMS
+    kv_heads: int = 2
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+
+class TorchEagle3:
+    """The drafter over its tensors, by the names of speculators."""
+
+    def __init__(self, tensors: dict[str, Tensor], embedding: Tensor, form: Form) -> None:
+        self.tensors, self.embedding, self.form = tensors, tensors.get("embed_tokens.weight", embedding), form
+
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS) * self.tensors[f"{name}.weight"]
+
+    def product(self, name: str, x: Tensor) -> Tensor:
+        return x @ self.tensors[f"{name}.weight"].T
+
+    def feature(self, streams: list[Tensor]) -> Tensor:
+        options = self.form.options
+        if options.get("fc_norm"):
+            streams = [self.norm(f"fc_norm.{number}", stream) for number, stream in enumerate(streams)]
+        joined = torch.cat(streams, -1)
+        return self.product("fc", self.norm("input_norm", joined) if options.get("norm_before_fc") else joined)
+
+    def layer(self, token_ids: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+        """token_ids [n] at places 1 .. n, before [n, H] -> logits [n, D] of the next tokens, features [n, H]."""
+        options, count = self.form.options, len(token_ids)
+        normed = self.norm("layers.0.hidden_norm", before)
+        embed = functional.embedding(token_ids, self.embedding)
+        x = torch.cat([self.norm("layers.0.input_layernorm", embed), normed], -1)
+        residual = normed if options.get("norm_before_residual") else before
+        q, k, v = (
+            self.product(f"layers.0.self_attn.{name}_proj", x).view(count, -1, HEAD_DIM).transpose(0, 1)
+            for name in "qkv"
+        )
+        angles = torch.arange(count)[:, None] * 10_000.0 ** (-torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)
+        cos, sin = torch.cat([angles.cos()] * 2, -1), torch.cat([angles.sin()] * 2, -1)
+        q, k = (x * cos + torch.cat([-x[..., HEAD_DIM // 2 :], x[..., : HEAD_DIM // 2]], -1) * sin for x in (q, k))
+        k, v = (x.repeat_interleave(HEADS // self.form.kv_heads, 0) for x in (k, v))
+        scores = q @ k.transpose(1, 2) / math.sqrt(HEAD_DIM)
+        scores = scores.masked_fill(torch.ones(count, count).triu(1) > 0, float("-inf"))
+        attended = (scores.softmax(-1) @ v).transpose(0, 1).flatten(1)
+        a = residual + self.product("layers.0.self_attn.o_proj", attended)
+        n = self.norm("layers.0.post_attention_layernorm", a)
+        gate = functional.silu(self.product("layers.0.mlp.gate_proj", n))
+        out = a + self.product("layers.0.mlp.down_proj", gate * self.product("layers.0.mlp.up_proj", n))
+        hidden = self.norm("norm", out)
+        return self.product("lm_head", hidden), hidden if options.get("norm_output") else out
+
+    @torch.inference_mode()
+    def propose(self, text: list[int], features: Tensor, count: int) -> list[int]:
+        """Greedy drafts after a text of n tokens; features [n - 1 or more, H] of the target's tokens."""
+        ids, before, found = list(text[1:]), features[: len(text) - 1], []
+        for _ in range(count):
+            logits, made = self.layer(torch.tensor(ids), before)
+            token = int(logits[-1].argmax())
+            token += int(self.tensors["d2t"][token]) if "d2t" in self.tensors else 0
+            found.append(token)
+            ids.append(token)
+            before = torch.cat([before, made[-1:]])
+        return found
+
+
+@functools.cache
+def eagle3(target: str, form: Form = Form()) -> Path:
+    """The folder of a trained drafter."""
+    folder = Path(tempfile.mkdtemp(prefix=f"omniloop-eagle3-{target}-"))
+    model = tiny.reference(tiny.checkpoint(target))
+    write(folder, trained(model, form), form)
+    return folder
+
+
+def write(folder: Path, tensors: dict[str, Tensor], form: Form, **changes: Any) -> None:
+    """Writes config.json and model.safetensors in the form's dialect."""
+    layer = {
+        "model_type": "llama", "hidden_size": HIDDEN, "intermediate_size": WIDTH, "num_attention_heads": HEADS,
+        "num_key_value_heads": form.kv_heads, "head_dim": HEAD_DIM, "num_hidden_layers": 1,
+        "vocab_size": tiny.VOCAB_SIZE, "max_position_embeddings": 512, "rms_norm_eps": EPS,
+        "rope_theta": 10_000.0, "hidden_act": "silu",
+    }  # fmt: skip
+    count = len(tensors["lm_head.weight"])
+    names = {"draft_vocab_size": count, "torch_dtype": "float32", **form.options}
+    if form.dialect == "flat":
+        ids = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": list(form.streams)}}
+        config = {"architectures": ["LlamaForCausalLMEagle3"], **layer, **names, **ids}
+        tensors = {name.replace("layers.0.", "midlayer."): tensor for name, tensor in tensors.items()}
+    else:
+        method = {"proposal_type": "greedy", "speculative_tokens": 3}
+        config = {
+            "architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3",
+            "transformer_layer_config": layer,
+            "speculators_config": {"algorithm": "eagle3", "proposal_methods": [method]},
+            "eagle_aux_hidden_state_layer_ids": list(form.streams), "target_hidden_size": None, **names,
+        }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+
+
+def oracle(folder: Path, model: Any, form: Form) -> TorchEagle3:
+    """The drafter of a folder in plain torch."""
+    tensors = load_file(folder / "model.safetensors")
+    tensors = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in tensors.items()}
+    return TorchEagle3(tensors, model.get_input_embeddings().weight.detach(), form)
+
+
+def streams_of(model: Any, ids: list[int], form: Form) -> list[Tensor]:
+    """The target's streams [n, hidden]; number n is the output of layer n - 1."""
+    layers, found = model.get_decoder().layers, {}
+
+    def note(number: int) -> Any:
+        def hook(_module: Any, _inputs: Any, made: Any) -> None:
+            found[number] = (made[0] if isinstance(made, tuple) else made).reshape(len(ids), -1).float().clone()
+
+        return layers[number - 1].register_forward_hook(hook)
+
+    hooks = [note(number) for number in set(form.streams)]
+    with torch.no_grad():
+        model(torch.tensor([ids]), use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    return [found[number] for number in form.streams]
+
+
+def steps_of(
+    full: list[int], prompt: int, most: int, propose: Callable[[list[int], int], list[int]]
+) -> list[tuple[int, int, int]]:
+    """By step with drafts: number of the first draft in the answer, drafts, right drafts.
+
+    full: a prompt of so many tokens with its whole answer. propose: drafts after a text, at most so many.
+    """
+    found = []
+    known, last = prompt + 2, len(full) - 1  # two steps are in flight before the first run is read
+    while known < last:
+        guesses = propose(full[:known], min(most, last - known))
+        right = next((k for k, guess in enumerate(guesses) if guess != full[known + k]), len(guesses))
+        found.append((known - prompt, len(guesses), right))
+        known += right + 1
+    return found
+
+
+def summed(steps: list[tuple[int, int, int]]) -> tuple[int, int, int]:
+    """Steps with drafts, drafts, and right drafts."""
+    return len(steps), sum(drafts for _, drafts, _ in steps), sum(right for *_, right in steps)
+
+
+def greedy(model: Any, ids: list[int], count: int) -> list[int]:
+    """The text with the target's next `count` tokens."""
+    model.generation_config.eos_token_id = None
+    return model.generate(torch.tensor([ids]), max_new_tokens=count, do_sample=False, pad_token_id=0)[0].tolist()
+
+
+def trained(model: Any, form: Form, rounds: int = 40) -> dict[str, Tensor]:
+    """Tensors of a drafter that follows the target's greedy answers to a few random prompts."""
+    draw = torch.Generator().manual_seed(5)
+    texts = [greedy(model, ids, 36) for ids in PROMPTS]
+    shapes = {
+        "fc.weight": (HIDDEN, len(form.streams) * HIDDEN),
+        "layers.0.input_layernorm.weight": (HIDDEN,),
+        "layers.0.hidden_norm.weight": (HIDDEN,),
+        "layers.0.self_attn.q_proj.weight": (HEADS * HEAD_DIM, 2 * HIDDEN),
+        "layers.0.self_attn.k_proj.weight": (form.kv_heads * HEAD_DIM, 2 * HIDDEN),
+        "layers.0.self_attn.v_proj.weight": (form.kv_heads * HEAD_DIM, 2 * HIDDEN),
+        "layers.0.self_attn.o_proj.weight": (HIDDEN, HEADS * HEAD_DIM),
+        "layers.0.post_attention_layernorm.weight": (HIDDEN,),
+        "layers.0.mlp.gate_proj.weight": (WIDTH, HIDDEN),
+        "layers.0.mlp.up_proj.weight": (WIDTH, HIDDEN),
+        "layers.0.mlp.down_proj.weight": (HIDDEN, WIDTH),
+        "norm.weight": (HIDDEN,),
+        "lm_head.weight": (NUM_TOKENS if form.maps else tiny.VOCAB_SIZE, HIDDEN),
+    }
+    if form.options.get("fc_norm"):
+        shapes |= {f"fc_norm.{number}.weight": (HIDDEN,) for number in range(len(form.streams))}
+    if form.options.get("norm_before_fc"):
+        shapes["input_norm.weight"] = (len(form.streams) * HIDDEN,)
+    if form.own_embedding:
+        shapes["embed_tokens.weight"] = (tiny.VOCAB_SIZE, HIDDEN)
+    made = {}
+    for name, shape in shapes.items():
+        noise = torch.randn(shape, generator=draw)
+        made[name] = (1 + 0.1 * noise if len(shape) == 1 else 0.15 * noise).requires_grad_()
+    fixed: dict[str, Tensor] = {}
+    if form.maps:
+        used = sorted({token for text in texts for token in text})
+        rest = [token for token in range(tiny.VOCAB_SIZE) if token not in used]
+        chosen = torch.tensor(sorted((used + rest)[:NUM_TOKENS]))
+        fixed["d2t"] = chosen - torch.arange(NUM_TOKENS)
+        fixed["t2d"] = torch.zeros(tiny.VOCAB_SIZE, dtype=torch.bool).index_fill_(0, chosen, True)
+    drafter = TorchEagle3(made, model.get_input_embeddings().weight.detach(), form)
+    data = [(torch.tensor(text), streams_of(model, text, form)) for text in texts]
+    optimizer = torch.optim.Adam(made.values(), 0.01)
+    for _ in range(rounds):
+        loss = torch.zeros(())
+        for ids, streams in data:
+            wanted = ids[2:]
+            if form.maps:
+                inverse = torch.full((tiny.VOCAB_SIZE,), -100).index_copy_(0, chosen, torch.arange(NUM_TOKENS))
+                wanted = inverse[wanted]
+            before = drafter.feature(streams)[:-2]
+            logits, out = drafter.layer(ids[1:-1], before)
+            again, _ = drafter.layer(ids[2:-1], out[:-1])
+            loss = loss + functional.cross_entropy(logits, wanted) + functional.cross_entropy(again, wanted[1:])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return {name: tensor.detach() for name, tensor in made.items()} | fixed

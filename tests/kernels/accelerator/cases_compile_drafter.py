@@ -1,0 +1,66 @@
+"""The kernels for a drafter's places, guesses and features compile for every target."""
+
+import pytest
+import triton  # noqa: F401  (must precede the import of any kernel file)
+
+from engine.kernels.drafts_features import accept_features_kernel, features_before_kernel, keep_features_kernel
+from engine.kernels.drafts_places import draft_places_kernel, put_drafts_kernel
+from tests.kernels.accelerator.targets import cases, compiles
+
+I, L = "*i32", "*i64"  # noqa: E741
+PLACES = {
+    "token": L, "mapping": L, **dict.fromkeys(("context", "run", "place", "line", "slot", "words", "row_drafts"), I),
+    **dict.fromkeys(("row_slot", "context_len", "query_start", "lines"), I), "slot_mapping": L,
+    **dict.fromkeys(("rows", "max_rows", "max_slots"), "i32"),
+}  # fmt: skip
+PUT = {"token_ids": L, "drafts": I, "guesses": I, "token": L, "run": I, "slot": I, "num_tokens": "i32"}
+ROWS = {"row_slot": I, "query_start": I}
+SIZES = dict.fromkeys(("width", "num_rows"), "i32")
+
+
+def held(dtype: str, *names: str) -> dict[str, str]:
+    return dict.fromkeys(names, f"*{dtype}")
+
+
+KERNELS = {
+    "places": (draft_places_kernel, PLACES, {"PASSES": 3, "ROWS": 256}, {"num_warps": 4}),
+    "put": (put_drafts_kernel, PUT, {"J": 1, "NUM": 3}, {"num_warps": 1}),
+    **{
+        f"before {dtype}": (
+            features_before_kernel,
+            {
+                **held(dtype, "before", "features", "of_slots", "of_blocks"), **ROWS, "context_len": I, "tables": I,
+                "lines": I, **SIZES, "max_blocks": "i32", "block_size": "i32",
+            },
+            {"STEPS": 9, "BLOCK": 1024}, {"num_warps": 4},
+        )
+        for dtype in ("bf16", "fp32")
+    },
+    **{
+        f"keep {dtype}": (
+            keep_features_kernel,
+            {
+                **held(dtype, "of_slots", "of_blocks", "features"), **ROWS, "slot_mapping": L, **SIZES,
+                "block_size": "i32",
+            },
+            {"STEPS": 9, "BLOCK": 1024}, {"num_warps": 4},
+        )
+        for dtype in ("bf16", "fp32")
+    },
+    **{
+        f"accept {dtype}": (
+            accept_features_kernel,
+            {
+                **held(dtype, "of_slots"), "words": I, **held(dtype, "features"), "runs": I, "row_slot": I,
+                "row_drafts": I, "query_start": I, "width": "i32",
+            },
+            {"DRAFTS": 3, "WIDTH": 5, "LANES": 8, "BLOCK": 1024}, {"num_warps": 4},
+        )
+        for dtype in ("bf16", "fp32")
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "target"), cases(KERNELS))
+def test_compiles(name, target):
+    compiles(target, *KERNELS[name])
