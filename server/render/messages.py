@@ -276,7 +276,8 @@ class MessageReader:
         modality, more = EMBEDS[kind]
         rows, grid, seconds = named.get(kind), named.get(f"{modality}_grid_thw"), named.get(SECONDS)
         fits = isinstance(grid, str | None) and not named.keys() - {kind, *more}
-        if not isinstance(rows, str) or not fits or not (seconds is None or (type(seconds) in (int, float) and 0 < seconds <= MOST_SECONDS)):
+        in_time = seconds is None or (type(seconds) in (int, float) and 0 < seconds <= MOST_SECONDS)
+        if not isinstance(rows, str) or not fits or not in_time:
             got = f"an object of {quoted(', '.join(payload))}" if isinstance(payload, dict) else kind_of(payload)
             allowed = "base64 of a tensor" if not more else f"base64 of a tensor, or an object of {kind} and {more[0]}"
             allowed += ", both base64" if more else ""

@@ -21,12 +21,13 @@ GROUPS = [
     ("compile_gemm",),
     ("compile",),
     ("compile_start",),  # a group of its own: its simulated device stays in the process
-    ("compile_sampling", "precompile", "compile_moe_float8", "compile_lora", "compile_parallel"),
+    ("compile_sampling", "precompile", "compile_moe_float8", "compile_lora", "compile_parallel",
+     "compile_drafter"),
     ("compile_states",),
     ("interpreter_quantised", "interpreter_gemm", "interpreter_moe", "interpreter_moe_codes", "interpreter_codes"),
     ("interpreter", "interpreter_image", "interpreter_mixers", "interpreter_states", "interpreter_whisper",
      "interpreter_sampling", "interpreter_dry", "interpreter_step", "interpreter_moe_float8", "interpreter_lora",
-     "interpreter_drafts", "interpreter_stripes", "interpreter_parallel"),
+     "interpreter_drafts", "interpreter_drafter", "interpreter_stripes", "interpreter_parallel"),
 ]  # fmt: skip
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
