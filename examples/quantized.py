@@ -46,10 +46,10 @@ def main() -> None:
             found = estimate(EngineConfig(args.folder, device=args.device, quantization=quantization), None)
         except ConfigError as error:
             raise SystemExit(str(error)) from None
-        named = quantization or ("codes" if found.quantised else "floats")
+        named = quantization or ("codes" if found.lines else "floats")
         print(f"{named}: {found.weight_bytes / 2**20:.1f} MiB", end=" ", flush=True)
         print(asyncio.run(tokens_of(args.folder, args.device, quantization)))
-        if found.quantised:
+        if found.lines:
             break
 
 

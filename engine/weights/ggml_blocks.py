@@ -47,7 +47,7 @@ def line_bytes(kind: str, columns: int) -> int:
 
 
 def bytes_in_memory(kind: str, columns: int) -> int:
-    """Bytes of a row in memory: 4-bit or 8-bit codes, float32 scales and zero points."""
+    """Bytes of a row in memory: codes of 4 or 8 bits, scales (of q4_0, q4_1 float16) and zero points."""
     return columns // BLOCKS[kind][0] * BLOCKS[kind][2]
 
 
@@ -153,8 +153,8 @@ def _iq4_xs(blocks: Tensor) -> Codes:
 
 # Block type -> columns per block, bytes per block in the file, bytes per block in memory, reader.
 BLOCKS: dict[str, tuple[int, int, int, Callable[[Tensor], Codes]]] = {
-    "q4_0": (32, 18, 20, _q4_0),
-    "q4_1": (32, 20, 24, _q4_1),
+    "q4_0": (32, 18, 18, _q4_0),
+    "q4_1": (32, 20, 22, _q4_1),
     "q5_0": (32, 22, 36, _q5_0),
     "q5_1": (32, 24, 40, _q5_1),
     "q8_0": (32, 34, 36, _q8_0),

@@ -12,7 +12,7 @@ from pathlib import Path
 FOLDER = Path(__file__).parent
 # In the order of the listing; a test compares the names with the folder.
 NAMES = (
-    *("models", "hardware", "flags", "quantisation", "clients", "ollama", "llama_cpp", "fields"),
+    *("models", "hardware", "flags", "quantisation", "clients", "ollama", "llama_cpp", "sglang", "fields"),
     *("sampling", "media", "speech", "tools", "decisions", "batches", "embeddings", "adapters", "page", "deployment"),
     *("operation", "metrics", "security", "measuring", "hosting", "offline", "ray"),
 )

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import engine.run.built
 import engine.run.start
 from engine.base.config import EngineConfig
 from engine.base.errors import ConfigError
@@ -243,14 +244,14 @@ class MarkingAttention(PagedSelfAttention):
 def test_a_toy_kind_of_cache_is_a_spec_and_its_layer(monkeypatch):
     prompt = np.arange(2, 40, dtype=np.int32)
     want = [token for _, tokens in steps(runtime_of("llama"), prompt, 12) for token in tokens]
-    build, made = engine.run.start.build_model, []
+    build, made = engine.run.built.build_model, []
 
-    def marked(*args):
-        made.append(build(*args))
+    def marked(*args, **named):
+        made.append(build(*args, **named))
         made[0].layers[1].attention.__class__ = MarkingAttention
         return made[0]
 
-    monkeypatch.setattr(engine.run.start, "build_model", marked)
+    monkeypatch.setattr(engine.run.built, "build_model", marked)
     runtime = runtime_of("llama", debug_poison=True)
     assert groups_of(runtime) == [(0, 0), (0, 0), (0, 0)]
     got = [token for _, tokens in steps(runtime, prompt, 12) for token in tokens]

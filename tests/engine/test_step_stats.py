@@ -17,6 +17,7 @@ from engine.base.output import columns, from_ring
 from engine.base.request import FinishReason
 from engine.base.stats import StepStats
 from engine.run.loop import DeviceThread
+from engine.run.pace import Pace
 from engine.run.steady import Handover
 from engine.step.rows import RowArrays
 from engine.step.step import Home
@@ -128,6 +129,13 @@ def test_the_steady_loop_plans_prompts_with_budgets_of_this_moment():
     scheduler.schedule(plan)
     seen = []
 
+    class Budgets(Pace):
+        def __init__(self) -> None:
+            self.left = iter((5, 6))
+
+        def prompt_budget(self, *load: int) -> int:
+            return next(self.left)
+
     class Watched(Steady):
         def run(self, previous: object) -> Handover:
             seen.append((scheduler.shares.prompt_budget, scheduler.shares.max_tokens))
@@ -136,8 +144,7 @@ def test_the_steady_loop_plans_prompts_with_budgets_of_this_moment():
     thread = DeviceThread.__new__(DeviceThread)
     thread.settler = None
     thread._budget = SimpleNamespace(of=lambda step: 4)
-    budgets = iter((5, 6))
-    thread.pace = SimpleNamespace(prompt_budget=lambda *load: next(budgets))
+    thread.pace = Budgets()
     thread.steady = Watched(Handover(None, None, StepNumbers(*(0,) * 10, *TIMES), False, None, None, True))
     runtime = SimpleNamespace(scheduler=scheduler, admission=NOBODY)
     thread.run_steadily(runtime, None, StepStats())

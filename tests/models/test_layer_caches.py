@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+import engine.run.built
 import engine.run.start
 from engine.layers.stream import Product
 from engine.models.text.llama import LlamaLayer
@@ -74,8 +75,10 @@ def divided(model):
 @pytest.fixture
 def served_so(monkeypatch):
     """Makes the engine divide the models that it builds; returns the list of these models."""
-    build, made = engine.run.start.build_model, []
-    monkeypatch.setattr(engine.run.start, "build_model", lambda *args: made.append(divided(build(*args))) or made[-1])
+    build, made = engine.run.built.build_model, []
+    monkeypatch.setattr(
+        engine.run.built, "build_model", lambda *args, **named: made.append(divided(build(*args, **named))) or made[-1]
+    )
     return made
 
 

@@ -24,8 +24,8 @@ KERNELS = {
         f"decode {name}": (
             decode_kernel,
             {"out": T, **PARTS, **ATTEND},
-            {**SHAPE, "BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_G": 4, "AT_ONCE": MERGED // (4 * 128), "GATHER": 0,
-             "STAGES": 3, "PREFETCH": PREFETCH, "LANES": 32, "LEAD": 5, **case},
+            {**SHAPE, "STRIPE": 1, "BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_G": 4, "AT_ONCE": MERGED // (4 * 128),
+             "GATHER": 0, "STAGES": 3, "PREFETCH": PREFETCH, "LANES": 32, "LEAD": 5, **case},
             {"num_warps": 1, "num_stages": 3},
         )
         for name, case in CASES.items()
@@ -54,8 +54,8 @@ KERNELS = {
     "decode 512": (
         decode_kernel,
         {"out": T, **PARTS, **ATTEND},
-        {**SHAPE, "HEAD_DIM": 512, "BLOCK_D": 512, "BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_G": 8, "AT_ONCE": 1,
-         "GATHER": 0, "STAGES": 1, "PREFETCH": 0, "LANES": 128, "LEAD": 0, **NO_SINKS},
+        {**SHAPE, "STRIPE": 1, "HEAD_DIM": 512, "BLOCK_D": 512, "BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_G": 8,
+         "AT_ONCE": 1, "GATHER": 0, "STAGES": 1, "PREFETCH": 0, "LANES": 128, "LEAD": 0, **NO_SINKS},
         {"num_warps": 4, "num_stages": 1},
     ),
     "prefill 512": (

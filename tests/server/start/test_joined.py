@@ -65,7 +65,7 @@ def test_parts_on_the_hub_are_joined_and_encode_audio_like_the_whole(tmp_path, m
         checked = "\n".join(lines(config))
         assert "as UltravoxModel (Ultravox); takes" in checked
         assert not any(path.name == "model.safetensors" for path in (tmp_path / "kept").rglob("*"))
-        folder, tokenizer = fetched(config, None)
+        folder, tokenizer, _ = fetched(config, None)
         assert tokenizer == folder
         assert (Path(folder) / "tokenizer.json").is_file()
         assert fetched(config, None)[0] == folder
@@ -82,7 +82,7 @@ def test_parts_in_folders_are_joined_and_one_that_is_missing_is_named(tmp_path):
     own = made["org/model"]
     config = json.loads((own / "config.json").read_text())
     (own / "config.json").write_text(json.dumps({**config, "text_model_id": str(made["org/decoder"])}))
-    folder, _ = fetched(flags(str(own), tmp_path), None)
+    folder, *_ = fetched(flags(str(own), tmp_path), None)
     assert load(folder).config.architecture == "UltravoxModel"
     with pytest.raises(ConfigError, match="names the decoder, whose configuration is not here"):
         load_model_config(own)
