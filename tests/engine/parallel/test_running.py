@@ -10,7 +10,9 @@ import torch
 
 from engine import Engine, EngineConfig, FinishReason
 from engine.base.errors import ConfigError
+from engine.models.registry import load_model_config
 from engine.parallel import model as split_models
+from engine.parallel.slices import check_dealt
 from tests import tiny
 from tests.engine_kit import SMALL, answer, answer_deltas, prompts, running, text_request
 
@@ -138,3 +140,9 @@ async def test_what_does_not_run_is_refused_at_the_start(settings, said):
     engine = Engine(EngineConfig(model=str(QWEN2), **SMALL, **settings))
     with pytest.raises(ConfigError, match=f"--tensor-parallel-size {settings['tensor_parallel']}: .*{said}"):
         await engine.start()
+
+
+def test_several_gpus_are_refused():
+    asked = EngineConfig(model=str(QWEN2), tensor_parallel=2)
+    with pytest.raises(ConfigError, match="--tensor-parallel-size 2: one process drives one GPU so far"):
+        check_dealt(load_model_config(QWEN2), asked, "cuda:0")
