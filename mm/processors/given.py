@@ -46,7 +46,8 @@ def given(
         raise unsupported(f"this model takes no {modality}_embeds; send the {modality}")
     if modality != "audio" and isinstance(processor, QwenVL | QwenOmni):
         check_grid(f"{modality}_grid_thw", grid, len(numbers), processor.vision.image.merge_size, modality == "video")
-        features["grid_thw"] = grid  # type: ignore[assignment]
+        assert grid is not None, "check_grid refuses an item without a grid"
+        features["grid_thw"] = grid
         if modality == "video":
             usual = processor.vision.video.temporal_patch_size / processor.vision.rule.fps
             features["second_per_grid"] = np.array([seconds or usual], np.float32)

@@ -70,7 +70,8 @@ async def counts(own: Engine, number: int) -> tuple[int, int, int]:
     before = numbers(own)
     (tokens,) = await answer(own, text_request(PROMPTS[number], 30, ignore_eos=True))
     assert tokens == list(text(number)[len(PROMPTS[number]) :])
-    return tuple(now - then for now, then in zip(numbers(own), before))  # type: ignore[return-value]
+    steps, drafts, right = (now - then for now, then in zip(numbers(own), before))
+    return steps, drafts, right
 
 
 def numbers(own: Engine) -> tuple[int, int, int]:

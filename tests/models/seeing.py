@@ -115,3 +115,16 @@ def prepare(name, prompt, harness: Harness):
             done += length
     positions = None if made.positions is None else torch.tensor(made.positions, dtype=torch.int64)
     return harness.add(made.prompt_token_ids.tolist(), positions=positions, delta=made.position_delta, media=media)
+
+
+def assert_logits_agree(name, prompt, chunk, want, tolerance):
+    """The log-probabilities behind a prompt, computed in chunks (0: whole), equal those of the logits `want`."""
+    harness = Harness(load(tiny.checkpoint(name)))
+    got = harness.prefill(prepare(name, prompt, harness), chunk).log_softmax(-1)
+    assert (got - want.log_softmax(-1)).abs().max() <= tolerance
+
+
+def answered(name, prompt, count):
+    """The greedy tokens behind a prompt that is computed in chunks."""
+    harness = Harness(load(tiny.checkpoint(name)))
+    return harness.generate(prepare(name, prompt, harness), count, chunk=13)

@@ -17,8 +17,7 @@ from mm.item import MediaOptions
 from tests import tiny
 from tests.mm.made import data_url, noise, picture
 from tests.models import dots_ocr as makers
-from tests.models.harness import Harness
-from tests.models.seeing import items, load, prepare, processor, spliced
+from tests.models.seeing import answered, assert_logits_agree, items, load, processor, spliced
 from tests.models.with_rows import embedded, greedy, logits
 from tests.server.conftest import config_of, maker, ready
 
@@ -42,17 +41,12 @@ def expected(prompt):
 @pytest.mark.parametrize("chunk", [0, 7])
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_log_probabilities_equal_the_formulas(prompt, chunk):
-    harness = Harness(load(tiny.checkpoint(NAME)))
-    got = harness.prefill(prepare(NAME, prompt, harness), chunk).log_softmax(-1)
-    assert (got - logits(makers.decoder(), expected(prompt)).log_softmax(-1)).abs().max() <= TOLERANCE
+    assert_logits_agree(NAME, prompt, chunk, logits(makers.decoder(), expected(prompt)), TOLERANCE)
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_greedy_tokens_equal_the_formulas(prompt):
-    harness = Harness(load(tiny.checkpoint(NAME)))
-    assert harness.generate(prepare(NAME, prompt, harness), 16, chunk=13) == greedy(
-        makers.decoder(), expected(prompt), 16
-    )
+    assert answered(NAME, prompt, 16) == greedy(makers.decoder(), expected(prompt), 16)
 
 
 def test_patches_equal_transformers():

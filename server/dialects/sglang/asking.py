@@ -116,8 +116,10 @@ def one_of(
         asked = replace(
             asked, params=replace(asked.params, prompt_logprobs=top_count("top_logprobs_num", top, state.config.limits))
         )
-    shown = fields.skip_special_tokens is not False
-    return One(asked, has_logprobs, start if has_logprobs else -1, top, tuple(token_ids), shown, most == 0, names)
+    skips_special = fields.skip_special_tokens is not False
+    return One(
+        asked, has_logprobs, start if has_logprobs else -1, top, tuple(token_ids), skips_special, most == 0, names
+    )
 
 
 def read_params(exchange: Exchange, params: dict[str, Any], path: str) -> tuple[SamplingFields, dict[str, str]]:

@@ -55,7 +55,7 @@ KERNELS = {
             kernel, signature, {"TILE": tile, "RANK": rank, **constants, "OVERLAP": True},
             {"num_warps": 4, "num_stages": stages},
         )
-        for tile, rank in ((1, 16), (16, 32), (64, 128))
+        for tile, rank in ((1, 16), (16, 32), (64, 64))
         for name, kernel, signature, constants, stages in (
             ("shrink", shrink_kernel, SHRINK, {"BLOCK_K": columns_of(tile, rank), "ONCE": tile == 1}, 3),
             ("expand", expand_kernel, EXPAND, {**blocks(tile), "AFTER": False, "PARTS": 0}, 2),
