@@ -173,6 +173,7 @@ def main() -> None:
             print(f"{name}: {checkout}")
             report(runs[name], rows)
     if args.out is not None:
+        args.out.mkdir(parents=True, exist_ok=True)
         (args.out / "gpu_zero_points.json").write_text(json.dumps(runs, indent=1))
 
 

@@ -58,14 +58,15 @@ def drafter_step(
 
     Of the tensors: drafts by row, tokens, their places in the cache and their features.
     """
-    padded, slots = rows + 3, empty_slots(rows + 5, 9, 1, "cpu", number)
+    blocks = max(9, -(-(number + 20) // size))  # of a slot: the longest context
+    padded, slots = rows + 3, empty_slots(rows + 5, blocks, 1, "cpu", number)
     slots.word(SlotWord.PROMPT_LEN)[:] = drawn(11, rows + 6, high=3)
     drafts = torch.cat([drawn(12, rows - rows // 2, low=-1, high=1), drawn(13, rows // 2, low=1, high=number + 1)])
     lens = torch.where(drafts > 0, 1 + drafts, drawn(14, rows, low=1, high=9))
     context = lens + torch.cat([drawn(15, rows - 4, high=20), torch.tensor([0, size, 2 * size, 5])])
     starts = torch.cat([lens.new_zeros(1), lens.cumsum(0).int(), lens.sum().int().repeat(3)])
     own = torch.randperm(rows + 5, generator=torch.Generator().manual_seed(10))[:rows].int()
-    slots.block_tables.copy_(torch.randperm((rows + 6) * 9).view(1, rows + 6, 9))
+    slots.block_tables.copy_(torch.randperm((rows + 6) * blocks).view(1, rows + 6, blocks))
     tokens = int(starts[-1])
     row = torch.repeat_interleave(torch.arange(rows), lens)
     place = context[row] - lens[row] + torch.arange(tokens) - starts[row]
@@ -73,7 +74,7 @@ def drafter_step(
     beyond = torch.zeros(3, dtype=torch.int32)
     line = torch.cat([own, beyond + rows + 5])
     step = Rows(line, starts.int(), torch.cat([context, beyond]).int(), slots.block_tables[0], line, size)
-    held = Features(torch.randn(rows + 6, width), torch.randn((rows + 6) * 9, width))
+    held = Features(torch.randn(rows + 6, width), torch.randn((rows + 6) * blocks, width))
     tensors = {
         "drafts": torch.cat([drafts, beyond - 1]).int(),
         "tokens": torch.cat([drawn(16, tokens, high=99), beyond]).long(),

@@ -62,7 +62,7 @@ def test_accepted_features_equal_the_reference():
     inputs.query_start.copy_(torch.arange(301) * 5)
     held = Features(torch.randn(301, 3000), torch.randn(1, 3000))
     mine, ours = there(copy.deepcopy(held)), there(slots)
-    numbers = torch.randn(1500, 3000), runs, inputs.row_slot, inputs.row_drafts, inputs.query_start
+    numbers = torch.randn(1506, 3000), runs, inputs.row_slot, inputs.row_drafts, inputs.query_start
     accept_features(mine, ours, *(each.cuda() for each in numbers))
     accept_features_reference(held, slots, *numbers)
     assert torch.equal(mine.of_slots.cpu(), held.of_slots)
