@@ -129,7 +129,8 @@ class Pace:
         tokens it may have with tokens of idle prompts; `idle`: idle rows that could decode.
 
         The step may take `slowdown` times as long as without idle rows. An unknown time of the step without them is
-        measured first; then larger numbers of rows are tried, a class at a time.
+        measured first; then larger numbers of rows are tried, a class at a time. Few prompt tokens cost more each than
+        the tokens of a full step, so the measured time of a step of that size counts as well.
         """
         self._asked += 1
         bits = max(decoding, 1).bit_length()
@@ -149,7 +150,10 @@ class Pace:
         if not self._per_token:
             return rows, LEAST_PROMPT
         joined = decoding + min(rows, idle)
-        return rows, max(0, int((limit - self._attention(joined)) / self._per_token) - joined)
+        tokens = min(int((limit - self._attention(joined)) / self._per_token), self._max_tokens)
+        while tokens > joined and self.clock.periods[self._class(tokens)] > limit and self._asked % RETRY:
+            tokens = self._smaller(tokens)
+        return rows, max(0, tokens - joined)
 
     def note_decode(self, rows_bits: int, seconds: float) -> None:
         """Takes over what the GIL-free loop learned: seconds of decode-only steps by the bit length of their rows.
@@ -174,6 +178,12 @@ class Pace:
         """The class of a step; steps of one class take about the same time. Up to a tile: the bit length of the tokens;
         above: the number of tiles."""
         return tokens.bit_length() if tokens <= self._tile else self._tile + -(-tokens // self._tile)
+
+    def _smaller(self, tokens: int) -> int:
+        """The most tokens of the next smaller class."""
+        if tokens > self._tile:
+            return (-(-tokens // self._tile) - 1) * self._tile
+        return (1 << (tokens.bit_length() - 1)) - 1
 
     def _nearest(self, bits: int) -> float:
         """Seconds of a decode-only step whose number of rows has this bit length, else of the nearest known one."""

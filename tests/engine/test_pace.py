@@ -226,3 +226,14 @@ def test_idle_prompts_take_the_tokens_that_a_step_of_others_leaves():
     assert pace.idle_budgets(4, 3) == (3, 450 - 7)
     assert pace.idle_budgets(4, 0) == (3, 450 - 4)
     assert pace.idle_budgets(0, 3)[1] == 0  # the others have prompts only
+    pace.note(plan(4, prompt=440), 0.010, WAITED)  # longer than 440 tokens of a full step take
+    assert pace.idle_budgets(4, 3) == (3, 3 * TILE - 7)
+    pace.note(plan(4, prompt=3 * TILE - 4), 0.0091, WAITED)
+    pace.note(plan(4, prompt=2 * TILE - 4), 0.0091, WAITED)
+    pace.note(plan(4, prompt=TILE - 4), 0.008, WAITED)
+    assert pace.idle_budgets(4, 3) == (3, TILE - 7)
+    pace.note(plan(4, prompt=TILE - 4), 0.040, WAITED)
+    assert pace.idle_budgets(4, 3) == (3, 127 - 7)
+    pace.note(plan(4, prompt=100), 0.0091, WAITED)
+    assert pace.idle_budgets(4, 3) == (3, 63 - 7)
+    assert max(pace.idle_budgets(4, 3)[1] for _ in range(RETRY)) > 2 * TILE  # they may have become shorter
