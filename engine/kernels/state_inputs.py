@@ -2,7 +2,8 @@
 
 In: the next record in the host's pinned memory (layout in `_fast/layout.py`): columns of states, and the blocks of new
 runs. Out: StateTables at fixed addresses; rows after the step's last row have run 0 and base 0. The single launch must
-come before step_inputs, because step_inputs moves on to the next record:
+come before step_inputs, because step_inputs moves on to the next record. In steps with runs of tokens a fed row begins
+at its slot's newest token (kernels/fed_rows), so a fold never takes more than the record names:
 
     program 0   all rows in parallel              other programs   new runs, one after the other
 
@@ -21,6 +22,8 @@ from _fast.layout import (
     STATE_COLUMNS,
     Header,
     RowColumn,
+    RowFlag,
+    SlotWord,
     StateColumn,
     column_at,
     new_runs,
@@ -29,12 +32,16 @@ from _fast.layout import (
 )
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.record import Records
+from engine.kernels.step_tensors import SlotTensors, word
 from engine.kernels.target import tl, triton
 
 NUM_ROWS = tl.constexpr(int(Header.NUM_ROWS))
 NUM_RUNS = tl.constexpr(int(Header.NUM_RUNS))
 PASSING = tl.constexpr(CHECKPOINTS)
 BASE_RUN, WRITE_RUN, TAIL_RUN, BASE, NEW_BASE, RUN, AT = (tl.constexpr(int(one)) for one in StateColumn)
+SLOT, _, _, COMPUTED, FLAGS = (tl.constexpr(int(one)) for one in RowColumn)
+FEED = tl.constexpr(int(RowFlag.FEED))
+LENGTH = tl.constexpr(int(SlotWord.LENGTH))
 LOADERS = 8  # programs that write the blocks of new runs
 
 
@@ -80,10 +87,12 @@ def state_inputs_kernel(
     places,  # [2, run_width]
     pinned,  # [num_records, capacity], on the host
     turn,  # [1]
+    words,  # of SlotTensors; None: a row yields one token, and begins where the record says
     num_records,
     capacity,
     max_rows,
-    computed_at,  # offset of the column of computed tokens
+    rows_at,  # offset of the columns of rows
+    max_slots,
     states_at,
     runs_at,
     most_runs,
@@ -108,8 +117,15 @@ def state_inputs_kernel(
         tail_run = tl.load(line + TAIL_RUN * max_rows, mask=room, other=0, cache_modifier=".cv")
         base = tl.load(line + BASE * max_rows, mask=room, other=0, cache_modifier=".cv")
         new_base = tl.load(line + NEW_BASE * max_rows, mask=room, other=0, cache_modifier=".cv")
-        start = tl.load(record + computed_at + row, mask=room, other=0, cache_modifier=".cv")
+        of_row = record + rows_at + row
+        start = tl.load(of_row + COMPUTED * (max_rows + 1), mask=room, other=0, cache_modifier=".cv")
         here = row < tl.load(record + NUM_ROWS, cache_modifier=".cv")
+        if words is not None:
+            flags = tl.load(of_row + FLAGS * (max_rows + 1), mask=room, other=0, cache_modifier=".cv")
+            slot = tl.load(of_row + SLOT * (max_rows + 1), mask=room, other=max_slots, cache_modifier=".cv")
+            fed = here & ((flags & FEED) != 0) & (slot >= 0) & (slot < max_slots)
+            own = tl.load(word(words, slot, LENGTH), mask=fed, other=0)
+            start = tl.where(fed, tl.maximum(own - 1, base), start)
         for place in tl.static_range(PASSING):
             run = tl.load(line + (RUN + place) * max_rows, mask=room, other=0, cache_modifier=".cv")
             at = tl.load(line + (AT + place) * max_rows, mask=room, other=0, cache_modifier=".cv")
@@ -137,33 +153,46 @@ def state_inputs_kernel(
             tl.store(table + run.to(tl.int64) * columns + column, block, mask=known)
 
 
-def state_inputs(tables: StateTables, records: Records, sizes: RecordSizes) -> None:
-    """Rewrites the rows of `tables` and adds new runs from the next record; leaves `turn` unchanged. Capturable."""
+def state_inputs(tables: StateTables, records: Records, sizes: RecordSizes, slots: SlotTensors | None = None) -> None:
+    """Rewrites the rows of `tables` and adds new runs from the next record; leaves `turn` unchanged. Capturable.
+
+    slots: in steps with runs, where rows begin that a step in flight feeds.
+    """
     if records.staged.is_cuda:
-        launch_state_inputs(tables, records, sizes)
+        launch_state_inputs(tables, records, sizes, slots)
     else:
-        state_inputs_reference(tables, records.pinned[int(records.turn)], sizes)
+        state_inputs_reference(tables, records.pinned[int(records.turn)], sizes, slots)
 
 
-def launch_state_inputs(tables: StateTables, records: Records, sizes: RecordSizes) -> None:
+def launch_state_inputs(
+    tables: StateTables, records: Records, sizes: RecordSizes, slots: SlotTensors | None = None
+) -> None:
     """Launches the Triton kernel; arguments as `state_inputs`."""
     (num_ids, columns), run_width = tables.table.shape, tables.places.shape[1]
     count, capacity = records.pinned.shape
     rows = sizes.max_rows
     assert tables.max_rows == rows, "the tables are of another size"
     state_inputs_kernel[(1 + LOADERS,)](
-        tables.table, tables.rows, tables.checkpoints, tables.places, records.pinned, records.turn, count, capacity,
-        rows, column_at(RowColumn.COMPUTED, rows), sizes.states_at, sizes.runs_at, new_runs(rows), num_ids, columns,
+        tables.table, tables.rows, tables.checkpoints, tables.places, records.pinned, records.turn,
+        None if slots is None else slots.words, count, capacity, rows, column_at(RowColumn.SLOT, rows),
+        0 if slots is None else len(slots.words) - 1, sizes.states_at, sizes.runs_at, new_runs(rows), num_ids, columns,
         run_width, tables.state_blocks, ROWS=triton.next_power_of_2(rows), WIDTH=triton.next_power_of_2(run_width),
         num_warps=4, **launch_options(),
     )  # fmt: skip
 
 
-def state_inputs_reference(tables: StateTables, record: Tensor, sizes: RecordSizes) -> None:
+def state_inputs_reference(
+    tables: StateTables, record: Tensor, sizes: RecordSizes, slots: SlotTensors | None = None
+) -> None:
     """Fills `tables` on a CPU; `record` int32 [capacity] is this step's."""
     most, count = sizes.max_rows, int(record[Header.NUM_ROWS])
     columns = record[sizes.states_at :][: STATE_COLUMNS * most].view(STATE_COLUMNS, most)[:, :count]
-    start = record[column_at(RowColumn.COMPUTED, most) :][:count]
+    slot, start, flags = (
+        record[column_at(one, most) :][:count] for one in (RowColumn.SLOT, RowColumn.COMPUTED, RowColumn.FLAGS)
+    )
+    if slots is not None:
+        own = torch.maximum(slots.word(SlotWord.LENGTH)[slot.long()] - 1, columns[StateColumn.BASE])
+        start = torch.where((flags & RowFlag.FEED) > 0, own, start)
     tables.rows.zero_()
     tables.checkpoints.zero_()
     tables.rows[:5, :count] = columns[: StateColumn.CHECKPOINT_RUN]

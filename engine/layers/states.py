@@ -41,10 +41,11 @@ def recurrent(
     return Mamba2(width, SsdShape(*sizes, config.norm, config.eps), form, dtype, config.bias, config.conv_bias)
 
 
-def set_states(model: Any, config: StateConfig, on_host: bool) -> None:
-    """Sets the form of a model's states. ConfigError: the settings configure states, but the model has none.
+def set_states(model: Any, config: StateConfig, on_host: bool, drafts: int = 0) -> None:
+    """Sets the form of a model's states; `drafts`: most drafts of a row in a step.
 
-    Type "auto": the dtype that the checkpoint specifies, nearly always float32.
+    ConfigError: the settings configure states, but the model has none. Type "auto": the dtype that the checkpoint
+    specifies, nearly always float32.
     """
     layers = getattr(model, "layers", ())
     found = (mixer for layer in layers for mixer in getattr(layer, "mixers", ()))
@@ -55,7 +56,7 @@ def set_states(model: Any, config: StateConfig, on_host: bool) -> None:
                 raise ConfigError(f"--mamba-{flag} {value}: no layer of this model has a state; leave the flag out")
         return
     dtype = config.dtype if config.dtype != "auto" else _stated(model.config.raw)
-    form = state_form("cpu" if on_host else "cuda", dtype=getattr(torch, dtype))
+    form = state_form("cpu" if on_host else "cuda", drafts, getattr(torch, dtype))
     for mixer in mixers:
         mixer.set_form(form)
 

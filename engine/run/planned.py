@@ -54,7 +54,7 @@ def planned(
     config: EngineConfig, model: Model, sizes: Sizes, shards: list[Shard] | None, on_host: bool, read: bool = True
 ) -> Planned:
     """Plans parts, claims and cache layout of a model; `shards`, `read`: see stored_specs. Raises ConfigError."""
-    set_states(model, config.states, on_host)
+    set_states(model, config.states, on_host, sizes.num_drafts)
     specs = stored_specs(model, config.kv_cache_dtype, config.kv_cache_skip_layers, shards, read)
     parts = parts_of(Setting(config, model, sizes, specs, on_host))
     claim = claims_of(parts)

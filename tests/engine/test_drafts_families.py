@@ -1,16 +1,19 @@
-"""Drafts with every kind of layer: windows, chunks, sinks, experts, soft caps. Answers equal those without drafts."""
+"""Drafts with every kind of layer: windows, sinks, experts, soft caps, states. Answers equal those without drafts."""
 
 import numpy as np
 import pytest
 
 import engine.run.start
-from tests import tiny
+from tests import tiny, tiny_states
 from tests.engine.host_accelerator import HostAccelerator
 from tests.engine.test_drafts import check, collected, drafts_of, ngram
 from tests.engine_kit import running, text_request
 
-SHORT = ("gpt_oss", "llama4", "mistral-window")
-NAMES = [pytest.param(name, marks=() if name in SHORT else pytest.mark.full) for name in sorted(tiny.CHECKPOINTS)]
+SHORT = ("gpt_oss", "llama4", "mistral-window", "falcon_h1", "mamba")
+NAMES = [
+    pytest.param(name, marks=() if name in SHORT else pytest.mark.full)
+    for name in sorted((*tiny.CHECKPOINTS, *tiny_states.STATES))
+]
 # A model that may choose few tokens repeats itself: many drafts are right. Log-probabilities are those of all tokens.
 FEW = {"allowed_token_ids": (5, 9, 14), "logprobs": 1}
 RULES = [FEW, FEW | {"temperature": 0.7, "seed": 3}, {"logprobs": 1}]

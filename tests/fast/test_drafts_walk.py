@@ -15,7 +15,7 @@ from tests.fast.test_scheduler_walk import ERROR, NONE, Walk
 class DraftDevice(Device):
     """Also has the number of tokens of each slot and its drafts; `width`: places of a row's run."""
 
-    def __init__(self, rng, groups, block_size, draw, width):
+    def __init__(self, rng, groups, block_size, draw, width=0):
         super().__init__(rng, groups, block_size, draw)
         self.width = width
         self.length = {}  # by slot, as the next

@@ -19,17 +19,18 @@ from engine.cache.layout import CacheLayout
 from engine.cache.runs import Runs
 from engine.kernels.record import Records
 from engine.kernels.state_inputs import RecordSizes, empty_tables, state_inputs, state_inputs_reference
+from engine.kernels.step_tensors import SlotTensors
 from engine.step.sizes import Sizes
 
 
 class StateRows:
     """The state tables for the rows of the current step."""
 
-    __slots__ = ("_max_slots", "_runs", "_sizes", "tables")
+    __slots__ = ("_max_slots", "_runs", "_sizes", "_width", "tables")
 
     def __init__(self, runs: Runs, sizes: Sizes, plan: StepPlan, num_blocks: int, device: torch.device | str) -> None:
         """`plan`: any plan of the backend, for its sizes; `num_blocks`: blocks of the KV cache with the dummy block."""
-        self._runs, self._max_slots = runs, sizes.max_slots
+        self._runs, self._max_slots, self._width = runs, sizes.max_slots, sizes.width
         self._sizes = RecordSizes(plan.max_rows, plan.max_tokens, plan.max_updates)
         states, tails = (runs.columns_of(count) for count in (runs.state_blocks, runs.tail_blocks))
         self.tables = empty_tables(sizes.max_rows, states, tails, self._num_ids(num_blocks), device)
@@ -43,13 +44,14 @@ class StateRows:
         table = torch.zeros(self._num_ids(num_blocks), old.shape[1], dtype=torch.int32, device=old.device)
         self.tables = replace(self.tables, table=table)
 
-    def read(self, plan: StepPlan) -> None:
+    def read(self, plan: StepPlan, slots: SlotTensors) -> None:
         """Reads a step's rows and new runs from the plan's record, on the host."""
-        state_inputs_reference(self.tables, torch.from_numpy(np.asarray(plan.record)), self._sizes)
+        record = torch.from_numpy(np.asarray(plan.record))
+        state_inputs_reference(self.tables, record, self._sizes, slots if self._width > 1 else None)
 
-    def launch(self, records: Records) -> None:
+    def launch(self, records: Records, slots: SlotTensors) -> None:
         """Launches the kernel that reads the next record in the same way, on the device."""
-        state_inputs(self.tables, records, self._sizes)
+        state_inputs(self.tables, records, self._sizes, slots if self._width > 1 else None)
 
     def metas(self, query_start: Tensor, decode_only: bool = False) -> list[StateMeta]:
         """A StateMeta per group of layers with states; `query_start` int32 [rows + 1]; `decode_only`: see StateMeta."""

@@ -15,8 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from _fast.scheduler import Scheduler
-from engine.base.drafts import FLAG, DraftConfig
-from engine.base.errors import ConfigError
+from engine.base.drafts import DraftConfig
 from engine.base.request import Request, SamplingParams
 from engine.kernels.sampling.ngram import Texts, empty_texts, ngram
 from engine.kernels.sampling.top_logprobs import MOST
@@ -32,14 +31,12 @@ class Drafts(StepPart):
 
     name = "drafts"
 
-    def __init__(self, config: DraftConfig, sizes: Sizes, raw: bool, stateful: bool) -> None:
-        """`raw`: log-probabilities are those of the model's logits; `stateful`: the model has recurrent layers."""
-        self._config, self._sizes, self._raw, self._stateful = config, sizes, raw, stateful
+    def __init__(self, config: DraftConfig, sizes: Sizes, raw: bool) -> None:
+        """`raw`: log-probabilities are those of the model's logits."""
+        self._config, self._sizes, self._raw = config, sizes, raw
         self._texts: Texts
 
     def claim(self) -> Claim:
-        if self._stateful:
-            raise ConfigError(f"{FLAG}: not for models with recurrent layers yet; leave the flag out")
         return Claim(weight_bytes=4 * (self._sizes.max_slots + 1) * (self._sizes.max_model_len + 1))
 
     def start(self, steps: Steps) -> None:

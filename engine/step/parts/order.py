@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from engine.base.config import EngineConfig
 from engine.base.drafts import NGRAM, draft_config
 from engine.cache.spec import CacheSpec
-from engine.cache.state import StateSpec
 from engine.lora.sites import give_device_sites, give_host_sites
 from engine.models.base.model import Model
 from engine.models.drafters.lookup import drafter_for
@@ -95,7 +94,7 @@ def drafts(setting: Setting) -> StepPart | None:
     if config is None or config.method != NGRAM or not setting.chooses:
         return None
     raw = setting.config.logprobs_mode.startswith("raw")
-    return Drafts(config, setting.sizes, raw, any(isinstance(spec, StateSpec) for spec in setting.specs))
+    return Drafts(config, setting.sizes, raw)
 
 
 def drafter(setting: Setting) -> StepPart | None:

@@ -55,7 +55,7 @@ class StateDevice(Device):
         return [(run, position) for run, position in found if run]
 
     def _row(self, plan, row, request, runs):
-        slot, start, count = plan.row_slot[row], plan.row_computed[row], plan.row_len[row]
+        slot, (start, count) = plan.row_slot[row], self.place_of(plan, row, request)
         base, new_base = self.at(row, StateColumn.BASE), self.at(row, StateColumn.NEW_BASE)
         base_run, tail = self.at(row, StateColumn.BASE_RUN), self.at(row, StateColumn.TAIL_RUN)
         request.broken |= not self.unsent.isdisjoint({base_run, tail, *(run for run, _ in self.written(row))})
@@ -88,12 +88,18 @@ class StateDevice(Device):
         ring = self.blocks.get(self.runs[tail][0])
         ring = dict(ring) if isinstance(ring, dict) else {}
         for position in range(max(start, new_base, start + count - self.ring), start + count):
-            ring[position % self.ring] = GARBAGE if request.broken else self.identity(request, position)
+            true = position < request.computed and not request.broken
+            ring[position % self.ring] = self.identity(request, position) if true else GARBAGE
         for block in self.runs[tail]:
             self.take_over(block)
             self.blocks[block] = ring
-        assert start - base < self.ring, "the tail is too short"
+        if plan.row_flags[row] & FEED:
+            assert start + count - base <= self.ring, "the tail is too short"
         return sampled
+
+    def place_of(self, plan, row, request):
+        """Position of the row's first token, and number of its tokens."""
+        return plan.row_computed[row], plan.row_len[row]
 
     def settled_of(self, slot):
         """Number of the slot's committed positions; the walk replaces this method."""

@@ -28,9 +28,9 @@ INPUTS = {
     "max_blocks": "i32", "block_size": "i32", "num_embeddings": "i32", "max_lines": "i32",
 }  # fmt: skip
 STATES = {
-    "table": I, "rows": I, "checkpoints": I, "places": I, "pinned": I, "turn": I,
+    "table": I, "rows": I, "checkpoints": I, "places": I, "pinned": I, "turn": I, "words": I,
     **dict.fromkeys(
-        ("num_records", "capacity", "max_rows", "computed_at", "states_at", "runs_at", "most_runs", "num_ids",
+        ("num_records", "capacity", "max_rows", "rows_at", "max_slots", "states_at", "runs_at", "most_runs", "num_ids",
          "columns", "run_width", "state_blocks"), "i32",
     ),
 }  # fmt: skip
@@ -61,7 +61,13 @@ KERNELS = {
         for kind, number in KINDS.items()
         for dtype, skips in (("bf16", False), ("fp32", False), ("bf16", True))
     },
-    "states": (state_inputs_kernel, STATES, {"ROWS": 256, "WIDTH": 256, "OVERLAP": True}, {"num_warps": 4}),
+    **{
+        f"states{' fed' * fed}": (
+            state_inputs_kernel, STATES,
+            {"ROWS": 256, "WIDTH": 256, "OVERLAP": True} | ({} if fed else {"words": None}), {"num_warps": 4},
+        )
+        for fed in (False, True)
+    },
     "pool home": (pool_home_kernel, POOL_HOME, {"BLOCK": 1024, "OVERLAP": True}, {"num_warps": 4}),
     **{
         f"home {width}": (

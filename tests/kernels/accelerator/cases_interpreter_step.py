@@ -18,7 +18,7 @@ from engine.kernels.step_inputs import launch_inputs, step_inputs_reference
 from engine.kernels.step_tensors import empty_inputs, empty_slots
 from engine.kernels.target import HAS_TRITON
 from tests.kernels.plans import Walk
-from tests.kernels.state_plans import StatePlans, same
+from tests.kernels.state_plans import MAX_ROWS, SLOTS, StatePlans, same
 from tests.kernels.test_step_inputs import VOCAB, copy_slots, plant
 
 
@@ -159,17 +159,24 @@ def test_pooled_lines_reach_their_buffer(home):
     torch.testing.assert_close(found, wanted, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_rows_with_states_equal_the_reference(seed):
-    walk, checkpoints = StatePlans(seed), 0
+@pytest.mark.parametrize("fed", [False, True])
+def test_rows_with_states_equal_the_reference(fed):
+    walk, checkpoints, moved = StatePlans(int(fed)), 0, 0
+    slots = empty_slots(SLOTS, 0, 0, "cpu", 3) if fed else None
     mine, theirs = walk.tables(), walk.tables()
     records = records_in(torch.full((2, len(walk.record)), -7, dtype=torch.int32), "cpu")
     for number, _ in enumerate(walk.steps(25)):
         records.turn.fill_(number % 2)
         records.pinned[number % 2] = torch.from_numpy(walk.record)
-        launch_state_inputs(mine, records, walk.sizes)
-        state_inputs_reference(theirs, torch.from_numpy(walk.record), walk.sizes)
+        if slots is not None:  # rows begin where the device says, never before their base
+            slots.words.random_(0, 130)
+            records.pinned[number % 2, column_at(RowColumn.FLAGS, MAX_ROWS) :][:MAX_ROWS].random_(0, 4)
+        launch_state_inputs(mine, records, walk.sizes, slots)
+        state_inputs_reference(theirs, records.pinned[number % 2], walk.sizes, slots)
         assert same(mine, theirs)
+        planned = torch.from_numpy(walk.record)[column_at(RowColumn.COMPUTED, MAX_ROWS) :][: walk.plan.num_rows]
+        moved += int((theirs.rows[5, : len(planned)] != planned).sum())
         assert int(records.turn) == number % 2
         checkpoints += int(theirs.checkpoints[0].count_nonzero())
     assert checkpoints > 0
+    assert (moved > 0) == fed

@@ -159,7 +159,7 @@ class StepBuffers:
         """Launches the kernels that make the inputs of a forward from the next record: slots, tokens, work lists."""
         sizes, text = self._sizes, self._rank.model.config.text
         if self.states is not None:
-            self.states.launch(self.records)
+            self.states.launch(self.records, self.slots.tensors)
         step_inputs(
             self.inputs,
             self.slots.tensors,

@@ -114,7 +114,7 @@ class HostBackend:
     def forward(self, step: Step) -> None:
         self.slots.apply(step.plan)
         if self.states is not None:
-            self.states.read(step.plan)
+            self.states.read(step.plan, self.slots.tensors)
         rows = step.rows if step.plan.width == 1 else self.slots.resolve(step.rows)
         self._forward.launch(step, rows, build(step, rows, self.slots, self.rank, self.states, self.hooks))
 
