@@ -1,17 +1,19 @@
-"""MTP: a target's own layer for multi-token prediction, behind its last layer in the files (GLM-4.5 form).
+"""MTP: a target's own layer for multi-token prediction, in the target's files (GLM-4.5 and Qwen3.5 forms).
 
     feature = norm(last stream), the target's final norm;  later the layer's own output, normed
     x = eh_proj(cat(enorm(embed), hnorm(feature)));  out = post_norm(layer(x));  logits = head(out);  next feature = out
 
-Thread: device. The layer equals the target's last layer; embedding and head are the target's. One layer is read, and
-drafts beyond the first reuse it. Names: `model.layers.N.{enorm, hnorm, eh_proj, shared_head.norm, ...}`, where N counts
-the target's layers. Source: arXiv:2412.19437 and transformers' MtpModel, which is the oracle of the tests.
+Thread: device. The layer equals the target's last layer with attention; embedding and head are the target's. One layer
+is read, and drafts beyond the first reuse it. Names of the GLM-4.5 form: `model.layers.N.{enorm, hnorm, eh_proj,
+shared_head.norm, ...}`, where N counts the target's layers. Source: arXiv:2412.19437 and transformers' MtpModel, which
+is the oracle of the tests. Names of the Qwen3.5 form, also of Qwen3-Next and 3.6: `mtp.{pre_fc_norm_embedding,
+pre_fc_norm_hidden, fc, norm, layers.0.*}`. Source: vLLM's models qwen3_next_mtp and qwen3_5_mtp.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -29,19 +31,47 @@ from engine.models.base.decoder import Decoder
 from engine.models.drafters.base import guest_spec, places_before
 from engine.weights.table import Row, Table
 
-FORMS = ("Glm4MoeForCausalLM",)  # architectures whose files have such layers
 COPIES = ("embed_tokens.weight", "shared_head.head.weight")  # the target's own tensors, a second time
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Where a family's files have the layer."""
+
+    names: tuple[str, str, str, str]  # of the norms of embedding and feature, their product, the last norm
+    stem: str  # of these names; N: the number of the target's layers
+    layer: str  # the stem of the layer's own tensors
+
+    def behind(self, number: int) -> Form:
+        """The form for a target of so many layers."""
+        stem, layer = (each.replace("N", str(number)) for each in (self.stem, self.layer))
+        return replace(self, stem=stem, layer=layer)
+
+
+GLM = Form(("enorm", "hnorm", "eh_proj", "shared_head.norm"), "layers.N.", "layers.N.")
+QWEN = Form(("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"), "mtp.", "mtp.layers.0.")
+FORMS = {  # by architecture
+    "Glm4MoeForCausalLM": GLM,
+    "Qwen3NextForCausalLM": QWEN,
+    "Qwen3_5ForCausalLM": QWEN,
+    "Qwen3_5ForConditionalGeneration": QWEN,
+    "Qwen3_5MoeForCausalLM": QWEN,
+    "Qwen3_5MoeForConditionalGeneration": QWEN,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Further(Table):
     """The rows of one layer behind the target's; tensors of other layers belong to the target."""
 
-    stem: str = ""  # "layers.N."
+    form: Form = GLM
 
     def ignored(self, name: str) -> bool:
         """Whether a canonical name may be left over."""
-        return not name.startswith(self.stem) or name.removeprefix(self.stem) in COPIES
+        stem, layer = self.form.stem, self.form.layer
+        if not name.startswith(stem) or name.removeprefix(stem) in COPIES:
+            return True
+        return name.startswith(f"{stem}layers.") and not name.startswith(layer)  # a later layer
 
 
 class Mtp:
@@ -55,17 +85,19 @@ class Mtp:
         width = text.hidden_size
         self.config, self.dtype, self.device, self._target = target.config, target.dtype, target.device, target
         self.number = len(text.layers)
+        self.form = FORMS[target.config.architecture].behind(self.number)
+        self._like = max(number for number, layer in enumerate(target.layers) if layer.attention is not None)
         self.enorm, self.hnorm, self.post_norm = (RMSNorm(width, text.norm_eps, text.norm_offset) for _ in range(3))
         self.eh_proj = Linear(2 * width, width)
-        self.layer = target.layer(self.number - 1)
-        rope = text.layers[-1].rope
+        self.layer = target.layer(self._like)
+        rope = text.layers[self._like].rope
         self._rope = RopeTable(rope, target.device, self.config.max_model_len or self.config.max_position)
 
     @property
     def text(self) -> TextConfig:
         """The sizes of the layer."""
         text = self.config.text
-        return text.of_layer(text.layers[-1])
+        return text.of_layer(text.layers[self._like])
 
     @property
     def streams(self) -> Sequence[int]:
@@ -74,15 +106,18 @@ class Mtp:
 
     def weight_table(self) -> Table:
         """The rows of the target's layers for the further layer, and those of its own parts."""
-        stem, table = f"layers.{self.number}.", self._target.table
+        form, table = self.form, self._target.weight_table()
         rows = [
-            Row(tuple(name.replace("layers.*.", stem) for name in row.names), row.target.replace("layers.*.", "layer."))
+            Row(
+                tuple(name.replace("layers.*.", form.layer) for name in row.names),
+                row.target.replace("layers.*.", "layer."),
+            )
             for row in table.rows
             if row.target.startswith("layers.*.")
         ]
-        own = {"enorm": "enorm", "hnorm": "hnorm", "eh_proj": "eh_proj", "shared_head.norm": "post_norm"}
-        rows += [Row((stem + name,), part) for name, part in own.items()]
-        return Further(tuple(rows), table.prefixes, (), table.spelled, True, stem)
+        parts = ("enorm", "hnorm", "eh_proj", "post_norm")
+        rows += [Row((form.stem + name,), part) for name, part in zip(form.names, parts)]
+        return Further(tuple(rows), table.prefixes, (), table.spelled, True, form)
 
     def cache_specs(self) -> list[CacheSpec]:
         """One cache of keys and values."""
@@ -96,16 +131,21 @@ class Mtp:
         self, token_ids: Tensor, before: Tensor, positions: Tensor, meta: AttentionMeta, caches: list[LayerCache]
     ) -> None:
         """See DraftModel."""
-        self.layer.store(self._stream(token_ids, before), self._rope(places_before(positions)), (meta,), caches)
+        self.layer.store(self._stream(token_ids, before), self._rope(self._places(positions)), (meta,), caches)
 
     def step(
         self, token_ids: Tensor, before: Tensor, positions: Tensor, meta: AttentionMeta, caches: list[LayerCache]
     ) -> tuple[Tensor, Tensor]:
         """See DraftModel."""
         x = self._stream(token_ids, before)
-        self.layer(x, self._rope(places_before(positions)), (meta,), caches, None)
+        self.layer(x, self._rope(self._places(positions)), (meta,), caches, None)
         hidden = self.post_norm(x.rows())
         return self._target.logits(hidden), hidden
+
+    def _places(self, positions: Tensor) -> Tensor:
+        """Positions of entries. Entries only read each other, and in texts all of them move by one; so M-RoPE takes the
+        tokens' own positions, as transformers does, because places before a picture's parts are not known here."""
+        return positions if positions.dim() == 2 else places_before(positions)
 
     def _stream(self, token_ids: Tensor, before: Tensor) -> Stream:
         """The layer's input."""
@@ -119,6 +159,11 @@ def check_mtp(target: ModelConfig) -> None:
         raise ConfigError(
             f"{FLAG}: method mtp: multi-token-prediction layers of {target.architecture} are not served, only those of "
             f"{', '.join(FORMS)}; name a drafter, or use method ngram"
+        )
+    if target.text.num_nextn_predict_layers < 1:
+        raise ConfigError(
+            f"{FLAG}: method mtp: {target.folder}: config.json names no layer for multi-token prediction; name a "
+            "drafter, or use method ngram"
         )
     if target.raw.get("quantization_config") is not None:
         raise ConfigError(f"{FLAG}: method mtp: not for quantized checkpoints; name a drafter, or use method ngram")

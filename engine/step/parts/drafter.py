@@ -17,11 +17,9 @@ import torch
 
 from _fast.scheduler import Scheduler
 from engine.base.config import EngineConfig
-from engine.base.drafts import FLAG, DraftConfig
-from engine.base.errors import ConfigError
+from engine.base.drafts import DraftConfig
 from engine.base.request import Request
 from engine.cache.spec import LayerCache
-from engine.cache.state import StateSpec
 from engine.device.memory import gib
 from engine.kernels.gemm.pack import Placement
 from engine.layers.batch import LayerHook
@@ -58,8 +56,6 @@ class Drafter(StepPart):
         return f"drafts: {self._drafts.num_tokens} in a step, by {self._drafter.described}; weights of {size}"
 
     def claim(self) -> Claim:
-        if any(isinstance(spec, StateSpec) for spec in self._model.cache_specs()):
-            raise ConfigError(f"{FLAG}: not for models with recurrent layers yet; leave the flag out")
         sizes, feature = self._sizes, self._drafter.text.hidden_size * self._model.dtype.itemsize
         return Claim(
             token_bytes=-(-feature // sizes.block_size),
