@@ -15,11 +15,21 @@ from engine.base.errors import ConfigError
 FLAG = "--speculative-config"
 MOST_DRAFTS = 64
 MOST_LOOKUP = 32  # tokens of a match
+NGRAM, EAGLE3, MTP, DRAFT_MODEL = "ngram", "eagle3", "mtp", "draft_model"
+BY_FILES = ""  # the files of `model` decide: EAGLE3 or DRAFT_MODEL
+METHODS = (NGRAM, BY_FILES, EAGLE3, MTP, DRAFT_MODEL)
+WITH_FILES = (BY_FILES, EAGLE3, DRAFT_MODEL)
 LOOKUP = ("prompt_lookup_min", "prompt_lookup_max")
-KEYS = ("method", "model", "revision", "num_speculative_tokens", *LOOKUP)
-NGRAM, EAGLE3, MTP = "ngram", "eagle3", "mtp"
+SAMPLED, LONGEST = "draft_sample_method", "max_model_len"
+OWNERS = {  # the methods of a key that others lack
+    **dict.fromkeys(LOOKUP, (NGRAM,)),
+    SAMPLED: (*WITH_FILES, MTP),
+    LONGEST: (BY_FILES, DRAFT_MODEL),
+}
+KEYS = ("method", "model", "revision", "num_speculative_tokens", *OWNERS)
+GREEDY, PROBABILISTIC = "greedy", "probabilistic"
 # Methods of other servers that have no drafter here.
-OTHERS = ("suffix", "draft_model", "eagle", "medusa", "mlp_speculator", "dflash", "dspark", "peagle")
+OTHERS = ("suffix", "eagle", "medusa", "mlp_speculator", "dflash", "dspark", "peagle")
 EXAMPLES = '{"method": "ngram", "num_speculative_tokens": 4} or {"model": DRAFTER, "num_speculative_tokens": 3}'
 
 
@@ -30,8 +40,10 @@ class DraftConfig:
     num_tokens: int  # most drafts of a row in a step; 0: the drafter's files decide
     lookup_min: int = 1  # tokens that must match, at least
     lookup_max: int = 5  # and at most
-    method: str = NGRAM  # or EAGLE3: a drafter's files; MTP: a layer of the model's own files
+    method: str = NGRAM  # EAGLE3, DRAFT_MODEL, BY_FILES: a drafter's files; MTP: a layer of the model's own files
     model: str = ""  # the drafter's folder; "": no drafter
+    greedy: bool = False  # a drafter's most probable token is the draft; False: drawn with the row's own noise
+    longest: int = 0  # tokens of a row that a draft model computes; 0: as many as its files and the target allow
 
 
 def draft_config(given: Mapping[str, Any]) -> DraftConfig | None:
@@ -42,28 +54,45 @@ def draft_config(given: Mapping[str, Any]) -> DraftConfig | None:
     if unknown:
         raise ConfigError(f"{FLAG}: unknown key {unknown[0]!r}; there are {', '.join(KEYS)}")
     model = given.get("model") or ""
-    method = given.get("method") or (EAGLE3 if model else None)  # the drafter's files have the last word
-    if method not in (NGRAM, EAGLE3, MTP):
+    method = given.get("method") or (BY_FILES if model else None)
+    if method not in METHODS:
         what = "is not supported" if method in OTHERS else "is unknown"
         raise ConfigError(f"{FLAG}: method {method!r} {what}; use {EXAMPLES}")
-    if not isinstance(model, str) or (method == EAGLE3) != bool(model):
-        wanted = "names no drafter; give the folder or the repository of an EAGLE-3 head" if method == EAGLE3 else ""
+    if not isinstance(model, str) or (method in WITH_FILES) != bool(model):
+        kind = "a small model with the same tokenizer" if method == DRAFT_MODEL else "an EAGLE-3 head"
+        wanted = f"names no drafter; give the folder or the repository of {kind}" if method in WITH_FILES else ""
         raise ConfigError(
             f"{FLAG}: model={given.get('model')!r} {wanted or f'is for a drafter; method {method} has none'}"
         )
+    check_keys(given, method)
     if method != NGRAM:
-        wrong = next((key for key in LOOKUP if key in given), None)
-        if wrong is not None:
-            raise ConfigError(f"{FLAG}: {wrong} is for method ngram; leave it out")
-        default, least = (0, 0) if method == EAGLE3 and "num_speculative_tokens" not in given else (None, 1)
-        number = _number(given, "num_speculative_tokens", default, least, MOST_DRAFTS)
-        return DraftConfig(number, method=method, model=model)
+        return _drafter(given, method, model)
     number = _number(given, "num_speculative_tokens", None, 1, MOST_DRAFTS)
     low = _number(given, "prompt_lookup_min", 1, 1, MOST_LOOKUP)
     high = _number(given, "prompt_lookup_max", max(5, low), 1, MOST_LOOKUP)
     if low > high:
         raise ConfigError(f"{FLAG}: prompt_lookup_min {low} is above prompt_lookup_max {high}; lower the first")
     return DraftConfig(number, low, high)
+
+
+def check_keys(given: Mapping[str, Any], method: str) -> None:
+    """Raises ConfigError for a key of another method; `method`: the one that reads the object."""
+    for key in given:
+        owners = OWNERS.get(key, (method,))
+        if method not in owners:
+            raise ConfigError(f"{FLAG}: {key} is for method {' or '.join(filter(None, owners))}; leave it out")
+
+
+def _drafter(given: Mapping[str, Any], method: str, model: str) -> DraftConfig:
+    """Drafts of a drafter's files, or of the model's own."""
+    open_number = method in (BY_FILES, EAGLE3) and "num_speculative_tokens" not in given
+    default, least = (0, 0) if open_number else (None, 1)
+    number = _number(given, "num_speculative_tokens", default, least, MOST_DRAFTS)
+    how = given.get(SAMPLED, PROBABILISTIC)
+    if how not in (GREEDY, PROBABILISTIC):
+        raise ConfigError(f"{FLAG}: {SAMPLED} is {how!r}; give {GREEDY!r} or {PROBABILISTIC!r}")
+    longest = _number(given, LONGEST, 0, 2 if LONGEST in given else 0, 1 << 30)
+    return DraftConfig(number, method=method, model=model, greedy=how == GREEDY, longest=longest)
 
 
 def _number(given: Mapping[str, Any], key: str, default: int | None, low: int, high: int) -> int:

@@ -226,8 +226,10 @@ class CacheLayout:
     def _check_padding(self, share: float) -> None:
         if share > MAX_PADDING:
             codes = any(getattr(getattr(spec, "dtype", None), "itemsize", 2) == 1 for spec in self.specs)
+            guests = any(isinstance(spec, GuestSpec) for spec in self.specs)
             raise ConfigError(
-                f"the layers' caches differ so much that {share:.0%} of the KV cache would be padding (at most "
+                ("with the drafter of --speculative-config " if guests else "")
+                + f"the layers' caches differ so much that {share:.0%} of the KV cache would be padding (at most "
                 f"{MAX_PADDING:.0%}): this model's mixture of layers is not supported"
                 + (" with codes of 8 bits; name --kv-cache-dtype bfloat16" if codes else "")
             )

@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 MOST_LINES = 512  # places of a step for which a token is chosen; each has float32 logits in the sampler's workspace
+MOST_CUT = 16  # queries of a verify step's row whose attention is cut into parts of its context; longer rows are tiles
 MIXED_LIMIT = 2048  # tokens; longer steps run eagerly, because launches are a small part of their time
 # Sizes of mixed graphs as (up to so many tokens, increment). Products are cut into tiles of 128 rows (64 if small): on
 # an 8B model 512 tokens took 0.8 ms longer in a graph of 528 than in a graph of 512. At most 12 % of a step is padding.

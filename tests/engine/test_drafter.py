@@ -188,7 +188,7 @@ def shifted(tensors: dict[str, torch.Tensor]) -> None:
         (None, {"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state=false is not supported"),
         (None, {"num_hidden_layers": 2}, "num_hidden_layers=2 of a drafter; supported is 1"),
         (None, {"model_type": "qwen3"}, "model_type='qwen3' of a drafter"),
-        (None, {"architectures": ["LlamaForCausalLM"]}, "names LlamaForCausalLM; drafters are EAGLE-3 heads"),
+        (None, {"architectures": ["LlamaForCausalLM"]}, "10 missing: embed_tokens.weight"),
         (None, {"speculators_model_type": "dflash"}, "speculators_model_type='dflash' is not supported"),
         (None, {"quantization_config": {"quant_method": "fp8"}}, "quantized drafters are not supported"),
         (None, {"parallel_drafting": True}, "parallel drafting is not supported"),

@@ -6,22 +6,27 @@ names what does not fit; nothing but headers is read.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from engine.base.config import EngineConfig
-from engine.base.drafts import NGRAM, DraftConfig
+from engine.base.drafts import DRAFT_MODEL, FLAG, NGRAM, DraftConfig
+from engine.base.errors import ConfigError
 from engine.models.base.decoder import Decoder
 from engine.models.base.model import Model
 from engine.models.drafters.base import DraftModel
+from engine.models.drafters.draft_model import SmallDecoder
 from engine.models.drafters.eagle3 import Eagle3
 from engine.models.drafters.mtp import Mtp
-from engine.models.drafters.settings import drafts_of
+from engine.models.drafters.settings import drafts_of, read_draft_model
+from engine.models.registry import build_model
 from engine.weights.files import open_checkpoint
 from engine.weights.load import match
 
 
 def drafter_for(config: EngineConfig, target: Model) -> tuple[DraftConfig, DraftModel] | None:
-    """The drafts and their drafter; None: the settings name no drafter. Raises ConfigError."""
+    """The drafts and their drafter; None: the settings name no drafter over hidden states. Raises ConfigError."""
     found = drafts_of(config, target.config)
-    if found is None or found[0].method == NGRAM:
+    if found is None or found[0].method in (NGRAM, DRAFT_MODEL):
         return None
     drafts, options = found
     assert isinstance(target, Decoder), "other models are refused"
@@ -29,4 +34,24 @@ def drafter_for(config: EngineConfig, target: Model) -> tuple[DraftConfig, Draft
     shards = open_checkpoint(folder)
     drafter: DraftModel = Mtp(target) if options is None else Eagle3(options, target, shards)
     match(drafter, shards, folder)
+    return drafts, drafter
+
+
+def draft_model_for(config: EngineConfig, target: Model) -> tuple[DraftConfig, SmallDecoder] | None:
+    """The drafts and their model; None: the settings name no draft model. Raises ConfigError."""
+    found = drafts_of(config, target.config)
+    if found is None or found[0].method != DRAFT_MODEL:
+        return None
+    if config.tensor_parallel > 1:
+        raise ConfigError(
+            f"{FLAG}: no draft models with --tensor-parallel-size {config.tensor_parallel}; leave one out"
+        )
+    drafts = found[0]
+    read = replace(read_draft_model(drafts.model, target.config), max_model_len=drafts.longest)
+    shards = None if config.load_format == "dummy" else open_checkpoint(drafts.model)
+    model = build_model(read, target.dtype, target.device, shards)
+    assert isinstance(model, Decoder), "other models are refused"
+    drafter = SmallDecoder(model, target, drafts.longest)
+    if shards is not None:
+        match(model, shards, drafts.model)
     return drafts, drafter

@@ -17,7 +17,19 @@ from typing import Any
 import torch
 
 from engine.base.config import EngineConfig
-from engine.base.drafts import FLAG, MOST_DRAFTS, MTP, NGRAM, DraftConfig, draft_config
+from engine.base.drafts import (
+    BY_FILES,
+    DRAFT_MODEL,
+    EAGLE3,
+    FLAG,
+    LONGEST,
+    MOST_DRAFTS,
+    MTP,
+    NGRAM,
+    DraftConfig,
+    check_keys,
+    draft_config,
+)
 from engine.base.errors import ConfigError
 from engine.base.model_config import ModelConfig, TextConfig
 from engine.checkpoint.config import saved_dtype
@@ -26,6 +38,7 @@ from engine.checkpoint.rope import SLIDING
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import read_text
 from engine.models.drafters.mtp import check_mtp
+from engine.models.registry import MODALITIES, load_model_config
 
 CLASSES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3DraftModel", "Eagle3Speculator")
 IDS = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
@@ -54,6 +67,9 @@ def drafts_of(config: EngineConfig, target: ModelConfig) -> tuple[DraftConfig, D
     drafts = draft_config(config.speculative)
     if drafts is None or drafts.method == NGRAM:
         return None if drafts is None else (drafts, None)
+    if drafts.method == DRAFT_MODEL or (drafts.method == BY_FILES and is_whole(drafts.model)):
+        return draft_model_of(config, drafts, target), None
+    check_keys(config.speculative, drafts.method or EAGLE3)
     if config.load_format == "dummy":
         raise ConfigError(f"{FLAG}: a drafter has no random weights; leave out --load-format dummy, or name ngram")
     if drafts.method == MTP:
@@ -64,7 +80,50 @@ def drafts_of(config: EngineConfig, target: ModelConfig) -> tuple[DraftConfig, D
     number = drafts.num_tokens or drafter.num_tokens
     if not number:
         raise ConfigError(f"{FLAG}: num_speculative_tokens is missing; give a whole number from 1 to {MOST_DRAFTS}")
-    return replace(drafts, num_tokens=number), drafter
+    return replace(drafts, num_tokens=number, method=EAGLE3), drafter
+
+
+def is_whole(folder: str) -> bool:
+    """Whether a folder holds a model with layers, embedding and head of its own, rather than a head over a target."""
+    values = read_json(Path(folder) / "config.json")
+    return "speculators_model_type" not in values and not set(CLASSES) & set(values.get("architectures") or ())
+
+
+def draft_model_of(config: EngineConfig, drafts: DraftConfig, target: ModelConfig) -> DraftConfig:
+    """The drafts of a small model, whose configuration is checked. Raises ConfigError."""
+    model = read_draft_model(drafts.model, target)
+    held = min(model.max_position, config.max_model_len or target.max_position)
+    if drafts.longest > held:
+        raise ConfigError(
+            f"{FLAG}: {LONGEST}={drafts.longest}: {drafts.model} holds {model.max_position} tokens and {target.folder} "
+            f"{config.max_model_len or target.max_position}; give at most {held}, or leave it out"
+        )
+    if not drafts.num_tokens:
+        raise ConfigError(f"{FLAG}: num_speculative_tokens is missing; give a whole number from 1 to {MOST_DRAFTS}")
+    return replace(drafts, method=DRAFT_MODEL, longest=drafts.longest or held)
+
+
+def read_draft_model(folder: str, target: ModelConfig) -> ModelConfig:
+    """The configuration of a small decoder for drafts; its towers are left out. Raises ConfigError."""
+    try:
+        model = load_model_config(folder, without=MODALITIES)
+    except ConfigError as error:
+        raise ConfigError(f"{FLAG}: {folder}: {error}") from None
+    if model.implementation != "native" or model.pooling is not None or model.encoder_prefix:
+        raise ConfigError(
+            f"{FLAG}: {folder}: {model.architecture} cannot draft; draft models are decoders of text that are served "
+            "natively, such as LlamaForCausalLM or Qwen3ForCausalLM"
+        )
+    if target.encoder_prefix:
+        raise ConfigError(f"{FLAG}: no draft model reads the sound of {target.architecture}; leave the flag out")
+    same = check_tokenizer(Path(folder), Path(target.folder))
+    if model.text.vocab_size != target.text.vocab_size and not same:  # the same tokenizer with other padding
+        raise ConfigError(
+            f"{FLAG}: the draft model {folder} has {model.text.vocab_size} tokens (vocab_size), the target "
+            f"{target.folder} has {target.text.vocab_size}, and not both have the same tokenizer.json; name a smaller "
+            "model of the same family"
+        )
+    return model
 
 
 def read_drafter(folder: str, target: ModelConfig) -> DrafterConfig:
@@ -134,14 +193,18 @@ def check_target(target: ModelConfig) -> None:
         )
 
 
-def check_tokenizer(drafter: Path, target: Path) -> None:
-    """Raises ConfigError if both folders have a tokenizer.json and the vocabularies differ."""
+def check_tokenizer(drafter: Path, target: Path) -> bool:
+    """Whether both folders have a tokenizer.json with the same vocabulary. Raises ConfigError if the vocabularies
+    differ."""
     vocabularies = [_vocabulary(folder / "tokenizer.json") for folder in (drafter, target)]
-    if None not in vocabularies and vocabularies[0] != vocabularies[1]:
+    if None in vocabularies:
+        return False
+    if vocabularies[0] != vocabularies[1]:
         raise ConfigError(
-            f"{FLAG}: {drafter / 'tokenizer.json'} has another vocabulary than the target's; drafts are token ids of "
-            "the target: name a drafter with the same tokenizer"
+            f"{FLAG}: {drafter / 'tokenizer.json'} has another vocabulary than the target's "
+            f"{target / 'tokenizer.json'}; drafts are token ids of the target: name a drafter with the same tokenizer"
         )
+    return True
 
 
 def _vocabulary(path: Path) -> Any:

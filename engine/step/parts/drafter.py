@@ -13,26 +13,24 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-import torch
-
 from _fast.scheduler import Scheduler
 from engine.base.config import EngineConfig
 from engine.base.drafts import DraftConfig
 from engine.base.request import Request
 from engine.cache.spec import LayerCache
 from engine.device.memory import gib
-from engine.kernels.gemm.pack import Placement
 from engine.layers.batch import LayerHook
 from engine.models.base.decoder import Decoder
 from engine.models.base.model import Model
 from engine.models.drafters.base import DraftModel
 from engine.step.live import Place
+from engine.step.parts.drafter_load import guess_of, load_drafter
 from engine.step.parts.drafter_steps import DrafterHook, DrafterSteps
 from engine.step.parts.drafts import takes_drafts
 from engine.step.parts.part import Claim, StepPart, Steps
 from engine.step.sizes import Sizes
 from engine.step.step import Chosen
-from engine.weights.load import load_weights, weight_bytes
+from engine.weights.load import weight_bytes
 
 log = logging.getLogger("omniloop.engine")
 
@@ -67,13 +65,9 @@ class Drafter(StepPart):
         """Loads the weights."""
         rank = steps.backend.rank
         group = rank.layout.group_of[next(n for n, one in enumerate(rank.layout.specs) if one is self._specs[0])]
-        self._steps = DrafterSteps(self._drafter, rank, self._sizes, group, steps.backend.sampler.guess)
-        placement = None
-        if (found := rank.accelerator) is not None:
-            dtype, device = self._model.dtype, self._model.device
-            placement = Placement(dtype, device, False, found.algorithms, found.scaled, found.long)
-        with torch.inference_mode():
-            load_weights(self._drafter, self._drafter.config.folder, placement=placement)
+        guess = guess_of(self._drafts, steps.backend.sampler)
+        self._steps = DrafterSteps(self._drafter, rank, self._sizes, group, guess)
+        load_drafter(self._drafter, self._config, rank)
         if self._drafter.warning:
             log.warning("%s", self._drafter.warning)
 

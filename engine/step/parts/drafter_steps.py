@@ -23,11 +23,10 @@ from engine.layers.batch import Batch, DraftedRows
 from engine.layers.stream import Stream
 from engine.models.base.decoder import Decoder
 from engine.models.drafters.base import FIRST_ENTRY, DraftModel
+from engine.step.parts.drafter_load import Guess
 from engine.step.rank import Rank
 from engine.step.sizes import Sizes
 from engine.step.step import Chosen
-
-Guess = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # StepSampler.guess
 
 
 class DrafterSteps:

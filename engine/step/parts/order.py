@@ -12,14 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.base.config import EngineConfig
-from engine.base.drafts import NGRAM, draft_config
 from engine.cache.spec import CacheSpec
 from engine.lora.sites import give_device_sites, give_host_sites
 from engine.models.base.model import Model
-from engine.models.drafters.lookup import drafter_for
 from engine.step.parts.adapters import DeviceAdapters, HostAdapters
-from engine.step.parts.drafter import Drafter
-from engine.step.parts.drafts import Drafts
+from engine.step.parts.drafting import drafting_part
 from engine.step.parts.expert_load import ExpertLoad
 from engine.step.parts.grammar import Grammar
 from engine.step.parts.media import Media
@@ -89,17 +86,8 @@ def grammar(setting: Setting) -> StepPart | None:
     return Grammar(setting.config, setting.sizes, setting.on_host) if setting.chooses else None
 
 
-def drafts(setting: Setting) -> StepPart | None:
-    config = draft_config(setting.config.speculative)
-    if config is None or config.method != NGRAM or not setting.chooses:
-        return None
-    raw = setting.config.logprobs_mode.startswith("raw")
-    return Drafts(config, setting.sizes, raw)
-
-
-def drafter(setting: Setting) -> StepPart | None:
-    found = drafter_for(setting.config, setting.model) if setting.chooses else None
-    return None if found is None else Drafter(setting.config, *found, setting.model, setting.sizes)
+def drafting(setting: Setting) -> StepPart | None:
+    return drafting_part(setting.config, setting.model, setting.specs, setting.sizes) if setting.chooses else None
 
 
 def pooling(setting: Setting) -> StepPart | None:
@@ -115,8 +103,7 @@ PARTS: list[Callable[[Setting], StepPart | None]] = [
     expert_load,
     rules,
     grammar,
-    drafts,
-    drafter,
+    drafting,
     pooling,
 ]
 

@@ -18,7 +18,7 @@ from engine.run.estimate import estimate
 from engine.run.start import load_runtime
 from engine.weights.files import open_checkpoint
 from server import cli
-from tests import drafters, tiny
+from tests import draft_models, drafters, tiny
 
 SETTINGS = {"num_threads": 1, "max_num_seqs": 4, "max_num_batched_tokens": 64}
 
@@ -45,6 +45,20 @@ def test_a_drafter_is_described_or_refused(tmp_path, capsys):
     assert "there is no such folder; a drafter on the hub is named ORG/NAME" in capsys.readouterr().out
     assert cli.main([*words, json.dumps({"model": str(folder), "revision": "main"})]) == 1
     assert "is a folder, which has one revision; leave it out" in capsys.readouterr().out
+
+
+def test_a_draft_model_is_described_or_refused(tmp_path, capsys):
+    small = tiny.save(draft_models.FAMILIES["llama"](), tmp_path / "small")
+    words = ["check", str(tiny.checkpoint("qwen3")), "--speculative-config"]
+    drafts = {"model": str(small), "num_speculative_tokens": 3}
+    assert cli.main([*words, json.dumps(drafts)]) == 0
+    line = (
+        "drafts: 3 in a step, by LlamaForCausalLM with 2 layers of 48, up to 256 tokens; weights of 0.00 GiB, 0.4 MiB "
+        "of the KV cache per 1,000 tokens"
+    )
+    assert line in capsys.readouterr().out.splitlines()
+    assert cli.main([*words, json.dumps(drafts | {"max_model_len": 300})]) == 1
+    assert f"max_model_len=300: {small} holds 256 tokens" in capsys.readouterr().out
 
 
 def test_a_tokenizer_with_tokens_for_it_fills_gaps(tmp_path, capsys):

@@ -24,6 +24,7 @@ from _fast.layout import SlotWord, record_len
 from _fast.plan import StepPlan
 from engine.attention.meta import AttentionMeta, WorkList
 from engine.cache.spec import CacheSpec, KeyValueSpec
+from engine.cache.tokens import GuestSpec
 from engine.kernels.attention.tiles import has_large_tiles, stripe_of
 from engine.kernels.attention.work import PARTS_OF_CODES, PARTS_PER_UNIT, empty_list, fill_list, max_parts
 from engine.kernels.record import records_in
@@ -36,10 +37,9 @@ from engine.step.backend.device.home import RECORDS, Home
 from engine.step.backend.device.slots import DeviceSlots
 from engine.step.backend.states import state_rows
 from engine.step.rank import Rank
-from engine.step.sizes import Sizes
+from engine.step.sizes import MOST_CUT, Sizes
 from engine.step.step import Media
 
-MOST_CUT = 16  # queries of a verify step's row that is cut into parts; longer rows are tiles
 MIN_UPDATES = 16384  # block-table changes that one plan may carry: 256 KiB of its record
 
 
@@ -60,8 +60,8 @@ class Cut(NamedTuple):
 
 
 def _cut(spec: CacheSpec) -> Cut | None:
-    """The Cut of a cache; None: no attention reads this cache."""
-    if not isinstance(spec, KeyValueSpec):
+    """The Cut of a cache; None: no attention of the model reads this cache."""
+    if not isinstance(spec, KeyValueSpec) or isinstance(spec, GuestSpec):
         return None
     return Cut(spec.num_kv_heads, spec.head_dim, spec.dtype.itemsize == 1)
 

@@ -1,0 +1,35 @@
+"""The part that guesses tokens, by the method of --speculative-config. Thread: device, at start; `check` too.
+
+A method has a part of its own: copies of the row's text (drafts), a drafter over hidden states (drafter), a smaller
+model (draft_model).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.base.config import EngineConfig
+from engine.base.drafts import NGRAM, draft_config
+from engine.cache.spec import CacheSpec
+from engine.models.base.model import Model
+from engine.models.drafters.lookup import draft_model_for, drafter_for
+from engine.step.parts.draft_model import DraftModel
+from engine.step.parts.drafter import Drafter
+from engine.step.parts.drafts import Drafts
+from engine.step.parts.part import StepPart
+from engine.step.sizes import Sizes
+
+
+def drafting_part(config: EngineConfig, model: Model, specs: Sequence[CacheSpec], sizes: Sizes) -> StepPart | None:
+    """The part of a model that generates tokens; None: no drafts. `specs`: caches of the model. Raises ConfigError."""
+    drafts = draft_config(config.speculative)
+    if drafts is None:
+        return None
+    if drafts.method == NGRAM:
+        raw = config.logprobs_mode.startswith("raw")
+        return Drafts(drafts, sizes, raw)
+    if (small := draft_model_for(config, model)) is not None:
+        return DraftModel(config, *small, specs, sizes)
+    found = drafter_for(config, model)
+    assert found is not None, "there are no other methods"
+    return Drafter(config, *found, model, sizes)
