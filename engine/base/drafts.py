@@ -15,22 +15,36 @@ from engine.base.errors import ConfigError
 FLAG = "--speculative-config"
 MOST_DRAFTS = 64
 MOST_LOOKUP = 32  # tokens of a match
-NGRAM, EAGLE3, MTP, DRAFT_MODEL = "ngram", "eagle3", "mtp", "draft_model"
+MOST_DEPTH = 64  # tokens of a match, for SUFFIX
+NGRAM, SUFFIX, EAGLE3, MTP, DRAFT_MODEL = "ngram", "suffix", "eagle3", "mtp", "draft_model"
 BY_FILES = ""  # the files of `model` decide: EAGLE3 or DRAFT_MODEL
-METHODS = (NGRAM, BY_FILES, EAGLE3, MTP, DRAFT_MODEL)
+METHODS = (NGRAM, SUFFIX, BY_FILES, EAGLE3, MTP, DRAFT_MODEL)
 WITH_FILES = (BY_FILES, EAGLE3, DRAFT_MODEL)
 LOOKUP = ("prompt_lookup_min", "prompt_lookup_max")
+DEPTH, STORED, FACTOR, LEAST = (
+    f"suffix_decoding_{name}" for name in ("max_tree_depth", "max_cached_requests", "max_spec_factor", "min_token_prob")
+)
 SAMPLED, LONGEST = "draft_sample_method", "max_model_len"
 OWNERS = {  # the methods of a key that others lack
     **dict.fromkeys(LOOKUP, (NGRAM,)),
+    **dict.fromkeys((DEPTH, STORED, FACTOR, LEAST), (SUFFIX,)),
     SAMPLED: (*WITH_FILES, MTP),
     LONGEST: (BY_FILES, DRAFT_MODEL),
 }
 KEYS = ("method", "model", "revision", "num_speculative_tokens", *OWNERS)
 GREEDY, PROBABILISTIC = "greedy", "probabilistic"
 # Methods of other servers that have no drafter here.
-OTHERS = ("suffix", "eagle", "medusa", "mlp_speculator", "dflash", "dspark", "peagle")
+OTHERS = ("eagle", "medusa", "mlp_speculator", "dflash", "dspark", "peagle")
 EXAMPLES = '{"method": "ngram", "num_speculative_tokens": 4} or {"model": DRAFTER, "num_speculative_tokens": 3}'
+
+
+@dataclass(frozen=True, slots=True)
+class SuffixRules:
+    """How far the continuations of the text's last tokens are followed."""
+
+    depth: int = 24  # most tokens of a match
+    factor: float = 1.0  # most drafts for each token of the match
+    least_probability: float = 0.1  # of a draft, the share of the places that continue so
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +57,7 @@ class DraftConfig:
     method: str = NGRAM  # EAGLE3, DRAFT_MODEL, BY_FILES: a drafter's files; MTP: a layer of the model's own files
     model: str = ""  # the drafter's folder; "": no drafter
     greedy: bool = False  # a drafter's most probable token is the draft; False: drawn with the row's own noise
+    suffix: SuffixRules | None = None  # for SUFFIX
     longest: int = 0  # tokens of a row that a draft model computes; 0: as many as its files and the target allow
 
 
@@ -65,6 +80,8 @@ def draft_config(given: Mapping[str, Any]) -> DraftConfig | None:
             f"{FLAG}: model={given.get('model')!r} {wanted or f'is for a drafter; method {method} has none'}"
         )
     check_keys(given, method)
+    if method == SUFFIX:
+        return _suffix(given)
     if method != NGRAM:
         return _drafter(given, method, model)
     number = _number(given, "num_speculative_tokens", None, 1, MOST_DRAFTS)
@@ -93,6 +110,31 @@ def _drafter(given: Mapping[str, Any], method: str, model: str) -> DraftConfig:
         raise ConfigError(f"{FLAG}: {SAMPLED} is {how!r}; give {GREEDY!r} or {PROBABILISTIC!r}")
     longest = _number(given, LONGEST, 0, 2 if LONGEST in given else 0, 1 << 30)
     return DraftConfig(number, method=method, model=model, greedy=how == GREEDY, longest=longest)
+
+
+def _suffix(given: Mapping[str, Any]) -> DraftConfig:
+    """Drafts from the row's own text by suffix decoding; the number of drafts follows from the match."""
+    if given.get(STORED, 0) != 0:
+        raise ConfigError(
+            f"{FLAG}: {STORED} is {given[STORED]!r}: drafts come from the request's own text only, because a store of "
+            "other requests would show in its timing what others wrote; give 0, or leave it out"
+        )
+    usual = SuffixRules()
+    rules = SuffixRules(
+        _number(given, DEPTH, usual.depth, 1, MOST_DEPTH),
+        _real(given, FACTOR, usual.factor, 0, MOST_DRAFTS),
+        _real(given, LEAST, usual.least_probability, 0, 1),
+    )
+    number = _number(given, "num_speculative_tokens", 16, 1, MOST_DRAFTS)
+    return DraftConfig(number, method=SUFFIX, suffix=rules)
+
+
+def _real(given: Mapping[str, Any], key: str, default: float, low: float, high: float) -> float:
+    """A number of the object."""
+    value = given.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise ConfigError(f"{FLAG}: {key} is {value!r}; give a number from {low} to {high}")
+    return float(value)
 
 
 def _number(given: Mapping[str, Any], key: str, default: int | None, low: int, high: int) -> int:

@@ -182,7 +182,6 @@ async def test_an_answer_that_is_left_in_a_run_leaves_nothing():
         (ngram(2.5), "num_speculative_tokens is 2.5"),
         ({"num_speculative_tokens": 3}, "method None is unknown"),
         ({"method": "medusa", "num_speculative_tokens": 3}, "method 'medusa' is not supported"),
-        ({"method": "suffix", "num_speculative_tokens": 3}, "method 'suffix' is not supported"),
         ({"method": "mtp"}, "num_speculative_tokens is missing"),
         ({"method": "mtp", "model": "x"}, "model='x' is for a drafter; method mtp has none"),
         ({"method": "eagle3", "num_speculative_tokens": 3}, "model=None names no drafter"),

@@ -7,10 +7,12 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
+from _fast.layout import SlotWord
 from engine.kernels.attention.paged import paged_attention, paged_attention_reference
 from engine.kernels.attention.tiles import stripe_of
 from engine.kernels.attention.work import empty_list, fill_list, max_parts
 from engine.kernels.sampling.ngram import ngram, ngram_reference
+from engine.kernels.sampling.suffix import empty_matches, suffix, suffix_reference
 from engine.kernels.sampling.verify import verify, verify_reference
 from tests.kernels.drafts import chosen_runs, written_texts
 from tests.kernels.test_on_device import pages
@@ -51,6 +53,23 @@ def test_drafts_equal_the_reference(number, least, most):
     assert torch.equal(mine[0].words.cpu(), slots.words)
     assert torch.equal(mine[0].drafts.cpu(), slots.drafts)
     assert torch.equal(mine[1].tokens.cpu(), texts.tokens)
+
+
+@pytest.mark.parametrize(("depth", "factor", "least"), [(24, 1.0, 0.1), (5, 2.5, 0.4), (64, 0.5, 0.0)])
+@pytest.mark.parametrize("number", [1, 16, 64])
+def test_likely_paths_equal_the_reference(number, depth, factor, least):
+    slots, texts, runs, row_slot = written_texts(200, number, 40_000)
+    texts.tokens[50:100] %= 2  # more places match than are read
+    texts.tokens[100:150] *= 977 * torch.arange(40_000, dtype=torch.int32) // 13  # few places match
+    room = empty_matches(200, 40_000, depth, factor, number, "cpu")
+    mine = there(slots), texts.tokens.cuda(), there(room), runs.cuda(), row_slot.cuda()
+    suffix(*mine, least)
+    suffix_reference(slots, texts.tokens, room, runs, row_slot, least)
+    assert not mine[2].counts.any()
+    assert torch.equal(mine[0].words.cpu(), slots.words)
+    assert torch.equal(mine[1].cpu(), texts.tokens)
+    lane = torch.arange(number) < slots.word(SlotWord.NUM_DRAFTS)[:, None]
+    assert torch.equal(mine[0].drafts.cpu() * lane, slots.drafts * lane)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(32, 8), (64, 8), (16, 16)])

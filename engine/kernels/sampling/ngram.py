@@ -28,7 +28,7 @@ MOST_PROGRAMS = 16  # for a text
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Texts:
-    """The tokens of live slots, and counters of the programs that read them."""
+    """The tokens of live slots, and counters of the programs that read them for n-grams."""
 
     tokens: Tensor  # [max_slots + 1, longest] int32; the last row is for padding. SlotWord.LENGTH counts a slot's
     best: Tensor  # [max_rows] int64, zero between launches: the match's length and end, the longest and newest so far

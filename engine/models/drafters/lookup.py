@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from engine.base.config import EngineConfig
-from engine.base.drafts import DRAFT_MODEL, FLAG, NGRAM, DraftConfig
+from engine.base.drafts import DRAFT_MODEL, EAGLE3, FLAG, MTP, DraftConfig
 from engine.base.errors import ConfigError
 from engine.models.base.decoder import Decoder
 from engine.models.base.model import Model
@@ -26,7 +26,7 @@ from engine.weights.load import match
 def drafter_for(config: EngineConfig, target: Model) -> tuple[DraftConfig, DraftModel] | None:
     """The drafts and their drafter; None: the settings name no drafter over hidden states. Raises ConfigError."""
     found = drafts_of(config, target.config)
-    if found is None or found[0].method in (NGRAM, DRAFT_MODEL):
+    if found is None or found[0].method not in (EAGLE3, MTP):
         return None
     drafts, options = found
     assert isinstance(target, Decoder), "other models are refused"

@@ -26,6 +26,7 @@ from engine.base.drafts import (
     MOST_DRAFTS,
     MTP,
     NGRAM,
+    SUFFIX,
     DraftConfig,
     check_keys,
     draft_config,
@@ -65,7 +66,7 @@ class DrafterConfig:
 def drafts_of(config: EngineConfig, target: ModelConfig) -> tuple[DraftConfig, DrafterConfig | None] | None:
     """The drafts that the operator requests, with their drafter, if any; None: no drafts. Raises ConfigError."""
     drafts = draft_config(config.speculative)
-    if drafts is None or drafts.method == NGRAM:
+    if drafts is None or drafts.method in (NGRAM, SUFFIX):
         return None if drafts is None else (drafts, None)
     if drafts.method == DRAFT_MODEL or (drafts.method == BY_FILES and is_whole(drafts.model)):
         return draft_model_of(config, drafts, target), None

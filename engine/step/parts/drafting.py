@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.base.config import EngineConfig
-from engine.base.drafts import NGRAM, draft_config
+from engine.base.drafts import NGRAM, SUFFIX, draft_config
 from engine.cache.spec import CacheSpec
 from engine.models.base.model import Model
 from engine.models.drafters.lookup import draft_model_for, drafter_for
@@ -25,7 +25,7 @@ def drafting_part(config: EngineConfig, model: Model, specs: Sequence[CacheSpec]
     drafts = draft_config(config.speculative)
     if drafts is None:
         return None
-    if drafts.method == NGRAM:
+    if drafts.method in (NGRAM, SUFFIX):
         raw = config.logprobs_mode.startswith("raw")
         return Drafts(drafts, sizes, raw)
     if (small := draft_model_for(config, model)) is not None:

@@ -7,7 +7,7 @@ device: the choice of a step is followed by the guess for the next step, which m
     device  forward n | choice n: tokens, verified | drafts of n + 1 | forward n + 1 ...
     host    plan n + 1: at most so many drafts  | settle n: tokens of n, number of drafts of n + 1
 
-Method `ngram` copies drafts from the row's own text (kernels/sampling/ngram), which this part holds on the device.
+Methods `ngram` and `suffix` copy drafts from the row's own text (kernels/sampling), which lies on the device.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from _fast.scheduler import Scheduler
 from engine.base.drafts import DraftConfig
 from engine.base.request import Request, SamplingParams
 from engine.kernels.sampling.ngram import Texts, empty_texts, ngram
+from engine.kernels.sampling.suffix import Matches, empty_matches, suffix
 from engine.kernels.sampling.top_logprobs import MOST
 from engine.sampling.pending import send
 from engine.step.live import LiveRow, Place
@@ -35,13 +36,20 @@ class Drafts(StepPart):
         """`raw`: log-probabilities are those of the model's logits."""
         self._config, self._sizes, self._raw = config, sizes, raw
         self._texts: Texts
+        self._matches: Matches | None = None  # for method `suffix`
 
     def claim(self) -> Claim:
-        return Claim(weight_bytes=4 * (self._sizes.max_slots + 1) * (self._sizes.max_model_len + 1))
+        longest, sizes = self._sizes.max_model_len + 1, self._sizes
+        matches = 0 if self._config.suffix is None else longest * sizes.max_rows
+        return Claim(weight_bytes=4 * (sizes.max_slots + 1) * longest + matches)
 
     def start(self, steps: Steps) -> None:
         sizes = self._sizes
-        self._texts = empty_texts(sizes.max_slots, sizes.max_model_len + 1, sizes.max_rows, steps.backend.rank.device)
+        longest, device = sizes.max_model_len + 1, steps.backend.rank.device
+        self._texts = empty_texts(sizes.max_slots, longest, sizes.max_rows, device)
+        if (rules := self._config.suffix) is not None:
+            shape = rules.depth, rules.factor, self._config.num_tokens
+            self._matches = empty_matches(sizes.max_rows, longest, *shape, device)
 
     def place(self, request: Request, place: Place, scheduler: Scheduler) -> None:
         if takes_drafts(request.sampling, self._raw) and request.grammar is None and not place.traced:
@@ -54,8 +62,12 @@ class Drafts(StepPart):
         return False
 
     def after_choice(self, chosen: Chosen, variant: int) -> None:
-        config = self._config
-        ngram(chosen.state, self._texts, chosen.runs, chosen.slots, config.lookup_min, config.lookup_max)
+        config, rules = self._config, self._config.suffix
+        if rules is None or self._matches is None:
+            ngram(chosen.state, self._texts, chosen.runs, chosen.slots, config.lookup_min, config.lookup_max)
+            return
+        texts, least = self._texts.tokens, rules.least_probability
+        suffix(chosen.state, texts, self._matches, chosen.runs, chosen.slots, least)
 
 
 def takes_drafts(params: SamplingParams, raw: bool) -> bool:

@@ -8,6 +8,7 @@ from engine.kernels.pool_rows import KINDS, pool_kernel
 from engine.kernels.record import record_kernel
 from engine.kernels.sampling.home import home_kernel
 from engine.kernels.sampling.ngram import ngram_kernel
+from engine.kernels.sampling.suffix import CANDIDATES, SCANNED, matches_kernel, suffix_kernel
 from engine.kernels.sampling.verify import verify_kernel
 from engine.kernels.state_inputs import state_inputs_kernel
 from engine.kernels.step_inputs import inputs_kernel
@@ -44,6 +45,13 @@ NGRAM = {
     "drafts": I, "best": "*i64", **dict.fromkeys(("arrived", "words", "texts", "runs", "row_slot"), I),
     "longest": "i32", "least": "i32",
 }  # fmt: skip
+MATCHES = {
+    "match": "*u8", **dict.fromkeys(("counts", "words", "texts", "runs", "row_slot"), I), "longest": "i32",
+}  # fmt: skip
+SUFFIX = {
+    **dict.fromkeys(("drafts", "counts", "ends", "words"), I), "match": "*u8",
+    **dict.fromkeys(("texts", "runs", "row_slot", "budget"), I), "longest": "i32", "least_probability": "fp32",
+}  # fmt: skip
 KERNELS = {
     "verify": (
         verify_kernel, {**VERIFY, "vocab": "i32"}, {"NUM": 4, "WIDTH": 6, "LANES": 8, "HISTORY": 4096},
@@ -51,6 +59,15 @@ KERNELS = {
     ),
     "ngram": (
         ngram_kernel, NGRAM, {"MOST": 5, "NUM": 4, "WIDTH": 6, "LANES": 8, "BLOCK": 1024, "BLOCKS": 4},
+        {"num_warps": 4},
+    ),
+    "matches": (
+        matches_kernel, MATCHES,
+        {"DEPTH": 24, "BINS": 32, "WIDTH": 18, "LANES": 32, "BLOCK": 1024, "BLOCKS": 4}, {"num_warps": 4},
+    ),
+    "suffix": (
+        suffix_kernel, SUFFIX,
+        {"BINS": 32, "NUM": 16, "WIDTH": 18, "LANES": 32, "CANDIDATES": CANDIDATES, "SCANNED": SCANNED},
         {"num_warps": 4},
     ),
     **{

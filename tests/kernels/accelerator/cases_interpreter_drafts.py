@@ -8,10 +8,11 @@ import torch
 import triton  # noqa: F401  (must precede the import of any kernel file; TRITON_INTERPRET sets the mode)
 
 from _fast.layout import SlotWord
-from engine.kernels.sampling import ngram
+from engine.kernels.sampling import ngram, suffix
 from engine.kernels.sampling.choose import choose_reference, choose_room, launch_choose
 from engine.kernels.sampling.ngram import launch_ngram, ngram_reference
 from engine.kernels.sampling.rules import COUNTED, SEEN
+from engine.kernels.sampling.suffix import empty_matches, launch_suffix, suffix_reference
 from engine.kernels.sampling.verify import launch_verify, verify_reference
 from engine.kernels.step_tensors import empty_slots
 from tests.kernels.drafts import END, chosen_runs, drawn, written_texts
@@ -119,3 +120,24 @@ def test_what_followed_the_longest_newest_match_is_drafted(number, least, most, 
             for k in range(number):
                 known.append(known[found[1] + k])
             assert mine[0].drafts[slot].tolist() == known[length:]
+
+
+@pytest.mark.parametrize(("depth", "factor", "least"), [(1, 1.0, 0.1), (24, 1.0, 0.1), (6, 2.5, 0.5), (24, 0.4, 0.0)])
+@pytest.mark.parametrize("number", [1, 9])
+def test_the_path_of_most_places_is_drafted(number, depth, factor, least, monkeypatch):
+    monkeypatch.setattr(suffix, "BLOCK", 128)  # several programs read a text
+    monkeypatch.setattr(suffix, "SCANNED", 256)
+    slots, texts, runs, row_slot = written_texts(14, number, 1500)
+    texts.tokens[3:8] %= 2  # more places match than are read
+    texts.tokens[8:10] = 1
+    room = empty_matches(14, 1500, depth, factor, number, "cpu")
+    mine, theirs = (copy.deepcopy((slots, texts.tokens, room)) for _ in range(2))
+    launch_suffix(*mine, runs, row_slot, least)
+    suffix_reference(*theirs, runs, row_slot, least)
+    counts = mine[0].word(SlotWord.NUM_DRAFTS)
+    assert torch.equal(mine[0].words, theirs[0].words)
+    for slot, count in enumerate(counts.tolist()):
+        assert torch.equal(mine[0].drafts[slot, :count], theirs[0].drafts[slot, :count])
+    assert torch.equal(mine[1], theirs[1])
+    assert not mine[2].counts.any()
+    assert counts.any()
