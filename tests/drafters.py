@@ -41,6 +41,8 @@ class Form:
     maps: bool = True  # the head has fewer tokens than the target
     streams: tuple[int, ...] = STREAMS
     kv_heads: int = 2
+    layers: int = 1
+    joins: bool = True  # streams pass `fc`; else the features are the target's hidden states behind its final norm
 
     def __hash__(self) -> int:
         return hash(repr(self))
@@ -60,6 +62,8 @@ class TorchEagle3:
 
     def feature(self, streams: list[Tensor]) -> Tensor:
         options = self.form.options
+        if not self.form.joins:
+            return streams[0]
         if options.get("fc_norm"):
             streams = [self.norm(f"fc_norm.{number}", stream) for number, stream in enumerate(streams)]
         joined = torch.cat(streams, -1)
@@ -67,28 +71,30 @@ class TorchEagle3:
 
     def layer(self, token_ids: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
         """token_ids [n] at places 1 .. n, before [n, H] -> logits [n, D] of the next tokens, features [n, H]."""
-        options, count = self.form.options, len(token_ids)
         normed = self.norm("layers.0.hidden_norm", before)
         embed = functional.embedding(token_ids, self.embedding)
         x = torch.cat([self.norm("layers.0.input_layernorm", embed), normed], -1)
-        residual = normed if options.get("norm_before_residual") else before
+        out = normed if self.form.options.get("norm_before_residual") else before
+        for number in range(self.form.layers):
+            stem = f"layers.{number}."
+            out = out + self.attended(stem, self.norm(stem + "input_layernorm", out) if number else x)
+            n = self.norm(stem + "post_attention_layernorm", out)
+            gate = functional.silu(self.product(stem + "mlp.gate_proj", n))
+            out = out + self.product(stem + "mlp.down_proj", gate * self.product(stem + "mlp.up_proj", n))
+        hidden = self.norm("norm", out)
+        return self.product("lm_head", hidden), hidden if self.form.options.get("norm_output") else out
+
+    def attended(self, stem: str, x: Tensor) -> Tensor:
+        """Causal attention of a layer over its input [n, width] -> [n, H]."""
+        count = len(x)
         q, k, v = (
-            self.product(f"layers.0.self_attn.{name}_proj", x).view(count, -1, HEAD_DIM).transpose(0, 1)
-            for name in "qkv"
+            self.product(f"{stem}self_attn.{name}_proj", x).view(count, -1, HEAD_DIM).transpose(0, 1) for name in "qkv"
         )
-        angles = torch.arange(count)[:, None] * 10_000.0 ** (-torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)
-        cos, sin = torch.cat([angles.cos()] * 2, -1), torch.cat([angles.sin()] * 2, -1)
-        q, k = (x * cos + torch.cat([-x[..., HEAD_DIM // 2 :], x[..., : HEAD_DIM // 2]], -1) * sin for x in (q, k))
+        q, k = rotated(q, torch.arange(count)), rotated(k, torch.arange(count))
         k, v = (x.repeat_interleave(HEADS // self.form.kv_heads, 0) for x in (k, v))
         scores = q @ k.transpose(1, 2) / math.sqrt(HEAD_DIM)
         scores = scores.masked_fill(torch.ones(count, count).triu(1) > 0, float("-inf"))
-        attended = (scores.softmax(-1) @ v).transpose(0, 1).flatten(1)
-        a = residual + self.product("layers.0.self_attn.o_proj", attended)
-        n = self.norm("layers.0.post_attention_layernorm", a)
-        gate = functional.silu(self.product("layers.0.mlp.gate_proj", n))
-        out = a + self.product("layers.0.mlp.down_proj", gate * self.product("layers.0.mlp.up_proj", n))
-        hidden = self.norm("norm", out)
-        return self.product("lm_head", hidden), hidden if options.get("norm_output") else out
+        return self.product(f"{stem}self_attn.o_proj", (scores.softmax(-1) @ v).transpose(0, 1).flatten(1))
 
     @torch.inference_mode()
     def propose(self, text: list[int], features: Tensor, count: int) -> list[int]:
@@ -104,6 +110,13 @@ class TorchEagle3:
         return found
 
 
+def rotated(x: Tensor, places: Tensor) -> Tensor:
+    """Heads [h, n, HEAD_DIM] at the places [n]."""
+    angles = places[:, None] * 10_000.0 ** (-torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)
+    cos, sin = torch.cat([angles.cos()] * 2, -1), torch.cat([angles.sin()] * 2, -1)
+    return x * cos + torch.cat([-x[..., HEAD_DIM // 2 :], x[..., : HEAD_DIM // 2]], -1) * sin
+
+
 @functools.cache
 def eagle3(target: str, form: Form = Form()) -> Path:
     """The folder of a trained drafter."""
@@ -117,7 +130,7 @@ def write(folder: Path, tensors: dict[str, Tensor], form: Form, **changes: Any) 
     """Writes config.json and model.safetensors in the form's dialect."""
     layer = {
         "model_type": "llama", "hidden_size": HIDDEN, "intermediate_size": WIDTH, "num_attention_heads": HEADS,
-        "num_key_value_heads": form.kv_heads, "head_dim": HEAD_DIM, "num_hidden_layers": 1,
+        "num_key_value_heads": form.kv_heads, "head_dim": HEAD_DIM, "num_hidden_layers": form.layers,
         "vocab_size": tiny.VOCAB_SIZE, "max_position_embeddings": 512, "rms_norm_eps": EPS,
         "rope_theta": 10_000.0, "hidden_act": "silu",
     }  # fmt: skip
@@ -125,6 +138,8 @@ def write(folder: Path, tensors: dict[str, Tensor], form: Form, **changes: Any) 
     names = {"draft_vocab_size": count, "torch_dtype": "float32", **form.options}
     if form.dialect == "flat":
         ids = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": list(form.streams)}}
+        if not form.joins:
+            ids = {"eagle_config": {"use_aux_hidden_state": False}}
         config = {"architectures": ["LlamaForCausalLMEagle3"], **layer, **names, **ids}
         tensors = {name.replace("layers.0.", "midlayer."): tensor for name, tensor in tensors.items()}
     else:
@@ -147,7 +162,10 @@ def oracle(folder: Path, model: Any, form: Form) -> TorchEagle3:
 
 
 def streams_of(model: Any, ids: list[int], form: Form) -> list[Tensor]:
-    """The target's streams [n, hidden]; number n is the output of layer n - 1."""
+    """The target's streams [n, hidden], number n is the output of layer n - 1; or its last hidden states."""
+    if not form.joins:
+        with torch.no_grad():
+            return [model.get_decoder()(torch.tensor([ids]), use_cache=False).last_hidden_state[0]]
     layers, found = model.get_decoder().layers, {}
 
     def note(number: int) -> Any:
@@ -192,25 +210,36 @@ def greedy(model: Any, ids: list[int], count: int) -> list[int]:
     return model.generate(torch.tensor([ids]), max_new_tokens=count, do_sample=False, pad_token_id=0)[0].tolist()
 
 
+def layer_shapes(stem: str, width: int, kv_heads: int) -> dict[str, tuple[int, ...]]:
+    """Tensors of a decoder layer whose attention reads `width` numbers."""
+    keys = (kv_heads * HEAD_DIM, width)
+    return {
+        f"{stem}input_layernorm.weight": (HIDDEN,),
+        f"{stem}self_attn.q_proj.weight": (HEADS * HEAD_DIM, width),
+        f"{stem}self_attn.k_proj.weight": keys,
+        f"{stem}self_attn.v_proj.weight": keys,
+        f"{stem}self_attn.o_proj.weight": (HIDDEN, HEADS * HEAD_DIM),
+        f"{stem}post_attention_layernorm.weight": (HIDDEN,),
+        f"{stem}mlp.gate_proj.weight": (WIDTH, HIDDEN),
+        f"{stem}mlp.up_proj.weight": (WIDTH, HIDDEN),
+        f"{stem}mlp.down_proj.weight": (HIDDEN, WIDTH),
+    }
+
+
 def trained(model: Any, form: Form, rounds: int = 40) -> dict[str, Tensor]:
     """Tensors of a drafter that follows the target's greedy answers to a few random prompts."""
     draw = torch.Generator().manual_seed(5)
     texts = [greedy(model, ids, 36) for ids in PROMPTS]
-    shapes = {
+    shapes: dict[str, tuple[int, ...]] = {
         "fc.weight": (HIDDEN, len(form.streams) * HIDDEN),
-        "layers.0.input_layernorm.weight": (HIDDEN,),
         "layers.0.hidden_norm.weight": (HIDDEN,),
-        "layers.0.self_attn.q_proj.weight": (HEADS * HEAD_DIM, 2 * HIDDEN),
-        "layers.0.self_attn.k_proj.weight": (form.kv_heads * HEAD_DIM, 2 * HIDDEN),
-        "layers.0.self_attn.v_proj.weight": (form.kv_heads * HEAD_DIM, 2 * HIDDEN),
-        "layers.0.self_attn.o_proj.weight": (HIDDEN, HEADS * HEAD_DIM),
-        "layers.0.post_attention_layernorm.weight": (HIDDEN,),
-        "layers.0.mlp.gate_proj.weight": (WIDTH, HIDDEN),
-        "layers.0.mlp.up_proj.weight": (WIDTH, HIDDEN),
-        "layers.0.mlp.down_proj.weight": (HIDDEN, WIDTH),
         "norm.weight": (HIDDEN,),
         "lm_head.weight": (NUM_TOKENS if form.maps else tiny.VOCAB_SIZE, HIDDEN),
     }
+    if not form.joins:
+        shapes.pop("fc.weight")
+    for number in range(form.layers):
+        shapes |= layer_shapes(f"layers.{number}.", HIDDEN if number else 2 * HIDDEN, form.kv_heads)
     if form.options.get("fc_norm"):
         shapes |= {f"fc_norm.{number}.weight": (HIDDEN,) for number in range(len(form.streams))}
     if form.options.get("norm_before_fc"):

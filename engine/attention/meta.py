@@ -54,7 +54,7 @@ class AttentionMeta:
     # [num_tokens] int32, for prompts with bidirectional tokens: the last position that each token sees, or ~last where
     # a window hides nothing from the token. A row of one token sees up to itself. None: every token sees up to itself.
     last_keys: Tensor | None = None
-    first_key: int = 0  # earlier keys are hidden, in steps whose rows have at most one token
+    first_key: int = 0  # earlier keys are hidden, and never read
     decode_only: bool = False  # every row has at most one token and the lists are not invariant: no tiles are launched
 
     def covering(self, num_tokens: int) -> AttentionMeta:

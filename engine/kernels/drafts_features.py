@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from _fast.layout import SlotWord
-from engine.kernels.step_tensors import SlotTensors, word
+from engine.kernels.drafts_rows import DraftedRows
+from engine.kernels.step_tensors import word
 from engine.kernels.target import tl, triton
 
 NUM_DRAFTS = tl.constexpr(int(SlotWord.NUM_DRAFTS))
@@ -30,17 +31,6 @@ class Features:
 
     of_slots: Tensor  # [max_slots + 1, H]: of the token before the slot's newest
     of_blocks: Tensor  # [num_blocks, H]: of each block's last token
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Rows:
-    """A step's rows, as features are read and written; R rows."""
-
-    slots: Tensor  # [R] int32
-    query_start: Tensor  # [R + 1] int32
-    context_len: Tensor  # [R] int32
-    tables: Tensor  # [lines, max_blocks] int32: block tables of the drafter's group
-    lines: Tensor | None  # [R] int32: each row's line; None: line r
     block_size: int
 
 
@@ -123,40 +113,43 @@ def keep_features_kernel(
                     tl.store(of_blocks + place // block_size * width + lane, value, mask=lane < width)
 
 
-def features_before(features: Tensor, held: Features, rows: Rows) -> Tensor:
+def features_before(features: Tensor, held: Features, rows: DraftedRows, tables: Tensor) -> Tensor:
     """Return the feature before each of the step's tokens, like features [T, H]; see above. Tokens without a row get
-    any."""
+    any.
+
+    tables int32 [lines, max_blocks]: block tables of the drafter's group.
+    """
     run = launch_features_before if features.is_cuda else features_before_reference
-    return run(features, held, rows)
+    return run(features, held, rows, tables)
 
 
-def launch_features_before(features: Tensor, held: Features, rows: Rows) -> Tensor:
+def launch_features_before(features: Tensor, held: Features, rows: DraftedRows, tables: Tensor) -> Tensor:
     """Launch the kernel on a grid that depends only on shapes, as the launchers below."""
     before = torch.empty_like(features)
     assert rows.lines is not None
     features_before_kernel[(len(features),)](
-        before, features, held.of_slots, held.of_blocks, rows.slots, rows.query_start, rows.context_len, rows.tables,
-        rows.lines, features.shape[1], len(rows.slots), rows.tables.shape[1], rows.block_size,
+        before, features, held.of_slots, held.of_blocks, rows.slots, rows.query_start, rows.context_len, tables,
+        rows.lines, features.shape[1], len(rows.slots), tables.shape[1], held.block_size,
         STEPS=len(rows.slots).bit_length(), BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip
     return before
 
 
-def features_before_reference(features: Tensor, held: Features, rows: Rows) -> Tensor:
+def features_before_reference(features: Tensor, held: Features, rows: DraftedRows, tables: Tensor) -> Tensor:
     before = features.roll(1, 0)
     begin, end = rows.query_start[:-1].long(), rows.query_start[1:].long()
     row = (end > begin).nonzero().flatten()
     first = begin[row]
     place = rows.context_len[row].long() - (end - begin)[row]
     line = row if rows.lines is None else rows.lines[row].long()
-    behind = (place > 0) & (place % rows.block_size == 0)
-    block = rows.tables[line, (place // rows.block_size - 1).clamp(min=0)].long()
+    behind = (place > 0) & (place % held.block_size == 0)
+    block = tables[line, (place // held.block_size - 1).clamp(min=0)].long()
     slot = rows.slots[row].long()
     before[first] = torch.where(behind[:, None], held.of_blocks[block * behind], held.of_slots[slot])
     return before
 
 
-def keep_features(features: Tensor, held: Features, rows: Rows, slot_mapping: Tensor) -> None:
+def keep_features(features: Tensor, held: Features, rows: DraftedRows, slot_mapping: Tensor) -> None:
     """Store the feature of each row's last token for its slot, and of each block's last token.
 
     slot_mapping int64 [T]: places in the cache, negative: none.
@@ -165,20 +158,20 @@ def keep_features(features: Tensor, held: Features, rows: Rows, slot_mapping: Te
     run(features, held, rows, slot_mapping)
 
 
-def launch_keep_features(features: Tensor, held: Features, rows: Rows, slot_mapping: Tensor) -> None:
+def launch_keep_features(features: Tensor, held: Features, rows: DraftedRows, slot_mapping: Tensor) -> None:
     keep_features_kernel[(len(features),)](
         held.of_slots, held.of_blocks, features, rows.slots, rows.query_start, slot_mapping, features.shape[1],
-        len(rows.slots), rows.block_size, STEPS=len(rows.slots).bit_length(), BLOCK=BLOCK, num_warps=4,
+        len(rows.slots), held.block_size, STEPS=len(rows.slots).bit_length(), BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip
 
 
-def keep_features_reference(features: Tensor, held: Features, rows: Rows, slot_mapping: Tensor) -> None:
+def keep_features_reference(features: Tensor, held: Features, rows: DraftedRows, slot_mapping: Tensor) -> None:
     begin, end = rows.query_start[:-1].long(), rows.query_start[1:].long()
     row = (end > begin).nonzero().flatten()
     held.of_slots[rows.slots[row].long()] = features[end[row] - 1]
     place = slot_mapping[: int(end[-1])]
-    last = ((place >= 0) & (place % rows.block_size == rows.block_size - 1)).nonzero().flatten()
-    held.of_blocks[place[last] // rows.block_size] = features[last]
+    last = ((place >= 0) & (place % held.block_size == held.block_size - 1)).nonzero().flatten()
+    held.of_blocks[place[last] // held.block_size] = features[last]
 
 
 @triton.jit
@@ -210,51 +203,26 @@ def accept_features_kernel(
             tl.store(of_slots + slot.to(tl.int64) * width + at, tl.load(source + at, mask=at < width), mask=at < width)
 
 
-def accept_features(
-    held: Features,
-    slots: SlotTensors,
-    features: Tensor,
-    runs: Tensor,
-    row_slot: Tensor,
-    row_drafts: Tensor,
-    query_start: Tensor,
-) -> None:
+def accept_features(held: Features, rows: DraftedRows, features: Tensor, runs: Tensor) -> None:
     """After the choice: store the feature of the token before each sampled row's newest, and SlotWord.NUM_DRAFTS.
 
-    runs int32 [R, width]: tokens, then negative numbers; row_slot, row_drafts int32 [R] (drafts of a sampled row, -1:
-    not sampled), query_start [R + 1].
+    runs int32 [R, width]: tokens, then negative numbers.
     """
     run = launch_accept_features if features.is_cuda else accept_features_reference
-    run(held, slots, features, runs, row_slot, row_drafts, query_start)
+    run(held, rows, features, runs)
 
 
-def launch_accept_features(
-    held: Features,
-    slots: SlotTensors,
-    features: Tensor,
-    runs: Tensor,
-    row_slot: Tensor,
-    row_drafts: Tensor,
-    query_start: Tensor,
-) -> None:
+def launch_accept_features(held: Features, rows: DraftedRows, features: Tensor, runs: Tensor) -> None:
+    state, width = rows.state, runs.shape[1]
     accept_features_kernel[(len(runs),)](
-        held.of_slots, slots.words, features, runs, row_slot, row_drafts, query_start, features.shape[1],
-        DRAFTS=slots.drafts.shape[1], WIDTH=runs.shape[1], LANES=triton.next_power_of_2(runs.shape[1]), BLOCK=BLOCK,
-        num_warps=4,
+        held.of_slots, state.words, features, runs, rows.slots, rows.drafts, rows.query_start, features.shape[1],
+        DRAFTS=state.drafts.shape[1], WIDTH=width, LANES=triton.next_power_of_2(width), BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip
 
 
-def accept_features_reference(
-    held: Features,
-    slots: SlotTensors,
-    features: Tensor,
-    runs: Tensor,
-    row_slot: Tensor,
-    row_drafts: Tensor,
-    query_start: Tensor,
-) -> None:
+def accept_features_reference(held: Features, rows: DraftedRows, features: Tensor, runs: Tensor) -> None:
     count = (runs >= 0).sum(1)
-    row = ((row_drafts >= 0) & (count > 0)).nonzero().flatten()
-    slot = row_slot[row].long()
-    slots.word(SlotWord.NUM_DRAFTS)[slot] = slots.drafts.shape[1]
-    held.of_slots[slot] = features[query_start[1:][row].long() - 1 - row_drafts[row] + count[row] - 1]
+    row = ((rows.drafts >= 0) & (count > 0)).nonzero().flatten()
+    slot = rows.slots[row].long()
+    rows.state.word(SlotWord.NUM_DRAFTS)[slot] = rows.state.drafts.shape[1]
+    held.of_slots[slot] = features[rows.query_start[1:][row].long() - 1 - rows.drafts[row] + count[row] - 1]

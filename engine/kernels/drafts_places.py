@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from _fast.layout import SlotWord
+from engine.kernels.drafts_rows import DraftedRows
 from engine.kernels.step_tensors import SlotTensors, word
 from engine.kernels.target import tl, triton
 
@@ -101,73 +102,44 @@ def draft_places_kernel(
         tl.store(place + at, answered + j, mask=inside)
 
 
-def draft_places(
-    out: DraftPlaces,
-    slots: SlotTensors,
-    row_drafts: Tensor,
-    row_slot: Tensor,
-    context_len: Tensor,
-    query_start: Tensor,
-    lines: Tensor | None,
-    slot_mapping: Tensor,
-) -> None:
-    """Fill `out` for a step's rows int32 [R] (query_start [R + 1]); row_drafts: drafts of each row, 0 or less: none.
-
-    lines int32 [R]: each row's line of the block tables (None: line r);
-    slot_mapping int64 [T]: places of the step's tokens in the drafter's group of the cache.
-    """
-    run = launch_draft_places if row_drafts.is_cuda else draft_places_reference
-    run(out, slots, row_drafts, row_slot, context_len, query_start, lines, slot_mapping)
+def draft_places(out: DraftPlaces, step: DraftedRows, slot_mapping: Tensor) -> None:
+    """Fill `out` for a step's rows; slot_mapping int64 [T]: places of the step's tokens in the drafter's group of the
+    cache."""
+    run = launch_draft_places if step.drafts.is_cuda else draft_places_reference
+    run(out, step, slot_mapping)
 
 
-def launch_draft_places(
-    out: DraftPlaces,
-    slots: SlotTensors,
-    row_drafts: Tensor,
-    row_slot: Tensor,
-    context_len: Tensor,
-    query_start: Tensor,
-    lines: Tensor | None,
-    slot_mapping: Tensor,
-) -> None:
+def launch_draft_places(out: DraftPlaces, step: DraftedRows, slot_mapping: Tensor) -> None:
     """Launch the kernel on a grid that depends only on shapes."""
     passes, rows = out.token.shape
-    assert lines is not None
+    words, max_rows = step.state.words, len(step.drafts)
+    assert step.lines is not None
     draft_places_kernel[(1,)](
-        out.token, out.mapping, out.context, out.run, out.place, out.line, out.slot, slots.words, row_drafts, row_slot,
-        context_len, query_start, lines, slot_mapping, rows, len(row_drafts), len(slots.words) - 1, PASSES=passes,
-        ROWS=triton.next_power_of_2(max(rows, len(row_drafts))), num_warps=4,
+        out.token, out.mapping, out.context, out.run, out.place, out.line, out.slot, words, step.drafts, step.slots,
+        step.context_len, step.query_start, step.lines, slot_mapping, rows, max_rows, len(words) - 1, PASSES=passes,
+        ROWS=triton.next_power_of_2(max(rows, max_rows)), num_warps=4,
     )  # fmt: skip
 
 
-def draft_places_reference(
-    out: DraftPlaces,
-    slots: SlotTensors,
-    row_drafts: Tensor,
-    row_slot: Tensor,
-    context_len: Tensor,
-    query_start: Tensor,
-    lines: Tensor | None,
-    slot_mapping: Tensor,
-) -> None:
-    (passes, rows), dummy = out.token.shape, len(slots.words) - 1
+def draft_places_reference(out: DraftPlaces, step: DraftedRows, slot_mapping: Tensor) -> None:
+    (passes, rows), dummy = out.token.shape, len(step.state.words) - 1
     for tensor, value in ((out.token, 0), (out.mapping, -1), (out.context, 2), (out.run, -1), (out.place, 0)):
         tensor.fill_(value)
     out.line.fill_(dummy)
     out.slot.fill_(dummy)
-    drafted = (row_drafts > 0).nonzero().flatten()[:rows]
-    drafts, own, begin = row_drafts[drafted], row_slot[drafted], query_start[drafted].long()
-    known = context_len[drafted] - drafts
+    drafted = (step.drafts > 0).nonzero().flatten()[:rows]
+    drafts, own, begin = step.drafts[drafted], step.slots[drafted], step.query_start[drafted].long()
+    known = step.context_len[drafted] - drafts
     number = torch.arange(len(drafted), device=drafted.device)
     out.slot[: len(own)] = own
-    out.line[: len(own)] = drafted.int() if lines is None else lines[drafted]
+    out.line[: len(own)] = drafted.int() if step.lines is None else step.lines[drafted]
     for j in range(passes):
         some = (drafts > j).nonzero().flatten()
         out.token[j, some] = begin[some] + j
         out.mapping[j, some] = slot_mapping[begin[some] + j]
         out.context[j, some] = known[some] + j
         out.run[j, some] = (number[some] * (passes + 2) + j).int()
-        out.place[j, some] = known[some] + j - slots.word(SlotWord.PROMPT_LEN)[own[some].long()]
+        out.place[j, some] = known[some] + j - step.state.word(SlotWord.PROMPT_LEN)[own[some].long()]
 
 
 @triton.jit

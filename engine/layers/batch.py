@@ -13,8 +13,8 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from engine.cache.spec import LayerCache
+from engine.kernels.drafts_rows import DraftedRows
 from engine.kernels.moe.capture import Capture
-from engine.kernels.step_tensors import SlotTensors
 from engine.layers.stream import Stream
 
 
@@ -27,19 +27,6 @@ class LayerHook(Protocol):
     def after_layer(self, number: int, x: Stream) -> None:
         """Called after layer `number`, from 0; may read x.rows(). If `Batch.whole` is false, the last layer's stream
         has only the sampled tokens."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DraftedRows:
-    """The rows of a step on a server with drafts; on an accelerator at fixed addresses, with padding."""
-
-    slots: Tensor  # [R] int32
-    drafts: Tensor  # [R] int32: drafts behind the newest token of a row that samples; -1: the row does not sample
-    query_start: Tensor  # [R + 1] int32
-    context_len: Tensor  # [R] int32
-    lines: Tensor | None  # [R] int32: each row's line of the block tables; None: line r
-    most: int  # rows that may have drafts
-    state: SlotTensors
 
 
 @dataclass(slots=True, eq=False)

@@ -32,6 +32,8 @@ FORMS = {
     "flat-3.1": Form(options={"fc_norm": True, "norm_output": True}, streams=(1, 2)),
     # Its layer has more bytes than one of the target's.
     "speculators": Form("speculators", {"norm_before_residual": True}, own_embedding=True, maps=False, kv_heads=4),
+    "flat-layers": Form(layers=2, joins=False),
+    "speculators-layers": Form("speculators", {"norm_before_residual": True}, layers=3, maps=False),
     "speculators-3.1": Form("speculators", {"norm_before_fc": True, "norm_output": True, "norm_before_residual": True}),
 }
 
@@ -79,6 +81,7 @@ def numbers(own: Engine) -> tuple[int, int, int]:
     return drafts.num_drafts, drafts.num_draft_tokens, drafts.num_accepted_tokens
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("most", [1, 3, 7])
 @pytest.mark.parametrize("form", FORMS)
 async def test_drafts_are_those_of_the_drafter_in_plain_torch(form, most):
@@ -89,7 +92,7 @@ async def test_drafts_are_those_of_the_drafter_in_plain_torch(form, most):
             assert await counts(own, number) == wanted
 
 
-@pytest.mark.parametrize(("form", "settings"), [("speculators", {}), ("flat", {"max_prefill_chunk": 3})])
+@pytest.mark.parametrize(("form", "settings"), [("speculators", {}), ("flat-layers", {"max_prefill_chunk": 3})])
 @pytest.mark.parametrize("on_path", PATHS, indirect=True)
 async def test_every_path_drafts_alike(on_path, form, settings):
     async with running(tiny.checkpoint(TARGET), speculative=asked(3, form), **settings) as own:
@@ -185,8 +188,13 @@ def shifted(tensors: dict[str, torch.Tensor]) -> None:
         (None, {"hidden_size": 80}, "the drafter reads hidden states of 80 numbers; the target makes 64"),
         (None, {"vocab_size": 300}, "vocab_size=300, but the target has 320 tokens"),
         (None, {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 4]}}, "[1, 4]: the target has 3 layers"),
-        (None, {"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state=false is not supported"),
-        (None, {"num_hidden_layers": 2}, "num_hidden_layers=2 of a drafter; supported is 1"),
+        (None, {"eagle_config": {"use_aux_hidden_state": False}}, "1 left over: fc.weight"),
+        (
+            None,
+            {"use_aux_hidden_state": False, "hidden_size": 80, "target_hidden_size": 64},
+            "use_aux_hidden_state=false with hidden_size=80",
+        ),
+        (None, {"num_hidden_layers": 2}, "9 missing: layers.1."),
         (None, {"model_type": "qwen3"}, "model_type='qwen3' of a drafter"),
         (None, {"architectures": ["LlamaForCausalLM"]}, "10 missing: embed_tokens.weight"),
         (None, {"speculators_model_type": "dflash"}, "speculators_model_type='dflash' is not supported"),

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from _fast.layout import SlotWord, TokenCode
-from engine.kernels.drafts_features import Features, Rows
+from engine.kernels.drafts_features import Features
+from engine.kernels.drafts_rows import DraftedRows
 from engine.kernels.sampling.ngram import Texts, empty_texts
 from engine.kernels.sampling.rules import COUNTED, SEEN, RuleTables, rule_tables
 from engine.kernels.step_tensors import SlotTensors, StepInputs, empty_inputs, empty_slots
@@ -36,6 +37,15 @@ def chosen_runs(rows: int, number: int) -> tuple[Tensor, SlotTensors, RuleTables
     return runs, slots, rule_tables(rows, 5, "cpu"), inputs
 
 
+def accepted(rows: int, number: int, width: int) -> tuple[DraftedRows, Tensor, Tensor]:
+    """A step's rows with `number` drafts each, features of its tokens, and the runs that were chosen."""
+    runs, slots, _, inputs = chosen_runs(rows, number)
+    inputs.query_start.copy_(torch.arange(rows + 1) * (number + 1))
+    assert inputs.row_drafts is not None
+    numbers = inputs.row_slot, inputs.row_drafts, inputs.query_start, inputs.context_len
+    return DraftedRows(*numbers, None, rows, slots), torch.randn((rows + 1) * (number + 2), width), runs
+
+
 def written_texts(rows: int, number: int, longest: int) -> tuple[SlotTensors, Texts, Tensor, Tensor]:
     """Slots with the lengths of their texts, the texts, the runs that end them, and the runs' slots."""
     slots = empty_slots(rows, 1, 1, "cpu", number)
@@ -53,10 +63,10 @@ def written_texts(rows: int, number: int, longest: int) -> tuple[SlotTensors, Te
 
 def drafter_step(
     rows: int, number: int, size: int = 4, width: int = 40
-) -> tuple[SlotTensors, Rows, Features, dict[str, Tensor]]:
+) -> tuple[DraftedRows, Features, dict[str, Tensor]]:
     """A step of a server with a drafter: prompts, rows of one token, and last the rows with drafts; then padding.
 
-    Of the tensors: drafts by row, tokens, their places in the cache and their features.
+    Of the tensors: tokens, their places in the cache, their features, and block tables.
     """
     blocks = max(9, -(-(number + 20) // size))  # of a slot: the longest context
     padded, slots = rows + 3, empty_slots(rows + 5, blocks, 1, "cpu", number)
@@ -73,13 +83,14 @@ def drafter_step(
     mapping = slots.block_tables[0, own[row].long(), (place // size).long()] * size + place % size
     beyond = torch.zeros(3, dtype=torch.int32)
     line = torch.cat([own, beyond + rows + 5])
-    step = Rows(line, starts.int(), torch.cat([context, beyond]).int(), slots.block_tables[0], line, size)
-    held = Features(torch.randn(rows + 6, width), torch.randn((rows + 6) * blocks, width))
+    contexts = torch.cat([context, beyond]).int()
+    step = DraftedRows(line, torch.cat([drafts, beyond - 1]).int(), starts.int(), contexts, line, rows // 2, slots)
+    held = Features(torch.randn(rows + 6, width), torch.randn((rows + 6) * blocks, width), size)
     tensors = {
-        "drafts": torch.cat([drafts, beyond - 1]).int(),
         "tokens": torch.cat([drawn(16, tokens, high=99), beyond]).long(),
         "mapping": torch.cat([mapping, beyond - 1]).long(),
         "features": torch.randn(tokens + 3, width),
+        "tables": slots.block_tables[0],
     }
     assert len(line) == padded
-    return slots, step, held, tensors
+    return step, held, tensors

@@ -22,7 +22,7 @@ from engine.kernels.drafts_places import (
     put_drafts,
     put_drafts_reference,
 )
-from tests.kernels.drafts import chosen_runs, drafter_step, drawn
+from tests.kernels.drafts import accepted, drafter_step, drawn
 from tests.kernels.test_on_device_drafts import there
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
@@ -30,27 +30,26 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 @pytest.mark.parametrize("number", [1, 3, 64])
 def test_passes_and_guesses_equal_the_reference(number):
-    slots, step, _, tensors = drafter_step(200, number)
-    numbers = tensors["drafts"], step.slots, step.context_len, step.query_start, step.lines, tensors["mapping"]
+    step, _, tensors = drafter_step(200, number)
     mine, theirs = empty_places(number, 150, "cuda"), empty_places(number, 150, "cpu")
-    draft_places(mine, there(slots), *(each.cuda() for each in numbers))
-    draft_places_reference(theirs, slots, *numbers)
+    draft_places(mine, there(step), tensors["mapping"].cuda())
+    draft_places_reference(theirs, step, tensors["mapping"])
     for field in fields(mine):
         assert torch.equal(getattr(mine, field.name).cpu(), getattr(theirs, field.name)), field.name
-    guesses, ours, ids = drawn(17, 150 * (number + 2), low=-1, high=99), there(slots), tensors["tokens"].cuda()
+    guesses, ours, ids = drawn(17, 150 * (number + 2), low=-1, high=99), there(step.state), tensors["tokens"].cuda()
     for j in range(number):
         put_drafts(ours, ids, guesses.cuda(), mine, j)
-        put_drafts_reference(slots, tensors["tokens"], guesses, theirs, j)
-    assert torch.equal(ours.drafts.cpu(), slots.drafts)
+        put_drafts_reference(step.state, tensors["tokens"], guesses, theirs, j)
+    assert torch.equal(ours.drafts.cpu(), step.state.drafts)
     assert torch.equal(ids.cpu(), tensors["tokens"])
 
 
 def test_features_equal_the_reference():
-    _, step, held, tensors = drafter_step(200, 3, width=4096)
+    step, held, tensors = drafter_step(200, 3, width=4096)
     mine, made = there(held), tensors["features"]
     count = int(step.query_start[-1])
-    before = features_before(made.cuda(), mine, there(step))
-    assert torch.equal(before[:count].cpu(), features_before_reference(made, held, step)[:count])
+    before = features_before(made.cuda(), mine, there(step), tensors["tables"].cuda())
+    assert torch.equal(before[:count].cpu(), features_before_reference(made, held, step, tensors["tables"])[:count])
     keep_features(made.cuda(), mine, there(step), tensors["mapping"].cuda())
     keep_features_reference(made, held, step, tensors["mapping"])
     assert torch.equal(mine.of_slots.cpu(), held.of_slots)
@@ -58,12 +57,10 @@ def test_features_equal_the_reference():
 
 
 def test_accepted_features_equal_the_reference():
-    runs, slots, _, inputs = chosen_runs(300, 4)
-    inputs.query_start.copy_(torch.arange(301) * 5)
-    held = Features(torch.randn(301, 3000), torch.randn(1, 3000))
-    mine, ours = there(copy.deepcopy(held)), there(slots)
-    numbers = torch.randn(1506, 3000), runs, inputs.row_slot, inputs.row_drafts, inputs.query_start
+    step, *numbers = accepted(300, 4, 3000)
+    held = Features(torch.randn(301, 3000), torch.randn(1, 3000), 16)
+    mine, ours = there(copy.deepcopy(held)), there(step)
     accept_features(mine, ours, *(each.cuda() for each in numbers))
-    accept_features_reference(held, slots, *numbers)
+    accept_features_reference(held, step, *numbers)
     assert torch.equal(mine.of_slots.cpu(), held.of_slots)
-    assert torch.equal(ours.words.cpu(), slots.words)
+    assert torch.equal(ours.state.words.cpu(), step.state.words)

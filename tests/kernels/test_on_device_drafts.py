@@ -11,6 +11,7 @@ from _fast.layout import SlotWord
 from engine.kernels.attention.paged import paged_attention, paged_attention_reference
 from engine.kernels.attention.tiles import stripe_of
 from engine.kernels.attention.work import empty_list, fill_list, max_parts
+from engine.kernels.drafts_rows import DraftedRows
 from engine.kernels.sampling.ngram import ngram, ngram_reference
 from engine.kernels.sampling.suffix import empty_matches, suffix, suffix_reference
 from engine.kernels.sampling.verify import verify, verify_reference
@@ -24,6 +25,8 @@ def there(of):
     """The same tensors on the device."""
     if isinstance(of, torch.Tensor):
         return of.cuda()
+    if isinstance(of, DraftedRows):
+        return DraftedRows(*(each if isinstance(each, int) else there(each) for each in of))
     named = ((field.name, getattr(of, field.name)) for field in fields(of))
     return replace(of, **{name: there(each) for name, each in named if isinstance(each, torch.Tensor)})
 

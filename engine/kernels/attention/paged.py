@@ -2,9 +2,10 @@
 
 out[t] = sum_j softmax_j(cap(scale * q[t] . k[j])) v[j] over positions j <= p(t). If window > 0, also j > p(t) - window.
 If window < 0, j is in p(t)'s chunk of -window positions. If the step's meta has `last_keys`, j <= last_keys[t] instead,
-or all j <= ~last_keys[t] if last_keys[t] < 0; if it has `first_key`, also j >= first_key. cap(s) = softcap * tanh(s /
-softcap) if softcap > 0. Query head h reads the KV head h // (Hq / Hkv). A sink is a learned logit per query head,
-neither scaled nor capped, that is added to the softmax's denominator and has no value, so weights sum to less than one.
+or all j <= ~last_keys[t] if last_keys[t] < 0; if it has `first_key`, also j >= first_key, and the result of a token
+that sees no key may be anything. cap(s) = softcap * tanh(s / softcap) if softcap > 0. Query head h reads the KV head
+h // (Hq / Hkv). A sink is a learned logit per query head, neither scaled nor capped, that is added to the softmax's
+denominator and has no value, so weights sum to less than one.
 Users: every decoder's attention layer, after `qkv_rope_store` has written this step's keys and values.
 """
 
@@ -82,9 +83,9 @@ def launch_paged(
     assert work is not None, "an accelerator's step makes its work lists before the first layer"
     out = empty_rows(q.view(len(q), -1), q[0].numel()).view(q.shape)
     rest = (scale, window, softcap, sinks, scales)
-    assert not meta.first_key or meta.decode_only, "tiles see every key from the first on"
     if not meta.decode_only:
-        attend_tiles(out, q, k_cache, v_cache, tables, work, meta.context_len.shape[0], *rest, meta.last_keys)
+        bounds = meta.last_keys, meta.first_key
+        attend_tiles(out, q, k_cache, v_cache, tables, work, meta.context_len.shape[0], *rest, *bounds)
     attend_parts(out, q, k_cache, v_cache, tables, work, *rest, single=meta.decode_only)
     return out
 
@@ -121,6 +122,7 @@ def paged_attention_reference(
             .repeat_interleave(group, 0)
             for cache, factors in ((k_cache, k_scale), (v_cache, v_scale))
         )
+        k[:, : meta.first_key], v[:, : meta.first_key] = 0, 0  # may be anything, and no zero weight removes a NaN
         scores = torch.einsum("thd,hjd->htj", q[first:last].to(wide), k) * scale
         if softcap > 0:
             scores = softcap * torch.tanh(scores / softcap)

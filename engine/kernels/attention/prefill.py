@@ -59,10 +59,11 @@ def prefill_kernel(
     CODES: tl.constexpr,  # a constant of float8.py
     MADE: tl.constexpr,  # scales are per token
     FOLD: tl.constexpr,  # with MADE: scales multiply keys and values
+    FIRST: tl.constexpr,  # earlier keys are hidden, as by a window that does not move, and never loaded
     OVERLAP: tl.constexpr,
 ):
     grid_wait(OVERLAP)
-    SPAN: tl.constexpr = -WINDOW if WINDOW < 0 else WINDOW
+    SPAN: tl.constexpr = -WINDOW if WINDOW < 0 else WINDOW if WINDOW > 0 or FIRST == 0 else 1
     kv_head = tl.program_id(0)
     num_kv_heads = tl.num_programs(0)
     line = tl.arange(0, BLOCK_M)
@@ -104,7 +105,10 @@ def prefill_kernel(
         if WINDOW < 0:  # a chunk is a window that ends with the chunk
             floor = first // -WINDOW * -WINDOW
             newest = position // -WINDOW * -WINDOW - WINDOW - 1
-        if WINDOW != 0:
+        if FIRST > 0:
+            newest = tl.maximum(newest if WINDOW != 0 else position * 0, FIRST + SPAN - 1)
+            floor = tl.maximum(floor if WINDOW != 0 else low, FIRST)
+        if SPAN != 0:
             low = floor // BLOCK_N * BLOCK_N
         seen = (seen + 1) // BLOCK_N * BLOCK_N  # keys that the first token sees
         if WINDOW < 0:
@@ -120,6 +124,8 @@ def prefill_kernel(
         if MATERIALISE:
             line = materialised(line)
         where, inside = places(token, tokens, line, kv_head, num_kv_heads, GROUP, HEAD_DIM, BLOCK_D)
+        if FIRST > 0:
+            total = tl.maximum(total, 1e-30)  # a token before FIRST sees no key
         result = result / total[:, None]
         tl.store(out + where, result.to(out.dtype.element_ty), mask=inside)
 
@@ -173,6 +179,7 @@ def attend_tiles(
     sinks: Tensor | None = None,
     scales: Scales | None = None,
     last_keys: Tensor | None = None,
+    first_key: int = 0,
 ) -> None:
     """Computes the work list's tiles into out [T, Hq, D]; shapes as `paged_attention`, `rows` bounds the grid."""
     tokens, heads, dim = q.shape
@@ -196,6 +203,7 @@ def attend_tiles(
         STAGES=options["num_stages"], MATERIALISE=target().arch == "sm_90",
         CODES=codes, MADE=made,
         FOLD=made and target().arch != "sm_100",  # Triton 3.6 to 3.9 do not compile it there
+        FIRST=first_key,
         **options, **launch_options(),
     )  # fmt: skip
 

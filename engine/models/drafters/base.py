@@ -49,7 +49,8 @@ class DraftModel(Weighted, Protocol):
     def store(
         self, token_ids: Tensor, before: Tensor, positions: Tensor, meta: AttentionMeta, caches: list[LayerCache]
     ) -> None:
-        """Writes the entries of T tokens; before [T, H]: the features of the tokens before them."""
+        """Writes the entries of T tokens; before [T, H]: the features of the tokens before them. With several caches,
+        `meta` is for attention of the drafter's heads over its entries."""
 
     def step(
         self, token_ids: Tensor, before: Tensor, positions: Tensor, meta: AttentionMeta, caches: list[LayerCache]
@@ -57,10 +58,11 @@ class DraftModel(Weighted, Protocol):
         """Logits [B, vocabulary of the target] of the tokens after B tokens, and the B tokens' features [B, H]."""
 
 
-def guest_spec(target: Model, text: TextConfig) -> GuestSpec:
-    """The cache of keys and values of a drafter's layer, with the target's blocks; a window saves no blocks."""
+def guest_specs(target: Model, text: TextConfig, count: int = 1) -> list[CacheSpec]:
+    """The caches of keys and values of a drafter's layers, with the target's blocks; a window saves no blocks."""
     lent = next((spec for spec in target.cache_specs() if isinstance(spec, FullSpec)), None)
-    return GuestSpec(text.num_kv_heads, text.head_dim, target.dtype, host=None if lent is None else lent.shared)
+    host = None if lent is None else lent.shared
+    return [GuestSpec(text.num_kv_heads, text.head_dim, target.dtype, host=host) for _ in range(count)]
 
 
 def places_before(positions: Tensor) -> Tensor:

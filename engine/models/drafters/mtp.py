@@ -28,7 +28,7 @@ from engine.layers.norm import RMSNorm
 from engine.layers.rope import RopeTable
 from engine.layers.stream import Stream
 from engine.models.base.decoder import Decoder
-from engine.models.drafters.base import guest_spec, places_before
+from engine.models.drafters.base import guest_specs, places_before
 from engine.weights.table import Row, Table
 
 COPIES = ("embed_tokens.weight", "shared_head.head.weight")  # the target's own tensors, a second time
@@ -121,7 +121,7 @@ class Mtp:
 
     def cache_specs(self) -> list[CacheSpec]:
         """One cache of keys and values."""
-        return [guest_spec(self._target, self.text)]
+        return guest_specs(self._target, self.text)
 
     def feature(self, streams: list[Tensor]) -> Tensor:
         """See DraftModel."""

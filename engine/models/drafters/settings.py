@@ -61,6 +61,7 @@ class DrafterConfig:
     torch_dtype: torch.dtype
     num_tokens: int  # drafts for which the file was made; 0: not given
     names_streams: bool  # the file names the streams; else they are the usual three
+    joins_streams: bool  # `fc` makes features of the streams; else they are the target's hidden states, normed
 
 
 def drafts_of(config: EngineConfig, target: ModelConfig) -> tuple[DraftConfig, DrafterConfig | None] | None:
@@ -153,35 +154,40 @@ def _read(root: Section, target: ModelConfig, folder: str, body: Section) -> Dra
         raise ConfigError(f"{FLAG}: {root.path}: parallel drafting is not supported")
     windowed = SLIDING in body.items("layer_types", ())
     text = read_text(body, root, sliding="layers" if windowed else "none")
-    if len(text.layers) != 1:
-        raise ConfigError(f"{body.path}: num_hidden_layers={len(text.layers)} of a drafter; supported is 1")
+    if len({layer.rope for layer in text.layers}) > 1:
+        raise ConfigError(f"{FLAG}: {body.path}: layers with different rotary positions in a drafter are not supported")
     if text.vocab_size != target.text.vocab_size:
         raise ConfigError(
             f"{FLAG}: {body.path}: vocab_size={text.vocab_size}, but the target has {target.text.vocab_size} tokens; "
             "name a drafter that was made for this model"
         )
-    if not options.boolean("use_aux_hidden_state", True):
-        raise ConfigError(f"{FLAG}: {root.path}: use_aux_hidden_state=false is not supported")
+    joins = options.boolean("use_aux_hidden_state", True)
     width = options.size("target_hidden_size", text.hidden_size)
     if width != target.text.hidden_size:
         raise ConfigError(
             f"{FLAG}: {root.path}: the drafter reads hidden states of {width} numbers; the target makes "
             f"{target.text.hidden_size}; name a drafter that was made for this model"
         )
+    if not joins and text.hidden_size != width:
+        raise ConfigError(
+            f"{FLAG}: {root.path}: use_aux_hidden_state=false with hidden_size={text.hidden_size}: without fc the "
+            f"drafter reads hidden states of {width} numbers as they are; both sizes must be equal"
+        )
     text = replace(text, tie_embeddings=False)
     return DrafterConfig(
         folder=folder,
         text=text,
         vocab_size=options.size("draft_vocab_size", text.vocab_size),
-        streams=_streams(options, len(target.text.layers)),
+        streams=_streams(options, len(target.text.layers)) if joins else (len(target.text.layers),),
         stream_width=width,
         norm_before_residual=options.boolean("norm_before_residual", False),
-        norm_before_fc=options.boolean("norm_before_fc", False),
-        fc_norm=options.boolean("fc_norm", False),
+        norm_before_fc=joins and options.boolean("norm_before_fc", False),
+        fc_norm=joins and options.boolean("fc_norm", False),
         norm_output=options.boolean("norm_output", False),
         torch_dtype=saved_dtype(root.values, body.values),
         num_tokens=_num_tokens(root),
-        names_streams=any(options.values.get(key) for key in IDS),
+        names_streams=not joins or any(options.values.get(key) for key in IDS),
+        joins_streams=joins,
     )
 
 

@@ -9,23 +9,26 @@ streams, the chosen tokens. Out: drafts, in the step's token ids and in the slot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from engine.attention.meta import AttentionMeta, WorkList
 from engine.cache.spec import LayerCache
+from engine.kernels.attention.tiles import stripe_of
 from engine.kernels.attention.work import empty_list, fill_list, max_parts
-from engine.kernels.drafts_features import Features, Rows, accept_features, features_before, keep_features
+from engine.kernels.drafts_features import Features, accept_features, features_before, keep_features
 from engine.kernels.drafts_places import draft_places, empty_places, put_drafts
-from engine.layers.batch import Batch, DraftedRows
+from engine.kernels.drafts_rows import DraftedRows
+from engine.layers.batch import Batch
 from engine.layers.stream import Stream
 from engine.models.base.decoder import Decoder
 from engine.models.drafters.base import FIRST_ENTRY, DraftModel
 from engine.step.parts.drafter_load import Guess
 from engine.step.rank import Rank
-from engine.step.sizes import Sizes
+from engine.step.sizes import MOST_CUT, Sizes
 from engine.step.step import Chosen
 
 
@@ -41,7 +44,8 @@ class DrafterSteps:
         self._starts = torch.arange(sizes.max_rows + 1, dtype=torch.int32, device=place)
         self._caches: list[LayerCache]
         self._held: Features
-        self._work: WorkList | None = None
+        self._work: WorkList | None = None  # of the passes over the newest tokens
+        self._entry_work: WorkList | None = None  # of the entries of all tokens, if these attend to each other
         self._rows: DraftedRows  # of the newest step
 
     def allocate(self, num_blocks: int, caches: Sequence[LayerCache]) -> None:
@@ -49,10 +53,20 @@ class DrafterSteps:
         text, sizes, place = self._drafter.text, self._sizes, self._rank.device
         self._caches = list(caches)
         of_blocks = torch.zeros(num_blocks, text.hidden_size, dtype=self._drafter.dtype, device=place)
-        self._held = Features(self._of_slots, of_blocks)
+        self._held = Features(self._of_slots, of_blocks, sizes.block_size)
         if self._rank.accelerator is not None:
-            parts = max_parts(num_blocks, sizes.block_size, sizes.max_rows)
-            self._work = empty_list(sizes.max_rows, sizes.max_rows, parts, text.num_heads, text.head_dim, place)
+            self._work = self._list(num_blocks, 1)
+            if len(caches) > 1:
+                self._entry_work = self._list(num_blocks, min(MOST_CUT, 1 + sizes.num_drafts))
+
+    def _list(self, num_blocks: int, most: int) -> WorkList:
+        """An empty work list for attention of the drafter's heads; `most`: queries of rows that are cut into parts."""
+        text, sizes = self._drafter.text, self._sizes
+        group = text.num_heads // text.num_kv_heads
+        stripes = sizes.max_rows * -(-most // stripe_of(group, most))
+        parts = max_parts(num_blocks, sizes.block_size, stripes)
+        shape = sizes.max_tokens if most > 1 else sizes.max_rows, parts, text.num_heads, text.head_dim
+        return empty_list(stripes, *shape, self._rank.device, most_cut=most, group=group)
 
     def begin(self, batch: Batch, rows: DraftedRows) -> None:
         """Replaces the step's drafts by new guesses, in its token ids and in the slots."""
@@ -61,11 +75,10 @@ class DrafterSteps:
             return
         found, text = batch.attention[self._group], self._drafter.text
         places = empty_places(self._sizes.num_drafts, rows.most, batch.token_ids.device)
-        numbers = rows.drafts, rows.slots, rows.context_len, rows.query_start, rows.lines
-        draft_places(places, rows.state, *numbers, found.slot_mapping)
-        starts, size = self._starts[: rows.most + 1], self._sizes.block_size
-        own = Rows(places.slot, starts, places.context[0], found.block_tables, places.line, size)
-        feature = features_before(self._newest[: rows.most], self._held, own)
+        draft_places(places, rows, found.slot_mapping)
+        starts = self._starts[: rows.most + 1]
+        own = rows._replace(slots=places.slot, query_start=starts, context_len=places.context[0], lines=places.line)
+        feature = features_before(self._newest[: rows.most], self._held, own, found.block_tables)
         for j in range(self._sizes.num_drafts):
             context, mapping = places.context[j], places.mapping[j]
             meta = AttentionMeta(
@@ -84,10 +97,13 @@ class DrafterSteps:
         found, rows = batch.attention[self._group], self._rows
         features = self._newest[: len(batch.token_ids)]
         features.copy_(self._drafter.feature(streams))
-        shape = rows.context_len, found.block_tables, rows.lines, self._sizes.block_size
-        own = Rows(rows.slots, rows.query_start, *shape)
-        before = features_before(features, self._held, own)
-        keep_features(features, self._held, own, found.slot_mapping)
+        before = features_before(features, self._held, rows, found.block_tables)
+        keep_features(features, self._held, rows, found.slot_mapping)
+        if len(self._caches) > 1:
+            found = replace(found, work=self._entry_work, last_keys=None, first_key=FIRST_ENTRY)
+            if self._entry_work is not None:
+                text = self._drafter.text
+                fill_list(self._entry_work, found, text.num_heads // text.num_kv_heads)
         self._drafter.store(batch.token_ids, before, batch.positions, found, self._caches)
 
     def accept(self, chosen: Chosen) -> None:
@@ -96,7 +112,7 @@ class DrafterSteps:
         if len(runs) != len(rows.drafts):  # on a host: runs of the rows that sample
             runs = runs.new_full((len(rows.drafts), runs.shape[1]), -1)
             runs[rows.drafts >= 0] = chosen.runs
-        accept_features(self._held, chosen.state, self._newest, runs, rows.slots, rows.drafts, rows.query_start)
+        accept_features(self._held, rows, self._newest, runs)
 
 
 class DrafterHook:

@@ -20,8 +20,9 @@ from engine.base.model_config import TextConfig
 from engine.base.request import Request
 from engine.cache.spec import CacheSpec, LayerCache
 from engine.device.accelerator import Accelerator
+from engine.kernels.drafts_rows import DraftedRows
 from engine.kernels.moe.capture import Capture
-from engine.layers.batch import Batch, DraftedRows, LayerHook
+from engine.layers.batch import Batch, LayerHook
 from engine.layers.stream import Stream
 from engine.models.base.model import Model
 from engine.step.backend.base import Backend

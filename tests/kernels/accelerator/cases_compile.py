@@ -128,7 +128,7 @@ KERNELS = {
             prefill_kernel,
             {"out": T, "last_keys": "*i32", "tiles": "*i32", "num_tiles": "*i32", **ATTEND},
             {**SHAPE, "HEAD_DIM": dim, "BLOCK_D": block_d, "BLOCK_M": 128, "BLOCK_N": block_n, "STAGES": 2,
-             "MATERIALISE": True, "FOLD": False, **sinks, "last_keys": None},
+             "MATERIALISE": True, "FOLD": False, "FIRST": 0, **sinks, "last_keys": None},
             {"num_warps": 8, "num_stages": 2},
         )
         for dim, block_d, block_n, sinks in (

@@ -34,7 +34,7 @@ KERNELS = {
         f"prefill {name}": (
             prefill_kernel,
             {"out": T, "last_keys": "*i32", "tiles": "*i32", "num_tiles": "*i32", **ATTEND},
-            {**SHAPE, "BLOCK_M": 128, "BLOCK_N": 64, "STAGES": 2, "MATERIALISE": True, "FOLD": False,
+            {**SHAPE, "BLOCK_M": 128, "BLOCK_N": 64, "STAGES": 2, "MATERIALISE": True, "FOLD": False, "FIRST": 0,
              "last_keys": None, **case},
             {"num_warps": 8, "num_stages": 2},
         )
@@ -46,7 +46,7 @@ KERNELS = {
             prefill_kernel,
             {"out": T, "last_keys": "*i32", "tiles": "*i32", "num_tiles": "*i32", **ATTEND},
             {**SHAPE, "HEAD_DIM": 256, "BLOCK_D": 256, "BLOCK_M": 128, "BLOCK_N": 32, "STAGES": 2, "MATERIALISE": True,
-             "FOLD": False, "WINDOW": window, **NO_SINKS},
+             "FOLD": False, "FIRST": 0, "WINDOW": window, **NO_SINKS},
             {"num_warps": 8, "num_stages": 2},
         )
         for window in (0, 1024)
@@ -62,14 +62,21 @@ KERNELS = {
         prefill_kernel,
         {"out": T, "last_keys": "*i32", "tiles": "*i32", "num_tiles": "*i32", **ATTEND},
         {**SHAPE, "HEAD_DIM": 512, "BLOCK_D": 512, "BLOCK_M": 64, "BLOCK_N": 16, "STAGES": 2, "MATERIALISE": True,
-         "FOLD": False, "last_keys": None, **NO_SINKS},
+         "FOLD": False, "FIRST": 0, "last_keys": None, **NO_SINKS},
         {"num_warps": 8, "num_stages": 2},
     ),
     "prefill of chunks": (
         prefill_kernel,
         {"out": T, "last_keys": "*i32", "tiles": "*i32", "num_tiles": "*i32", **ATTEND},
-        {**SHAPE, "BLOCK_M": 128, "BLOCK_N": 64, "STAGES": 2, "MATERIALISE": True, "FOLD": False,
+        {**SHAPE, "BLOCK_M": 128, "BLOCK_N": 64, "STAGES": 2, "MATERIALISE": True, "FOLD": False, "FIRST": 0,
          "last_keys": None, "WINDOW": -8192, **NO_SINKS},
+        {"num_warps": 8, "num_stages": 2},
+    ),
+    "prefill without the first key": (
+        prefill_kernel,
+        {"out": T, "last_keys": "*i32", "tiles": "*i32", "num_tiles": "*i32", **ATTEND},
+        {**SHAPE, "BLOCK_M": 128, "BLOCK_N": 64, "STAGES": 2, "MATERIALISE": True, "FOLD": False, "FIRST": 1,
+         "last_keys": None, **NO_SINKS},
         {"num_warps": 8, "num_stages": 2},
     ),
     "dense with a bias by distance": (

@@ -43,7 +43,7 @@ KERNELS = {
             prefill_kernel,
             {"out": T, "last_keys": "*i32", "tiles": "*i32", "num_tiles": "*i32", **ATTEND, **CODES, **SCALES},
             {**PLAIN, "BLOCK_M": 128, "BLOCK_N": 64, "STAGES": 2, "MATERIALISE": True, "last_keys": None,
-             **NO_SINKS, **form},
+             "FIRST": 0, **NO_SINKS, **form},
             {"num_warps": 8, "num_stages": 2},
         )
         for name, form in FORMS.items()

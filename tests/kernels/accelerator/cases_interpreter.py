@@ -208,18 +208,22 @@ def test_attention(sunk, step, heads, kv_heads, dim, window, softcap, dtype):
     assert error(out, want) < limit(dtype) * 2
 
 
-def test_keys_before_the_first_key_are_hidden():
-    contexts = [33, 16, 3 * MIN_PART + 5]
-    k_cache, v_cache, meta = pages(contexts, [1, 1, 1], 2, 32, 16, torch.float32)
+@pytest.mark.parametrize("window", [0, 24])
+@pytest.mark.parametrize("step", [([33, 16, 3 * MIN_PART + 5], [1, 1, 1]), ([150, 0, 40, 33], [150, 0, 9, 1])])
+def test_keys_before_the_first_key_are_hidden(step, window):
+    contexts, queries = step
+    k_cache, v_cache, meta = pages(contexts, queries, 2, 32, 16, torch.float32)
     assert meta.table_row is not None
     first = meta.block_tables[meta.table_row.long(), 0].long()
     k_cache[first, :, 0] = v_cache[first, :, 0] = float("nan")
-    q, work = torch.randn(3, 4, 32), empty_list(8, 3, 16, 4, 32, "cpu")
+    q, work = torch.randn(sum(queries), 4, 32), empty_list(8, sum(queries), 16, 4, 32, "cpu")
     meta = replace(meta, first_key=1)
     launch_list(work, meta, 2, False)
-    out = launch_paged(q, k_cache, v_cache, replace(meta, work=work), 0.2, 0, 0.0, None)
-    want = paged_attention_reference(q, k_cache.nan_to_num(), v_cache.nan_to_num(), meta, 0.2).view_as(out)
-    assert error(out, want) < limit(torch.float32) * 2
+    out = launch_paged(q, k_cache, v_cache, replace(meta, work=work), 0.2, window, 0.0, None)
+    want = paged_attention_reference(q, k_cache, v_cache, meta, 0.2, window).view_as(out)
+    seen = torch.ones(sum(queries), dtype=torch.bool)
+    seen[0] = contexts[0] > queries[0]  # a row's first token sees no key
+    assert error(out[seen], want[seen]) < limit(torch.float32) * 2
 
 
 @pytest.mark.parametrize("everywhere", [False, True], ids=["items", "prompt"])

@@ -38,7 +38,8 @@ def test_a_drafter_is_described_or_refused(tmp_path, capsys):
     words = ["check", str(tiny.checkpoint("qwen3")), "--speculative-config"]
     assert cli.main([*words, json.dumps({"model": str(folder), "num_speculative_tokens": 3})]) == 0
     line = (
-        "drafts: 3 in a step, by EAGLE-3 with 250 of 320 tokens, over the inputs of layers 1, 2, 3; weights of 0.00 GiB"
+        "drafts: 3 in a step, by EAGLE-3 of 1 layer with 250 of 320 tokens, over the inputs of layers 1, 2, 3; "
+        "weights of 0.00 GiB"
     )
     assert line in capsys.readouterr().out.splitlines()
     assert cli.main([*words, json.dumps({"model": str(tmp_path / "none"), "num_speculative_tokens": 3})]) == 1

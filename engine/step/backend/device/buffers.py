@@ -27,11 +27,12 @@ from engine.cache.spec import CacheSpec, KeyValueSpec
 from engine.cache.tokens import GuestSpec
 from engine.kernels.attention.tiles import has_large_tiles, stripe_of
 from engine.kernels.attention.work import PARTS_OF_CODES, PARTS_PER_UNIT, empty_list, fill_list, max_parts
+from engine.kernels.drafts_rows import DraftedRows
 from engine.kernels.record import records_in
 from engine.kernels.step_inputs import step_inputs
 from engine.kernels.step_tensors import empty_inputs
 from engine.kernels.target import target
-from engine.layers.batch import Batch, DraftedRows, LayerHook
+from engine.layers.batch import Batch, LayerHook
 from engine.models.base.decoder import Decoder
 from engine.step.backend.device.home import RECORDS, Home
 from engine.step.backend.device.slots import DeviceSlots

@@ -15,7 +15,8 @@ import torch
 
 from _fast.layout import RowFlag, SlotWord
 from engine.attention.meta import AttentionMeta
-from engine.layers.batch import Batch, DraftedRows, LayerHook
+from engine.kernels.drafts_rows import DraftedRows
+from engine.layers.batch import Batch, LayerHook
 from engine.step.backend.host.slots import HostSlots
 from engine.step.backend.states import StateRows
 from engine.step.rank import Rank
