@@ -96,8 +96,7 @@ class DraftModelSteps:
     def _places(self, batch: Batch, rows: DraftedRows, group: int) -> DraftPlaces:
         """The places of the passes in a group of the cache."""
         places = empty_places(self._sizes.num_drafts, rows.most, batch.token_ids.device)
-        numbers = rows.drafts, rows.slots, rows.context_len, rows.query_start, rows.lines
-        draft_places(places, rows.state, *numbers, batch.attention[group].slot_mapping)
+        draft_places(places, rows, batch.attention[group].slot_mapping)
         return places
 
     def _batch(self, token_ids: torch.Tensor, positions: torch.Tensor, metas: list[AttentionMeta]) -> Batch:

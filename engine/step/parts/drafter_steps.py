@@ -9,7 +9,7 @@ streams, the chosen tokens. Out: drafts, in the step's token ids and in the slot
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
