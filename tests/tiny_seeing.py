@@ -165,6 +165,23 @@ def glm4v_moe() -> Any:
     return tiny._model(Glm4vMoeForConditionalGeneration, config)
 
 
+def ernie4_5_vl_moe() -> Any:
+    """Ernie4_5_VLMoeForConditionalGeneration: experts of text and of media in two of three layers."""
+    from transformers import Ernie4_5_VLMoeConfig, Ernie4_5_VLMoeForConditionalGeneration
+
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 4, 2]}
+    text = {
+        **TEXT, "head_dim": 20, "rope_parameters": rope, "mlp_layer_types": ["sparse", "dense", "sparse"],
+        "moe_num_experts": 7, "moe_k": 3, "moe_intermediate_size": [40, 24], "moe_num_shared_experts": 2,
+        "tie_word_embeddings": False,
+    }  # fmt: skip
+    vision = {"depth": 3, "hidden_size": 72, "intermediate_size": 100, "num_heads": 2}
+    ends = [(kind, end) for kind in ("image", "video") for end in ("start", "end")]
+    marks = {f"{kind}_{end}_token_id": QWEN[f"vision_{end}_token_id"] for kind, end in ends}
+    config = Ernie4_5_VLMoeConfig(text_config=text, vision_config=vision, **{**QWEN, **marks})
+    return tiny._model(Ernie4_5_VLMoeForConditionalGeneration, config)
+
+
 def gemma3() -> Any:
     """Gemma3ForConditionalGeneration: 8 x 8 patches become 16 rows; windows are shorter and longer than a picture."""
     from transformers import Gemma3Config, Gemma3ForConditionalGeneration
@@ -333,6 +350,7 @@ CHECKPOINTS: dict[str, Callable[[], Any]] = {
     "glm4v": glm4v,
     "glm46v": lambda: glm4v("Glm46V"),
     "glm4v_moe": glm4v_moe,
+    "ernie4_5_vl_moe": ernie4_5_vl_moe,
     "gemma3-vision": gemma3,
     "llama4-vision": llama4,
     "gemma4-vision": gemma4,
@@ -359,6 +377,11 @@ def write_processors(config: Any, folder: Path) -> None:
         marks = ("vision_bos", "audio_bos", "audio_eos", "IMAGE", "vision_eos")
         words = {key: f"<|{mark}|>" for key, mark in zip(LLAMA4_WORDS, marks)}
         tiny._write(folder / "processor_config.json", words)
+    if kind == "ernie4_5_vl_moe":  # the font of the times in frames: Pillow's own
+        from PIL import ImageFont
+
+        film = {**film, "font": "tiny.ttf", "draw_on_frames": True}
+        (folder / "tiny.ttf").write_bytes(ImageFont.load_default(10).font_bytes)
     if config.model_type == "qwen3_vl_moe":
         _turn_experts(folder / "model.safetensors")
     if film:
@@ -404,6 +427,9 @@ PROCESSORS: dict[str, Callable[[Any], tuple[dict[str, Any], dict[str, Any]]]] = 
         lambda _: _grid(
             14, CLIP_MEAN, CLIP_STD, "Glm4vVideoProcessor", {"shortest_edge": 112**2, "longest_edge": 60 * 56**2}
         ),
+    ),
+    "ernie4_5_vl_moe": lambda _: _grid(
+        14, CLIP_MEAN, CLIP_STD, "Ernie4_5_VLMoeVideoProcessor", {"shortest_edge": 56**2, "longest_edge": 112**2}
     ),
     "hunyuan_vl": lambda _: _square(
         {"shortest_edge": 56**2, "longest_edge": 168**2},

@@ -26,6 +26,10 @@ QKNorm = Literal["none", "head", "head after rotation", "projection", "head laye
 QKVLayout = Literal["apart", "joined", "by head", "gated"]
 
 
+# "all": time, height and width. "sides": height and width; mrope_section is then of height, width and time.
+MropeTurns = Literal["", "all", "sides"]
+
+
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
     """Rotary frequencies of one layer type; fields that a `kind` does not use have a neutral value."""
@@ -49,7 +53,7 @@ class RopeConfig:
     query_scaling: float = 0.0
     query_offset: int = 0
     mrope_section: tuple[int, ...] = ()  # frequencies of each axis of positions; () = one axis
-    mrope_interleaved: bool = False  # the axes are interleaved, frequency by frequency
+    mrope_turns: MropeTurns = ""  # the axes that are interleaved, frequency by frequency
 
     @property
     def axes(self) -> int:
@@ -103,6 +107,8 @@ class ExpertsConfig:
     router_bias: bool = False
     router_norm: bool = False  # the router reads the residual stream through its own norm
     correction_line: bool = False  # the checkpoint's correction is a matrix of one row
+    first: int = 0  # the number of the first of these experts in the checkpoint
+    media_width: int = 0  # the intermediate size of a second group of experts, for the tokens of media; 0: none
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,7 @@ def read_rope(body: Section, layer_type: str, head_dim: int, default: RopeDefaul
         theta *= alpha ** (rotary_dim / (rotary_dim - 2))
         kind = "default"
     extra["mrope_section"] = sections = _sections(body, given.get("mrope_section"), default, rotary_dim)
-    extra["mrope_interleaved"] = bool(sections) and rope.boolean("mrope_interleaved", default.turns)
+    extra["mrope_turns"] = "all" if sections and rope.boolean("mrope_interleaved", default.turns) else ""
     return RopeConfig(kind=kind, theta=theta, rotary_dim=rotary_dim, interleaved=default.interleaved, **extra)
 
 

@@ -2,8 +2,9 @@
 
 angle[t, j] = position[t] * inv_freq[j]. With several rows of positions each section of the frequencies reads its own
 row: time, height, width (Qwen2-VL, Qwen2.5-Omni), or place, width, height, picture (HunyuanOCR); or the frequencies
-alternate between three rows (Qwen3-VL). Users: decoders compute the table once per step and pass it to
-`qkv_rope_store`; towers compute their own and call `apply_rope`. The table is float32 for every activation dtype.
+alternate between three rows (Qwen3-VL), or between height and width, and those of time follow (ERNIE 4.5 VL). Users:
+decoders compute the table once per step and pass it to `qkv_rope_store`; towers compute their own and call
+`apply_rope`. The table is float32 for every activation dtype.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from engine.base.model_config import MropeTurns
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import tl, triton
 
@@ -29,10 +31,12 @@ def angle_kernel(
     axis_stride,
     first_end,  # SEVERAL: frequencies below first_end read row 0, frequencies from second_end on read row 2
     second_end,  # INTERLEAVED: 1, 4, 7 ... below first_end read row 1, and 2, 5, 8 ... below second_end row 2
+    # SIDES: 0, 2, 4 ... below second_end read row 1, and 1, 3, 5 ... row 2; from second_end on row 0
     scaling,
     third_end,  # frequencies from third_end on read row 3; None: there are three rows
     SEVERAL: tl.constexpr,
     INTERLEAVED: tl.constexpr,
+    SIDES: tl.constexpr,
     TOKENS: tl.constexpr,
     BLOCK: tl.constexpr,  # power of two >= half
     OVERLAP: tl.constexpr,
@@ -45,6 +49,8 @@ def angle_kernel(
     if INTERLEAVED:
         turn = pair % 3
         axis = tl.where(pair < tl.where(turn == 1, first_end, second_end), turn, 0)
+    elif SIDES:
+        axis = tl.where(pair < second_end, 1 + pair % 2, 0)
     else:
         axis = (pair >= first_end).to(tl.int32) + (pair >= second_end).to(tl.int32)
         if third_end is not None:
@@ -62,18 +68,19 @@ def cos_sin(
     inv_freq: Tensor,
     mrope_section: Sequence[int] | None = None,
     scaling: float = 1.0,
-    interleaved: bool = False,
+    turns: MropeTurns = "",
 ) -> tuple[Tensor, Tensor]:
     """Return cos, sin [T, D_rot/2]; positions [T] or [axes, T] are integers or floats, inv_freq [D_rot/2] is float32.
 
     mrope_section: the number of frequencies that read each of three or four rows, in order; the sum is D_rot/2. Without
-    it the rows are assumed to be equal. scaling multiplies both results (YaRN's attention factor). interleaved:
-    frequencies alternate between time, height and width until the sections of height and width are used up. The
-    results are float32.
+    it the rows are assumed to be equal. scaling multiplies both results (YaRN's attention factor). turns "all":
+    frequencies alternate between time, height and width until the sections of height and width are used up. "sides":
+    mrope_section is of height, width and time; frequencies alternate between height and width, and those of time
+    follow. The results are float32.
     """
     if positions.is_cuda:
-        return launch_cos_sin(positions, inv_freq, mrope_section, scaling, interleaved)
-    return cos_sin_reference(positions, inv_freq, mrope_section, scaling, interleaved)
+        return launch_cos_sin(positions, inv_freq, mrope_section, scaling, turns)
+    return cos_sin_reference(positions, inv_freq, mrope_section, scaling, turns)
 
 
 def launch_cos_sin(
@@ -81,7 +88,7 @@ def launch_cos_sin(
     inv_freq: Tensor,
     mrope_section: Sequence[int] | None = None,
     scaling: float = 1.0,
-    interleaved: bool = False,
+    turns: MropeTurns = "",
 ) -> tuple[Tensor, Tensor]:
     """Launch the Triton kernel; positions have contiguous rows; other arguments as `cos_sin`."""
     half, tokens = inv_freq.numel(), positions.shape[-1]
@@ -90,19 +97,20 @@ def launch_cos_sin(
     first, second, third = half, half, None
     if several and mrope_section is not None:
         axes = len(mrope_section)
-        assert axes in ((3,) if interleaved else (3, 4)) and sum(mrope_section) == half, (
+        assert axes in ((3,) if turns else (3, 4)) and sum(mrope_section) == half, (
             f"mrope_section {list(mrope_section)}: three or four numbers that add up to {half}; three that take turns"
         )
         first, second = mrope_section[0], mrope_section[0] + mrope_section[1]
         third = second + mrope_section[2] if axes == 4 else None
-        if interleaved:
+        if turns == "all":
             first, second = 3 * mrope_section[1], 3 * mrope_section[2]
     cos, sin = torch.empty(2, tokens, half, dtype=torch.float32, device=positions.device).unbind(0)
     block = triton.next_power_of_2(half)
     rows = max(1, 256 // block)
     angle_kernel[(triton.cdiv(tokens, rows),)](
         cos, sin, positions, inv_freq, tokens, half, positions.stride(0), first, second, scaling, third,
-        SEVERAL=several, INTERLEAVED=interleaved, TOKENS=rows, BLOCK=block, num_warps=4, **launch_options(),
+        SEVERAL=several, INTERLEAVED=turns == "all", SIDES=turns == "sides", TOKENS=rows, BLOCK=block, num_warps=4,
+        **launch_options(),
     )  # fmt: skip
     return cos, sin
 
@@ -112,14 +120,14 @@ def cos_sin_reference(
     inv_freq: Tensor,
     mrope_section: Sequence[int] | None = None,
     scaling: float = 1.0,
-    interleaved: bool = False,
+    turns: MropeTurns = "",
 ) -> tuple[Tensor, Tensor]:
     if positions.dim() == 2 and mrope_section is not None:
         assert sum(mrope_section) == inv_freq.numel(), (
             f"mrope_section {list(mrope_section)} must add up to {inv_freq.numel()}"
         )
         rows = positions.to(torch.float32)
-        angle = rows[axes_of(mrope_section, interleaved)].T.contiguous() * inv_freq  # [num_tokens, D_rot/2]
+        angle = rows[axes_of(mrope_section, turns)].T.contiguous() * inv_freq  # [num_tokens, D_rot/2]
     else:
         row = positions if positions.dim() == 1 else positions[0]
         angle = row.to(torch.float32)[:, None] * inv_freq  # [num_tokens, D_rot/2]
@@ -129,9 +137,11 @@ def cos_sin_reference(
     return cos, sin
 
 
-def axes_of(sections: Sequence[int], interleaved: bool) -> list[int]:
+def axes_of(sections: Sequence[int], turns: MropeTurns) -> list[int]:
     """Return the row of positions that each frequency reads."""
-    if not interleaved:
+    if turns == "sides":
+        return [1 + pair % 2 if pair < sum(sections[:2]) else 0 for pair in range(sum(sections))]
+    if not turns:
         return [axis for axis, size in enumerate(sections) for _ in range(size)]
-    turns = range(sum(sections))
-    return [pair % 3 if pair % 3 and pair < 3 * sections[pair % 3] else 0 for pair in turns]
+    pairs = range(sum(sections))
+    return [pair % 3 if pair % 3 and pair < 3 * sections[pair % 3] else 0 for pair in pairs]

@@ -113,7 +113,8 @@ class Experts:
     """The gate_up matrices or the down matrices of all experts."""
 
     __slots__ = (
-        "in_features", "is_down", "layout", "making", "num_experts", "pieces", "scheme", "site", "stacked", "weight",
+        "first", "in_features", "is_down", "layout", "making", "num_experts", "pieces", "scheme", "site", "stacked",
+        "weight",
     )  # fmt: skip
 
     scheme: Scheme  # only for the layout "apart"
@@ -124,6 +125,7 @@ class Experts:
 
     def __init__(self, config: ExpertsConfig, in_features: int, *pieces: int, is_down: bool = False) -> None:
         self.num_experts = config.routing.num_experts
+        self.first = config.first  # the number of the first expert in the checkpoint
         self.layout = config.layout
         self.in_features = in_features
         self.pieces = pieces  # rows of gate and of up, of up, or of down
@@ -289,14 +291,17 @@ class SparseMLP:
         self.shared = mlp_of_width(text, config.shared_width) if config.shared_width else None
         self.shared_gate = Linear(hidden, 1) if config.shared_gate else None
 
-    def __call__(self, x: Normed, count: Tensor | None = None, capture: Capture | None = None) -> Mixture | Latent:
+    def __call__(
+        self, x: Normed, count: Tensor | None = None, capture: Capture | None = None, others: Tensor | None = None
+    ) -> Mixture | Latent:
         """count: int32 [1] on the device; rows from here on are padding, choose no expert and read no weight.
 
         capture: the buffer for the rows' experts of all layers.
+        others: bool [T, 1]; these rows choose no expert and read no weight, and their results are arbitrary.
         """
         correction = None if self.correction is None else self.correction.weight
         scales = None if self.expert_scale is None else self.expert_scale.weight
-        norm, capture = x.norm, capture and capture.layer(self.number)
+        norm, capture = x.norm, capture and capture.layer(self.number, others)
         rest = self.router.weight, correction, self.routing, count, capture, scales, self.lasting
         inputs, codes = None if self.latent_in is not None else self.gate_up.weight.inputs, None
         if self.router_norm is None and isinstance(norm, RMSNorm):  # rows [T, hidden]
@@ -304,6 +309,8 @@ class SparseMLP:
         else:
             rows = x.rows()
             chosen, given = route(rows if self.router_norm is None else self.router_norm(x.residual), *rest)
+        if others is not None:
+            chosen.masked_fill_(others, self.routing.num_experts)
         if not rows.is_cuda:
             self.newest = chosen
         pairs = self.gate_up.weight.pairs(chosen)

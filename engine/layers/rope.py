@@ -41,7 +41,7 @@ class RopeTable:
             self.inv_freq,
             self.sections,
             self.config.attention_factor,
-            self.config.mrope_interleaved,
+            self.config.mrope_turns,
         )
         if not self.config.query_scaling:
             return Rope(cos, sin)

@@ -79,7 +79,7 @@ def changed(model: Model, config: LoraConfig) -> list[tuple[str, Linear | Expert
     for path, names, part in addressed(model.weight_table(), model):
         if not path.startswith("layers.") and path != HEAD and not is_in_tower(model, path):
             continue
-        if isinstance(part, Experts):
+        if isinstance(part, Experts) and not part.first:
             words = {*EXPERTS, *last_words(names)}
         elif isinstance(part, Linear) and type(part) in KINDS and part.fold == (part.in_features,):
             words = last_words(names)

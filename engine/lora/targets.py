@@ -212,7 +212,7 @@ def targets_of(model: Model) -> Targets:
         targets.add_names(names)
         if type(part) in KINDS and part.fold == (part.in_features,):  # no unrolled convolution
             targets.add_linear(path, names, part)
-        elif isinstance(part, Experts):
+        elif isinstance(part, Experts) and not part.first:  # experts of media have no adapters
             targets.add_experts(path, names, part, clamped=_is_clamped(model, path))
     return targets
 

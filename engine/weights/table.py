@@ -1,9 +1,9 @@
 """The rows of a model's WEIGHTS, and their expansion into one place per checkpoint tensor.
 
 A row says which modules of the checkpoint, joined in order, make a part of the model. `*` stands for a layer's index;
-the model has the number of layers. `#` stands for an expert's number; the part has the number of experts. So a table
-holds no numbers. A part (engine/layers) knows its tensors and their shapes, so a row names only modules; the part
-decides about biases and per-head norms.
+the model has the number of layers. `#` stands for an expert's number; the part has the number of experts, and may have
+the number of the first. So a table holds no numbers. A part (engine/layers) knows its tensors and their shapes, so a
+row names only modules; the part decides about biases and per-head norms.
 Names are canonical: prefixes that differ between releases (`model.`, `thinker.` ...) are stripped first.
 """
 
@@ -160,9 +160,9 @@ def _number(name: str, layers: tuple[int, ...]) -> str:
 
 
 def _of_experts(names: list[str], part: Part) -> list[str]:
-    """Names with `#` replaced for every expert: all names of expert 0, of expert 1, ..., one name per piece of the
-    part."""
+    """Names with `#` replaced for every expert: all names of the first expert, of the second, ..., one name per piece
+    of the part."""
     if "#" not in names[0]:
         return names
-    pieces = len(next(iter(part.expects().values())))
-    return [name.replace("#", str(expert)) for expert in range(pieces // len(names)) for name in names]
+    count, first = len(next(iter(part.expects().values()))) // len(names), getattr(part, "first", 0)
+    return [name.replace("#", str(expert)) for expert in range(first, first + count) for name in names]

@@ -189,6 +189,11 @@ class QwenVL:
         (part,) = processed.parts
         return Filling(np.full(part.num_tokens, self._ids[part.modality], np.int32), (((0, part.num_tokens),),))
 
+    def grid_of(self, part: Part) -> np.ndarray:
+        """Lines along time, rows and columns of patches of which rows of the encoder have positions: int64 [3]."""
+        found: np.ndarray = part.features["grid_thw"][0]
+        return found
+
     def positions(self, length: int, token_ids: np.ndarray, placed: list[Placed]) -> tuple[np.ndarray | None, int]:
         if not placed:
             return None, 0
@@ -196,7 +201,7 @@ class QwenVL:
         following, done = 0, 0
         for item in placed:
             (part,), (runs,) = item.processed.parts, item.filling.runs
-            times, height, width = part.features["grid_thw"][0]
+            times, height, width = self.grid_of(part)
             interval = np.float32(1)
             if part.modality == "video" and self._per_second is not None:
                 interval = np.float32(self._per_second) * part.features["second_per_grid"][0]

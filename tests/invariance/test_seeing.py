@@ -13,7 +13,7 @@ from tests.invariance.devices import Answer, Device
 from tests.models.seeing import spliced
 
 TOKENS = 12
-FILMS = ("qwen2_vl", "qwen3_vl", "glm4v", "internvl", "llava_onevision")
+FILMS = ("qwen2_vl", "qwen3_vl", "glm4v", "internvl", "llava_onevision", "ernie4_5_vl_moe")
 FRAMES = ("gemma4-vision", "gemma4-small-vision")  # models with the small cache of SHORT that also take films
 AHEAD = (
     "gemma3-vision",

@@ -136,6 +136,16 @@ def test_cos_sin_reads_each_section_from_its_own_row(sections):
         assert torch.equal(sin[:, j], angle.sin() * 1.5)
 
 
+@pytest.mark.parametrize(
+    ("turns", "sections", "rows"),
+    [("all", (2, 3, 3), [0, 1, 2, 0, 1, 2, 0, 1]), ("sides", (3, 3, 2), [1, 2, 1, 2, 1, 2, 0, 0])],
+)
+def test_cos_sin_reads_rows_in_turns(turns, sections, rows):
+    positions, inv_freq = torch.randint(0, 5000, (3, 11)), 1.0 / 10000 ** (torch.arange(8) / 8)
+    cos, _ = cos_sin(positions, inv_freq, sections, turns=turns)
+    assert torch.equal(cos, (positions[rows].T.float() * inv_freq).cos())
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("dim", "half"), [(64, 32), (80, 40), (24, 12), (128, 32), (256, 128), (20, 3)])
 def test_apply_rope_equals_its_reference(dim, half, dtype):

@@ -21,15 +21,6 @@ WITHOUT = "with --language-model-only its decoder is served"
 NO_PROCESSOR = "its processor cannot be made by transformers"  # these folders have no processor file
 
 FAMILIES = {
-    "ERNIE 4.5 VL": (
-        {"architectures": ["Ernie4_5_VLMoeForConditionalGeneration"], "model_type": "ernie4_5_vl_moe",
-         "image_token_id": 150, "vision_config": TOWER,
-         "text_config": TEXT | {"model_type": "ernie4_5_vl_moe_text", "hidden_size": 64, "moe_num_experts": 8,
-                                "moe_k": 2, "moe_intermediate_size": [24, 16], "rope_parameters": {
-                                    "rope_type": "default", "rope_theta": 5e5, "mrope_section": [3, 3, 2]}}},
-        "Ernie4_5_VLMoeForConditionalGeneration: gives its decoder moe_mm_token_type_ids",
-        None,
-    ),
     "MiniCPM-V 2.6": (
         {"architectures": ["MiniCPMV"], "model_type": "minicpmv", "version": 2.6, "query_num": 64, **TEXT,
          "auto_map": {"AutoModel": "modeling_minicpmv.MiniCPMV"},

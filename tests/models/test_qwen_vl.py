@@ -15,7 +15,7 @@ from tests.models.harness import Harness
 from tests.models.seeing import load, oracle, prepare, spliced
 
 TOLERANCE = 1e-4
-NAMES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+NAMES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "ernie4_5_vl_moe")
 PROMPTS = [prompt for prompt in seeing.PROMPTS if prompt != "two pictures"]  # "picture, film, picture" has two pictures
 
 
@@ -26,6 +26,9 @@ def oracle_inputs(name, prompt):
     picture = 2 if name.startswith("glm") and "film" in prompt else 1  # GLM's films have picture tokens
     kinds = torch.where(ids == tiny.IDS["<|IMAGE|>"], picture, torch.where(ids == tiny.IDS["<|VIDEO|>"], 2, 0)).int()
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "mm_token_type_ids": kinds}
+    if name == "ernie4_5_vl_moe":  # the tokens around media use the experts of media, too
+        ends = [tiny.IDS["<|vision_bos|>"], tiny.IDS["<|vision_eos|>"]]
+        inputs["moe_mm_token_type_ids"] = torch.where(torch.isin(ids, torch.tensor(ends)), 1, kinds)
     for kind, pixels, grid in (
         ("image", "pixel_values", "image_grid_thw"),
         ("video", "pixel_values_videos", "video_grid_thw"),

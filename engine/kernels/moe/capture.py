@@ -18,9 +18,10 @@ class Capture:
     ids: Tensor  # [places, layers, top_k] uint8 or int16; of one layer [places, top_k], a view
     mapping: Tensor  # [T] int64: the place of each token of the step; negative: no place
 
-    def layer(self, number: int) -> Capture:
-        """The view for one layer; `number` counts layers with experts."""
-        return Capture(self.ids[:, number], self.mapping)
+    def layer(self, number: int, others: Tensor | None = None) -> Capture:
+        """The view for one layer; `number` counts layers with experts. others: bool [T, 1], tokens without a place."""
+        mapping = self.mapping if others is None else self.mapping.masked_fill(others[:, 0], -1)
+        return Capture(self.ids[:, number], mapping)
 
     def write(self, chosen: Tensor) -> None:
         """Writes chosen [T, top_k] without Triton; on an accelerator the kernel of moe/route writes."""

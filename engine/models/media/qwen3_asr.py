@@ -34,9 +34,7 @@ def text(body: Section, outer: Section) -> TextConfig:
     read = read_text(
         body, outer, sliding="switch", head_dim=128, qk_norm="head", rope=RopeDefaults(1_000_000.0), tied=True
     )
-    layers = (
-        replace(layer, rope=replace(layer.rope, mrope_section=(), mrope_interleaved=False)) for layer in read.layers
-    )
+    layers = (replace(layer, rope=replace(layer.rope, mrope_section=(), mrope_turns="")) for layer in read.layers)
     return replace(read, layers=tuple(layers))
 
 

@@ -55,9 +55,7 @@ def read(body: Section, outer: Section, by_key_head: bool = False, rope: RopeDef
 
 def one_axis(text: TextConfig) -> TextConfig:
     """Replaces M-RoPE by RoPE with one axis: all axes are equal for text."""
-    layers = (
-        replace(layer, rope=replace(layer.rope, mrope_section=(), mrope_interleaved=False)) for layer in text.layers
-    )
+    layers = (replace(layer, rope=replace(layer.rope, mrope_section=(), mrope_turns="")) for layer in text.layers)
     return replace(text, layers=tuple(layers))
 
 

@@ -89,11 +89,12 @@ KERNELS = {
     **{
         f"angle {axes} {turns}": (
             angle_kernel, ANGLE | ({"third_end": "i32"} if axes == 4 else {}),
-            {"SEVERAL": axes > 1, "INTERLEAVED": turns, "TOKENS": 4, "BLOCK": 64, "OVERLAP": True}
+            {"SEVERAL": axes > 1, "INTERLEAVED": turns == "all", "SIDES": turns == "sides", "TOKENS": 4, "BLOCK": 64,
+             "OVERLAP": True}
             | ({} if axes == 4 else {"third_end": None}),
             {"num_warps": 4},
         )
-        for axes, turns in ((1, False), (3, False), (3, True), (4, False))
+        for axes, turns in ((1, ""), (3, ""), (3, "all"), (3, "sides"), (4, ""))
     },
 }  # fmt: skip
 KERNELS |= in_float16(KERNELS, "split 16 gated False 4 parts 0", "invariant apart True")

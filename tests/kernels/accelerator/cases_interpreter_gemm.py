@@ -305,13 +305,14 @@ def test_gated_products_in_one_wave(rows, width, depth, activation, dtype, monke
 @pytest.mark.parametrize(
     ("sections", "turns"),
     [
-        (None, False),
-        (None, True),
-        ((8, 8, 8), False),
-        ((8, 8, 8), True),
-        ((4, 10, 10), True),
-        ((6, 6, 6, 6), False),
-        ((3, 5, 0, 16), False),
+        (None, ""),
+        (None, "all"),
+        ((8, 8, 8), ""),
+        ((8, 8, 8), "all"),
+        ((4, 10, 10), "all"),
+        ((6, 6, 6, 6), ""),
+        ((3, 5, 0, 16), ""),
+        ((7, 7, 10), "sides"),
     ],
 )
 def test_rotary_table(sections, turns, several):
