@@ -3,10 +3,10 @@
 Thread: device. In: the patches of a picture's views, row by row: the whole, then its slices, which have one size. Out:
 as many rows per view as there are queries. Views attend to themselves only, so pictures of several requests run
 together. The position of a patch is an index into a square, by its fraction of the sides. The queries attend to the
-layers' rows; values, and not keys, have the sines and cosines of column and row. So do the published 4.5 code
-(resampler.py of https://huggingface.co/openbmb/MiniCPM-V-4_5) and vLLM's Resampler4_5. The tower runs eagerly.
+layers' rows; keys, and not values, have the sines and cosines of column and row, as in resampler.py of
+https://huggingface.co/openbmb/MiniCPM-V-4_5; earlier versions of vLLM added them to the values. It runs eagerly.
 
-    x = norm(W x);  y = attention of norm(queries), keys x, values x + position;  rows = norm(y) P
+    x = norm(W x);  y = attention of norm(queries), keys x + position, values x;  rows = norm(y) P
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class Resampler:
         tiles, height, width = run
         x = x.view(tiles, height * width, self.width)
         shape = tiles, height * width, self.num_heads, HEAD
-        keys = self.projections(x, 1).view(shape).transpose(1, 2)
-        values = self.projections(x + self._places_of((height, width)), 2).view(shape).transpose(1, 2)
+        keys = self.projections(x + self._places_of((height, width)), 1).view(shape).transpose(1, 2)
+        values = self.projections(x, 2).view(shape).transpose(1, 2)
         asked = queries.transpose(0, 1).expand(tiles, -1, -1, -1)
         found = functional.scaled_dot_product_attention(asked, keys, values)
         return found.transpose(1, 2).reshape(tiles * self.count, self.width)

@@ -1,7 +1,7 @@
 """MiniCPM-V 4.5 for the tests: a tiny random checkpoint in the published layout, and its tower's formulas.
 
 After the code in https://huggingface.co/openbmb/MiniCPM-V-4_5, which transformers lacks: modeling_navit_siglip.py
-(positions by fractions of the sides), resampler.py (queries, keys without positions, values with them) and
+(positions by fractions of the sides), resampler.py (queries, keys with positions, values without them) and
 image_processing_minicpmv.py (sizes and slices). The decoder is transformers' Qwen3, the attention of the queries
 torch's MultiheadAttention.
 """
@@ -123,7 +123,7 @@ def rows(folder: Path, view: Tensor) -> Tensor:
     names = ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias")
     attention.load_state_dict({name: held.tensors[f"resampler.attn.{name}"] for name in names})
     query = held.norm("resampler.ln_q", held.tensors["resampler.query"], 1e-6)
-    found = attention(query, x, x + waves(height, width))[0]
+    found = attention(query, x + waves(height, width), x)[0]
     return held.norm("resampler.ln_post", found, 1e-6) @ held.tensors["resampler.proj"]
 
 
