@@ -1,11 +1,13 @@
 """MiniCPM-V 4.5: a view of the whole picture, and for large pictures up to nine slices, in the grid nearest its shape.
 
 Pool (`process`) and loop (`fill`). Pictures come unscaled, because the whole and the slices are scaled separately. Each
-view becomes as many rows as the model has queries. Pictures of a prompt are numbered from 0.
+view becomes as many rows as the model has queries. Pictures of a prompt are numbered from 0. Frames of films are views
+of the whole; in long films up to three successive frames share rows.
 
     slot of a small picture      <image_id>0</image_id><image> rows </image>
     slot of one of 2 x 2 slices  <image_id>0</image_id><image> rows </image><slice> rows </slice><slice> rows </slice>
                                  newline <slice> rows </slice><slice> rows </slice>
+    slot of a film               <image> rows </image> newline <image> rows </image> ...
 """
 
 from __future__ import annotations
@@ -18,19 +20,24 @@ from typing import Any
 import numpy as np
 
 from engine.base.request import Modality
-from mm.item import MediaItem, MediaOptions, Processed
+from mm.decode.frames import FilmPlan
+from mm.item import MediaItem, MediaOptions, Part, Processed
+from mm.limits import MediaLimits
 from mm.processors.base import Encode, Filling, no_texts
 from mm.processors.pictures import AS_DECODED, Pictures, picture_settings
-from mm.processors.qwen_vl import token_id
+from mm.processors.qwen_vl import BYTES_PER_PIXEL, token_id
 from mm.transform.image import Scale
 
 PLACEHOLDER = 128_244  # <unk> of the released tokenizer
 HALF = [0.5, 0.5, 0.5]
+MOST_GROUPS, MOST_TOGETHER = 180, 3  # groups of a film's frames; frames of a group
+USUAL_FPS, STEP = 3.0, 0.1  # chosen frames per second; seconds of a moment
 
 
-class MiniCPMPictures(Pictures):
+class MiniCPMV(Pictures):
     """Processor of MiniCPMV."""
 
+    modalities: frozenset[Modality] = frozenset(("image", "video"))
     picture_bytes: int = AS_DECODED
 
     def __init__(
@@ -81,6 +88,34 @@ class MiniCPMPictures(Pictures):
         ]
         return min(grids, key=lambda grid: abs(math.log(width / height) - math.log(grid[0] / grid[1])))
 
+    def settings(self, modality: Modality, options: MediaOptions) -> bytes:
+        frames = (options.num_frames, options.fps) if modality == "video" else ()
+        return repr(frames).encode() + super().settings(modality, options)
+
+    def plan_film(
+        self, num_frames: int, fps: float, height: int, width: int, options: MediaOptions, limits: MediaLimits
+    ) -> FilmPlan:
+        wanted, _ = frames_of(num_frames / fps, fps, options)
+        scale = Scale(*self.fitted(height, width, enlarged=True), self.patching.resample)
+        total = min(limits.video_max_total_pixels, limits.request_decoded_bytes // (2 * BYTES_PER_PIXEL))
+        count = max(1, min(wanted, num_frames, limits.video_max_frames, total // scale.pixels))
+        gap = num_frames / count
+        indices = (np.arange(count) * gap + gap / 2).astype(np.int64)
+        return FilmPlan(indices, scale, num_frames / fps / count, indices / fps)
+
+    def process(self, item: MediaItem, digest: bytes, options: MediaOptions) -> Processed:
+        if item.modality == "image":
+            return super().process(item, digest, options)
+        assert item.seconds is not None, "this processor's plans say when frames are shown"
+        length = item.seconds_per_frame * len(item.data)
+        _, together = frames_of(length, len(item.data) / length, options)
+        features = {
+            **self.tiles(list(item.data)),
+            "moments": moments(item.seconds, length),
+            "together": np.array([together], np.int64),
+        }
+        return Processed("video", (Part("video", digest, -(-len(item.data) // together) * self.tokens, features),))
+
     def features(self, item: MediaItem, options: MediaOptions) -> tuple[dict[str, np.ndarray], int]:
         assert item.scale is not None, "pictures come as decoded"
         height, width = item.data.shape[:2]
@@ -102,6 +137,8 @@ class MiniCPMPictures(Pictures):
 
     def fill(self, processed: Processed) -> Filling:
         (part,) = processed.parts
+        if part.modality == "video":
+            return self._film(part.num_tokens // self.tokens)
         rows, columns = part.features["slices"][:2].tolist()
         ids: list[int] = list(self.encode(f"<image_id>{processed.number}</image_id>")) if self.numbers else []
         runs: list[tuple[int, int]] = []
@@ -112,8 +149,43 @@ class MiniCPMPictures(Pictures):
             self._view(ids, runs, "slice")
         return Filling(np.array(ids, np.int32), (tuple(runs),))
 
+    def _film(self, groups: int) -> Filling:
+        ids: list[int] = []
+        runs: list[tuple[int, int]] = []
+        for number in range(groups):
+            ids += self.encode("\n") if number else ()
+            self._view(ids, runs, "image")
+        return Filling(np.array(ids, np.int32), (tuple(runs),))
+
     def _view(self, ids: list[int], runs: list[tuple[int, int]], name: str) -> None:
         ids += self.encode(f"<{name}>")
         runs.append((len(ids), self.tokens))
         ids += [self.image_id] * self.tokens
         ids += self.encode(f"</{name}>")
+
+
+def frames_of(length: float, fps: float, options: MediaOptions) -> tuple[int, int]:
+    """How many frames of a film of `length` seconds to choose, and how many of them form a group.
+
+    As the model card's program does: https://huggingface.co/openbmb/MiniCPM-V-4_5, "Chat with Video".
+    """
+    if options.num_frames is not None:
+        return options.num_frames, min(math.ceil(options.num_frames / MOST_GROUPS), MOST_TOGETHER)
+    rate = options.fps or USUAL_FPS
+    if rate * int(length + 1e-6) <= MOST_GROUPS:
+        return round(min(rate, round(fps) or fps) * min(MOST_GROUPS, length)), 1
+    together = math.ceil(length * rate / MOST_GROUPS)
+    if together <= MOST_TOGETHER:
+        return round(length * rate), together
+    return MOST_GROUPS * MOST_TOGETHER, MOST_TOGETHER
+
+
+def moments(seconds: np.ndarray, length: float) -> np.ndarray:
+    """The numbers of the moments nearest to `seconds`, in a film of `length` seconds; int64 [frames].
+
+    The published program divides a moment by its length and cuts the quotient, which may be a little too small.
+    """
+    near = np.floor(seconds / STEP)[:, None] + (-1, 0, 1)
+    known = np.clip(near, 0, max(math.ceil(length / STEP) - 1, 0)) * STEP
+    nearest = known[np.arange(len(seconds)), np.abs(known - seconds[:, None]).argmin(1)]
+    return (nearest / STEP).astype(np.int64)

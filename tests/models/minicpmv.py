@@ -11,9 +11,11 @@ from __future__ import annotations
 import functools
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
@@ -97,6 +99,27 @@ def checkpoint(folder: Path, config: dict[str, Any] = CONFIG) -> Path:
 def rows(folder: Path, view: Tensor) -> Tensor:
     """The rows [QUERIES, WIDTH] of one view, normalised pixels [3, height, width]."""
     held = Held(load_file(folder / "model.safetensors"))
+    x = summarised(held, view)
+    return asked(held, x + waves(view.shape[1] // PATCH, view.shape[2] // PATCH), x)
+
+
+@torch.inference_mode()
+def film_rows(folder: Path, frames: Tensor, moments: Sequence[Sequence[int]]) -> Tensor:
+    """The rows [groups * QUERIES, WIDTH] of frames [n, 3, height, width], with the moments of each group's frames."""
+    held, found, first = Held(load_file(folder / "model.safetensors")), [], 0
+    places = waves(frames.shape[2] // PATCH, frames.shape[3] // PATCH)
+    frequency = 10_000.0 ** -(torch.arange(WIDTH // 2) / (WIDTH // 2))
+    for group in moments:
+        views = [summarised(held, view) for view in frames[first : first + len(group)]]
+        times = [torch.cat([(moment * frequency).sin(), (moment * frequency).cos()]) for moment in group]
+        keys = torch.cat([view + places + time for view, time in zip(views, times)])
+        found.append(asked(held, keys, torch.cat(views)))
+        first += len(group)
+    return torch.cat(found)
+
+
+def summarised(held: Held, view: Tensor) -> Tensor:
+    """What the queries attend to: [patches, WIDTH]."""
     height, width = view.shape[1] // PATCH, view.shape[2] // PATCH
     kernel = (held.tensors[f"vpm.embeddings.patch_embedding.{kind}"] for kind in ("weight", "bias"))
     x = F.conv2d(view[None], *kernel, stride=PATCH)[0].flatten(1).T
@@ -118,12 +141,16 @@ def rows(folder: Path, view: Tensor) -> Tensor:
         inner = held.product(layer + "mlp.fc1", held.norm(layer + "layer_norm2", x, 1e-6))
         x = x + held.product(layer + "mlp.fc2", F.gelu(inner, approximate="tanh"))
     x = held.norm("vpm.post_layernorm", x, 1e-6)
-    x = held.norm("resampler.ln_kv", held.product("resampler.kv_proj", x), 1e-6)
+    return held.norm("resampler.ln_kv", held.product("resampler.kv_proj", x), 1e-6)
+
+
+def asked(held: Held, keys: Tensor, values: Tensor) -> Tensor:
+    """The rows of the queries, [QUERIES, WIDTH]."""
     attention = torch.nn.MultiheadAttention(WIDTH, WIDTH // 128)
     names = ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias")
     attention.load_state_dict({name: held.tensors[f"resampler.attn.{name}"] for name in names})
     query = held.norm("resampler.ln_q", held.tensors["resampler.query"], 1e-6)
-    found = attention(query, x + waves(height, width), x)[0]
+    found = attention(query, keys, values)[0]
     return held.norm("resampler.ln_post", found, 1e-6) @ held.tensors["resampler.proj"]
 
 
@@ -138,6 +165,23 @@ def waves(height: int, width: int) -> Tensor:
             for column in range(width)
         ]
     )
+
+
+def sampled(total: int, fps: float, wanted: float) -> tuple[list[int], list[list[int]]]:
+    """Indices of chosen frames, and moments by group, after the model card's `encode_video`."""
+    length, most, most_together = total / fps, 180, 3
+    if wanted * int(length) <= most:
+        together, count = 1, round(min(wanted, round(fps)) * min(most, length))
+    else:
+        together = math.ceil(length * wanted / most)
+        count = round(length * wanted) if together <= most_together else most * most_together
+        together = min(together, most_together)
+    gap = total / count
+    chosen = [int(number * gap + gap / 2) for number in range(count)]
+    scale = np.arange(0, length, 0.1)
+    nearest = [scale[np.abs(scale - index / fps).argmin()] for index in chosen]
+    moments = (np.array(nearest) / 0.1).astype(np.int32).tolist()
+    return chosen, [moments[first : first + together] for first in range(0, count, together)]
 
 
 def fitted(width: float, height: float, upscale: bool) -> tuple[int, int]:

@@ -100,7 +100,12 @@ class VitTower(PatchTower):
         return {"pixel_values": patches, "grid": torch.tensor([height, width]), "places": share.long(), "shares": share}
 
     def _rows_of(self, patches: Tensor, runs: Sequence[Run]) -> Generator[float, None, Tensor]:
-        """patches [sum of tiles * height * width, numbers] of the tower's dtype -> [rows, row_width].
+        """patches [sum of tiles * height * width, numbers] of the tower's dtype -> [rows, row_width]."""
+        x = yield from self._run_layers(patches, runs)
+        return self.projector(x, runs)
+
+    def _run_layers(self, patches: Tensor, runs: Sequence[Run]) -> Generator[float, None, Tensor]:
+        """patches as in `_rows_of` -> the layers' rows [patches, hidden].
 
         Tiles with a class token all have the same size, the tower's picture size.
         """
@@ -111,9 +116,7 @@ class VitTower(PatchTower):
         bounds = bounds_of([height * width + extra for tiles, height, width in runs for _ in range(tiles)], x.device)
         turn = self._turn(runs) if self.positions is None else None
         yield from layer_by_layer(self.layers, x, bounds, turn)
-        if self.post_norm is not None:
-            x = self.post_norm(x)
-        return self.projector(x, runs)
+        return x if self.post_norm is None else self.post_norm(x)
 
     def _placed(self, x: Tensor, runs: Sequence[Run]) -> Tensor:
         """x [patches, hidden] with positions added, and with the class token before each tile."""

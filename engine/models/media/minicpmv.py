@@ -1,4 +1,4 @@
-"""MiniCPM-V 4.5: Qwen3, and SigLIP for pictures of any shape whose views learned queries summarise.
+"""MiniCPM-V 4.5: Qwen3, and SigLIP for pictures and frames of any shape, which learned queries summarise.
 
 The published files are for code in the checkpoint, which never runs: the decoder is `llm`, the tower `vpm`. Earlier
 versions have other decoders, and queries that attend in another way; they are refused.
@@ -38,7 +38,7 @@ ENDING = (
 
 
 class MiniCPMV(Llama):
-    """Text and pictures in; text out."""
+    """Text, pictures and films in; text out."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
         super().__init__(config, dtype, device)
@@ -75,12 +75,13 @@ def vision(section: Section) -> ResampledConfig:
             f"supported are multiples of {HEAD}, and false"
         )
     named = Section({**section.values, "model_type": "minicpmv"}, section.path, outer)
-    return ResampledConfig.of(read_vit(named, ProjectorConfig(width)), outer.size("query_num", 64))
+    tower = replace(read_vit(named, ProjectorConfig(width)), modalities=("image", "video"))
+    return ResampledConfig.of(tower, outer.size("query_num", 64))
 
 
 def media_token_ids(outer: Section) -> dict[str, int]:
-    """The placeholder of a picture; released files do not name it."""
-    return {"image": outer.integer("image_token_id", PLACEHOLDER)}
+    """The placeholder of pictures and films; released files do not name it."""
+    return dict.fromkeys(("image", "video"), outer.integer("image_token_id", PLACEHOLDER))
 
 
 FAMILY = Family(
@@ -89,6 +90,6 @@ FAMILY = Family(
     model=MiniCPMV,
     text=text,
     towers={"vision": vision},
-    processor="minicpmv:MiniCPMPictures",
+    processor="minicpmv:MiniCPMV",
     media_token_ids=media_token_ids,
 )
