@@ -135,7 +135,9 @@ class Home:
         async with self._turn:
             await self._make_room(known)
             loop = asyncio.get_running_loop()
-            adapter = await loop.run_in_executor(self._pool, self._load, named.source, named.name)
+            loaded: list[Adapter] = []
+            await loop.run_in_executor(self._pool, self._load_into, loaded, named)
+        adapter = loaded.pop()
         self._alive.add(adapter)
         weakref.finalize(adapter, self._wake, loop).atexit = False
         if self._named.get(named.name) is not known:
@@ -145,6 +147,10 @@ class Home:
         self._named.move_to_end(named.name)
         self._missing.pop(named.name, None)
         return adapter
+
+    def _load_into(self, loaded: list[Adapter], named: Named) -> None:
+        """Appends the adapter. It is no result, because the pool's thread may hold the result of its last call."""
+        loaded.append(self._load(named.source, named.name))
 
     def _wake(self, loop: asyncio.AbstractEventLoop) -> None:
         """An adapter left the memory; on the thread that held it last."""

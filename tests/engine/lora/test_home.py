@@ -131,18 +131,34 @@ async def test_an_unload_during_a_reload_wins(files, pool):
     assert not home.names
 
 
-async def test_the_least_recently_used_leaves_the_memory_and_comes_back(files, pool):
-    home = Home(files.load, pool, 2)
-    for name in ("x", "y"):
-        await home.add(name, Source(name))
-    await home.use("x")
-    await home.add("z", Source("z"))
-    assert {each.name for each in home.names if each.adapter is None} == {"y"}
-    found = await home.use("y")
-    assert found is not None
-    assert found.sha256 == b"y"
-    assert files.loads == ["x", "y", "z", "y"]
-    assert {each.name for each in home.names if each.adapter is None} == {"x"}
+class Slow(ThreadPoolExecutor):
+    """A pool whose threads hold the results of their calls, as a thread does until it runs again."""
+
+    def __init__(self, count):
+        super().__init__(count)
+        self.results = []
+
+    def submit(self, fn, /, *args, **kwargs):
+        def call():
+            self.results.append(fn(*args, **kwargs))
+            return self.results[-1]
+
+        return super().submit(call)
+
+
+async def test_the_least_recently_used_leaves_the_memory_and_comes_back(files):
+    with Slow(1) as pool:
+        home = Home(files.load, pool, 2)
+        for name in ("x", "y"):
+            await home.add(name, Source(name))
+        await home.use("x")
+        await home.add("z", Source("z"))
+        assert {each.name for each in home.names if each.adapter is None} == {"y"}
+        found = await home.use("y")
+        assert found is not None
+        assert found.sha256 == b"y"
+        assert files.loads == ["x", "y", "z", "y"]
+        assert {each.name for each in home.names if each.adapter is None} == {"x"}
 
 
 async def test_adapters_of_running_requests_count_and_a_load_waits_for_them(files, pool):
