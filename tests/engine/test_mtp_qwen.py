@@ -162,6 +162,37 @@ async def test_answers_are_those_without_drafts(on_path, settings):
         assert drafts_of(own).num_accepted_tokens > 0
 
 
+def coded(folder: Path, source: Path) -> Path:
+    """FP8 in blocks of 128 x 128 in the projections of layers, the further layer's too; `folder`/floats has the same
+    numbers in float32."""
+    codes, floats = {}, {}
+    for key, tensor in load_file(source / "model.safetensors").items():
+        codes[key] = floats[key] = tensor
+        if key.endswith("_proj.weight") and "linear_attn" not in key:
+            scale = tensor.abs().max() / 448
+            codes[key] = (tensor / scale).to(torch.float8_e4m3fn)
+            floats[key] = codes[key].float() * scale
+            codes[f"{key}_scale_inv"] = scale.expand(-(-len(tensor) // 128), -(-tensor.shape[1] // 128))
+    settings = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    for name, tensors, config in (("codes", codes, {"quantization_config": settings}), ("floats", floats, {})):
+        shutil.copytree(source, folder / name)
+        save_file({key: each.contiguous() for key, each in tensors.items()}, folder / name / "model.safetensors")
+        read = json.loads((folder / name / "config.json").read_text())
+        (folder / name / "config.json").write_text(json.dumps(read | config))
+    return folder
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", pytest.param("qwen3_next", marks=pytest.mark.full)])
+async def test_a_quantised_layer_drafts_what_its_numbers_do(name, tmp_path):
+    found = []
+    for folder in (each := coded(tmp_path, checkpoint(name))) / "floats", each / "codes":
+        async with running(folder, speculative=asked(2)) as own:
+            tokens = await answer(own, text_request(PROMPT, LENGTH, ignore_eos=True))
+            found.append((tokens, counts(own)))
+    assert found[0] == found[1]
+    assert found[0][1][2] > 2
+
+
 def changed(folder: Path, left_out: tuple[str, ...] = (), further: tuple[str, ...] = (), **config: Any) -> Path:
     shutil.copytree(checkpoint("qwen3_5"), folder)
     tensors = {name: each for name, each in load_file(folder / "model.safetensors").items() if name not in left_out}

@@ -19,6 +19,7 @@ from engine.models.drafters.eagle3 import Eagle3
 from engine.models.drafters.mtp import Mtp
 from engine.models.drafters.settings import drafts_of, read_draft_model
 from engine.models.registry import build_model
+from engine.quant.assign import assign
 from engine.weights.files import open_checkpoint
 from engine.weights.load import match
 
@@ -32,7 +33,12 @@ def drafter_for(config: EngineConfig, target: Model) -> tuple[DraftConfig, Draft
     assert isinstance(target, Decoder), "other models are refused"
     folder = target.config.folder if options is None else options.folder
     shards = open_checkpoint(folder)
-    drafter: DraftModel = Mtp(target) if options is None else Eagle3(options, target, shards)
+    drafter: DraftModel
+    if options is None:
+        drafter = Mtp(target)
+        assign(drafter, drafter.weight_table(), target.config, shards)  # the layer may be quantised as the target is
+    else:
+        drafter = Eagle3(options, target, shards)
     match(drafter, shards, folder)
     return drafts, drafter
 

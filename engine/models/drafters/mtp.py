@@ -165,5 +165,3 @@ def check_mtp(target: ModelConfig) -> None:
             f"{FLAG}: method mtp: {target.folder}: config.json names no layer for multi-token prediction; name a "
             "drafter, or use method ngram"
         )
-    if target.raw.get("quantization_config") is not None:
-        raise ConfigError(f"{FLAG}: method mtp: not for quantized checkpoints; name a drafter, or use method ngram")
