@@ -10,6 +10,7 @@ rarest kind: layers of other kinds form several groups, and no buffer stays empt
 come first, so that large pages share a buffer. A buffer's page is as large as the largest page that any group has in
 it; the rest of smaller pages is padding, which is logged. If too much would be padding, in all blocks or in the blocks
 of a long context, several layers with small pages share a page: then a group has more than L layers, and L is smaller.
+Small layers of a drafter share a page as one layer.
 States use runs of the same blocks (runs.py): then L and pages follow from the layers with tokens. Block 0 is the dummy
 block: padding rows write to it, and no request ever owns it.
 """
@@ -29,6 +30,8 @@ from engine.cache.state import StateSpec
 from engine.cache.tokens import GuestSpec
 
 log = logging.getLogger("omniloop.engine")
+
+Unit = tuple[int, ...]  # layers that lie behind each other in one place of a page
 
 ALIGNED = 16  # bytes; pages begin at multiples of this
 NEARLY_EQUAL = 1.25  # if the kinds' numbers of layers differ by a smaller factor, each kind is one group
@@ -73,9 +76,8 @@ class CacheLayout:
 
     def _lay_out(self) -> None:
         """Choose groups, buffers and pages for layers that cache tokens; only buffers if there are none."""
-        specs, block_size = self.specs, self.block_size
         kinds: dict[Hashable, list[int]] = {}
-        for number, spec in enumerate(specs):
+        for number, spec in enumerate(self.specs):
             if spec.kind.has_tables:
                 kinds.setdefault(spec.shared, []).append(number)
         self.groups: list[Group] = []
@@ -83,14 +85,33 @@ class CacheLayout:
             self.page_bytes = pages_for(self._states, ALIGNED)  # by buffer
             self.num_buffers = len(self.page_bytes)
             return
-        for layers in kinds.values():
-            layers.sort(key=lambda number: -specs[number].block_bytes(block_size))
-        counts = [len(layers) for layers in kinds.values()]
+        units = [self._units(layers) for layers in kinds.values()]
+        counts = list(map(len, units))
         largest = max(counts)
         most = largest if largest <= NEARLY_EQUAL * min(counts) else min(counts)
-        self._divide(list(kinds.values()), *min(self._ways(list(kinds.values()), most), key=self._waste)[:2])
+        self._divide(units, *min(self._ways(units, most), key=self._waste)[:2])
 
-    def _ways(self, kinds: Sequence[Sequence[int]], most: int) -> Iterator[tuple[int, int, float, float, float]]:
+    def _units(self, layers: list[int]) -> list[Unit]:
+        """Return a kind's layers as units that get one place each, the largest first: a layer, or several of a drafter
+        that together are not larger than the kind's largest layer."""
+        most = max(map(self._size, layers))
+        units: list[list[int]] = []
+        room = 0  # in the last unit
+        for layer in sorted(layers, key=lambda number: isinstance(self.specs[number], GuestSpec)):
+            size, guest = self._size(layer), isinstance(self.specs[layer], GuestSpec)
+            if guest and size <= room:
+                units[-1].append(layer)
+            else:
+                units.append([layer])
+                room = most * guest
+            room -= size * guest
+        return sorted(map(tuple, units), key=lambda unit: -self._bytes(unit))
+
+    def _bytes(self, unit: Unit) -> int:
+        """Return the bytes of a unit's place."""
+        return sum(map(self._size, unit))
+
+    def _ways(self, kinds: Sequence[Sequence[Unit]], most: int) -> Iterator[tuple[int, int, float, float, float]]:
         """Yield (buffers, page bytes for _divide, unused shares of all blocks, of groups reading all tokens, of runs).
 
         The ways with the fewest groups come first.
@@ -102,13 +123,13 @@ class CacheLayout:
                 padding = self._padding(self.groups), self._padding(self._lasting), self._padding_of_runs()
                 yield num_buffers, page_bytes, *padding
 
-    def _pages(self, kinds: Sequence[Sequence[int]], largest: int) -> list[int]:
+    def _pages(self, kinds: Sequence[Sequence[Unit]], largest: int) -> list[int]:
         """Return candidates for page bytes: the largest layer's, or slightly more if then several layers of a kind fit.
 
         Example: pages of codes and scales, in which two layers with half as many codes need one more scale than one
         layer. Other candidates are multiples of the largest that hold a row of a state, which must be in one page.
         """
-        sizes = {self._size(layers[0]) for layers in kinds}
+        sizes = {self._bytes(units[0]) for units in kinds}
         wider = {-(-largest // size) * size for size in sizes if size}
         rows = {-(-spec.widest // largest) * largest for spec in self._states if largest}
         return sorted({largest, *rows, *(size for size in wider if size < (1 + MAX_PADDING / 2) * largest)})
@@ -123,22 +144,25 @@ class CacheLayout:
         blocks."""
         return way[2] > MAX_PADDING, way[4] > MAX_PADDING, int(way[3] / MAX_PADDING)
 
-    def _divide(self, kinds: Sequence[Sequence[int]], num_buffers: int, page_bytes: int) -> None:
-        """Assign layers to groups and places: one layer of a group per buffer, or as many as fit into page_bytes."""
-        sizes = [self._size(layer) for layer in range(len(self.specs))]
+    def _divide(self, kinds: Sequence[Sequence[Unit]], num_buffers: int, page_bytes: int) -> None:
+        """Assign units to groups and places: one of a group per buffer, or as many as fit into page_bytes."""
         self.num_buffers = num_buffers
         self.groups = []
         pages = [0] * self.num_buffers
-        for layers in kinds:
-            size = sizes[layers[0]]  # largest size of the kind
+        for units in kinds:
+            size = self._bytes(units[0])  # largest size of the kind
             most = self.num_buffers * max(1, page_bytes // max(size, 1))
-            for first in range(0, len(layers), most):
-                mine = tuple(layers[first : first + most])
-                places = tuple((i % self.num_buffers, i // self.num_buffers * size) for i in range(len(mine)))
-                for layer, (buffer, start) in zip(mine, places):
-                    pages[buffer] = max(pages[buffer], start + sizes[layer])
+            for first in range(0, len(units), most):
+                placed: dict[int, tuple[int, int]] = {}
+                for i, unit in enumerate(units[first : first + most]):
+                    buffer, start = i % self.num_buffers, i // self.num_buffers * size
+                    for layer in unit:
+                        placed[layer] = buffer, start
+                        start += self._size(layer)
+                    pages[buffer] = max(pages[buffer], start)
+                mine = tuple(placed)
                 own = next((layer for layer in mine if not isinstance(self.specs[layer], GuestSpec)), mine[0])
-                self.groups.append(Group(self.specs[own], mine, places))
+                self.groups.append(Group(self.specs[own], mine, tuple(placed.values())))
         self.page_bytes = tuple(pages)  # by buffer
 
     @property

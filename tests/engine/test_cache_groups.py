@@ -84,6 +84,26 @@ def steps(runtime, prompt, count):
         yield slot, [int(token) for token in tokens if token >= 0]
 
 
+def test_small_layers_of_a_draft_model_share_pages():
+    """Each would need a page of its own, and blocks of windows would have no use for so many."""
+    model = [*[FULL] * 2, *[NEAR] * 10]
+    guest = GuestSpec(1, 4, torch.float32, host=FULL.shared)
+    each, least = (spec.block_bytes(BLOCK) for spec in (FULL, guest))
+    assert each == 4 * least
+    layout = CacheLayout([*model, *[guest] * 11], BLOCK)
+    assert layout.page_bytes == (each,) * 5
+    assert [len(group.layers) for group in layout.groups] == [13, 5, 5]
+    caches = layout.allocate(3, poison=False)
+    for number in range(len(caches)):
+        for other in range(number):
+            same = layout.group_of[number] == layout.group_of[other]
+            places = [{tensor.data_ptr() for tensor in caches[n]} for n in (number, other)]
+            assert not (same and places[0] & places[1])
+    large = GuestSpec(8, 64, torch.float32, host=FULL.shared)
+    with pytest.raises(ConfigError, match="with the drafter of --speculative-config the layers' caches differ so much"):
+        CacheLayout([FULL, NEAR, large], BLOCK)
+
+
 def test_equal_layers_are_one_group_whose_blocks_have_a_page_per_layer():
     layout = CacheLayout([FULL] * 5, 16)
     assert layout.tables == [(0, 0)]
