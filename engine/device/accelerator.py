@@ -42,6 +42,35 @@ class SideStream:
         torch.cuda.current_stream(self._device).wait_event(event)
 
 
+class Branch:
+    """A second stream for a kernel that runs during later kernels of the compute stream; in a graph, a branch.
+
+        compute  a | b ........ | join | c      with branch: d; b; join(); c
+        branch       | d ... |
+
+    Memory is allocated outside of `with`: it belongs to the compute stream. Each `with` is followed by a `join`.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        import torch
+
+        self._side = SideStream(device)
+        self._begun, self._ended = torch.cuda.Event(), torch.cuda.Event()
+
+    def __enter__(self) -> None:
+        self._begun.record()
+        self._side.__enter__()
+        self._side.join(self._begun)
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.record()
+        self._side.__exit__(*error)
+
+    def join(self) -> None:
+        """Makes the compute stream wait for the kernels of the last `with`."""
+        self._side.join(self._ended)
+
+
 SMALL_PINNED = 1 << 16  # bytes; more blocks are reserved up to this size, because several are in flight at a time
 SMALL_BYTES, SMALL_TENSORS = 1 << 20, 8  # torch.cuda's kSmallSize; two such tensors fill a segment
 
@@ -94,6 +123,10 @@ class Accelerator:
     def side_stream(self) -> SideStream:
         """A new side stream."""
         return SideStream(self.device)
+
+    def branch(self) -> Branch:
+        """A new branch."""
+        return Branch(self.device)
 
     def keep_pinned(self, largest: int) -> None:
         """Allocates pinned blocks of every size up to `largest` bytes and frees them into torch's cache for reuse.

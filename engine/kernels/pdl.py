@@ -37,9 +37,12 @@ def overlaps() -> bool:
 
 
 @functools.cache
-def launch_options() -> dict[str, Any]:
-    """Return the launch options for overlapping kernels."""
-    return {"OVERLAP": True, "launch_pdl": True} if overlaps() else {"OVERLAP": False}
+def launch_options(joins: bool = False) -> dict[str, Any]:
+    """Return the launch options for overlapping kernels.
+
+    `joins`: the kernel waits for another stream too, so it starts after the end of the previous kernels.
+    """
+    return {"OVERLAP": True, "launch_pdl": not joins} if overlaps() else {"OVERLAP": False}
 
 
 @triton.jit

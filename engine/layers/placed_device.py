@@ -7,9 +7,12 @@ places are in engine/layers/placed.
 
 from __future__ import annotations
 
+from typing import ClassVar, NamedTuple
+
 import torch
 from torch import Tensor
 
+from engine.device.accelerator import Branch
 from engine.kernels.activation import Activation
 from engine.kernels.gemm.epilogue import Unscaled
 from engine.kernels.gemm.weight import Weight
@@ -26,6 +29,7 @@ from engine.layers.adapted_experts import ExpertsDelta
 class DeviceRows:
     """The place of each row of the current forward; a TokenAdapters (engine/layers/adapted.py)."""
 
+    branches: ClassVar[bool] = True  # A x may run on another stream
     __slots__ = ("_numbers", "_pairs", "_places", "invariant", "listed")
 
     def __init__(self, places: int, invariant: bool) -> None:
@@ -69,6 +73,7 @@ class DeviceRows:
 class DeviceItem:
     """The place of all rows of a tower's run, which encodes one item; an ItemAdapter (engine/models/base/model.py)."""
 
+    branches: ClassVar[bool] = False
     __slots__ = ("_device", "_lists", "_place", "_places", "invariant")
 
     def __init__(self, places: int, invariant: bool, device: str) -> None:
@@ -97,16 +102,18 @@ class DeviceItem:
 class DevicePlaces:
     """The places' matrices at one layer."""
 
-    __slots__ = ("_blocks", "_matrices", "rows", "shape")
+    __slots__ = ("_blocks", "_branch", "_matrices", "rows", "shape")
 
     def __init__(self, shape: SiteShape, rows: DeviceRows | DeviceItem) -> None:
         self.shape, self.rows = shape, rows
         self._matrices: PlaceMatrices
         self._blocks: Tensor
+        self._branch: Branch
 
-    def place_in(self, matrices: PlaceMatrices) -> None:
-        """Gives the site the memory of all places, before the first forward."""
-        self._matrices, self._blocks = matrices, blocks_of(self.shape, matrices.values.device)
+    def place_in(self, matrices: PlaceMatrices, branch: Branch) -> None:
+        """Gives the site the memory of all places and a branch that all sites share, before the first forward."""
+        self._matrices, self._branch = matrices, branch
+        self._blocks = blocks_of(self.shape, matrices.values.device)
 
     @property
     def acts(self) -> bool:
@@ -133,8 +140,16 @@ class DeviceSite(DevicePlaces, Delta):
         return AdaptedWeight(base, self)
 
     def lowered(self, x: Tensor | Unscaled) -> Tensor | None:
-        few = self.acts and self.rows.listed_for(len(inputs_of(x, self.shape))).tile == 1
-        return self._terms(x, None)[0] if few else None  # of more rows the two products would not overlap
+        """For single rows the kernel comes first in the compute stream, and the layer's own product begins during it.
+        For up to FEW rows it runs on a branch meanwhile, because that product waits for its weights. More rows keep the
+        device's units busy: of 256 rows on an H200 a branch made steps 3 % longer."""
+        if not self.acts:
+            return None
+        inputs = inputs_of(x, self.shape)
+        listed = self.rows.listed_for(len(inputs))
+        if listed.tile > 1 and not self._branches(listed):
+            return None
+        return self._shrunk(inputs, listed, self._branch if listed.tile > 1 else None)
 
     def add_to(self, y: Tensor, x: Tensor | Unscaled, low: Tensor | None) -> None:
         self._add(y, x, low, None)
@@ -142,9 +157,10 @@ class DeviceSite(DevicePlaces, Delta):
     def gated(self, halves: Tensor, x: Tensor | Unscaled, low: Tensor | None, activation: Activation) -> Tensor:
         if not self.acts or self.rows.invariant:  # rows of the base have the same bits in both cases
             return super().gated(halves, x, low, activation)
-        low, listed, before = self._terms(x, low)
-        flat = halves.view(-1, self.shape.width)
-        made = expand_gated(flat, low, self._matrices, self.shape, listed, activation, before)
+        terms, flat = self._terms(x, low), halves.view(-1, self.shape.width)
+        made = expand_gated(
+            flat, terms.low, self._matrices, self.shape, terms.listed, activation, terms.before, terms.joins
+        )
         return made if halves.dim() == 2 else made.view(*halves.shape[:-1], -1)
 
     def add_then_norm(self, y: Tensor, x: Tensor, low: Tensor | None, gain: Tensor, eps: float) -> Unscaled | None:
@@ -155,16 +171,37 @@ class DeviceSite(DevicePlaces, Delta):
         return after
 
     def _add(self, y: Tensor, x: Tensor | Unscaled, low: Tensor | None, after: Unscaled | None) -> None:
-        low, listed, before = self._terms(x, low)
-        expand(y.view(-1, self.shape.width), low, self._matrices, self.shape, listed, self._blocks, before, after)
+        terms, flat = self._terms(x, low), y.view(-1, self.shape.width)
+        expand(
+            flat, terms.low, self._matrices, self.shape, terms.listed, self._blocks, terms.before, after, terms.joins
+        )
 
-    def _terms(self, x: Tensor | Unscaled, low: Tensor | None) -> tuple[Tensor, PlaceList, Unscaled | None]:
-        """A x, made unless `low` is it; the list of rows; x if it was prescaled."""
+    def _terms(self, x: Tensor | Unscaled, low: Tensor | None) -> Terms:
+        """A x, made unless `low` is it."""
         inputs = inputs_of(x, self.shape)
         listed = self.rows.listed_for(len(inputs))
+        joins = low is not None and listed.tile > 1
+        if joins:
+            self._branch.join()
         if low is None:
-            low = shrink(inputs, self._matrices, self.shape, listed, self.rows.invariant)
-        return low, listed, None if isinstance(x, Tensor) else x
+            low = self._shrunk(inputs, listed, None)
+        return Terms(low, listed, None if isinstance(x, Tensor) else x, joins)
+
+    def _shrunk(self, inputs: Tensor, listed: PlaceList, branch: Branch | None) -> Tensor:
+        return shrink(inputs, self._matrices, self.shape, listed, self.rows.invariant, 1, branch)
+
+    def _branches(self, listed: PlaceList) -> bool:
+        """Whether A x of several rows runs during the layer's own product."""
+        return self.rows.branches and len(listed.order) <= FEW
+
+
+class Terms(NamedTuple):
+    """What an expand needs."""
+
+    low: Tensor  # A x
+    listed: PlaceList
+    before: Unscaled | None  # x if it was prescaled
+    joins: bool  # A x was launched on the branch
 
 
 def inputs_of(x: Tensor | Unscaled, shape: SiteShape) -> Tensor:

@@ -116,6 +116,7 @@ def device_memory_of(
         )
     shapes = [site.shape for site in sites.values()]
     matrices = empty_matrices(shapes, places, max_rank, dtype, accelerator.device)
+    branch = accelerator.branch()
     for site in sites.values():
-        site.place_in(matrices)
+        site.place_in(matrices, branch)
     return DeviceMemory(sites, accelerator, matrices, rooms)

@@ -117,6 +117,26 @@ class HostSide:
         pass
 
 
+class HostBranch:
+    """A branch that the calling thread runs at once."""
+
+    def __init__(self) -> None:
+        self.open = False
+        self.count = 0
+
+    def __enter__(self) -> None:
+        assert not self.open, "the kernels before have not been joined"
+        self.open = True
+        self.count += 1
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def join(self) -> None:
+        assert self.open, "nothing was launched"
+        self.open = False
+
+
 class HostAccelerator:
     """Replaces engine.device.accelerator.Accelerator."""
 
@@ -141,6 +161,9 @@ class HostAccelerator:
 
     def side_stream(self) -> HostSide:
         return HostSide()
+
+    def branch(self) -> HostBranch:
+        return HostBranch()
 
     def keep_pinned(self, largest: int) -> None:
         pass  # no memory is pinned here

@@ -134,13 +134,14 @@ def blocks_of(shape: SiteShape, device: torch.device | str) -> Tensor:
 
 def expand(
     y: Tensor, low: Tensor, matrices: PlaceMatrices, shape: SiteShape, rows: PlaceList, blocks: Tensor,
-    before: Unscaled | None = None, after: Unscaled | None = None,
+    before: Unscaled | None = None, after: Unscaled | None = None, joins: bool = False,
 ) -> None:  # fmt: skip
     """Adds to y [rows, out_features], contiguous, in place; `low`: the result of `shrink`; `blocks`: of blocks_of.
 
     before: the prescaled rows of which `low` was made. after: takes y's prescaled rows, for the norm that follows.
+    joins: `low` comes from another stream.
     """
-    (launch_expand if y.is_cuda else expand_reference)(y, low, matrices, shape, rows, blocks, before, after)
+    (launch_expand if y.is_cuda else expand_reference)(y, low, matrices, shape, rows, blocks, before, after, joins)
 
 
 def empty_after(y: Tensor, gain: Tensor, eps: float) -> Unscaled | None:
@@ -150,7 +151,7 @@ def empty_after(y: Tensor, gain: Tensor, eps: float) -> Unscaled | None:
 
 def launch_expand(
     y: Tensor, low: Tensor, matrices: PlaceMatrices, shape: SiteShape, rows: PlaceList, blocks: Tensor,
-    before: Unscaled | None = None, after: Unscaled | None = None,
+    before: Unscaled | None = None, after: Unscaled | None = None, joins: bool = False,
 ) -> None:  # fmt: skip
     """Launches the Triton kernel."""
     parts, count, pieces, rank = low.shape
@@ -165,13 +166,13 @@ def launch_expand(
         matrices.words.shape[1], shape.number, matrices.values.shape[1], square_parts,
         0.0 if before is None else before.eps, TILE=tile, RANK=rank, BLOCK_N=BLOCK_N, LOWS=lows_of(parts, tile),
         AFTER=after is not None, PARTS=padded(square_parts, 1) if square_parts else 0, num_warps=4,
-        num_stages=2, **launch_options(),
+        num_stages=2, **launch_options(joins),
     )  # fmt: skip
 
 
 def expand_reference(
     y: Tensor, low: Tensor, matrices: PlaceMatrices, shape: SiteShape, rows: PlaceList, blocks: Tensor,
-    before: Unscaled | None = None, after: Unscaled | None = None,
+    before: Unscaled | None = None, after: Unscaled | None = None, joins: bool = False,
 ) -> None:  # fmt: skip
     for key, start, count in rows.tiles.tolist():
         found = matrix_of(matrices, key, shape)

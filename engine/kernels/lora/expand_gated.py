@@ -89,17 +89,17 @@ def expand_gated_kernel(
 
 def expand_gated(
     halves: Tensor, low: Tensor, matrices: PlaceMatrices, shape: SiteShape, rows: PlaceList, activation: Activation,
-    before: Unscaled | None = None,
+    before: Unscaled | None = None, joins: bool = False,
 ) -> Tensor:  # fmt: skip
-    """halves [rows, 2 * width], contiguous; `low`: the result of `shrink` -> a new [rows, width]; `before`: see
-    `expand`."""
+    """halves [rows, 2 * width], contiguous; `low`: the result of `shrink` -> a new [rows, width]; `before`,
+    `joins`: see `expand`."""
     expanded = launch_expand_gated if halves.is_cuda else expand_gated_reference
-    return expanded(halves, low, matrices, shape, rows, activation, before)
+    return expanded(halves, low, matrices, shape, rows, activation, before, joins)
 
 
 def launch_expand_gated(
     halves: Tensor, low: Tensor, matrices: PlaceMatrices, shape: SiteShape, rows: PlaceList, activation: Activation,
-    before: Unscaled | None = None,
+    before: Unscaled | None = None, joins: bool = False,
 ) -> Tensor:  # fmt: skip
     """Launches the Triton kernel."""
     parts, count, pieces, rank = low.shape
@@ -115,14 +115,14 @@ def launch_expand_gated(
         matrices.words.shape[1], shape.number, matrices.values.shape[1], square_parts,
         0.0 if before is None else before.eps, ACT=int(activation), TILE=tile, RANK=rank, BLOCK_N=BLOCK_N,
         LOWS=lows_of(parts, tile), PARTS=padded(square_parts, 1) if square_parts else 0, num_warps=4,
-        num_stages=2, **launch_options(),
+        num_stages=2, **launch_options(joins),
     )  # fmt: skip
     return out
 
 
 def expand_gated_reference(
     halves: Tensor, low: Tensor, matrices: PlaceMatrices, shape: SiteShape, rows: PlaceList, activation: Activation,
-    before: Unscaled | None = None,
+    before: Unscaled | None = None, joins: bool = False,
 ) -> Tensor:  # fmt: skip
     both = halves.float()
     for key, start, count in rows.tiles.tolist():

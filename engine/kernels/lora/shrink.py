@@ -9,6 +9,8 @@ that an adapter leaves alone, and ranks beyond the adapter's own are not written
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
 
@@ -108,18 +110,21 @@ def padded_rank(max_rank: int) -> int:
 
 
 def shrink(
-    x: Tensor, matrices: PlaceMatrices, shape: SiteShape, rows: PlaceList, invariant: bool, top_k: int = 1
-) -> Tensor:
+    x: Tensor, matrices: PlaceMatrices, shape: SiteShape, rows: PlaceList, invariant: bool, top_k: int = 1,
+    branch: AbstractContextManager[None] | None = None,
+) -> Tensor:  # fmt: skip
     """x [rows, in_features] with contiguous rows -> low [parts, rows, pieces, RANK] float32, in the list's order.
 
-    `top_k`: row i of the list reads row i // top_k of x, for pairs of a token and an expert.
+    `top_k`: row i of the list reads row i // top_k of x, for pairs of a token and an expert. `branch`: another stream,
+    on which the kernel is launched.
     """
-    return (launch_shrink if x.is_cuda else shrink_reference)(x, matrices, shape, rows, invariant, top_k)
+    return (launch_shrink if x.is_cuda else shrink_reference)(x, matrices, shape, rows, invariant, top_k, branch)
 
 
 def launch_shrink(
-    x: Tensor, matrices: PlaceMatrices, shape: SiteShape, rows: PlaceList, invariant: bool, top_k: int = 1
-) -> Tensor:
+    x: Tensor, matrices: PlaceMatrices, shape: SiteShape, rows: PlaceList, invariant: bool, top_k: int = 1,
+    branch: AbstractContextManager[None] | None = None,
+) -> Tensor:  # fmt: skip
     """Launches the Triton kernel."""
     count, depth = len(rows.order), x.shape[1]
     assert x.stride(1) == 1, "rows of x are contiguous"
@@ -131,23 +136,27 @@ def launch_shrink(
     block = columns_of(tile, rank)
     parts, part_len = parts_of(depth, count, block, invariant)
     low = torch.empty(parts, count, shape.pieces, rank, dtype=torch.float32, device=x.device)
-    shrink_kernel[(len(rows.tiles), parts, shape.pieces)](
-        low, x, matrices.values, matrices.words, rows.order, rows.tiles, count, depth, part_len, shape.experts, top_k,
-        matrices.words.shape[1], shape.number, x.stride(0), matrices.values.shape[1], TILE=tile, RANK=rank,
-        BLOCK_K=block, ONCE=tile == 1 and part_len == block, num_warps=4, num_stages=3, **launch_options(),
-    )  # fmt: skip
+    with branch or nullcontext():
+        shrink_kernel[(len(rows.tiles), parts, shape.pieces)](
+            low, x, matrices.values, matrices.words, rows.order, rows.tiles, count, depth, part_len, shape.experts,
+            top_k, matrices.words.shape[1], shape.number, x.stride(0), matrices.values.shape[1], TILE=tile, RANK=rank,
+            BLOCK_K=block, ONCE=tile == 1 and part_len == block, num_warps=4, num_stages=3,
+            **launch_options(branch is not None),
+        )  # fmt: skip
     return low
 
 
 def shrink_reference(
-    x: Tensor, matrices: PlaceMatrices, shape: SiteShape, rows: PlaceList, invariant: bool, top_k: int = 1
-) -> Tensor:
+    x: Tensor, matrices: PlaceMatrices, shape: SiteShape, rows: PlaceList, invariant: bool, top_k: int = 1,
+    branch: AbstractContextManager[None] | None = None,
+) -> Tensor:  # fmt: skip
     rank = padded_rank(matrices.max_rank)
     low = torch.full((1, len(rows.order), shape.pieces, rank), float("nan"), dtype=torch.float32, device=x.device)
-    for key, start, count in rows.tiles.tolist():
-        found = matrix_of(matrices, key, shape)
-        if found is not None:
-            mine = x.index_select(0, rows.order[start : start + count].long() // top_k).float()
-            each = torch.einsum("mk,prk->mpr", mine, found[0].float())
-            low[0, start : start + count, :, : each.shape[2]] = each
+    with branch or nullcontext():
+        for key, start, count in rows.tiles.tolist():
+            found = matrix_of(matrices, key, shape)
+            if found is not None:
+                mine = x.index_select(0, rows.order[start : start + count].long() // top_k).float()
+                each = torch.einsum("mk,prk->mpr", mine, found[0].float())
+                low[0, start : start + count, :, : each.shape[2]] = each
     return low
