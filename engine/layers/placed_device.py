@@ -7,6 +7,7 @@ places are in engine/layers/placed.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -62,7 +63,9 @@ class DeviceRows:
         """The list of the pairs of chosen [T, top_k] int32; both products of a layer have the same."""
         assert self._numbers is not None, "no row has an adapter"
         if self._pairs is None or self._pairs[0] is not chosen:
-            self._pairs = chosen, pair_list(self._numbers, chosen, self._places, experts, self.invariant)
+            listed = pair_list(self._numbers, chosen, self._places, experts, self.invariant)
+            self._pairs = chosen, replace(listed, settled=True)  # by the first reader's wait
+            return listed
         return self._pairs[1]
 
     def keep(self, index: Tensor) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -57,7 +59,7 @@ def test_products_of_experts(tokens):
     x, y = torch.randn(tokens, 64).bfloat16(), torch.randn(tokens * top_k, 96).bfloat16()
     listed, got = launch_pair_list(numbers.cuda(), chosen.cuda(), 5, 6), y.cuda()
     low = launch_shrink(x.cuda(), matrices, EXPERTS, listed, False, top_k)
-    launch_expand(got, low, matrices, EXPERTS, listed, blocks_of(EXPERTS, "cuda"))
+    launch_expand(got, low, matrices, EXPERTS, replace(listed, settled=True), blocks_of(EXPERTS, "cuda"))
     rows_here, want = pair_list_reference(numbers, chosen, 5, 6), y.clone()
     low = shrink_reference(x, here, EXPERTS, rows_here, False, top_k)
     expand_reference(want, low, here, EXPERTS, rows_here, blocks_of(EXPERTS, "cpu"))

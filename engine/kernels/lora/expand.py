@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine.kernels.gemm.epilogue import Unscaled, empty_unscaled, padded, squares_of
 from engine.kernels.lora.matrices import PlaceMatrices, SiteShape, matrix_of
-from engine.kernels.lora.rows import PlaceList, block_of, multiply, tile_at
+from engine.kernels.lora.rows import PlaceList, block_of, multiply, rows_at, tile_at
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import tl, triton
 
@@ -60,8 +60,8 @@ def expand_kernel(
     low,  # [parts, rows, pieces, RANK] float32, rows in the list's order
     values,  # [places, place_len]
     words,  # [places, sites] int64
-    order,  # [rows] int32
-    tiles,  # [num_tiles, 3] int32
+    order,  # [rows] int32, or [tokens] when EACH
+    tiles,  # [num_tiles, 3] int32, or [rows] when EACH
     blocks,  # [num_blocks, 3] int32: piece, first column, end of the piece's columns
     gain,  # [width] float32 when AFTER
     squares,  # [square_parts, rows] float32 when PARTS
@@ -82,6 +82,7 @@ def expand_kernel(
     LOWS: tl.constexpr,  # tiles of one row: power of two >= parts
     AFTER: tl.constexpr,
     PARTS: tl.constexpr,  # power of two >= square_parts; 0: x was not prescaled
+    EACH: tl.constexpr,  # see PlaceList
     OVERLAP: tl.constexpr,
 ):
     """A program computes one tile and one block of columns."""
@@ -89,7 +90,7 @@ def expand_kernel(
     piece, first, limit = tl.load(blocks + block * 3), tl.load(blocks + block * 3 + 1), tl.load(blocks + block * 3 + 2)
     if TILE > 1:
         grid_wait(OVERLAP)
-    key, start, count = tile_at(tiles, tile)
+    key, start, count = tile_at(tiles, order, tile, experts, EACH)
     word = tl.load(words + tl.maximum(key - 1, 0) // experts * sites + site, cache_modifier=".cg")
     rank = tl.multiple_of(tl.where(key > 0, word & 0xFFFF, 0).to(tl.int32), 16)
     needed = rank
@@ -98,7 +99,7 @@ def expand_kernel(
     if TILE == 1 or needed > 0:
         m, r, n = tl.arange(0, TILE), tl.arange(0, RANK), first + tl.arange(0, BLOCK_N)
         m_in, r_in, n_in = m < tl.where(needed > 0, count, 0), r < rank, n < limit
-        row = tl.load(order + start + m, mask=m_in, other=0, cache_modifier=".cg")
+        row = rows_at(order, start, m, m_in, EACH)
         b_in = r_in[:, None] & n_in[None, :]
         matrix = matrix_at(values, word, key, rank, 0, n, r, b_in, depth, width, pieces, experts, place_len)
         if TILE == 1:  # the adapter's matrices are weights
@@ -155,6 +156,7 @@ def launch_expand(
 ) -> None:  # fmt: skip
     """Launches the Triton kernel."""
     parts, count, pieces, rank = low.shape
+    assert rows.settled, "shrink has read the list"
     assert y.is_contiguous(), "y is contiguous"
     assert y.shape == (count, shape.width), f"y has the shape {tuple(y.shape)}"
     square_parts = 0 if before is None else len(before.squares)
@@ -166,7 +168,7 @@ def launch_expand(
         matrices.words.shape[1], shape.number, matrices.values.shape[1], square_parts,
         0.0 if before is None else before.eps, TILE=tile, RANK=rank, BLOCK_N=BLOCK_N, LOWS=lows_of(parts, tile),
         AFTER=after is not None, PARTS=padded(square_parts, 1) if square_parts else 0, num_warps=4,
-        num_stages=2, **launch_options(joins),
+        EACH=rows.each, num_stages=2, **launch_options(joins),
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from engine.kernels.activation import Activation, activate, activate_reference
 from engine.kernels.gemm.epilogue import Unscaled, padded
 from engine.kernels.lora.expand import BLOCK_N, low_of, low_products, lows_of, matrix_at
 from engine.kernels.lora.matrices import PlaceMatrices, SiteShape, matrix_of
-from engine.kernels.lora.rows import PlaceList, block_of, multiply, tile_at
+from engine.kernels.lora.rows import PlaceList, block_of, multiply, rows_at, tile_at
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.room import empty_rows
 from engine.kernels.target import tl, triton
@@ -26,8 +26,8 @@ def expand_gated_kernel(
     low,  # [parts, rows, pieces, RANK] float32, rows in the list's order
     values,  # [places, place_len]
     words,  # [places, sites] int64
-    order,  # [rows] int32
-    tiles,  # [num_tiles, 3] int32
+    order,  # [rows] int32, or [tokens] when EACH
+    tiles,  # [num_tiles, 3] int32, or [rows] when EACH
     squares,  # [square_parts, rows] float32 when PARTS
     rows,
     parts,
@@ -46,19 +46,20 @@ def expand_gated_kernel(
     BLOCK_N: tl.constexpr,
     LOWS: tl.constexpr,  # see expand_kernel
     PARTS: tl.constexpr,  # power of two >= square_parts; 0: x was not prescaled
+    EACH: tl.constexpr,  # see PlaceList
     OVERLAP: tl.constexpr,
 ):
     """A program computes one tile and one block of columns."""
     tile, first = tl.program_id(0), tl.program_id(1) * BLOCK_N
     if TILE > 1:
         grid_wait(OVERLAP)
-    key, start, count = tile_at(tiles, tile)
+    key, start, count = tile_at(tiles, order, tile, experts, EACH)
     if TILE == 1 or count > 0:
         word = tl.load(words + tl.maximum(key - 1, 0) // experts * sites + site, cache_modifier=".cg")
         rank = tl.multiple_of(tl.where(key > 0, word & 0xFFFF, 0).to(tl.int32), 16)
         m, r, n = tl.arange(0, TILE), tl.arange(0, RANK), first + tl.arange(0, BLOCK_N)
         m_in, r_in, n_in = m < count, r < rank, n < width
-        row = tl.load(order + start + m, mask=m_in, other=0, cache_modifier=".cg")
+        row = rows_at(order, start, m, m_in, EACH)
         b_in, inner = r_in[:, None] & n_in[None, :], m_in[:, None] & r_in[None, :]
         if TILE == 1:  # the adapter's matrices are weights
             gate = matrix_at(values, word, key, rank, 0, n, r, b_in, depth, 2 * width, pieces, experts, place_len)
@@ -103,6 +104,7 @@ def launch_expand_gated(
 ) -> Tensor:  # fmt: skip
     """Launches the Triton kernel."""
     parts, count, pieces, rank = low.shape
+    assert rows.settled, "shrink has read the list"
     assert halves.is_contiguous(), "halves are contiguous"
     assert halves.shape == (count, shape.width), f"halves have the shape {tuple(halves.shape)}"
     width = shape.width // 2
@@ -115,7 +117,7 @@ def launch_expand_gated(
         matrices.words.shape[1], shape.number, matrices.values.shape[1], square_parts,
         0.0 if before is None else before.eps, ACT=int(activation), TILE=tile, RANK=rank, BLOCK_N=BLOCK_N,
         LOWS=lows_of(parts, tile), PARTS=padded(square_parts, 1) if square_parts else 0, num_warps=4,
-        num_stages=2, **launch_options(joins),
+        EACH=rows.each, num_stages=2, **launch_options(joins),
     )  # fmt: skip
     return out
 

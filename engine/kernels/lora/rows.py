@@ -4,6 +4,7 @@
     tiles   (place or 0, first entry of `order`, number of rows); 0 rows: the tile is empty
 
 For experts a row is a pair of a token and an expert, and a key `(place - 1) * experts + expert + 1` replaces the place.
+Few pairs need no list: each is a tile, and its readers compute the key from the token's place and the chosen expert.
 In: the place of each row, 0 for none. Each place has a program, which counts the rows of lower places and writes its
 own rows and tiles behind theirs. Place p has the tiles from `rows of lower places // tile + p` on, which leaves room
 for a partial tile of each place; so programs need no common counter. A forward makes one list, and another one
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.kernels.pdl import launch_options, wait_alone
+from engine.kernels.pdl import grid_wait, launch_options, wait_alone
 from engine.kernels.target import tl, triton
 
 BLOCK = 1024  # rows per iteration
@@ -31,11 +32,18 @@ FEW_PAIRS = 512  # up to so many pairs are tiles of their own, because their exp
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlaceList:
-    """The rows of a forward by place."""
+    """The rows of a forward by place; of few pairs: the places of the tokens, and the pairs' experts."""
 
-    order: Tensor  # [rows] int32
-    tiles: Tensor  # [num_tiles, 3] int32
+    order: Tensor  # [rows] int32; when `each` [tokens] int32, places
+    tiles: Tensor  # [num_tiles, 3] int32; when `each` [pairs] int32, experts
     tile: int  # the most rows of a tile
+    each: int = 0  # pairs of a token, if each pair is a tile
+    settled: bool = True  # readers may read the list before they wait for the previous kernel
+
+    @property
+    def count(self) -> int:
+        """Rows of the list."""
+        return len(self.tiles if self.each else self.order)
 
 
 def tile_of(rows: int, places: int) -> int:
@@ -59,11 +67,31 @@ def multiply(x, matrix):
 
 
 @triton.jit
-def tile_at(tiles, tile):
-    """Key, first entry and number of rows of a tile; the load bypasses the unit's cache."""
-    key = tl.load(tiles + tile * 3, cache_modifier=".cg")
-    start = tl.load(tiles + tile * 3 + 1, cache_modifier=".cg")
-    return key, start, tl.load(tiles + tile * 3 + 2, cache_modifier=".cg")
+def tile_at(tiles, order, tile, experts, EACH: tl.constexpr):
+    """Key, first entry and number of rows of a tile; loads bypass the unit's cache."""
+    if EACH:
+        place = tl.load(order + tile // EACH, cache_modifier=".cg")
+        key = key_of(place, tl.load(tiles + tile, cache_modifier=".cg"), experts)
+        start, count = tile, 1
+    else:
+        key = tl.load(tiles + tile * 3, cache_modifier=".cg")
+        start = tl.load(tiles + tile * 3 + 1, cache_modifier=".cg")
+        count = tl.load(tiles + tile * 3 + 2, cache_modifier=".cg")
+    return key, start, count
+
+
+@triton.jit
+def key_of(place, expert, experts):
+    return tl.where((place > 0) & (expert < experts), (place - 1) * experts + expert + 1, 0)
+
+
+@triton.jit
+def rows_at(order, start, m, m_in, EACH: tl.constexpr):
+    """The rows of a tile, [TILE]."""
+    row = start + m
+    if not EACH:
+        row = tl.load(order + row, mask=m_in, other=0, cache_modifier=".cg")
+    return row
 
 
 @triton.jit(do_not_specialize=["rows", "num_tiles"])
@@ -116,31 +144,22 @@ def place_list_kernel(
 
 @triton.jit(do_not_specialize=["pairs"])
 def pair_keys_kernel(
-    keys,  # [pairs] int32; or, when FEW, tiles [pairs, 3] int32
-    order,  # [pairs] int32 when FEW
+    keys,  # [pairs] int32
     numbers,  # [tokens] int32
     chosen,  # [pairs] int32
     pairs,
     experts,
     top_k,
-    FEW: tl.constexpr,
     BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """A program computes BLOCK keys; FEW: each pair is a tile. No kernel may start before this one ends."""
+    """A program computes BLOCK keys."""
     pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = pair < pairs
-    wait_alone(OVERLAP)
+    grid_wait(OVERLAP)
     place = tl.load(numbers + pair // top_k, mask=inside, other=0)
     expert = tl.load(chosen + pair, mask=inside, other=experts)
-    key = tl.where((place > 0) & (expert < experts), (place - 1) * experts + expert + 1, 0)
-    if FEW:
-        tl.store(order + pair, pair, mask=inside)
-        tl.store(keys + pair * 3, key, mask=inside)
-        tl.store(keys + pair * 3 + 1, pair, mask=inside)
-        tl.store(keys + pair * 3 + 2, 1, mask=inside)
-    else:
-        tl.store(keys + pair, key, mask=inside)
+    tl.store(keys + pair, key_of(place, expert, experts), mask=inside)
 
 
 def pair_list(numbers: Tensor, chosen: Tensor, places: int, experts: int, invariant: bool = False) -> PlaceList:
@@ -151,19 +170,16 @@ def pair_list(numbers: Tensor, chosen: Tensor, places: int, experts: int, invari
 
 
 def launch_pair_list(numbers: Tensor, chosen: Tensor, places: int, experts: int, invariant: bool = False) -> PlaceList:
-    """Launches one Triton kernel for few pairs, which need no order, else two."""
+    """Launches Triton kernels for many pairs."""
     assert chosen.is_contiguous(), "chosen is contiguous"
     assert numbers.is_contiguous(), "numbers are contiguous"
-    pairs, few = chosen.numel(), chosen.numel() <= FEW_PAIRS
-    order = torch.empty(pairs, dtype=torch.int32, device=chosen.device)
-    keys = torch.empty((pairs, 3) if few else (pairs,), dtype=torch.int32, device=chosen.device)
-    if pairs:
-        pair_keys_kernel[(triton.cdiv(pairs, BLOCK),)](
-            keys, order, numbers, chosen, pairs, experts, chosen.shape[1], FEW=few, BLOCK=BLOCK, num_warps=4,
-            **launch_options(),
-        )  # fmt: skip
-    if few:
-        return PlaceList(order, keys, INVARIANT_TILE if invariant else 1)
+    pairs, top_k = chosen.numel(), chosen.shape[1]
+    if pairs <= FEW_PAIRS:  # the router's kernel may still run when the list's first reader starts
+        return PlaceList(numbers, chosen.flatten(), INVARIANT_TILE if invariant else 1, top_k, settled=False)
+    keys = torch.empty(pairs, dtype=torch.int32, device=chosen.device)
+    pair_keys_kernel[(triton.cdiv(pairs, BLOCK),)](
+        keys, numbers, chosen, pairs, experts, top_k, BLOCK=BLOCK, num_warps=4, **launch_options()
+    )
     return launch_place_list(keys, places * experts, INVARIANT_TILE)
 
 

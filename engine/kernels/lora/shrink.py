@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from engine.kernels.lora.matrices import PlaceMatrices, SiteShape, matrix_of
-from engine.kernels.lora.rows import FEW, SOME, PlaceList, block_of, multiply, tile_at
-from engine.kernels.pdl import grid_wait, launch_options
+from engine.kernels.lora.rows import FEW, SOME, PlaceList, block_of, multiply, rows_at, tile_at
+from engine.kernels.pdl import grid_wait, launch_options, wait_then_allow
 from engine.kernels.target import tl, triton
 
 BLOCK_K = 128  # columns per iteration
@@ -32,8 +32,8 @@ def shrink_kernel(
     x,  # [rows, depth], rows x_stride apart
     values,  # [places, place_len]
     words,  # [places, sites] int64
-    order,  # [rows] int32
-    tiles,  # [num_tiles, 3] int32
+    order,  # [rows] int32, or [tokens] when EACH
+    tiles,  # [num_tiles, 3] int32, or [rows] when EACH
     rows,
     depth,
     part_len,
@@ -47,14 +47,18 @@ def shrink_kernel(
     RANK: tl.constexpr,
     BLOCK_K: tl.constexpr,
     ONCE: tl.constexpr,  # tiles of one row: a part has no more than BLOCK_K columns
+    EACH: tl.constexpr,  # see PlaceList
+    SETTLED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """A program computes one tile, one part and one piece."""
+    """A program computes one tile, one part and one piece. Unless SETTLED, later kernels start when the list is."""
     tile, part, piece = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     pieces = tl.num_programs(2)
-    if TILE > 1:
+    if not SETTLED:
+        wait_then_allow(OVERLAP)
+    elif TILE > 1:
         grid_wait(OVERLAP)
-    key, start, count = tile_at(tiles, tile)
+    key, start, count = tile_at(tiles, order, tile, experts, EACH)
     if TILE == 1 or key > 0:
         place, expert = tl.maximum(key - 1, 0) // experts, tl.maximum(key - 1, 0) % experts
         word = tl.load(words + place * sites + site, cache_modifier=".cg")
@@ -62,7 +66,7 @@ def shrink_kernel(
         if TILE == 1 or rank > 0:
             m, n, k = tl.arange(0, TILE), tl.arange(0, RANK), tl.arange(0, BLOCK_K)
             m_in, n_in = m < count, n < rank
-            row = (tl.load(order + start + m, mask=m_in, other=0, cache_modifier=".cg") // top_k).to(tl.int64)
+            row = (rows_at(order, start, m, m_in, EACH) // top_k).to(tl.int64)
             begin = part * part_len
             a = values + place.to(tl.int64) * place_len + tl.multiple_of(word >> 16, 64)
             a += expert.to(tl.int64) * pieces * rank * depth
@@ -71,7 +75,8 @@ def shrink_kernel(
             k_in = begin + k < depth
             if TILE == 1:
                 ahead = tl.load(a_at, mask=(k_in & ONCE)[:, None] & n_in[None, :], other=0.0)  # weights
-                grid_wait(OVERLAP)
+                if SETTLED:
+                    grid_wait(OVERLAP)
             sums = tl.zeros([TILE, RANK], tl.float32)
             if ONCE:
                 inputs = tl.load(x_at, mask=m_in[:, None] & k_in[None, :], other=0.0)
@@ -126,7 +131,7 @@ def launch_shrink(
     branch: AbstractContextManager[None] | None = None,
 ) -> Tensor:  # fmt: skip
     """Launches the Triton kernel."""
-    count, depth = len(rows.order), x.shape[1]
+    count, depth = rows.count, x.shape[1]
     assert x.stride(1) == 1, "rows of x are contiguous"
     assert x.dtype is matrices.values.dtype, f"x is {x.dtype}, the adapters are {matrices.values.dtype}"
     assert depth == shape.in_features, f"x has {depth} features; the layer takes {shape.in_features}"
@@ -140,8 +145,8 @@ def launch_shrink(
         shrink_kernel[(len(rows.tiles), parts, shape.pieces)](
             low, x, matrices.values, matrices.words, rows.order, rows.tiles, count, depth, part_len, shape.experts,
             top_k, matrices.words.shape[1], shape.number, x.stride(0), matrices.values.shape[1], TILE=tile, RANK=rank,
-            BLOCK_K=block, ONCE=tile == 1 and part_len == block, num_warps=4, num_stages=3,
-            **launch_options(branch is not None),
+            BLOCK_K=block, ONCE=tile == 1 and part_len == block, EACH=rows.each, SETTLED=rows.settled, num_warps=4,
+            num_stages=3, **launch_options(branch is not None),
         )  # fmt: skip
     return low
 

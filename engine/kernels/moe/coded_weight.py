@@ -13,7 +13,7 @@ from torch import Tensor
 from engine.kernels.activation import Activation
 from engine.kernels.gemm.groups import Packed
 from engine.kernels.moe.dense import pairs_of
-from engine.kernels.moe.dispatch_codes import Product, coded_product
+from engine.kernels.moe.dispatch_codes import Product, by_token, coded_product
 from engine.kernels.moe.sort import Pairs
 from engine.kernels.moe.weight import ExpertsWeight
 
@@ -47,6 +47,11 @@ class CodedExperts(ExpertsWeight):
     def of_pairs(self, rows: Tensor, pairs: Pairs) -> Tensor:
         made = coded_product(self._product(rows, pairs, None))
         return made.view(len(pairs.chosen), pairs.top_k, -1)
+
+    def halves(self, x: Tensor, pairs: Pairs) -> Tensor:
+        if by_token(x, self.weight, pairs):
+            return coded_product(self._product(x, pairs, None))
+        return ExpertsWeight.halves(self, x, pairs)
 
     def _product(
         self, x: Tensor, pairs: Pairs, activation: Activation | None, weights: Tensor | None = None

@@ -79,7 +79,12 @@ def pairs_of_float8(product: Product) -> bool:
 
 
 def pairs_of_a_token(product: Product) -> bool:
-    return is_mxfp4(product.weight) and takes_token(product.x, product.pairs)
+    return by_token(product.x, product.weight, product.pairs)
+
+
+def by_token(x: Tensor, weight: Packed, pairs: Pairs) -> bool:
+    """Whether the pairs of a token may share its row in products without an activation too."""
+    return is_mxfp4(weight) and takes_token(x, pairs)
 
 
 def values(product: Product) -> Tile | None:

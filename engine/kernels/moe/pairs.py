@@ -133,7 +133,7 @@ def two_lines(words, scales, bias, n, m, line, n_in, m_in, TURN: tl.constexpr, T
 @triton.jit
 def pairs_kernel(
     out,  # [pairs, width]
-    x,  # GATHER: [tokens, runs * 32], else [pairs, runs * 32] int32: two bfloat16
+    x,  # GATHER: [tokens, runs * 32]: a token's pairs share its row; else [pairs, runs * 32] int32: two bfloat16
     words,  # [experts * width, runs * 8] int32 of gemm/widen; when GATED [experts * 2 * width, runs * 8]
     scales,  # [.., runs] int32: two bfloat16, of 32 columns and of the next 32
     bias,  # [..] float32, or None
@@ -226,11 +226,13 @@ def launch_pairs(
     width, words = len(weight.codes) // experts // (2 if gated else 1), weight.codes.view(torch.int32)
     assert weight.scales is not None and words.shape[1] * WORDS == depth and x.shape[1] == depth
     assert x.is_contiguous() and x.data_ptr() % 16 == 0 and (bias is None or bias.dtype is torch.float32)
+    assert len(x) in (len(pairs.chosen), pairs.count)
     blocks = blocks or blocks_of(width, pairs.count, gated)
     out = x.new_empty(pairs.count, width)
     pairs_kernel[(triton.cdiv(width, blocks * (1 if gated else 2)), pairs.count)](
         out, x.view(torch.int32), words, weight.scales.view(torch.int32), bias, weights, pairs.chosen, experts, width,
-        depth // 64, blocks, TOP_K=pairs.top_k, GATHER=gated, GATED=gated, ACT=int(activation or 0), TURN=TURN,
-        TURNS=triton.cdiv(depth // WORDS, TURN), PAIRS=makes_pairs(x), num_warps=1, num_stages=1, **launch_options(),
+        depth // 64, blocks, TOP_K=pairs.top_k, GATHER=len(x) < pairs.count, GATED=gated, ACT=int(activation or 0),
+        TURN=TURN, TURNS=triton.cdiv(depth // WORDS, TURN), PAIRS=makes_pairs(x), num_warps=1, num_stages=1,
+        **launch_options(),
     )  # fmt: skip
     return out

@@ -28,7 +28,7 @@ EXPAND = {
 }  # fmt: skip
 GATED = {**OF_PLACES, "out": T, "halves": T}
 KEYS = {
-    "keys": "*i32", "order": "*i32", "numbers": "*i32", "chosen": "*i32", "pairs": "i32", "experts": "i32",
+    "keys": "*i32", "numbers": "*i32", "chosen": "*i32", "pairs": "i32", "experts": "i32",
     "top_k": "i32",
 }  # fmt: skip
 
@@ -37,13 +37,12 @@ def blocks(tile):
     return {"BLOCK_N": BLOCK_N, "LOWS": lows_of(16, tile)}
 
 
+def shrinks(tile, rank):
+    return {"BLOCK_K": columns_of(tile, rank), "ONCE": tile == 1, "SETTLED": rank != 32}
+
+
 KERNELS = {
-    **{
-        f"keys of {'few' if few else 'many'} pairs": (
-            pair_keys_kernel, KEYS, {"FEW": few, "BLOCK": BLOCK, "OVERLAP": True}, {"num_warps": 4},
-        )
-        for few in (True, False)
-    },
+    "keys of pairs": (pair_keys_kernel, KEYS, {"BLOCK": BLOCK, "OVERLAP": True}, {"num_warps": 4}),
     **{
         f"place list{', single rows' if single else ''}": (
             place_list_kernel, LIST, {"TILE": 16, "BLOCK": BLOCK, "SINGLE": single, "OVERLAP": True}, {"num_warps": 4},
@@ -52,12 +51,12 @@ KERNELS = {
     },
     **{
         f"{name} {tile} x {rank}": (
-            kernel, signature, {"TILE": tile, "RANK": rank, **constants, "OVERLAP": True},
+            kernel, signature, {"TILE": tile, "RANK": rank, "EACH": 4 * (rank == 32), **constants, "OVERLAP": True},
             {"num_warps": 4, "num_stages": stages},
         )
-        for tile, rank in ((1, 16), (16, 32), (64, 64))
+        for tile, rank in ((1, 16), (1, 32), (16, 16), (64, 64))
         for name, kernel, signature, constants, stages in (
-            ("shrink", shrink_kernel, SHRINK, {"BLOCK_K": columns_of(tile, rank), "ONCE": tile == 1}, 3),
+            ("shrink", shrink_kernel, SHRINK, shrinks(tile, rank), 3),
             ("expand", expand_kernel, EXPAND, {**blocks(tile), "AFTER": False, "PARTS": 0}, 2),
             ("expand between norms", expand_kernel, EXPAND, {**blocks(tile), "AFTER": True, "PARTS": 64}, 2),
             ("expand gated", expand_gated_kernel, GATED, {**blocks(tile), "ACT": 0, "PARTS": 64}, 2),

@@ -1,5 +1,7 @@
 """Kernels of adapters in the interpreter against their references: lists of rows, both halves of the product."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import triton  # noqa: F401  (must precede the import of any kernel file; TRITON_INTERPRET sets the mode)
@@ -102,14 +104,15 @@ def test_products_of_experts(by_token, few, monkeypatch):
     chosen = torch.randint(0, 7, (tokens, top_k), generator=draw).int()  # 6: padding
     numbers = numbers_of(tokens, "drawn")
     got, want = launch_pair_list(numbers, chosen, 5, 6), pair_list_reference(numbers, chosen, 5, 6)
-    assert torch.equal(got.tiles[:, 0], want.tiles[:, 0])
+    assert got.settled == (few == 8)
+    assert got.settled or got.each == top_k
     x = torch.randn(tokens if by_token else tokens * top_k, 64, generator=draw)
     y = torch.randn(tokens * top_k, 96, generator=draw)
     made, blocks = [], blocks_of(EXPERTS, "cpu")
     for listed, down, up in ((got, launch_shrink, launch_expand), (want, shrink_reference, expand_reference)):
         made.append(y.clone())
         low = down(x, matrices, EXPERTS, listed, False, top_k if by_token else 1)
-        up(made[-1], low, matrices, EXPERTS, listed, blocks)
+        up(made[-1], low, matrices, EXPERTS, replace(listed, settled=True), blocks)
     torch.testing.assert_close(*made, rtol=1e-4, atol=1e-4)
     adapted = (numbers.repeat_interleave(top_k) > 0) & (numbers.repeat_interleave(top_k) != 2) & (chosen.flatten() < 6)
     assert torch.equal((made[0] != y).any(1), adapted)

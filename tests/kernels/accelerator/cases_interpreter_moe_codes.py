@@ -122,17 +122,17 @@ def test_programs_that_share_the_columns_of_few_pairs(splits, activation):
 @pytest.mark.parametrize("weighed", [False, True])
 @pytest.mark.parametrize(("blocks", "depth"), [(1, 192), (3, 1088), (None, 64)])
 def test_pairs_of_one_row(blocks, depth, weighed, biased, activation):
-    """A pair of padding has no expert; its row stays unchanged."""
+    """A pair of padding has no expert; its row stays unchanged. Pairs may share a row without an activation too."""
     experts, width, gated = 4, 5, activation is not None
     rows = experts * width * (1 + gated)
     scale = torch.randint(-20, 20, (rows, depth // 32)).float().exp2().to(torch.bfloat16)
     weight = packed(Codes(Kind.E2M1, torch.randint(0, 16, (rows, depth)).to(torch.uint8), scale, 32))
     pairs = Pairs(2, torch.tensor([[2, 4]], dtype=torch.int32), None, None)
-    x = (torch.randn(1 if gated else 2, depth) / 8).bfloat16()
+    x = (torch.randn(1 if gated or weighed else 2, depth) / 8).bfloat16()
     bias = torch.randn(experts, rows // experts) if biased else None
     given = torch.rand(1, 2) if weighed and gated else None
     got = launch_pairs(x, weight, experts, bias, pairs, activation, given, blocks)
-    tile = Tile(16, 64, 64, 2, 4)
+    tile, x = Tile(16, 64, 64, 2, 4), x if gated else x.expand(2, -1)
     want = mxfp4_product_reference(x.double(), weight, experts, bias, pairs, activation, tile, given)
     torch.testing.assert_close(got[:1].double(), want[:1], rtol=2**-7, atol=1e-3)  # the interpreter truncates bits
 
