@@ -114,6 +114,12 @@ class Accelerator:
 
         return torch.zeros(count, dtype=torch.int32, pin_memory=True)
 
+    def pinned_bytes(self, size: int) -> torch.Tensor:
+        """uint8 [size] in pinned host memory, with any content. The driver reserves a power of two of bytes."""
+        import torch
+
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
     def event(self) -> torch.cuda.Event:
         """An event that fires when the work before its `record` has run; the thread that waits for it sleeps."""
         import torch

@@ -68,10 +68,10 @@ def decode_sizes(max_rows: int, chosen: tuple[int, ...] = ()) -> list[int]:
 
 
 def fewer_decode_sizes(max_rows: int, chosen: tuple[int, ...] = ()) -> list[int]:
-    """Numbers of rows with a decode graph of another forward: 1, 2, 4, 8, then multiples of 16; or the operator's
+    """Numbers of rows with a decode graph of another forward: 1, 2, 4, 8, 16, then multiples of 32; or the operator's
     list."""
     sizes = decode_sizes(max_rows, chosen)
-    return sizes if chosen else [size for size in sizes if size <= 8 or size % 16 == 0 or size == max_rows]
+    return sizes if chosen else [size for size in sizes if size <= 16 or size % 32 == 0 or size == max_rows]
 
 
 def fewer_mixed_sizes(most: int) -> list[int]:

@@ -87,6 +87,7 @@ async def measured(shape: str, folder: str, device: str, places: bool) -> dict[s
     engine = Engine(replace(config, lora=lora if places else None))
     await engine.start()
     seen = {"start, s": [time.perf_counter() - begun]}
+    seen |= {f"start: {phase}, s": [seconds] for phase, seconds in engine.startup.items()}
     window = 16 if shape == "tiny" else WINDOW
     draw, vocab = np.random.default_rng(0), engine.limits.vocab_size
     adapters, long = list[Adapter](), min(LONG, engine.limits.max_model_len - 8)

@@ -156,6 +156,9 @@ class HostAccelerator:
     def pinned(self, count: int) -> torch.Tensor:
         return torch.zeros(count, dtype=torch.int32)
 
+    def pinned_bytes(self, size: int) -> torch.Tensor:
+        return torch.full((size,), 0xFF, dtype=torch.uint8)  # NaN in all floats: nothing may read what is not written
+
     def event(self) -> HostMark:
         return HostMark()
 
