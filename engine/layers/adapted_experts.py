@@ -4,6 +4,8 @@
     made[pair]   = activate(gate, up)
     out[pair]    = D_e made[pair] + B (A made[pair])
 
+Experts without a gate have up alone, and made[pair] = activate(up).
+
 Thread: device. In: rows of a SparseMLP. Out: the experts' results. Pairs stay in the order of their tokens until the
 base multiplies; the deltas need gate and up before the activation, so no product is fused while a row has an adapter.
 """
@@ -15,7 +17,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from engine.kernels.activation import Activation, glu
+from engine.kernels.activation import Activation, glu, pointwise
 from engine.kernels.gemm.codes import Inputs
 from engine.kernels.gemm.quantise_floats import CodedRows
 from engine.kernels.moe.sort import Pairs
@@ -104,11 +106,24 @@ class AdaptedExperts(ExpertsWeight):
         if weights is not None:  # the inputs of pairs differ from the rows of tokens
             x = (x[:, None] * weights[..., None]).flatten(0, 1).to(x.dtype)
         low = self.site.lowered(x, pairs)
-        made = self.site.gated(self.base.halves(x, pairs), x, low, pairs, activation)
-        low = down.site.lowered(made, pairs)
-        out = down.base.of_pairs(made if pairs.order is None else made.index_select(0, in_order(pairs)), pairs)
-        if down.site.acts:
-            down.site.add_to(out.flatten(0, 1), made, low, pairs)
+        return down._of_made(self.site.gated(self.base.halves(x, pairs), x, low, pairs, activation), pairs)
+
+    def of_ungated(self, down: ExpertsWeight, x: Tensor, pairs: Pairs, activation: Activation) -> Tensor:
+        assert isinstance(down, AdaptedExperts), "both products of a layer have places, or none"
+        if not self.site.apart:
+            return self.base.of_ungated(down.base, x, pairs, activation)
+        low = self.site.lowered(x, pairs)
+        made = self.base.halves(x, pairs)
+        if self.site.acts:
+            self.site.add_to(made, x, low, pairs)
+        return down._of_made(pointwise(made, activation), pairs)
+
+    def _of_made(self, made: Tensor, pairs: Pairs) -> Tensor:
+        """The second product of made [pairs, in_features], in the order of tokens -> [T, top_k, out_features]."""
+        low = self.site.lowered(made, pairs)
+        out = self.base.of_pairs(made if pairs.order is None else made.index_select(0, in_order(pairs)), pairs)
+        if self.site.acts:
+            self.site.add_to(out.flatten(0, 1), made, low, pairs)
         return out
 
 

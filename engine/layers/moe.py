@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from engine.base.model_config import ExpertsConfig, TextConfig
-from engine.kernels.activation import BY_NAME, Activation, pointwise
+from engine.kernels.activation import BY_NAME, Activation
 from engine.kernels.gemm.codes import Codes
 from engine.kernels.gemm.pack import Placement
 from engine.kernels.gemm.weight import Weight
@@ -321,7 +321,7 @@ class SparseMLP:
         if self.gate_up.is_gated:
             made = first.of_mlp(second, inner, codes, pairs, self.activation, before)
         else:
-            made = second.of_pairs(pointwise(first.of_tokens(inner, pairs, None), self.activation), pairs)
+            made = first.of_ungated(second, inner, pairs, self.activation)
         shared = None if self.shared is None else self.shared.of_rows(rows)
         if self.latent_out is not None:
             return Latent(self.latent_out, combine(made, weights, None, None, None, count), shared)

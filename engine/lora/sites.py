@@ -87,18 +87,12 @@ def changed(model: Model, config: LoraConfig) -> list[tuple[str, Linear | Expert
             continue
         if not config.targets or words & set(config.targets):
             found.append((path, part))
-    plain = {block(path) for path, part in found if isinstance(part, Experts) and not (part.is_down or part.is_gated)}
-    return [(path, part) for path, part in found if block(path) not in plain or isinstance(part, Linear)]
+    return found
 
 
 def is_in_tower(model: Model, path: str) -> bool:
     """Whether the layer belongs to a tower, or to the connector behind a tower."""
     return getattr(model, path.partition(".")[0], None) in list(each(model.towers))
-
-
-def block(path: str) -> str:
-    """The path of the object that holds the layer."""
-    return path.rpartition(".")[0]
 
 
 def last_words(names: list[str]) -> set[str]:

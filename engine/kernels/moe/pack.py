@@ -89,7 +89,7 @@ def _panels(
         else:
             experts.append(pack_panels(floats[0], bias))
     rows = sum(len(piece.values if isinstance(piece, Codes) else piece) for piece in matrices[:each])
-    return ExpertPanels(tuple(experts), rows // 2 if gated else rows)
+    return ExpertPanels(tuple(experts), rows // 2 if gated else rows, gated)
 
 
 def _in_activations_dtype(piece: Tensor, placement: Placement) -> Tensor:

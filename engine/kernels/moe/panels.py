@@ -22,6 +22,7 @@ class ExpertPanels(ExpertsWeight):
 
     experts: tuple[Weight, ...]
     out_features: int  # columns of a product; if gated, half of the matrix's rows
+    gated: bool
 
     @property
     def num_bytes(self) -> int:
@@ -51,7 +52,7 @@ class ExpertPanels(ExpertsWeight):
     def halves(self, x: Tensor, pairs: Pairs) -> Tensor:
         assert pairs.order is not None
         rows = x.index_select(0, pairs.order // (1 if len(x) == pairs.count else pairs.top_k))
-        out = x.new_empty(len(rows), 2 * self.out_features)
+        out = x.new_empty(len(rows), self.out_features * (2 if self.gated else 1))
         for weight, mine in self._each(pairs):
             weight.linear(rows[mine], out[mine])
         return out.new_empty(out.shape).index_copy_(0, pairs.order, out)

@@ -8,6 +8,7 @@ Owner: the model; read-only after loading. In: tokens' rows and the experts that
     of_tokens   x [T, H] -> a row for each pair, pairs of one expert adjacent; with an activation of gate and up
     of_pairs    these rows -> [T, top_k, H], each token's experts in the order in which the token chose them
     of_mlp      of_tokens, then of_pairs; a form may fuse them; `inputs` is set if it accepts codes of x too
+    of_ungated  the same for experts without a gate
     halves      gate and up of each pair before the activation, for layers with adapters (engine/layers/adapted_experts)
 """
 
@@ -17,7 +18,7 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
-from engine.kernels.activation import Activation
+from engine.kernels.activation import Activation, pointwise
 from engine.kernels.gemm.codes import Inputs
 from engine.kernels.gemm.quantise_floats import CodedRows
 from engine.kernels.moe.sort import Pairs
@@ -62,7 +63,7 @@ class ExpertsWeight(ABC):
 
     def halves(self, x: Tensor, pairs: Pairs) -> Tensor:
         """x [T, in_features], or a row for each pair -> gate, then up, before the activation, [pairs, out_features] in
-        the order of tokens."""
+        the order of tokens; without a gate up alone."""
         each = 1 if len(x) == pairs.count else pairs.top_k
         if pairs.order is not None:
             rows = x.index_select(0, pairs.order.clamp(0, pairs.count - 1) // each)
@@ -77,3 +78,7 @@ class ExpertsWeight(ABC):
         """Apply this product, then `down`: x [T, in_features] -> [T, top_k, in_features]. codes: codes of x, if
         `inputs`."""
         return down.of_pairs(self.of_tokens(x, pairs, activation, weights), pairs)
+
+    def of_ungated(self, down: ExpertsWeight, x: Tensor, pairs: Pairs, activation: Activation) -> Tensor:
+        """`of_mlp` of experts without a gate: down(activation(x))."""
+        return down.of_pairs(pointwise(self.of_tokens(x, pairs, None), activation), pairs)

@@ -12,7 +12,8 @@ from tests import tiny
 from tests.engine_kit import answer_deltas, prompts, running, text_request
 from tests.lora_kit import Drawn, adapted, drawn, merge
 
-NAMES = ("qwen3_moe", "mixtral", "gpt_oss", "llama4")  # gate|up as rows, by expert, interleaved, weighed inputs
+# gate|up as rows, by expert, interleaved, weighed inputs; without a gate, of the hidden size and of a latent size
+NAMES = ("qwen3_moe", "mixtral", "gpt_oss", "llama4", "nemotron_h", "nemotron_h-latent")
 TOKENS = 8
 PROMPTS = prompts(6, tiny.FIRST_SPECIAL, seed=8, longest=30)
 

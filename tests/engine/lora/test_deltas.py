@@ -127,6 +127,11 @@ def test_parameters_of_all_experts(name, tmp_path, matrices):
     check(name, tmp_path, matrices, r=3, target_modules=ATTENTION, target_parameters=parameters)
 
 
+def test_parameters_of_all_experts_without_a_gate(tmp_path, matrices):
+    parameters = ["mixer.experts.up_proj", "mixer.experts.down_proj"]
+    check("nemotron_h", tmp_path, matrices, r=3, target_modules=ATTENTION, target_parameters=parameters)
+
+
 def test_a_head_of_its_own_and_a_tied_head(tmp_path, matrices):
     for name in ("llama", "qwen2"):
         check(name, tmp_path / name, matrices, r=4, target_modules=["lm_head", "q_proj"])
