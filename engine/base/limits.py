@@ -56,6 +56,7 @@ class Limits:
     axes: int = 1  # position axes per token
     adds_media: bool = False  # spans may extend beyond the prompt; the answer ends where the spans end
     max_rows: int = 1  # rows in a step
+    adapters: tuple[str, ...] = ()  # the media of the checkpoint's own adapters
     picture_bytes: int = 0  # largest decoded picture that the device scales and cuts; 0: the device takes patches only
 
     @property
@@ -103,6 +104,11 @@ def check(request: Request, limits: Limits) -> None:
         )
     if request.n < 1:
         raise RequestError(f"n={request.n}; ask for at least 1")
+    if request.lora is not None and limits.adapters and (own := request.adapter(limits.adapters)):
+        raise RequestError(
+            f"model={request.lora.name!r}: the prompt has media ({limits.adapters[own - 1]}) for which the base has an "
+            "adapter of its own, and a request has one adapter; send the base model's name, or leave the media out"
+        )
     if request.sampling.return_routed_experts:
         _check_routed(count, limits)
     if request.media or request.positions is not None:

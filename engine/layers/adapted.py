@@ -44,8 +44,9 @@ class Adapter:
 class TokenAdapters(Protocol):
     """The adapters of the tokens of the current forward. Owner: the thread that launches forwards."""
 
-    def begin(self, numbers: Tensor | None) -> None:
-        """Begins a forward; numbers int32 [T]: each token's adapter, 0: none. numbers None: no token has an adapter."""
+    def begin(self, numbers: Tensor | None, named: bool = True) -> None:
+        """Begins a forward; numbers int32 [T]: each token's adapter, 0: none. numbers None: no token has an adapter.
+        `named`: a token may have an adapter by name."""
 
     def keep(self, index: Tensor) -> None:
         """Restricts the rest of the forward to the tokens of `index`, int64 [S]."""
@@ -97,15 +98,16 @@ class Delta(ABC):
 class Chosen:
     """The fixed adapter of each token; a TokenAdapters."""
 
-    __slots__ = ("_numbers", "_shares", "_tables", "scales")
+    __slots__ = ("_numbers", "_shares", "_tables", "further", "scales")
 
     def __init__(self, scales: Sequence[float]) -> None:
         self.scales = scales
+        self.further = 0  # numbers behind those of the fixed adapters; they have no fixed adapter
         self._numbers: Tensor | None = None
         self._tables: dict[tuple[int, ...], Tensor] = {}
         self._shares: dict[tuple[int, ...], Tensor] = {}
 
-    def begin(self, numbers: Tensor | None) -> None:
+    def begin(self, numbers: Tensor | None, named: bool = True) -> None:
         self._numbers = numbers
         self._shares.clear()
 
@@ -121,7 +123,7 @@ class Chosen:
     def prepare(self, widths: tuple[int, ...], dtype: torch.dtype, device: str) -> None:
         """Makes the scale table [adapter, column] for layers with adapters of these widths; called before forwards."""
         if widths not in self._tables:
-            table = torch.zeros(len(widths) + 1, sum(widths))
+            table = torch.zeros(len(widths) + 1 + self.further, sum(widths))
             first = 0
             for number, (width, scale) in enumerate(zip(widths, self.scales), 1):
                 table[number, first : first + width] = scale
@@ -198,6 +200,40 @@ class Site(Delta):
         assert shares is not None, "no token has an adapter"
         assert isinstance(x, Tensor), "rows are not prescaled here"
         self.up.linear(self.down.linear(x).mul_(shares), y, y)
+
+
+class OwnAndNamed:
+    """The fixed adapters, numbers 1 to `count`, and adapters by name, whose numbers follow; a TokenAdapters."""
+
+    __slots__ = ("count", "named", "own")
+
+    def __init__(self, own: Chosen, named: TokenAdapters, count: int, places: int) -> None:
+        self.own, self.named, self.count = own, named, count
+        own.further = places
+
+    def begin(self, numbers: Tensor | None, named: bool = True) -> None:
+        self.named.begin(numbers if named else None)
+        if numbers is not None and not numbers.is_cuda and not ((numbers > 0) & (numbers <= self.count)).any():
+            numbers = None
+        self.own.begin(numbers)
+
+    def keep(self, index: Tensor) -> None:
+        self.own.keep(index)
+        self.named.keep(index)
+
+
+class OwnAndPlaced:
+    """A layer's fixed adapters, whose matrices the checkpoint holds, and its places."""
+
+    __slots__ = ("expects", "fill", "own", "placed")
+
+    def __init__(self, own: Site, placed: Delta) -> None:
+        self.own, self.placed = own, placed
+        self.expects, self.fill = own.expects, own.fill
+
+    def around(self, base: Weight) -> Weight:
+        """The layer's weight with adapters."""
+        return AdaptedWeight(self.own.around(base), self.placed)
 
 
 class TableSite:

@@ -50,5 +50,6 @@ class Batch:
     # `media` for a recorded forward: which tokens, [T, 1] bool, and their rows [T, hidden or more].
     overlay: tuple[Tensor, Tensor] | None = None
     adapters: Tensor | None = None  # [T] int32: the number of each token's adapter, 0 for none. None: no token has one
+    named: bool = True  # a token may have an adapter by name
     second_start: Tensor | None = None  # [num_rows] int32, for encoders: offset of a row's second text; 0: no pair
     pool_start: Tensor | None = None  # [num_rows] int32: the first pooled token of a row. None: all tokens are pooled

@@ -36,9 +36,11 @@ class Group(NamedTuple):
 class PlaceRows:
     """The place of each token of the current forward; a TokenAdapters (engine/layers/adapted.py)."""
 
-    __slots__ = ("_numbers", "groups")
+    __slots__ = ("_first", "_numbers", "groups")
 
-    def __init__(self) -> None:
+    def __init__(self, first: int = 0) -> None:
+        """`first`: numbers up to it are no places (engine/layers/adapted.OwnAndNamed)."""
+        self._first = first
         self._numbers: Tensor | None = None  # int32 [rows]
         self.groups: Sequence[Group] = ()
 
@@ -51,13 +53,16 @@ class PlaceRows:
         """Fails if a layer's input has other rows than the forward."""
         assert self._numbers is None or len(self._numbers) == rows, f"{rows} rows in a forward of other rows"
 
-    def begin(self, numbers: Tensor | None) -> None:
-        self._numbers = numbers
-        self.groups = () if numbers is None else groups_of(numbers)
+    def begin(self, numbers: Tensor | None, named: bool = True) -> None:
+        self._begin(numbers if numbers is None or not self._first else (numbers - self._first).clamp_(min=0))
+
+    def _begin(self, places: Tensor | None) -> None:
+        self._numbers = places
+        self.groups = () if places is None else groups_of(places)
 
     def keep(self, index: Tensor) -> None:
         if self._numbers is not None:
-            self.begin(self._numbers.index_select(0, index))
+            self._begin(self._numbers.index_select(0, index))
 
 
 class ItemRows(PlaceRows):

@@ -31,18 +31,21 @@ class DeviceRows:
     """The place of each row of the current forward; a TokenAdapters (engine/layers/adapted.py)."""
 
     branches: ClassVar[bool] = True  # A x may run on another stream
-    __slots__ = ("_numbers", "_pairs", "_places", "invariant", "listed")
+    __slots__ = ("_first", "_numbers", "_pairs", "_places", "invariant", "listed")
 
-    def __init__(self, places: int, invariant: bool) -> None:
+    def __init__(self, places: int, invariant: bool, first: int = 0) -> None:
         """`invariant`: a row's bits do not depend on other rows, and the base's rows not on whether a row has an
-        adapter."""
-        self._places, self.invariant = places, invariant
+        adapter. `first`: numbers up to it are no places (engine/layers/adapted.OwnAndNamed)."""
+        self._places, self.invariant, self._first = places, invariant, first
         self._numbers: Tensor | None = None
         self._pairs: tuple[Tensor, PlaceList] | None = None  # the newest chosen experts, and the list of their pairs
         self.listed: PlaceList | None = None  # of the current forward; None: no row has an adapter
 
-    def begin(self, numbers: Tensor | None) -> None:
-        self._numbers = None if numbers is None else numbers.contiguous()
+    def begin(self, numbers: Tensor | None, named: bool = True) -> None:
+        self._begin(numbers if numbers is None or not self._first else (numbers - self._first).clamp_(min=0))
+
+    def _begin(self, places: Tensor | None) -> None:
+        self._numbers = None if places is None else places.contiguous()
         self.listed = self._pairs = None
         if self._numbers is not None:
             tile = INVARIANT_TILE if self.invariant else tile_of(len(self._numbers), self._places)
@@ -70,7 +73,7 @@ class DeviceRows:
 
     def keep(self, index: Tensor) -> None:
         if self._numbers is not None:
-            self.begin(self._numbers.index_select(0, index))
+            self._begin(self._numbers.index_select(0, index))
 
 
 class DeviceItem:

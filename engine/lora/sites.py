@@ -13,12 +13,14 @@ from engine.base.errors import ConfigError
 from engine.encoders.qwen_vl.tower import QwenVisionTower
 from engine.encoders.tower import each
 from engine.kernels.lora.matrices import SiteShape
+from engine.layers.adapted import Chosen, OwnAndNamed, OwnAndPlaced, Site, TokenAdapters
 from engine.layers.embed import Head
 from engine.layers.linear import GatedLinear, Linear
 from engine.layers.moe import Experts
 from engine.layers.padded import PaddedGated, PaddedLinear
 from engine.layers.placed import ItemRows, PlacedExperts, PlacedSite, PlaceRows
 from engine.layers.placed_device import DeviceExperts, DeviceItem, DevicePlaces, DeviceRows, DeviceSite
+from engine.lora.targets import BASE
 from engine.models.base.decoder import Decoder
 from engine.models.base.model import Model
 from engine.weights.gguf import GGUF
@@ -36,25 +38,30 @@ DeviceSites = dict[str, DevicePlaces]
 def give_host_sites(model: Model, config: LoraConfig) -> HostSites:
     """Gives each layer of a model on a CPU that adapters may change a site. Raises ConfigError if the model cannot have
     adapters by name."""
-    decoder, rows, sites, items = _decoder(model), PlaceRows(), HostSites(), ItemRows()
-    decoder.chosen = rows
+    decoder, sites, items = _decoder(model), HostSites(), ItemRows()
+    first = len(decoder.adapters)
+    rows = PlaceRows(first)
+    decoder.chosen = with_own(decoder, rows, config)
     for path, layer in changed(model, config):
         if isinstance(layer, Experts):
             layer.site = sites[path] = PlacedExperts(layer.pieces, rows, config.max_loras)
             continue
         own = rows
         if path == HEAD:
-            own = decoder.head_chosen = PlaceRows()
+            own = decoder.head_chosen = PlaceRows(first)
         elif is_in_tower(decoder, path):
             own = decoder.of_items = items
-        layer.site = sites[path] = PlacedSite(layer, own, config.max_loras)
+        sites[path] = placed = PlacedSite(layer, own, config.max_loras)
+        layer.site = OwnAndPlaced(layer.site, placed) if isinstance(layer.site, Site) else placed
     return sites
 
 
 def give_device_sites(model: Model, config: LoraConfig, invariant: bool) -> DeviceSites:
     """The same for a model on an accelerator; `invariant`: --deterministic."""
-    decoder, rows, sites = _decoder(model), DeviceRows(config.max_loras, invariant), DeviceSites()
-    decoder.chosen, items = rows, DeviceItem(config.max_loras, invariant, model.device)
+    decoder, sites, items = _decoder(model), DeviceSites(), DeviceItem(config.max_loras, invariant, model.device)
+    first = len(decoder.adapters)
+    rows = DeviceRows(config.max_loras, invariant, first)
+    decoder.chosen = with_own(decoder, rows, config)
     for tower in each(model.towers):
         if isinstance(tower, QwenVisionTower) and tower.graphs is not None:
             tower.graphs.may_replay = lambda: not items.acts
@@ -65,12 +72,18 @@ def give_device_sites(model: Model, config: LoraConfig, invariant: bool) -> Devi
             continue
         own: DeviceRows | DeviceItem = rows
         if path == HEAD:
-            own = decoder.head_chosen = DeviceRows(config.max_loras, invariant)
+            own = decoder.head_chosen = DeviceRows(config.max_loras, invariant, first)
         elif is_in_tower(decoder, path):
             own = decoder.of_items = items
-        shape = SiteShape(number, layer.in_features, layer.out_features)
-        layer.site = sites[path] = DeviceSite(shape, own)
+        sites[path] = placed = DeviceSite(SiteShape(number, layer.in_features, layer.out_features), own)
+        layer.site = OwnAndPlaced(layer.site, placed) if isinstance(layer.site, Site) else placed
     return sites
+
+
+def with_own(decoder: Decoder, rows: TokenAdapters, config: LoraConfig) -> TokenAdapters:
+    """The adapters by name, and the checkpoint's own if the decoder has any."""
+    own = decoder.chosen
+    return OwnAndNamed(own, rows, len(decoder.adapters), config.max_loras) if isinstance(own, Chosen) else rows
 
 
 def changed(model: Model, config: LoraConfig) -> list[tuple[str, Linear | Experts]]:
@@ -97,15 +110,13 @@ def is_in_tower(model: Model, path: str) -> bool:
 
 def last_words(names: list[str]) -> set[str]:
     """The last components of names of modules."""
-    return {name.rpartition(".")[2] for name in names}
+    return {name.removesuffix(BASE).rpartition(".")[2] for name in names}
 
 
 def _decoder(model: Model) -> Decoder:
     name = model.config.architecture
     if not isinstance(model, Decoder) or model.config.implementation != "native":
         raise ConfigError(f"--enable-lora: {name} has no decoder of ours, which adapters need; leave the flag out")
-    if model.adapters:
-        raise ConfigError(f"--enable-lora: {name} has adapters of its own ({', '.join(model.adapters)})")
     if (Path(model.config.folder) / GGUF).exists():
         raise ConfigError(
             f"--enable-lora: {name} comes from a GGUF file, whose rows have another order; serve safetensors"

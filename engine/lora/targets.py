@@ -42,6 +42,7 @@ IN_ONE = {"gate_up_proj": "gate_up", "up_proj": "gate_up", "down_proj": "down"} 
 BLOCK = re.compile(r"(.*layers\.\d+)\.\w+\.experts")
 EXPERT = re.compile(r"(.+\.experts)\.(\d{1,6})\.(\w+)")
 KINDS = (Linear, GatedLinear, Head, PaddedLinear, PaddedGated)
+BASE = ".base_layer"  # the submodule with the matrix, in checkpoints with adapters of their own
 STRIPS = 4  # further prefixes that a name may have
 
 
@@ -177,6 +178,7 @@ class Targets:
         gains = None if part.gains is None else tuple(part.gains.of_weights())
         target = LinearTarget(path, part.in_features, part.out_features, part.arrange, gains)
         self.by_path[path] = target
+        names = [name.removesuffix(BASE) for name in names]
         for piece, name in enumerate(names):
             self._modules[name] = Spot(target, (piece,))
         parents = {name.rpartition(".")[0] for name in names}

@@ -160,5 +160,6 @@ def limits_of(config: EngineConfig, model: Model, sizes: Sizes, blocks: int) -> 
         has_experts=bool(text.routings),
         axes=found.axes,
         adds_media=found.adds_media,
+        adapters=model.adapters,
         picture_bytes=max((tower.picture_bytes(sizes.encoder_rows) for tower in each(model.towers)), default=0),
     )

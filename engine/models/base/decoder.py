@@ -164,7 +164,7 @@ class Decoder(Model):
     def forward(self, batch: Batch, out: Tensor | None = None) -> Tensor:
         rows = self._embedded(batch)
         if self.chosen is not None:
-            self.chosen.begin(batch.adapters)
+            self.chosen.begin(batch.adapters, batch.named)
         inputs = self.per_layer_inputs(batch, rows)
         counts = batch.num_tokens, batch.num_sampled
         x = Stream(rows, *counts, batch.routed, inputs, self.chosen, self.exchange)

@@ -39,10 +39,11 @@ class Adapters(StepPart):
     name = "adapters"
     ranks = "every"
 
-    def __init__(self, config: EngineConfig, paths: Collection[str], sizes: Sizes) -> None:
+    def __init__(self, config: EngineConfig, model: Model, paths: Collection[str], sizes: Sizes) -> None:
         """`paths`: of the layers that have places."""
         assert config.lora is not None, "the engine has adapters by name"
         self.config, self.paths = config.lora, paths
+        self._own = len(model.adapters)  # adapters that are part of the checkpoint have the numbers before the places
         self._number = np.zeros(sizes.max_slots, np.int32)  # by slot: the place that the row holds; 0: none
         self.places: Places
 
@@ -51,13 +52,13 @@ class Adapters(StepPart):
 
     def place(self, request: Request, place: Place, scheduler: Scheduler) -> None:
         if request.lora is not None:
-            place.adapter = self.places.number(adapter_of(request))
+            place.adapter = self._own + self.places.number(adapter_of(request))
 
     def admit(self, slot: int, row: LiveRow, words: np.ndarray) -> bool:
         if row.request.lora is None:
             return False
-        self.places.hold(row.place.adapter)
-        self._number[slot] = row.place.adapter
+        self._number[slot] = row.place.adapter - self._own
+        self.places.hold(int(self._number[slot]))
         return True
 
     def reset(self, slot: int, poison: bool) -> None:
@@ -83,8 +84,8 @@ class Adapters(StepPart):
 class HostAdapters(Adapters):
     """The part on a CPU."""
 
-    def __init__(self, config: EngineConfig, sites: HostSites, sizes: Sizes) -> None:
-        super().__init__(config, sites.keys(), sizes)
+    def __init__(self, config: EngineConfig, model: Model, sites: HostSites, sizes: Sizes) -> None:
+        super().__init__(config, model, sites.keys(), sizes)
         self._sites = sites
 
     def start(self, steps: Steps) -> None:
@@ -97,7 +98,7 @@ class DeviceAdapters(Adapters):
     changes_forward = True
 
     def __init__(self, config: EngineConfig, model: Model, sites: DeviceSites, sizes: Sizes) -> None:
-        super().__init__(config, sites.keys(), sizes)
+        super().__init__(config, model, sites.keys(), sizes)
         self._sites, self._dtype = sites, model.dtype
 
     def claim(self) -> Claim:

@@ -127,7 +127,7 @@ class Media(StepPart):
             digest = hashlib.blake2b(item.hash, key=place.media_root, digest_size=16).digest()
             entry = self._entry(item, digest, place, scheduler)
             if request.lora is not None and request.lora.in_towers:
-                self.encoder.place_of[entry] = place.adapter
+                self.encoder.place_of[entry] = place.adapter - len(self._model.adapters)
             halves = np.frombuffer(digest, "<u8")[:, None]
             done = 0
             for start, length in item.spans:
@@ -151,7 +151,7 @@ class Media(StepPart):
             entry = scheduler.add_entry(item.num_tokens, work)
             assert entry >= 0, "items larger than the encoder cache are refused before they get here"
             place.made.append(entry)
-            if place.adapter and self._model.adapters:
+            if 0 < place.adapter <= len(self._model.adapters):  # of the checkpoint, not by name
                 item = replace(item, features={**item.features, ADAPTER: np.array(place.adapter)})
             self.encoder.stage(entry, name, item)
         return entry

@@ -50,7 +50,8 @@ def adapters(setting: Setting) -> StepPart | None:
     if setting.config.lora is None:
         return None
     if setting.on_host:
-        return HostAdapters(setting.config, give_host_sites(setting.model, setting.config.lora), setting.sizes)
+        given = give_host_sites(setting.model, setting.config.lora)
+        return HostAdapters(setting.config, setting.model, given, setting.sizes)
     sites = give_device_sites(setting.model, setting.config.lora, setting.config.deterministic)
     return DeviceAdapters(setting.config, setting.model, sites, setting.sizes)
 

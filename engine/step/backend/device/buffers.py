@@ -199,6 +199,7 @@ class StepBuffers:
             num_tokens=inputs.query_start[-1:],  # [1] the start behind the last row: the number of tokens
             overlay=overlay,
             adapters=None if adapters is None else adapters[:tokens],
+            named=bool(variant & self.forward_variant),
             hooks=self.hooks,
         )
         for hook in self.hooks:
