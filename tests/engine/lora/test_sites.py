@@ -7,10 +7,13 @@ import torch
 
 from engine.base.config import LoraConfig
 from engine.base.errors import ConfigError
+from engine.layers.placed_device import DeviceRows, DeviceSite
 from engine.lora.sites import changed, give_host_sites
 from engine.models.registry import build_model, load_model_config
 from engine.weights.gguf import GGUF
 from tests import pooling_kit, tiny
+from tests.engine.host_accelerator import HostBranch
+from tests.kernels.adapters import SHAPES, filled, numbers_of
 
 
 def test_a_gguf_file_is_refused(tmp_path):
@@ -40,3 +43,17 @@ def test_targets_name_modules_of_the_checkpoint(targets, found):
     model = build_model(load_model_config(tiny.checkpoint("qwen3_moe")), torch.float32)
     paths = [path for path, _ in changed(model, LoraConfig(targets=targets))]
     assert {path.split(".", 2)[2] for path in paths if path.startswith("layers.0.")} == found
+
+
+@pytest.mark.parametrize(("rows", "branches"), [(3, 0), (20, 1), (100, 0)])
+def test_only_few_rows_use_the_branch(rows, branches):
+    branch, own = HostBranch(), DeviceRows(5, invariant=False)
+    site = DeviceSite(SHAPES[0], own)
+    site.place_in(filled(torch.float32), branch)
+    own.begin(numbers_of(rows, "drawn"))
+    x, y = torch.randn(rows, SHAPES[0].in_features), torch.zeros(rows, SHAPES[0].width)
+    low = site.lowered(x)
+    assert (branch.count, branch.open) == (branches, branches > 0)
+    site.add_to(y, x, low)
+    assert not branch.open
+    assert y.any()
