@@ -49,8 +49,8 @@ class DraftModel(StepPart):
         self._steps: DraftModelSteps
 
     def line(self) -> str:
-        size, kept = gib(weight_bytes(self._drafter.model)), self._sizes.block_size
-        each = sum(spec.block_bytes(kept) for spec in self._drafter.specs) * 1000 / kept / 2**20
+        size, block_size = gib(weight_bytes(self._drafter.model)), self._sizes.block_size
+        each = sum(spec.block_bytes(block_size) for spec in self._drafter.specs) * 1000 / block_size / 2**20
         return (
             f"drafts: {self._drafts.num_tokens} in a step, by {self._drafter.described}; weights of {size}, "
             f"{each:.1f} MiB of the KV cache per 1,000 tokens"
