@@ -123,7 +123,6 @@ ATTRIBUTES = {
     "server/render/chat.py: RenderConfig": 21,
     "server/schema/answers_batches.py: Batch": 22,
     "server/schema/answers_responses.py: Response": 27,
-    "server/schema/audio.py: SpeechForm": 20,
     "server/schema/chat.py: ChatBody": 22,
     "server/schema/common.py: SamplingFields": 41,
     "server/schema/responses.py: ResponsesBody": 28,

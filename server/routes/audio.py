@@ -36,7 +36,7 @@ from server.speech.transcriber import Said, Task, Transcriber
 Kind = TypeVar("Kind", bound=SpeechForm)
 LISTS = ("timestamp_granularities", "include")
 NUMBERS = ("temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty",
-           "repetition_penalty", "stream", "cache_salt", "priority")  # fmt: skip
+           "repetition_penalty", "stream", "cache_salt", "priority", "return_progress")  # fmt: skip
 MAX_PROMPT_BYTES = 16384
 UNSERVED = {
     "known_speaker_names": "no served model identifies speakers; leave the field out",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from server.schema.answers_common import ABSENT, Answer, Created, Maybe, ModelName, TokenValue
+from server.schema.answers_common import ABSENT, Answer, Created, Maybe, ModelName, PromptProgress, TokenValue
 from server.schema.fields import said
 
 Seconds = Annotated[float, said("Seconds since the recording began.", 1.5)]
@@ -111,4 +111,11 @@ class SpeechDoneEvent(SpeechEvent, tag_field="type", tag="transcript.text.done",
     text: Annotated[str, said("The whole text.")]
 
 
-SpeechStreamEvent = SpeechDeltaEvent | SpeechDoneEvent
+class SpeechProgressEvent(SpeechEvent, tag_field="type", tag="transcript.prompt_progress", kw_only=True):
+    """An event before the text of a window, where return_progress is set."""
+
+    window: Annotated[int, said("The number of the piece of the recording, from 0.")]
+    prompt_progress: Annotated[PromptProgress, said("How far the prompt is.")]
+
+
+SpeechStreamEvent = SpeechDeltaEvent | SpeechDoneEvent | SpeechProgressEvent

@@ -10,20 +10,10 @@ from server.schema import fields
 from server.schema.fields import said
 
 
-class SpeechForm(msgspec.Struct, kw_only=True):
-    """The fields that both routes take."""
+class SampledForm(msgspec.Struct, kw_only=True):
+    """How the text of a recording is sampled."""
 
-    model: fields.Model = None
-    prompt: Annotated[str | None, said("Words before the recording, or an instruction to models that take one.")] = None
-    response_format: Annotated[
-        str | None, said("The form of the answer: json, text, srt, vtt or verbose_json.", "json")
-    ] = None
     temperature: fields.Temperature = None
-    stream: Annotated[bool | None, said("Whether the text comes as server-sent events while it is made.")] = None
-    stream_include_usage: Annotated[bool | None, said("Whether a last event holds the token counts.")] = None
-    stream_continuous_usage_stats: Annotated[bool | None, said("Whether each event holds the token counts so far.")] = (
-        None
-    )
     top_p: fields.TopP = None
     top_k: fields.TopK = None
     min_p: fields.MinP = None
@@ -31,12 +21,28 @@ class SpeechForm(msgspec.Struct, kw_only=True):
     frequency_penalty: fields.FrequencyPenalty = None
     presence_penalty: fields.PresencePenalty = None
     repetition_penalty: fields.RepetitionPenalty = None
+
+
+class SpeechForm(SampledForm, kw_only=True):
+    """The fields that both routes take."""
+
+    model: fields.Model = None
+    prompt: Annotated[str | None, said("Words before the recording, or an instruction to models that take one.")] = None
+    response_format: Annotated[
+        str | None, said("The form of the answer: json, text, srt, vtt or verbose_json.", "json")
+    ] = None
+    stream: Annotated[bool | None, said("Whether the text comes as server-sent events while it is made.")] = None
+    stream_include_usage: Annotated[bool | None, said("Whether a last event holds the token counts.")] = None
+    stream_continuous_usage_stats: Annotated[bool | None, said("Whether each event holds the token counts so far.")] = (
+        None
+    )
     max_completion_tokens: Annotated[int | None, said("Most tokens to generate for a piece of the recording.")] = None
     hotwords: Annotated[str | None, said("Refused: models here take no such list; put the words into prompt.")] = None
     n: Annotated[int | None, said("Number of answers; 1 is the only one.", 1)] = None
     use_beam_search: Annotated[bool | None, said("Refused where it is set: transcriptions are sampled.")] = None
     cache_salt: fields.CacheSalt = None
     priority: fields.Priority = None
+    return_progress: fields.ReturnProgress = None
 
 
 class TranscriptionForm(SpeechForm, kw_only=True):

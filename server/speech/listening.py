@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from engine.base.errors import EngineError
-from engine.base.request import Delta, FinishReason, TokenLogprob
+from engine.base.request import Delta, FinishReason, Progress, TokenLogprob
 from engine.base.stream import TokenStream
 from mm.errors import MediaError
 from mm.item import Processed
@@ -38,6 +38,7 @@ ENDED_BY_TOKEN = (FinishReason.STOP, FinishReason.STOP_TOKEN)
 
 # (window, its next text, the tokens of that text if log-probabilities are requested); text "": the window has ended
 OnText = Callable[[int, str, Sequence[TokenLogprob]], None]
+OnProgress = Callable[[int, Progress], None]  # (window, how far its prompt is)
 
 
 def logprobs_of(tokenizer: Tokenizer, entries: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
@@ -55,6 +56,10 @@ def ignore_text(index: int, text: str, tokens: Sequence[TokenLogprob]) -> None:
     """Drop the text deltas of a response that is not streamed."""
 
 
+def ignore_progress(index: int, progress: Progress) -> None:
+    """Drop the progress of prompts."""
+
+
 class Listening:
     """The transcription of one recording. Owner: loop. An OpenAnswer for operators and a draining server."""
 
@@ -62,6 +67,7 @@ class Listening:
         self.exchange = exchange
         self.task = task
         self.on_text: OnText = ignore_text
+        self.on_progress: OnProgress = ignore_progress
         self.error: ApiError | None = None
         self.prompt_tokens = 0
         self.audio_tokens = 0
@@ -205,6 +211,8 @@ class Listening:
                 async with stream:
                     async for delta in stream:
                         reason = delta.finish_reason
+                        if delta.extras and (progress := delta.progress) is not None and window is not None:
+                            self.on_progress(window, progress)
                         new = self._take(delta, text, said, text_below, goes_on)
                         said.text += new
                         if new and window is not None:

@@ -4,6 +4,7 @@ Owner: loop. In: text deltas of a Listening. Out: server-sent events. Windows ar
 in order: the text of a later window is buffered until the earlier windows have ended. Deltas for a client that does not
 read are merged.
 
+    data: {"type":"transcript.prompt_progress","window":0,"prompt_progress":{..},"choices":[],..}     if requested
     data: {"type":"transcript.text.delta","delta":"..","choices":[{"delta":{"content":".."},"finish_reason":null}],..}
     data: {"type":"transcript.text.done","text":"..","choices":[],"usage":{..},..}
     data: [DONE]
@@ -18,11 +19,12 @@ from typing import Any
 
 import orjson
 
-from engine.base.request import TokenLogprob
+from engine.base.request import Progress, TokenLogprob
 from mm.recording import Recording
 from server.errors import ApiError
 from server.http.exchange import ClientGone
 from server.http.sse import DONE, EventStream
+from server.output.choices import progress_of
 from server.schema.audio import SpeechForm
 from server.speech.listening import Listening, all_logprobs, logprobs_of
 from server.speech.transcriber import Said
@@ -101,7 +103,7 @@ class SpeechStream:
         self._tokenizer = listening.exchange.state.tokenizer
         self._new = ""
         self._last: bytes = b""
-        listening.on_text = self._take
+        listening.on_text, listening.on_progress = self._take, self._progress
 
     async def run(self, recording: Recording) -> None:
         """Runs until the last byte is written; raises ApiError while the response has not begun."""
@@ -125,6 +127,12 @@ class SpeechStream:
     def _take(self, window: int, text: str, tokens: Sequence[TokenLogprob]) -> None:
         self._new += self.order.add(window, text, tokens)
         self.flush()
+
+    def _progress(self, window: int, progress: Progress) -> None:
+        """Reports the progress of a window's prompt, unless the reader is slow: later reports replace this one."""
+        if self.events.takes_more:
+            event = {"type": "transcript.prompt_progress", "window": window, "choices": [], **progress_of(progress)}
+            self.events.write(self._framed(event))
 
     def _end(self, error: BaseException | None, listening: asyncio.Future[list[Said]]) -> None:
         if error is not None:

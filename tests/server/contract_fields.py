@@ -17,7 +17,7 @@ from server.dialects.ollama import schema as ollama
 from server.dialects.sagemaker.schema import InvocationBody
 from server.dialects.sglang.schema import SglangAbortBody, SglangBody
 from server.dialects.tei.schema import SharedRerankBody, TeiEmbedBody, TeiFields, TeiPredictBody, TeiTokensBody
-from server.schema.audio import SpeechForm, TranscriptionForm, TranslationForm
+from server.schema.audio import SampledForm, SpeechForm, TranscriptionForm, TranslationForm
 from server.schema.batches import BatchBody, OutputExpiry
 from server.schema.chat import ChatBody
 from server.schema.common import RepetitionFields, SamplingFields, StreamOptions
@@ -166,14 +166,17 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
         STRUCTURE: "format",
         ECHO: "verbosity",
     },
+    SampledForm: {
+        AUDIO + "test_sampling_fields_reach_the_engine": "temperature top_p top_k min_p seed frequency_penalty "
+        "presence_penalty repetition_penalty",
+    },
     SpeechForm: {
         AUDIO + "test_fields_other_than_sampling_have_effect": "model max_completion_tokens priority cache_salt",
         AUDIO + "test_the_instruction_is_the_operators_with_the_clients_words_behind_it": "prompt",
         AUDIO + "test_every_form_holds_the_same_words": "response_format",
-        AUDIO + "test_sampling_fields_reach_the_engine": "temperature top_p top_k min_p seed frequency_penalty "
-        "presence_penalty repetition_penalty",
         AUDIO + "test_a_stream_serves_both_families_of_clients": "stream stream_include_usage "
         "stream_continuous_usage_stats",
+        AUDIO + "test_a_stream_reports_how_far_each_window_is": "return_progress",
         AUDIO + "test_wrong_input_is_refused_by_name": "hotwords n use_beam_search",
     },
     TranscriptionForm: {

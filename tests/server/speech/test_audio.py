@@ -139,6 +139,24 @@ async def test_a_stream_serves_both_families_of_clients(client):
     assert "usage" not in bare.events()[-2]
 
 
+async def test_a_stream_reports_how_far_each_window_is(client):
+    data, _ = long_recording(3)
+    events = (await send(client, data, stream=True, return_progress=True)).events()[:-1]
+    reports = [event for event in events if event["type"] == "transcript.prompt_progress"]
+    windows = {report["window"] for report in reports}
+    assert windows == set(range(len(windows)))
+    assert len(windows) > 1
+    for window in windows:
+        own = [report["prompt_progress"] for report in reports if report["window"] == window]
+        assert [each["processed"] for each in own] == sorted({each["processed"] for each in own})
+        assert own[-1]["processed"] == own[-1]["total"] > 0
+    plain = (await send(client, data, stream=True)).events()[:-1]
+    assert plain[-1]["text"] == events[-1]["text"] != ""
+    assert all("prompt_progress" not in event for event in plain)
+    whole = await send(client, data, return_progress=True)
+    assert whole.json()["text"] == events[-1]["text"]
+
+
 async def test_a_long_recording_is_cut_at_its_pauses_and_joined_in_order(client):
     data, words = long_recording(12)
     reply = (await send(client, data, response_format="verbose_json")).json()
