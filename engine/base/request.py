@@ -107,7 +107,7 @@ class SamplingParams(Samplers):
     bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that must not be completed
     timestamps: TimestampRules | None = None
     logprobs: int | None = None  # None off; k >= 0: the sampled token's and the k most likely; -1 all
-    logprob_token_ids: tuple[int, ...] = ()
+    logprob_token_ids: tuple[int, ...] = ()  # reported at each place of the answer and of prompt_logprobs
     prompt_logprobs: int | None = None  # as logprobs, for each prompt position
     return_routed_experts: bool = False  # the last Delta of a choice brings the experts of its tokens
     return_progress: bool = False  # each step of the prompt brings a Progress

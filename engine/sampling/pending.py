@@ -65,27 +65,36 @@ def logprob_lines(logits: Tensor, tokens: Tensor, k: int, as_logits: bool, asked
 
 
 def prompt_logprobs(
-    project: Callable[[Tensor], Tensor], device: torch.device, asked: np.ndarray, vocab: int, as_logits: bool = False
+    project: Callable[[Tensor], Tensor],
+    device: torch.device,
+    asked: np.ndarray,
+    vocab: int,
+    as_logits: bool = False,
+    named: Sequence[tuple[int, ...]] = (),
 ) -> Pending:
     """Log-probabilities of prompt positions, without waiting: one line per column of `asked`, numbered by column.
 
-    asked int64 [3, n]: number of a token in the step, the following token, number of top tokens. `project` makes the
-    float32 logits [rows, vocab] of tokens int64 [rows] on the device; only CHUNK rows exist at a time. The values are
-    raw in every mode, because no token was drawn.
+    asked int64 [3, n]: number of a token in the step, the following token, number of top tokens. named: each column's
+    requested ids; (): no column has any. `project` makes the float32 logits [rows, vocab] of tokens int64 [rows] on the
+    device; only CHUNK rows exist at a time. The values are raw in every mode, because no token was drawn.
     """
     pending = Pending()
+    ids = _padded(named)
     for alike, width in together(asked[2], vocab):
         rows, following = send(asked[:2, alike], device)  # [n] each
+        more = None if ids is None else send(ids[alike], device)
         held: list[Tensor] = []  # lines from `begin` on, collected to save copies: each copy needs pinned memory
         begin = 0
         for start in range(0, len(alike), CHUNK):
             end = min(start + CHUNK, len(alike))
             logits = project(rows[start:end]).float()  # [chunk, vocab]
-            held.append(logprob_lines(logits, following[start:end], width, as_logits))
+            some = None if more is None else more[start:end]
+            held.append(logprob_lines(logits, following[start:end], width, as_logits, some))
             if end == len(alike) or (len(held) + 1) * held[0].nbytes > ONE_COPY:
                 numbers = alike[begin:end]
                 lines = torch.cat(held) if len(held) > 1 else held[0]
-                pending.add(lines, width, numbers.tolist(), [(k, ()) for k in asked[2, numbers].tolist()])
+                wanted = [(int(asked[2, number]), named[number] if named else ()) for number in numbers.tolist()]
+                pending.add(lines, width, numbers.tolist(), wanted)
                 held, begin = [], end
     return pending
 
@@ -104,6 +113,17 @@ def home(values: Tensor) -> Tensor:
     """A copy in host memory, pinned if there is a device; readable once the stream has run the copy."""
     pinned = torch.empty(values.shape, dtype=values.dtype, pin_memory=values.is_cuda)
     return pinned.copy_(values, non_blocking=True)
+
+
+def _padded(named: Sequence[tuple[int, ...]]) -> np.ndarray | None:
+    """The requested ids, int64 [n, most], filled up with 0; None: there are none."""
+    most = max(map(len, named), default=0)
+    if not most:
+        return None
+    found = np.zeros((len(named), most), np.int64)
+    for line, ids in zip(found, named):
+        line[: len(ids)] = ids
+    return found
 
 
 def _bits(values: Tensor) -> Tensor:

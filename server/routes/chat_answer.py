@@ -54,7 +54,7 @@ def whole(answer: Answer, body: ChatBody, name: str, model: str, names: TokenNam
     }
     prompt_logprobs = answer.prompt_logprobs[0]
     if asked.params.prompt_logprobs is not None and prompt_logprobs is not None:
-        content["prompt_logprobs"] = names.prompt(prompt_logprobs)
+        content["prompt_logprobs"] = names.prompt(prompt_logprobs, asked.params.prompt_logprobs)
     if answer.exchange.replaced_frames:
         content["replaced_frames"] = [
             {"item": item, "frames": [{"frame": number, "shown": shown} for number, shown in pairs]}

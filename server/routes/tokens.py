@@ -162,12 +162,12 @@ class TokenChunks:
 
 def whole(answer: Answer, frames: TokenChunks) -> dict[str, Any]:
     prompt_logprobs = answer.prompt_logprobs[0]
-    wanted = answer.asked.params.prompt_logprobs is not None and prompt_logprobs is not None
+    most = answer.asked.params.prompt_logprobs
     return {
         "request_id": frames.name,
         "choices": [frames.choice(choice) for choice in answer.choices],
         "usage": answer.usage(),
-        "prompt_logprobs": frames.names.prompt(prompt_logprobs) if wanted and prompt_logprobs else None,
+        "prompt_logprobs": frames.names.prompt(prompt_logprobs, most) if most is not None and prompt_logprobs else None,
         **routed.of_prompt(answer.choices[0]),
     }
 

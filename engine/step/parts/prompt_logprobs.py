@@ -35,6 +35,7 @@ class Due:
 
     wanted: np.ndarray  # int64 [3, n]: index of a token in the step, id of the next token, number of top entries
     targets: list[tuple[list[TokenLogprob | None], int]]  # by row: its list, and the number of new entries (sum: n)
+    named: list[tuple[int, ...]]  # [n]: requested ids; []: no row has any
     pending: Pending | None = None  # the n log-probabilities, being copied to the host; set on the stream
 
     def hand_out(self, entries: Iterable[TokenLogprob]) -> None:
@@ -102,7 +103,8 @@ class PromptLogprobs(StepPart):
         try:
             assert step.hidden is not None
             project = partial(self._logits, step.hidden, step.notes["adapters"])
-            due.pending = prompt_logprobs(project, step.hidden.device, due.wanted, self._vocab, self._as_logits)
+            rest = self._vocab, self._as_logits, due.named
+            due.pending = prompt_logprobs(project, step.hidden.device, due.wanted, *rest)
         except Exception as error:
             step.error = error
 
@@ -138,6 +140,7 @@ class PromptLogprobs(StepPart):
         rows = step.rows
         found: list[np.ndarray] = []  # int64 [3, count], by row
         targets = []
+        named: list[tuple[int, ...]] = []
         for row, slot in enumerate(rows.slots.tolist()):
             if slot not in self._rows:
                 continue
@@ -153,4 +156,5 @@ class PromptLogprobs(StepPart):
                 wanted[2] = self._vocab if k == -1 else min(k, self._vocab)
                 found.append(wanted)
                 targets.append((target, count))
-        return Due(np.concatenate(found, axis=1), targets) if found else None
+                named += [request.sampling.logprob_token_ids] * count
+        return Due(np.concatenate(found, axis=1), targets, named if any(named) else []) if found else None

@@ -35,6 +35,7 @@ class SglangMeta(Answer):
     e2e_latency: Annotated[Maybe[float], said("Seconds from the arrival of the request to its end.", 0.5)] = ABSENT
     input_token_logprobs: Tokens = ABSENT
     input_top_logprobs: Tops = ABSENT
+    input_token_ids_logprobs: Tops = ABSENT
     output_token_logprobs: Tokens = ABSENT
     output_top_logprobs: Tops = ABSENT
     output_token_ids_logprobs: Tops = ABSENT

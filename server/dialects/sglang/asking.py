@@ -110,9 +110,6 @@ def one_of(
         wanted = top if has_logprobs else None
         asked = resolve(fields, wanted, max(most, 1), state.defaults, state.config, state.vocabulary)
     if has_logprobs and start >= 0:
-        if token_ids:
-            text = "token_ids_logprob: is for tokens of the answer; send logprob_start_len: -1, or top_logprobs_num"
-            raise invalid("token_ids_logprob", text)
         asked = replace(
             asked, params=replace(asked.params, prompt_logprobs=top_count("top_logprobs_num", top, state.config.limits))
         )

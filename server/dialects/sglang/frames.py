@@ -108,8 +108,7 @@ class SglangEvents:
         extend(grown.logprobs, [self.triple(entry.token_id, entry.logprob) for entry in entries])
         extend(grown.tops, [self.tops(entry, one.top) for entry in entries] if one.top else [])
         if one.token_ids:
-            by_id = [dict(zip(entry.top_ids[one.top :], entry.top_logprobs[one.top :])) for entry in entries]
-            extend(grown.by_id, [[self.triple(token, found[token]) for token in one.token_ids] for found in by_id])
+            extend(grown.by_id, [self.by_id(entry, one) for entry in entries])
 
     def lists(self, one: One, grown: Grown) -> bytes:
         """The log-probabilities of the answer as fields of `meta_info`."""
@@ -163,11 +162,18 @@ class SglangEvents:
             made: dict[str, Any] = {"input_token_logprobs": [self.triple(*pair) for pair in zip(ids, values)]}
             if one.top:
                 made["input_top_logprobs"] = [None, *(self.tops(entry, one.top) for entry in rest)][: len(ids)]
+            if one.token_ids:
+                made["input_token_ids_logprobs"] = [None, *(self.by_id(entry, one) for entry in rest)][: len(ids)]
             self.prompts[at] = made
         return self.prompts[at]
 
     def tops(self, entry: TokenLogprob, top: int) -> list[Triple]:
         return [self.triple(*pair) for pair in zip(entry.top_ids[:top], entry.top_logprobs[:top])]
+
+    def by_id(self, entry: TokenLogprob, one: One) -> list[Triple]:
+        """The tokens that the client named."""
+        found = dict(zip(entry.top_ids[one.top :], entry.top_logprobs[one.top :]))
+        return [self.triple(token, found[token]) for token in one.token_ids]
 
     def triple(self, token: int, logprob: float | None) -> Triple:
         text = self.answer.state.tokenizer.token_text(token) if self.texts else None

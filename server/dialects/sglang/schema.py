@@ -37,7 +37,7 @@ class SglangBody(msgspec.Struct, kw_only=True):
     ] = None
     token_ids_logprob: Annotated[
         list[int | list[int] | None] | None,
-        said("Token ids whose log-probabilities are reported at each place of the answer, or a list for each prompt."),
+        said("Token ids whose log-probabilities are reported at each place, or a list for each prompt."),
     ] = None
     return_text_in_logprobs: Annotated[bool | None, said("Whether log-probabilities have the tokens' texts.")] = None
     return_routed_experts: fields.ReturnRoutedExperts = None

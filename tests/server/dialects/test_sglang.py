@@ -174,6 +174,32 @@ async def test_given_tokens_have_log_probabilities_at_each_place(client):
     for place, expected in zip(about["output_token_ids_logprobs"], wanted, strict=True):
         assert [token for _, token, _ in place] == tokens
         assert [value for value, _, _ in place] == pytest.approx([expected[text(token)] for token in tokens], abs=1e-4)
+    body |= {"top_logprobs_num": 3, "logprob_start_len": 0}
+    about = (await made(client, **body))["meta_info"]
+    likely = [[token for _, token, _ in place] for place in about["input_top_logprobs"][1:]]
+    named = sorted(
+        {token for place in likely for token in place} | {token for _, token, _ in about["input_token_logprobs"]}
+    )
+    again = (await made(client, **body | {"token_ids_logprob": named}))["meta_info"]
+    assert again["input_top_logprobs"] == about["input_top_logprobs"]
+    places = again["input_token_ids_logprobs"]
+    assert places[0] is None
+    for place, tops, own in zip(
+        places[1:], about["input_top_logprobs"][1:], about["input_token_logprobs"][1:], strict=True
+    ):
+        values = {token: value for value, token, _ in place}
+        assert list(values) == named
+        assert [values[token] for _, token, _ in (*tops, own)] == pytest.approx(
+            [top[0] for top in (*tops, own)], abs=1e-4
+        )
+    lists = {"text": ["1 2 3", "4 5"], "token_ids_logprob": [[300], [301, 302]], "logprob_start_len": 1}
+    found = [one["meta_info"]["input_token_ids_logprobs"] for one in await made(client, return_logprob=True, **lists)]
+    assert [[token for _, token, _ in own[1]] for own in found] == lists["token_ids_logprob"]
+    whole = await client.post("/v1/completions", {"prompt": "1 2 3", "max_tokens": 1, "prompt_logprobs": 1})
+    more = await client.post(
+        "/v1/completions", {"prompt": "1 2 3", "max_tokens": 1, "prompt_logprobs": 1, "logprob_token_ids": named}
+    )
+    assert whole.json()["choices"][0]["prompt_logprobs"] == more.json()["choices"][0]["prompt_logprobs"]
     both = await made(client, text=["1", "2"], return_logprob=True, token_ids_logprob=[[300], None])
     assert ["output_token_ids_logprobs" in one["meta_info"] for one in both] == [True, False]
 
@@ -251,11 +277,6 @@ REFUSED = [
     ({"text": "a", "return_logprob": True, "logprob_start_len": 99}, 400, "logprob_start_len"),
     ({"text": "a", "return_logprob": True, "logprob_start_len": -2}, 400, "logprob_start_len"),
     ({"text": "a", "return_logprob": True, "token_ids_logprob": [99999]}, 400, "token_ids_logprob[0]"),
-    (
-        {"text": "a", "return_logprob": True, "token_ids_logprob": [5], "logprob_start_len": 0},
-        400,
-        "token_ids_logprob",
-    ),
     ({"text": ["a", "b"], "token_ids_logprob": [[5], 6]}, 400, "token_ids_logprob"),
     ({"text": ["a", "b"], "return_logprob": [True]}, 400, "return_logprob"),
     ({"text": ["a", "b"], "rid": ["x"]}, 400, "rid"),
