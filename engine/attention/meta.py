@@ -56,6 +56,8 @@ class AttentionMeta:
     last_keys: Tensor | None = None
     first_key: int = 0  # earlier keys are hidden, and never read
     decode_only: bool = False  # every row has at most one token and the lists are not invariant: no tiles are launched
+    cut: bool = False  # no row has more tokens than WorkList.most_cut: no tiles are launched
+    whole: bool = False  # `cut` rows whose tokens see all of the row's keys, later ones too
 
     def covering(self, num_tokens: int) -> AttentionMeta:
         """A copy with one more row, which holds the tokens that pad a recorded step: every token belongs to a row."""

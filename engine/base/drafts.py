@@ -17,9 +17,10 @@ MOST_DRAFTS = 64
 MOST_LOOKUP = 32  # tokens of a match
 MOST_DEPTH = 64  # tokens of a match, for SUFFIX
 NGRAM, SUFFIX, EAGLE3, MTP, DRAFT_MODEL = "ngram", "suffix", "eagle3", "mtp", "draft_model"
-BY_FILES = ""  # the files of `model` decide: EAGLE3 or DRAFT_MODEL
-METHODS = (NGRAM, SUFFIX, BY_FILES, EAGLE3, MTP, DRAFT_MODEL)
-WITH_FILES = (BY_FILES, EAGLE3, DRAFT_MODEL)
+HEADS = (EAGLE3, "dflash")  # drafters over hidden states; their files have the last word on which
+BY_FILES = ""  # the files of `model` decide: one of HEADS, or DRAFT_MODEL
+METHODS = (NGRAM, SUFFIX, BY_FILES, *HEADS, MTP, DRAFT_MODEL)
+WITH_FILES = (BY_FILES, *HEADS, DRAFT_MODEL)
 LOOKUP = ("prompt_lookup_min", "prompt_lookup_max")
 DEPTH, STORED, FACTOR, LEAST = (
     f"suffix_decoding_{name}" for name in ("max_tree_depth", "max_cached_requests", "max_spec_factor", "min_token_prob")
@@ -34,7 +35,7 @@ OWNERS = {  # the methods of a key that others lack
 KEYS = ("method", "model", "revision", "num_speculative_tokens", *OWNERS)
 GREEDY, PROBABILISTIC = "greedy", "probabilistic"
 # Methods of other servers that have no drafter here.
-OTHERS = ("eagle", "medusa", "mlp_speculator", "dflash", "dspark", "peagle")
+OTHERS = ("eagle", "medusa", "mlp_speculator", "dspark", "peagle")
 EXAMPLES = '{"method": "ngram", "num_speculative_tokens": 4} or {"model": DRAFTER, "num_speculative_tokens": 3}'
 
 
@@ -54,7 +55,7 @@ class DraftConfig:
     num_tokens: int  # most drafts of a row in a step; 0: the drafter's files decide
     lookup_min: int = 1  # tokens that must match, at least
     lookup_max: int = 5  # and at most
-    method: str = NGRAM  # EAGLE3, DRAFT_MODEL, BY_FILES: a drafter's files; MTP: a layer of the model's own files
+    method: str = NGRAM  # one of WITH_FILES: a drafter's files; MTP: a layer of the model's own files
     model: str = ""  # the drafter's folder; "": no drafter
     greedy: bool = False  # a drafter's most probable token is the draft; False: drawn with the row's own noise
     suffix: SuffixRules | None = None  # for SUFFIX
@@ -74,7 +75,7 @@ def draft_config(given: Mapping[str, Any]) -> DraftConfig | None:
         what = "is not supported" if method in OTHERS else "is unknown"
         raise ConfigError(f"{FLAG}: method {method!r} {what}; use {EXAMPLES}")
     if not isinstance(model, str) or (method in WITH_FILES) != bool(model):
-        kind = "a small model with the same tokenizer" if method == DRAFT_MODEL else "an EAGLE-3 head"
+        kind = "a small model with the same tokenizer" if method == DRAFT_MODEL else "a drafter for this model"
         wanted = f"names no drafter; give the folder or the repository of {kind}" if method in WITH_FILES else ""
         raise ConfigError(
             f"{FLAG}: model={given.get('model')!r} {wanted or f'is for a drafter; method {method} has none'}"
@@ -102,7 +103,7 @@ def check_keys(given: Mapping[str, Any], method: str) -> None:
 
 def _drafter(given: Mapping[str, Any], method: str, model: str) -> DraftConfig:
     """Drafts of a drafter's files, or of the model's own."""
-    open_number = method in (BY_FILES, EAGLE3) and "num_speculative_tokens" not in given
+    open_number = method in (BY_FILES, *HEADS) and "num_speculative_tokens" not in given
     default, least = (0, 0) if open_number else (None, 1)
     number = _number(given, "num_speculative_tokens", default, least, MOST_DRAFTS)
     how = given.get(SAMPLED, PROBABILISTIC)

@@ -176,9 +176,9 @@ def keep_features_reference(features: Tensor, held: Features, rows: DraftedRows,
 
 @triton.jit
 def accept_features_kernel(
-    of_slots,  # [slots, width]
+    of_slots,  # [slots, width], or None: the drafter has no features
     words,  # [slots, SLOT_WORDS] int32
-    features,  # [num_tokens, width]
+    features,  # [num_tokens, width], or None
     runs,  # [max_rows, WIDTH] int32
     row_slot,  # [max_rows] int32
     row_drafts,  # [max_rows] int32
@@ -197,32 +197,49 @@ def accept_features_kernel(
     if (drafts >= 0) & (count > 0):
         slot = tl.load(row_slot + row)
         tl.store(word(words, slot, NUM_DRAFTS), DRAFTS)
-        source = features + (tl.load(query_start + row + 1) - 1 - drafts + count - 1).to(tl.int64) * width
-        for first in range(0, width, BLOCK):
-            at = first + tl.arange(0, BLOCK)
-            tl.store(of_slots + slot.to(tl.int64) * width + at, tl.load(source + at, mask=at < width), mask=at < width)
+        if features is not None:
+            source = features + (tl.load(query_start + row + 1) - 1 - drafts + count - 1).to(tl.int64) * width
+            for first in range(0, width, BLOCK):
+                at = first + tl.arange(0, BLOCK)
+                value = tl.load(source + at, mask=at < width)
+                tl.store(of_slots + slot.to(tl.int64) * width + at, value, mask=at < width)
+
+
+def accept_drafts(rows: DraftedRows, runs: Tensor) -> None:
+    """After the choice: store SlotWord.NUM_DRAFTS of each sampled row; runs int32 [R, width]: tokens, then negative
+    numbers."""
+    if runs.is_cuda:
+        launch_accept(None, rows, None, runs)
+    else:
+        accept_reference(rows, runs)
+
+
+def accept_reference(rows: DraftedRows, runs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sampled rows and the counts of their tokens, too."""
+    count = (runs >= 0).sum(1)
+    row = ((rows.drafts >= 0) & (count > 0)).nonzero().flatten()
+    rows.state.word(SlotWord.NUM_DRAFTS)[rows.slots[row].long()] = rows.state.drafts.shape[1]
+    return row, count[row]
 
 
 def accept_features(held: Features, rows: DraftedRows, features: Tensor, runs: Tensor) -> None:
-    """After the choice: store the feature of the token before each sampled row's newest, and SlotWord.NUM_DRAFTS.
+    """As `accept_drafts`; store the feature of the token before each sampled row's newest, too."""
+    if features.is_cuda:
+        launch_accept(held.of_slots, rows, features, runs)
+    else:
+        accept_features_reference(held, rows, features, runs)
 
-    runs int32 [R, width]: tokens, then negative numbers.
-    """
-    run = launch_accept_features if features.is_cuda else accept_features_reference
-    run(held, rows, features, runs)
 
-
-def launch_accept_features(held: Features, rows: DraftedRows, features: Tensor, runs: Tensor) -> None:
+def launch_accept(of_slots: Tensor | None, rows: DraftedRows, features: Tensor | None, runs: Tensor) -> None:
     state, width = rows.state, runs.shape[1]
     accept_features_kernel[(len(runs),)](
-        held.of_slots, state.words, features, runs, rows.slots, rows.drafts, rows.query_start, features.shape[1],
+        of_slots, state.words, features, runs, rows.slots, rows.drafts, rows.query_start,
+        0 if features is None else features.shape[1],
         DRAFTS=state.drafts.shape[1], WIDTH=width, LANES=triton.next_power_of_2(width), BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip
 
 
 def accept_features_reference(held: Features, rows: DraftedRows, features: Tensor, runs: Tensor) -> None:
-    count = (runs >= 0).sum(1)
-    row = ((rows.drafts >= 0) & (count > 0)).nonzero().flatten()
-    slot = rows.slots[row].long()
-    rows.state.word(SlotWord.NUM_DRAFTS)[slot] = rows.state.drafts.shape[1]
-    held.of_slots[slot] = features[rows.query_start[1:][row].long() - 1 - rows.drafts[row] + count[row] - 1]
+    row, count = accept_reference(rows, runs)
+    last = rows.query_start[1:][row].long() - 1 - rows.drafts[row] + count - 1
+    held.of_slots[rows.slots[row].long()] = features[last]

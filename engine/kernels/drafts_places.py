@@ -12,6 +12,7 @@ Users: engine/step/parts/drafter. Thread: the stream.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -147,38 +148,48 @@ def put_drafts_kernel(
     token_ids,  # [num_tokens] int64
     drafts,  # [slots, NUM] int32
     guesses,  # [rows * (NUM + 2)] int32
-    token,  # [rows] int64: this pass's
-    run,  # [rows] int32, as the next
+    token,  # [queries] int64
+    run,  # [queries] int32, as the next
     slot,
     num_tokens,
-    J: tl.constexpr,
+    AHEAD: tl.constexpr,
     NUM: tl.constexpr,
 ):
-    """A program per row."""
-    row = tl.program_id(0)
-    at = tl.load(run + row)
-    after = tl.load(token + row) + 1
+    """A program per query."""
+    query = tl.program_id(0)
+    at = tl.load(run + query)
+    after = tl.load(token + query) + AHEAD
     if at >= 0:
         guess = tl.maximum(tl.load(guesses + at), 0)  # the drafter's logits may be invalid
-        tl.store(drafts + tl.load(slot + row) * NUM + J, guess)
+        tl.store(drafts + tl.load(slot + query) * NUM + at % (NUM + 2), guess)
         tl.store(token_ids + after, guess.to(tl.int64), mask=after < num_tokens)
 
 
-def put_drafts(slots: SlotTensors, token_ids: Tensor, guesses: Tensor, places: DraftPlaces, j: int) -> None:
-    """Write the guesses of pass j, int32 [B * width] at places.run, to the slots and to the step's next tokens."""
+class Queries(NamedTuple):
+    """Queries of a drafter and the drafts that they guess."""
+
+    token: Tensor  # [N] int64: the query's token in the step
+    run: Tensor  # [N] int32: place of the guess among runs of `width` per row; -1: no guess
+    slot: Tensor  # [N] int32
+    ahead: int  # how far behind the query's token the guessed token lies
+
+
+def put_drafts(slots: SlotTensors, token_ids: Tensor, guesses: Tensor, queries: Queries) -> None:
+    """Write the guesses, int32 [B * width] at queries.run, to the slots and to the step's tokens."""
     run = launch_put_drafts if guesses.is_cuda else put_drafts_reference
-    run(slots, token_ids, guesses, places, j)
+    run(slots, token_ids, guesses, queries)
 
 
-def launch_put_drafts(slots: SlotTensors, token_ids: Tensor, guesses: Tensor, places: DraftPlaces, j: int) -> None:
-    put_drafts_kernel[(places.token.shape[1],)](
-        token_ids, slots.drafts, guesses, places.token[j], places.run[j], places.slot, len(token_ids),
-        J=j, NUM=slots.drafts.shape[1], num_warps=1,
+def launch_put_drafts(slots: SlotTensors, token_ids: Tensor, guesses: Tensor, queries: Queries) -> None:
+    put_drafts_kernel[(len(queries.token),)](
+        token_ids, slots.drafts, guesses, queries.token, queries.run, queries.slot, len(token_ids),
+        AHEAD=queries.ahead, NUM=slots.drafts.shape[1], num_warps=1,
     )  # fmt: skip
 
 
-def put_drafts_reference(slots: SlotTensors, token_ids: Tensor, guesses: Tensor, places: DraftPlaces, j: int) -> None:
-    some = (places.run[j] >= 0).nonzero().flatten()
-    guess = guesses[places.run[j, some].long()].clamp(min=0)
-    slots.drafts[places.slot[some].long(), j] = guess.int()
-    token_ids[places.token[j, some] + 1] = guess.long()
+def put_drafts_reference(slots: SlotTensors, token_ids: Tensor, guesses: Tensor, queries: Queries) -> None:
+    some = (queries.run >= 0).nonzero().flatten()
+    run = queries.run[some].long()
+    guess = guesses[run].clamp(min=0)
+    slots.drafts[queries.slot[some].long(), run % (slots.drafts.shape[1] + 2)] = guess.int()
+    token_ids[queries.token[some] + queries.ahead] = guess.long()

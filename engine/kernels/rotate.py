@@ -233,7 +233,7 @@ def launch_qkv(
     assert qkv.stride(-1) == 1 and cos.is_contiguous() and sin.is_contiguous() and (q_norm is None) == (k_norm is None)
     q = torch.empty(tokens, num_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
     rest = head_dim - 2 * half
-    heads = max(1, min(triton.next_power_of_2(num_heads), VALUES // triton.next_power_of_2(head_dim)))
+    heads = max(1, min(triton.next_power_of_2(num_heads or num_kv_heads), VALUES // triton.next_power_of_2(head_dim)))
     groups = triton.cdiv(num_heads, heads) + 2 * triton.cdiv(num_kv_heads, heads)
     store = k_cache is not None and v_cache is not None
     num_slots, block_size, block_stride, codes = 0, 1, 0, 0

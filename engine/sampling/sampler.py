@@ -169,11 +169,12 @@ class Sampler:
 
     def guess(self, logits: torch.Tensor, slots: torch.Tensor, run: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
         """See StepSampler; a guess regards no rules."""
+        found, some = torch.full((int(run.max()) + 1,), -1, dtype=torch.int32), run >= 0
+        logits = logits[some]
         finite = torch.isfinite(logits.sum(dim=-1)).numpy()
-        tokens = self._choose(logits, slots.numpy(), place.numpy(), finite)
-        found = torch.full((int(run.max()) + 1,), -1, dtype=torch.int32)
-        some = (run >= 0).numpy() & finite
-        found[run[torch.from_numpy(some)].long()] = torch.from_numpy(tokens[some].astype(np.int32))
+        tokens = self._choose(logits, slots[some].numpy(), place[some].numpy(), finite)
+        tokens[~finite] = -1
+        found[run[some].long()] = torch.from_numpy(tokens.astype(np.int32))
         return found
 
     def _sample_special(

@@ -183,7 +183,7 @@ def copied(folder: Path, **values: Any) -> str:
         ({}, {"max_model_len": 1}, "max_model_len is 1; give a whole number from 2"),
         ({}, {"num_speculative_tokens": None}, "num_speculative_tokens is missing"),
         ({}, {"draft_sample_method": "best"}, "draft_sample_method is 'best'; give 'greedy' or 'probabilistic'"),
-        ({}, {"method": "eagle3"}, "names LlamaForCausalLM; drafters are EAGLE-3 heads"),
+        ({}, {"method": "eagle3"}, "names LlamaForCausalLM; drafters are LlamaForCausalLMEagle3"),
     ],
 )
 async def test_a_model_that_cannot_draft_is_refused_by_name(tmp_path, values, keys, words):

@@ -197,7 +197,7 @@ def shifted(tensors: dict[str, torch.Tensor]) -> None:
         (None, {"num_hidden_layers": 2}, "9 missing: layers.1."),
         (None, {"model_type": "qwen3"}, "model_type='qwen3' of a drafter"),
         (None, {"architectures": ["LlamaForCausalLM"]}, "10 missing: embed_tokens.weight"),
-        (None, {"speculators_model_type": "dflash"}, "speculators_model_type='dflash' is not supported"),
+        (None, {"speculators_model_type": "hydra"}, "speculators_model_type='hydra' is not supported; supported are"),
         (None, {"quantization_config": {"quant_method": "fp8"}}, "quantized drafters are not supported"),
         (None, {"parallel_drafting": True}, "parallel drafting is not supported"),
     ],

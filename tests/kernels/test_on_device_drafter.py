@@ -6,6 +6,7 @@ from dataclasses import fields
 import pytest
 import torch
 
+from engine.kernels.drafts_blocks import block_places, block_places_reference, empty_block
 from engine.kernels.drafts_features import (
     Features,
     accept_features,
@@ -16,6 +17,7 @@ from engine.kernels.drafts_features import (
     keep_features_reference,
 )
 from engine.kernels.drafts_places import (
+    Queries,
     draft_places,
     draft_places_reference,
     empty_places,
@@ -38,10 +40,21 @@ def test_passes_and_guesses_equal_the_reference(number):
         assert torch.equal(getattr(mine, field.name).cpu(), getattr(theirs, field.name)), field.name
     guesses, ours, ids = drawn(17, 150 * (number + 2), low=-1, high=99), there(step.state), tensors["tokens"].cuda()
     for j in range(number):
-        put_drafts(ours, ids, guesses.cuda(), mine, j)
-        put_drafts_reference(step.state, tensors["tokens"], guesses, theirs, j)
+        put_drafts(ours, ids, guesses.cuda(), Queries(mine.token[j], mine.run[j], mine.slot, 1))
+        queries = Queries(theirs.token[j], theirs.run[j], theirs.slot, 1)
+        put_drafts_reference(step.state, tensors["tokens"], guesses, queries)
     assert torch.equal(ours.drafts.cpu(), step.state.drafts)
     assert torch.equal(ids.cpu(), tensors["tokens"])
+
+
+@pytest.mark.parametrize("skipped", [0, 1])
+def test_queries_of_blocks_equal_the_reference(skipped):
+    step, _, tensors = drafter_step(200, 15)
+    mine, theirs = empty_block(100, 1700, "cuda"), empty_block(100, 1700, "cpu")
+    block_places(mine, there(step), tensors["tokens"].cuda(), tensors["mapping"].cuda(), 77, skipped)
+    block_places_reference(theirs, step, tensors["tokens"], tensors["mapping"], 77, skipped)
+    for field in fields(mine):
+        assert torch.equal(getattr(mine, field.name).cpu(), getattr(theirs, field.name)), field.name
 
 
 def test_features_equal_the_reference():

@@ -58,10 +58,12 @@ def read_part(parts, part, count, WINDOW: tl.constexpr, STRIPE: tl.constexpr):
 
 
 @triton.jit
-def reaches(line, context, queries, high, GROUP: tl.constexpr, WINDOW: tl.constexpr):
+def reaches(line, context, queries, high, GROUP: tl.constexpr, WINDOW: tl.constexpr, WHOLE: tl.constexpr):
     """The last keys of a part's lines, and of their windows; lines behind the stripe's are like its last query's."""
     newest = context - queries + tl.minimum(line // GROUP, queries - 1)
     position = tl.minimum(newest, high - 1)
+    if WHOLE:
+        position = newest * 0 + high - 1
     if WINDOW < 0:  # a chunk is a window that ends with the chunk
         newest = newest // -WINDOW * -WINDOW - WINDOW - 1
     return position, newest
@@ -155,6 +157,7 @@ def decode_kernel(
     LEAD: tl.constexpr,  # rounds before its end at which a program lets the next kernel start; 0: at its beginning
     CODES: tl.constexpr,  # a constant of float8.py
     MADE: tl.constexpr,  # scales are per token
+    WHOLE: tl.constexpr,  # a stripe's queries see all keys of their row
     OVERLAP: tl.constexpr,
 ):
     kv_head, num_kv_heads = tl.program_id(0), tl.num_programs(0)
@@ -168,8 +171,7 @@ def decode_kernel(
     v_head = v_cache + kv_head * BLOCK_SIZE * WIDTH
     if OVERLAP and not LEAD:
         allow_next()  # the next kernel may start at once
-    part = tl.program_id(1)
-    count = tl.load(num_parts, cache_modifier=".cg")
+    part, count = tl.program_id(1), tl.load(num_parts, cache_modifier=".cg")
     token, low, high, context, line, from_part, to_part, queries = read_part(parts, part, count, WINDOW, STRIPE)
     if PREFETCH:
         table = block_tables + line * max_blocks
@@ -177,7 +179,7 @@ def decode_kernel(
             fetch_part(k_head, v_head, table, low, high, block_stride, WIDTH, BLOCK_SIZE, PREFETCH, LANES)
     blocks = blocks_of(block_tables + line * max_blocks, low + tl.arange(0, BLOCK_N), high, BLOCK_SIZE, OVERLAP)
     # Scales would be loaded through this SM's L1 cache; of a stripe several keys are new, perhaps in several parts.
-    EARLY: tl.constexpr = OVERLAP and CODES == 0 and STRIPE == 1
+    EARLY: tl.constexpr = OVERLAP and CODES == 0 and STRIPE == 1 and not WHOLE
     SPAN: tl.constexpr = 0 if STRIPE == 1 else -WINDOW if WINDOW < 0 else WINDOW  # of windows that differ by line
     if OVERLAP:
         wait_unless_early(part, count, low, high, context, (STAGES + 1) * BLOCK_N, EARLY)
@@ -186,7 +188,7 @@ def decode_kernel(
         position, newest = head * 0 + high - 1, None
         if STRIPE > 1:
             inside = (head < GROUP * queries)[:, None] & (dim < HEAD_DIM)[None, :]
-            position, newest = reaches(head, context, queries, high, GROUP, WINDOW)
+            position, newest = reaches(head, context, queries, high, GROUP, WINDOW, WHOLE)
         query = tl.zeros([BLOCK_M, BLOCK_D], q.dtype.element_ty)
         late = q + where + mine if EARLY else None
         if not EARLY and CODES == 0:
@@ -232,9 +234,10 @@ def attend_parts(
     sinks: Tensor | None = None,
     scales: Scales | None = None,
     single: bool = False,
+    whole: bool = False,
 ) -> None:
     """Computes the work list's parts into their tokens of out [T, Hq, D]; shapes as `paged_attention`. `single`: every
-    row has one query."""
+    row has one query; `whole`: see AttentionMeta."""
     heads, dim = q.shape[1], q.shape[2]
     _, kv_heads, block_size, _ = k_cache.shape
     group = heads // kv_heads
@@ -260,7 +263,7 @@ def attend_parts(
         AT_ONCE=at_once, GATHER=2 * at_once if codes else 0, WIDE=is_wide(k_cache),
         STAGES=options["num_stages"], LANES=32 * options["num_warps"],
         PREFETCH=blocks_prefetched(target(), pairs, heads * dim, run * k_cache.element_size(), codes > 0), LEAD=lead,
-        CODES=codes, MADE=stride_of(scales) > 0, **options, **launch_options(),
+        CODES=codes, MADE=stride_of(scales) > 0, WHOLE=whole, **options, **launch_options(),
     )  # fmt: skip
 
 

@@ -2,10 +2,10 @@
 
 out[t] = sum_j softmax_j(cap(scale * q[t] . k[j])) v[j] over positions j <= p(t). If window > 0, also j > p(t) - window.
 If window < 0, j is in p(t)'s chunk of -window positions. If the step's meta has `last_keys`, j <= last_keys[t] instead,
-or all j <= ~last_keys[t] if last_keys[t] < 0; if it has `first_key`, also j >= first_key, and the result of a token
-that sees no key may be anything. cap(s) = softcap * tanh(s / softcap) if softcap > 0. Query head h reads the KV head
-h // (Hq / Hkv). A sink is a learned logit per query head, neither scaled nor capped, that is added to the softmax's
-denominator and has no value, so weights sum to less than one.
+or all j <= ~last_keys[t] if last_keys[t] < 0; if it is `whole`, j up to the row's last. If it has `first_key`, also
+j >= first_key, and the result of a token that sees no key may be anything. cap(s) = softcap * tanh(s / softcap) if
+softcap > 0. Query head h reads the KV head h // (Hq / Hkv). A sink is a learned logit per query head, neither scaled
+nor capped, that is added to the softmax's denominator and has no value, so weights sum to less than one.
 Users: every decoder's attention layer, after `qkv_rope_store` has written this step's keys and values.
 """
 
@@ -42,7 +42,7 @@ def paged_attention(
     tokens, heads, dim = q.shape
     check_pages(k_cache, v_cache, dim, scales)
     assert heads % k_cache.shape[1] == 0 and q.is_contiguous() and meta.block_tables.dtype is torch.int32
-    last_keys = meta.last_keys
+    last_keys = ends_of(meta, tokens) if meta.whole and q.is_cpu else meta.last_keys
     assert window >= 0 or last_keys is None, "tokens of a chunk see none behind them"
     assert last_keys is None or (last_keys.numel() >= tokens and last_keys.dtype is torch.int32)
     assert sinks is None or (sinks.shape == (heads,) and sinks.dtype is torch.float32 and sinks.is_contiguous())
@@ -67,6 +67,14 @@ def paged_attention(
     return out
 
 
+def ends_of(meta: AttentionMeta, tokens: int) -> Tensor:
+    """The last key of each token's row, int32 [tokens], as AttentionMeta.last_keys; 0 for tokens without a row."""
+    counts = meta.query_start.diff()
+    found = meta.context_len.new_zeros(tokens)
+    found[: int(counts.sum())] = (meta.context_len - 1).repeat_interleave(counts)
+    return found
+
+
 def launch_paged(
     q: Tensor,
     k_cache: Tensor,
@@ -83,10 +91,10 @@ def launch_paged(
     assert work is not None, "an accelerator's step makes its work lists before the first layer"
     out = empty_rows(q.view(len(q), -1), q[0].numel()).view(q.shape)
     rest = (scale, window, softcap, sinks, scales)
-    if not meta.decode_only:
+    if not (meta.decode_only or meta.cut):
         bounds = meta.last_keys, meta.first_key
         attend_tiles(out, q, k_cache, v_cache, tables, work, meta.context_len.shape[0], *rest, *bounds)
-    attend_parts(out, q, k_cache, v_cache, tables, work, *rest, single=meta.decode_only)
+    attend_parts(out, q, k_cache, v_cache, tables, work, *rest, single=meta.decode_only, whole=meta.whole)
     return out
 
 
@@ -128,7 +136,8 @@ def paged_attention_reference(
             scores = softcap * torch.tanh(scores / softcap)
         position = torch.arange(length - (last - first), length, device=q.device)[:, None]
         key = torch.arange(length, device=q.device)[None, :]
-        seen = position if meta.last_keys is None else meta.last_keys[first:last].to(position)[:, None]
+        last_keys = ends_of(meta, num_tokens) if meta.whole else meta.last_keys
+        seen = position if last_keys is None else last_keys[first:last].to(position)[:, None]
         hidden = (key > torch.where(seen < 0, ~seen, seen)) | (key < meta.first_key)
         if window > 0:
             hidden = hidden | ((key <= position - window) & (seen >= 0))

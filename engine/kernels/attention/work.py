@@ -45,6 +45,7 @@ def work_kernel(
     aim,  # parts that the step's total context is cut into
     first_key,
     MOST: tl.constexpr,  # most queries of rows that are cut into parts; 0 for an invariant list
+    WHOLE: tl.constexpr,  # queries see all keys of their row
     STRIPE: tl.constexpr,  # queries
     STEP: tl.constexpr,  # the step's part length is a multiple of STEP
     KEYS: tl.constexpr,  # a row's part length is a multiple of KEYS
@@ -83,7 +84,7 @@ def work_kernel(
         begin = (number - stripe * each) * part
         tl.store(place, start + first, mask=more)
         tl.store(place + 1, tl.maximum(begin, first_key), mask=more)
-        tl.store(place + 2, tl.minimum(reach, begin + part), mask=more)
+        tl.store(place + 2, tl.minimum(context if WHOLE else reach, begin + part), mask=more)
         tl.store(place + 3, reach, mask=more)
         tl.store(place + 4, line, mask=more)
         tl.store(place + 5, end - count + stripe * each, mask=more)
@@ -166,7 +167,7 @@ def launch_list(work: WorkList, meta: AttentionMeta, group: int, invariant: bool
     work_kernel[(1,)](
         work.parts, work.num_parts, work.tiles, work.num_tiles, work.large_tiles, work.num_large_tiles,
         meta.query_start, meta.context_len, meta.table_row, rows, aim_of(work, group), meta.first_key,
-        MOST=0 if invariant else work.most_cut, STRIPE=work.stripe, STEP=MIN_PART, KEYS=KEYS,
+        MOST=0 if invariant else work.most_cut, WHOLE=meta.whole, STRIPE=work.stripe, STEP=MIN_PART, KEYS=KEYS,
         TILE=tile_tokens(group, dim), LARGE_TILE=tile_tokens(group, dim, True), ROWS=triton.next_power_of_2(rows),
         num_warps=4,
     )  # fmt: skip
@@ -197,7 +198,8 @@ def fill_list_reference(work: WorkList, meta: AttentionMeta, group: int, invaria
             for first in range(0, length, work.stripe):
                 queries = min(work.stripe, length - first)
                 places, reach = (len(parts), len(parts) - (-context // part)), context - length + first + queries
-                keys = [(max(low, meta.first_key), min(reach, low + part)) for low in range(0, context, part)]
+                last = context if meta.whole else reach
+                keys = [(max(low, meta.first_key), min(last, low + part)) for low in range(0, context, part)]
                 parts += [(begin + first, *bounds, reach, lines[row], *places, queries) for bounds in keys]
         else:
             more.append((begin, length, context, lines[row]))

@@ -1,18 +1,19 @@
 """DraftModel: what the step needs of a model that guesses tokens over a target's hidden states.
 
-Owner: device thread; weights are filled once. The entry of the token at place p reads the feature of place p - 1, so
-there is no entry at place 0. Its keys and values depend on the target's streams of earlier tokens and on the token.
+Owner: device thread; weights are filled once. Two kinds: a chain guesses one draft after the other, a block drafter all
+drafts of a row in one pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
+import torch
 from torch import Tensor
 
 from engine.attention.meta import AttentionMeta
-from engine.base.model_config import TextConfig
+from engine.base.model_config import ModelConfig, TextConfig
 from engine.cache.spec import CacheSpec, LayerCache
 from engine.cache.tokens import FullSpec, GuestSpec
 from engine.models.base.model import Model
@@ -24,9 +25,11 @@ FIRST_ENTRY = 1  # the first place with an entry
 class DraftModel(Weighted, Protocol):
     """A drafter without state besides its entries in the cache."""
 
+    kind: Literal["chain", "block"]
+
     @property
     def text(self) -> TextConfig:
-        """The sizes of its decoder layer."""
+        """The sizes of its decoder layers."""
 
     @property
     def streams(self) -> Sequence[int]:
@@ -43,6 +46,11 @@ class DraftModel(Weighted, Protocol):
     def cache_specs(self) -> list[CacheSpec]:
         """Its caches, in the target's blocks."""
 
+
+class ChainDrafter(DraftModel, Protocol):
+    """A pass for each draft. The entry of the token at place p reads the feature of place p - 1, so there is no entry
+    at place 0. Its keys and values depend on the target's streams of earlier tokens and on the token."""
+
     def feature(self, streams: list[Tensor]) -> Tensor:
         """The target's streams of T tokens, each [T, hidden] -> features [T, H]."""
 
@@ -58,6 +66,23 @@ class DraftModel(Weighted, Protocol):
         """Logits [B, vocabulary of the target] of the tokens after B tokens, and the B tokens' features [B, H]."""
 
 
+class BlockDrafter(DraftModel, Protocol):
+    """One pass for all drafts, over the newest token and masks. The entry of a token depends only on the target's
+    streams of the token."""
+
+    skipped: int  # 1: a query guesses the token of its own place, the first nothing; 0: the token behind its place
+    mask_id: int  # the token whose embedding stands for a mask
+    whole: tuple[bool, ...]  # for each layer: queries see all queries of their row, not only earlier ones
+
+    def store(self, streams: list[Tensor], positions: Tensor, meta: AttentionMeta, caches: list[LayerCache]) -> None:
+        """Writes the entries of T tokens; the target's streams, each [T, hidden]."""
+
+    def block(
+        self, token_ids: Tensor, positions: Tensor, metas: list[AttentionMeta], caches: list[LayerCache]
+    ) -> Tensor:
+        """Logits [N, vocabulary of the target] of N queries; `metas`: for each layer."""
+
+
 def guest_specs(target: Model, text: TextConfig, count: int = 1) -> list[CacheSpec]:
     """The caches of keys and values of a drafter's layers, with the target's blocks; a window saves no blocks."""
     lent = next((spec for spec in target.cache_specs() if isinstance(spec, FullSpec)), None)
@@ -65,6 +90,27 @@ def guest_specs(target: Model, text: TextConfig, count: int = 1) -> list[CacheSp
     return [GuestSpec(text.num_kv_heads, text.head_dim, target.dtype, host=host) for _ in range(count)]
 
 
+def text_places(positions: Tensor) -> Tensor:
+    """Positions [T] of [T] or [axes, T], of which the first axis counts."""
+    return positions[0] if positions.dim() == 2 else positions
+
+
 def places_before(positions: Tensor) -> Tensor:
-    """Positions of entries, those of the tokens before; positions [T] or [axes, T], of which the first counts."""
-    return ((positions[0] if positions.dim() == 2 else positions) - 1).clamp(min=0)
+    """Positions of the tokens before; positions as above."""
+    return (text_places(positions) - 1).clamp(min=0)
+
+
+def config_of(name: str, folder: str, text: TextConfig, dtype: torch.dtype, longest: int) -> ModelConfig:
+    """A drafter's configuration as the loader reads it; `longest`: tokens of context of the target."""
+    return ModelConfig(
+        architecture=name,
+        implementation="native",
+        folder=folder,
+        text=text,
+        towers={},
+        processor="",
+        media_token_ids={},
+        eos_token_ids=(),
+        max_position=longest,
+        torch_dtype=dtype,
+    )

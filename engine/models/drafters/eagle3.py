@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from engine.attention.meta import AttentionMeta
-from engine.base.model_config import ModelConfig, TextConfig
+from engine.base.model_config import TextConfig
 from engine.cache.spec import CacheSpec, LayerCache
 from engine.layers.attention import qkv_product, self_attention
 from engine.layers.linear import Linear
@@ -29,8 +30,8 @@ from engine.layers.rope import Rope, RopeTable
 from engine.layers.stream import Product, Stream
 from engine.models.base.decoder import Decoder
 from engine.models.drafters import vocabulary
-from engine.models.drafters.base import guest_specs, places_before
-from engine.models.drafters.settings import DrafterConfig
+from engine.models.drafters.base import config_of, guest_specs, places_before
+from engine.models.drafters.eagle_settings import EagleConfig
 from engine.models.drafters.vocabulary import Vocabulary
 from engine.models.text.llama import LlamaLayer
 from engine.weights.files import Shard
@@ -58,7 +59,7 @@ IGNORED = ("t2d", "layers.*.self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq
 class FirstLayer:
     """The first decoder layer, whose attention reads a token's embedding and the feature of the token before."""
 
-    def __init__(self, config: DrafterConfig) -> None:
+    def __init__(self, config: EagleConfig) -> None:
         text = config.text
         hidden = text.hidden_size
         self.attention_norm, self.hidden_norm, self.mlp_norm = (RMSNorm(hidden, text.norm_eps) for _ in range(3))
@@ -86,10 +87,13 @@ class FirstLayer:
 class Eagle3:
     """One drafter; the target lends its embedding and head if the files have none."""
 
-    def __init__(self, config: DrafterConfig, target: Decoder, shards: list[Shard]) -> None:
+    kind: Literal["chain", "block"] = "chain"
+
+    def __init__(self, config: EagleConfig, target: Decoder, shards: list[Shard]) -> None:
         text = config.text
         self.options, self.dtype, self.device, self._target = config, target.dtype, target.device, target
-        self.config = config_of(config, target.config.max_model_len or target.config.max_position)
+        longest = target.config.max_model_len or target.config.max_position
+        self.config = config_of("Eagle3", config.folder, text, config.torch_dtype, longest)
         table = self.weight_table()
         names = {table.canonical(name) for shard in shards for name in shard.tensors}
         hidden, count, width = text.hidden_size, len(config.streams), config.stream_width
@@ -114,7 +118,7 @@ class Eagle3:
 
     @property
     def described(self) -> str:
-        """See DraftModel."""
+        """See ChainDrafter."""
         options, count = self.options, len(self.options.text.layers)
         over = (
             "the inputs of layers " + ", ".join(map(str, options.streams))
@@ -128,14 +132,8 @@ class Eagle3:
 
     @property
     def warning(self) -> str:
-        """See DraftModel."""
-        options = self.options
-        if options.names_streams:
-            return ""
-        return (
-            f"{options.folder} names no layers: the drafter reads the inputs of the target's layers "
-            f"{', '.join(map(str, options.streams))}, which may not be those of its training"
-        )
+        """See ChainDrafter."""
+        return self.options.warning
 
     def weight_table(self) -> Table:
         """The tensors, by the names of speculators; flat files call the first layer `midlayer`."""
@@ -150,7 +148,7 @@ class Eagle3:
         return guest_specs(self._target, self.text, len(self.text.layers))
 
     def feature(self, streams: list[Tensor]) -> Tensor:
-        """See DraftModel."""
+        """See ChainDrafter."""
         if self.fc is None:
             return self._target.norm(streams[0])
         if self.stream_norms:
@@ -161,7 +159,7 @@ class Eagle3:
     def store(
         self, token_ids: Tensor, before: Tensor, positions: Tensor, meta: AttentionMeta, caches: list[LayerCache]
     ) -> None:
-        """See DraftModel."""
+        """See ChainDrafter."""
         embedded, rope = self.vocabulary.embedded(token_ids), self._rope(places_before(positions))
         if not self.further:
             self.layer.attention.store(self.layer.joined(embedded, before)[0], rope, meta, caches[0])
@@ -174,7 +172,7 @@ class Eagle3:
     def step(
         self, token_ids: Tensor, before: Tensor, positions: Tensor, meta: AttentionMeta, caches: list[LayerCache]
     ) -> tuple[Tensor, Tensor]:
-        """See DraftModel."""
+        """See ChainDrafter."""
         rope = self._rope(places_before(positions))
         x = self.layer(self.vocabulary.embedded(token_ids), before, rope, meta, caches[0])
         for layer, cache in zip(self.further, caches[1:], strict=True):
@@ -182,19 +180,3 @@ class Eagle3:
         out = x.rows()
         hidden = self.norm(out)
         return self.vocabulary.logits(hidden), hidden if self.options.norm_output else out
-
-
-def config_of(config: DrafterConfig, longest: int) -> ModelConfig:
-    """The drafter's configuration as the loader reads it; `longest`: tokens of context of the target."""
-    return ModelConfig(
-        architecture="Eagle3",
-        implementation="native",
-        folder=config.folder,
-        text=config.text,
-        towers={},
-        processor="",
-        media_token_ids={},
-        eos_token_ids=(),
-        max_position=longest,
-        torch_dtype=config.torch_dtype,
-    )

@@ -9,13 +9,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from engine.base.config import EngineConfig
-from engine.base.drafts import DRAFT_MODEL, EAGLE3, FLAG, MTP, DraftConfig
+from engine.base.drafts import DRAFT_MODEL, FLAG, HEADS, MTP, DraftConfig
 from engine.base.errors import ConfigError
 from engine.models.base.decoder import Decoder
 from engine.models.base.model import Model
 from engine.models.drafters.base import DraftModel
+from engine.models.drafters.dflash import DFlash
+from engine.models.drafters.dflash_settings import BlockConfig
 from engine.models.drafters.draft_model import SmallDecoder
 from engine.models.drafters.eagle3 import Eagle3
+from engine.models.drafters.eagle_settings import EagleConfig
 from engine.models.drafters.mtp import Mtp
 from engine.models.drafters.settings import drafts_of, read_draft_model
 from engine.models.registry import build_model
@@ -27,7 +30,7 @@ from engine.weights.load import match
 def drafter_for(config: EngineConfig, target: Model) -> tuple[DraftConfig, DraftModel] | None:
     """The drafts and their drafter; None: the settings name no drafter over hidden states. Raises ConfigError."""
     found = drafts_of(config, target.config)
-    if found is None or found[0].method not in (EAGLE3, MTP):
+    if found is None or found[0].method not in (*HEADS, MTP):
         return None
     drafts, options = found
     assert isinstance(target, Decoder), "other models are refused"
@@ -37,7 +40,10 @@ def drafter_for(config: EngineConfig, target: Model) -> tuple[DraftConfig, Draft
     if options is None:
         drafter = Mtp(target)
         assign(drafter, drafter.weight_table(), target.config, shards)  # the layer may be quantised as the target is
+    elif isinstance(options, BlockConfig):
+        drafter = DFlash(options, target, shards)
     else:
+        assert isinstance(options, EagleConfig)
         drafter = Eagle3(options, target, shards)
     match(drafter, shards, folder)
     return drafts, drafter

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -77,6 +78,7 @@ class Further(Table):
 class Mtp:
     """The first layer for multi-token prediction of one target."""
 
+    kind: Literal["chain", "block"] = "chain"
     warning = ""
     described = "the model's own MTP layer"
 
@@ -124,19 +126,19 @@ class Mtp:
         return guest_specs(self._target, self.text)
 
     def feature(self, streams: list[Tensor]) -> Tensor:
-        """See DraftModel."""
+        """See ChainDrafter."""
         return self._target.norm(streams[0])
 
     def store(
         self, token_ids: Tensor, before: Tensor, positions: Tensor, meta: AttentionMeta, caches: list[LayerCache]
     ) -> None:
-        """See DraftModel."""
+        """See ChainDrafter."""
         self.layer.store(self._stream(token_ids, before), self._rope(self._places(positions)), (meta,), caches)
 
     def step(
         self, token_ids: Tensor, before: Tensor, positions: Tensor, meta: AttentionMeta, caches: list[LayerCache]
     ) -> tuple[Tensor, Tensor]:
-        """See DraftModel."""
+        """See ChainDrafter."""
         x = self._stream(token_ids, before)
         self.layer(x, self._rope(self._places(positions)), (meta,), caches, None)
         hidden = self.post_norm(x.rows())

@@ -23,8 +23,9 @@ from engine.attention.meta import AttentionMeta, WorkList
 from engine.cache.spec import LayerCache
 from engine.kernels.attention.tiles import stripe_of
 from engine.kernels.attention.work import empty_list, fill_list, max_parts
-from engine.kernels.drafts_places import DraftPlaces, draft_places, empty_places, put_drafts
-from engine.layers.batch import Batch, DraftedRows
+from engine.kernels.drafts_places import DraftPlaces, Queries, draft_places, empty_places, put_drafts
+from engine.kernels.drafts_rows import DraftedRows
+from engine.layers.batch import Batch
 from engine.layers.stream import Stream
 from engine.models.drafters.draft_model import Geometry, SmallDecoder
 from engine.step.parts.drafter_load import Guess
@@ -91,7 +92,7 @@ class DraftModelSteps:
             token = first.token[j]
             computed = self._batch(batch.token_ids.index_select(0, token), positions.index_select(-1, token), metas)
             guesses = self._guess(self._drafter.logits(computed), first.slot, first.run[j], first.place[j])
-            put_drafts(rows.state, batch.token_ids, guesses, first, j)
+            put_drafts(rows.state, batch.token_ids, guesses, Queries(token, first.run[j], first.slot, 1))
 
     def _places(self, batch: Batch, rows: DraftedRows, group: int) -> DraftPlaces:
         """The places of the passes in a group of the cache."""

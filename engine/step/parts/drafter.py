@@ -3,9 +3,9 @@
 Owner: device thread; the stream runs the hook and `after_choice` (drafter_steps). A step begins with the guesses: the
 blocks of the drafts are in the tables by then, and the places of the step's tokens are those that the drafter computes.
 Then the target computes the guesses with all other tokens, and the drafter's entries of all tokens of the step are
-written, of prompts too. An entry lies at the place of the token that it embeds, so a block's bytes follow from the
-tokens that name the block, and prefix hits are those of a server without drafts: the feature of a block's last token is
-stored with the block.
+written, of prompts too. An entry lies at the place of the token that it embeds or whose streams it holds, so a block's
+bytes follow from the tokens that name the block, and prefix hits are those of a server without drafts: if entries read
+the feature of the token before, the feature of a block's last token is stored with the block.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from engine.models.base.decoder import Decoder
 from engine.models.base.model import Model
 from engine.models.drafters.base import DraftModel
 from engine.step.live import Place
+from engine.step.parts.drafter_kinds import has_features, steps_of
 from engine.step.parts.drafter_load import guess_of, load_drafter
-from engine.step.parts.drafter_steps import DrafterHook, DrafterSteps
+from engine.step.parts.drafter_steps import DrafterHook, DrafterSteps, Runs
 from engine.step.parts.drafts import takes_drafts
 from engine.step.parts.part import Claim, StepPart, Steps
 from engine.step.sizes import Sizes
@@ -55,6 +56,8 @@ class Drafter(StepPart):
 
     def claim(self) -> Claim:
         sizes, feature = self._sizes, self._drafter.text.hidden_size * self._model.dtype.itemsize
+        if not has_features(self._drafter):
+            return Claim(weight_bytes=weight_bytes(self._drafter), specs=self._specs)
         return Claim(
             token_bytes=-(-feature // sizes.block_size),
             weight_bytes=weight_bytes(self._drafter) + feature * (sizes.max_slots + 1 + sizes.max_tokens),
@@ -66,7 +69,7 @@ class Drafter(StepPart):
         rank = steps.backend.rank
         group = rank.layout.group_of[next(n for n, one in enumerate(rank.layout.specs) if one is self._specs[0])]
         guess = guess_of(self._drafts, steps.backend.sampler)
-        self._steps = DrafterSteps(self._drafter, rank, self._sizes, group, guess)
+        self._steps = steps_of(self._drafter, Runs(rank, self._sizes, group, guess))
         load_drafter(self._drafter, self._config, rank)
         if self._drafter.warning:
             log.warning("%s", self._drafter.warning)

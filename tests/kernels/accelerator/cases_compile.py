@@ -114,7 +114,7 @@ KERNELS = {
             {"out": T, **PARTS, **ATTEND},
             {**SHAPE, "HEAD_DIM": dim, "BLOCK_D": block_d, "BLOCK_M": 16, "BLOCK_N": 32, "STRIPE": stripe,
              "BLOCK_G": 4 * stripe, "AT_ONCE": max(1, MERGED * warps // (4 * stripe * block_d)), "GATHER": 0,
-             "STAGES": stages, "PREFETCH": prefetched, "LANES": 32 * warps, "LEAD": lead, **sinks},
+             "STAGES": stages, "PREFETCH": prefetched, "WHOLE": False, "LANES": 32 * warps, "LEAD": lead, **sinks},
             {"num_warps": warps, "num_stages": stages},
         )
         for dim, block_d, warps, stages, prefetched, lead, stripe, sinks in (
@@ -153,8 +153,8 @@ KERNELS = {
         {"parts": "*i32", "num_parts": "*i32", "tiles": "*i32", "num_tiles": "*i32",
          "large_tiles": "*i32", "num_large_tiles": "*i32", "query_start": "*i32", "context_len": "*i32",
          "table_row": "*i32", "num_rows": "i32", "aim": "i32", "first_key": "i32"},
-        {"MOST": 4, "STRIPE": 4, "STEP": MIN_PART, "KEYS": KEYS, "TILE": 32, "LARGE_TILE": 64, "ROWS": 256,
-         "large_tiles": None, "num_large_tiles": None},
+        {"MOST": 4, "WHOLE": False, "STRIPE": 4, "STEP": MIN_PART, "KEYS": KEYS, "TILE": 32, "LARGE_TILE": 64,
+         "ROWS": 256, "large_tiles": None, "num_large_tiles": None},
         {"num_warps": 4},
     ),
 }  # fmt: skip

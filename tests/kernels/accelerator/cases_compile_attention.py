@@ -25,7 +25,7 @@ KERNELS = {
             decode_kernel,
             {"out": T, **PARTS, **ATTEND},
             {**SHAPE, "STRIPE": 1, "BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_G": 4, "AT_ONCE": MERGED // (4 * 128),
-             "GATHER": 0, "STAGES": 3, "PREFETCH": PREFETCH, "LANES": 32, "LEAD": 5, **case},
+             "GATHER": 0, "STAGES": 3, "PREFETCH": PREFETCH, "WHOLE": False, "LANES": 32, "LEAD": 5, **case},
             {"num_warps": 1, "num_stages": 3},
         )
         for name, case in CASES.items()
@@ -55,7 +55,7 @@ KERNELS = {
         decode_kernel,
         {"out": T, **PARTS, **ATTEND},
         {**SHAPE, "STRIPE": 1, "HEAD_DIM": 512, "BLOCK_D": 512, "BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_G": 8,
-         "AT_ONCE": 1, "GATHER": 0, "STAGES": 1, "PREFETCH": 0, "LANES": 128, "LEAD": 0, **NO_SINKS},
+         "AT_ONCE": 1, "GATHER": 0, "STAGES": 1, "PREFETCH": 0, "WHOLE": False, "LANES": 128, "LEAD": 0, **NO_SINKS},
         {"num_warps": 4, "num_stages": 1},
     ),
     "prefill 512": (
@@ -71,6 +71,13 @@ KERNELS = {
         {**SHAPE, "BLOCK_M": 128, "BLOCK_N": 64, "STAGES": 2, "MATERIALISE": True, "FOLD": False, "FIRST": 0,
          "last_keys": None, "WINDOW": -8192, **NO_SINKS},
         {"num_warps": 8, "num_stages": 2},
+    ),
+    "decode of whole rows": (
+        decode_kernel,
+        {"out": T, **PARTS, **ATTEND},
+        {**SHAPE, "STRIPE": 4, "BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_G": 16, "AT_ONCE": MERGED // (16 * 128),
+         "GATHER": 0, "STAGES": 4, "PREFETCH": PREFETCH, "WHOLE": True, "LANES": 32, "LEAD": 5, **NO_SINKS},
+        {"num_warps": 1, "num_stages": 4},
     ),
     "prefill without the first key": (
         prefill_kernel,
@@ -134,7 +141,12 @@ def test_compiles(name, target):
 def test_keys_are_read_before_the_wait_and_further_ones_asked_for_where_the_launcher_says_so(name, prefetched, lead):
     kernel, signature, constants, options = KERNELS[name]
     made = compiles(
-        "sm_90", kernel, signature, {**constants, "PREFETCH": prefetched, "LEAD": lead}, options, aligned=True
+        "sm_90",
+        kernel,
+        signature,
+        {**constants, "PREFETCH": prefetched, "LEAD": lead},
+        options,
+        aligned=True,
     )
     text = made.asm["ptx"]
     assert text.count("cp.async.bulk.prefetch.L2") == (2 if prefetched else 0)

@@ -32,7 +32,7 @@ KERNELS = {
             {"out": T, **PARTS, **ATTEND, **PAIRS, **SCALES},
             {**PLAIN, "BLOCK_M": 16, "BLOCK_N": 32, "STRIPE": stripe, "BLOCK_G": 4 * stripe,
              "AT_ONCE": MERGED // (4 * stripe * 128), "GATHER": 16, "STAGES": 4,
-             "PREFETCH": PREFETCH, "LANES": 32, "LEAD": 5, **NO_SINKS, **form},
+             "PREFETCH": PREFETCH, "WHOLE": False, "LANES": 32, "LEAD": 5, **NO_SINKS, **form},
             {"num_warps": 1, "num_stages": 4},
         )
         for name, form in FORMS.items()
@@ -53,7 +53,8 @@ KERNELS = {
         {"parts": "*i32", "num_parts": "*i32", "tiles": "*i32", "num_tiles": "*i32",
          "large_tiles": "*i32", "num_large_tiles": "*i32", "query_start": "*i32", "context_len": "*i32",
          "table_row": "*i32", "num_rows": "i32", "aim": "i32", "first_key": "i32"},
-        {"MOST": 1, "STRIPE": 1, "STEP": MIN_PART, "KEYS": KEYS, "TILE": 32, "LARGE_TILE": 64, "ROWS": 256},
+        {"MOST": 1, "WHOLE": True, "STRIPE": 1, "STEP": MIN_PART, "KEYS": KEYS, "TILE": 32, "LARGE_TILE": 64,
+         "ROWS": 256},
         {"num_warps": 4},
     ),
     **{

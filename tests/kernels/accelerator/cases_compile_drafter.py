@@ -3,6 +3,7 @@
 import pytest
 import triton  # noqa: F401  (must precede the import of any kernel file)
 
+from engine.kernels.drafts_blocks import block_places_kernel
 from engine.kernels.drafts_features import accept_features_kernel, features_before_kernel, keep_features_kernel
 from engine.kernels.drafts_places import draft_places_kernel, put_drafts_kernel
 from tests.kernels.accelerator.targets import cases, compiles
@@ -12,6 +13,12 @@ PLACES = {
     "token": L, "mapping": L, **dict.fromkeys(("context", "run", "place", "line", "slot", "words", "row_drafts"), I),
     **dict.fromkeys(("row_slot", "context_len", "query_start", "lines"), I), "slot_mapping": L,
     **dict.fromkeys(("rows", "max_rows", "max_slots"), "i32"),
+}  # fmt: skip
+BLOCK = {
+    **dict.fromkeys(("token", "ids", "mapping"), L),
+    **dict.fromkeys(("run", "place", "slot", "starts", "context", "line", "words", "row_drafts", "row_slot"), I),
+    **dict.fromkeys(("context_len", "query_start", "lines"), I), "slot_mapping": L, "token_ids": L,
+    **dict.fromkeys(("mask_id", "rows", "queries", "max_rows", "max_slots"), "i32"),
 }  # fmt: skip
 PUT = {"token_ids": L, "drafts": I, "guesses": I, "token": L, "run": I, "slot": I, "num_tokens": "i32"}
 ROWS = {"row_slot": I, "query_start": I}
@@ -24,7 +31,8 @@ def held(dtype: str, *names: str) -> dict[str, str]:
 
 KERNELS = {
     "places": (draft_places_kernel, PLACES, {"PASSES": 3, "ROWS": 256}, {"num_warps": 4}),
-    "put": (put_drafts_kernel, PUT, {"J": 1, "NUM": 3}, {"num_warps": 1}),
+    "block": (block_places_kernel, BLOCK, {"SKIPPED": 1, "WIDTH": 9, "ROWS": 256}, {"num_warps": 4}),
+    "put": (put_drafts_kernel, PUT, {"AHEAD": 1, "NUM": 3}, {"num_warps": 1}),
     **{
         f"before {dtype}": (
             features_before_kernel,
@@ -47,6 +55,11 @@ KERNELS = {
         )
         for dtype in ("bf16", "fp32")
     },
+    "accept without features": (
+        accept_features_kernel,
+        {"words": I, "runs": I, "row_slot": I, "row_drafts": I, "query_start": I, "width": "i32"},
+        {"of_slots": None, "features": None, "DRAFTS": 3, "WIDTH": 5, "LANES": 8, "BLOCK": 1024}, {"num_warps": 4},
+    ),
     **{
         f"accept {dtype}": (
             accept_features_kernel,

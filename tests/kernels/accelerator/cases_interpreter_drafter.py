@@ -7,16 +7,19 @@ import pytest
 import torch
 import triton  # noqa: F401  (must precede the import of any kernel file; TRITON_INTERPRET sets the mode)
 
+from engine.kernels.drafts_blocks import block_places_reference, empty_block, launch_block_places
 from engine.kernels.drafts_features import (
     Features,
     accept_features_reference,
+    accept_reference,
     features_before_reference,
     keep_features_reference,
-    launch_accept_features,
+    launch_accept,
     launch_features_before,
     launch_keep_features,
 )
 from engine.kernels.drafts_places import (
+    Queries,
     draft_places_reference,
     empty_places,
     launch_draft_places,
@@ -38,10 +41,34 @@ def test_passes_are_places_of_the_step(number):
     guesses = drawn(17, 9 * (number + 2), low=-1, high=99)
     for j in range(number):
         ours = copy.deepcopy((step.state, tensors["tokens"]))
-        launch_put_drafts(*ours, guesses, theirs, j)
-        put_drafts_reference(step.state, tensors["tokens"], guesses, theirs, j)
+        queries = Queries(theirs.token[j], theirs.run[j], theirs.slot, 1)
+        launch_put_drafts(*ours, guesses, queries)
+        put_drafts_reference(step.state, tensors["tokens"], guesses, queries)
         assert torch.equal(ours[0].drafts, step.state.drafts)
         assert torch.equal(ours[1], tensors["tokens"])
+
+
+@pytest.mark.parametrize("skipped", [0, 1])
+@pytest.mark.parametrize(("number", "rows", "queries"), [(1, 9, 30), (7, 12, 60), (4, 5, 40)])
+def test_queries_of_blocks_are_places_of_the_step(number, rows, queries, skipped):
+    """Also with room for fewer rows than the step has."""
+    step, _, tensors = drafter_step(12, number)
+    mine, theirs = (empty_block(rows, queries, "cpu") for _ in range(2))
+    numbers = step, tensors["tokens"], tensors["mapping"], 77, skipped
+    launch_block_places(mine, *numbers)
+    block_places_reference(theirs, *numbers)
+    for field in fields(mine):
+        assert torch.equal(getattr(mine, field.name), getattr(theirs, field.name)), field.name
+    guessed = int(step.drafts[step.drafts > 0][:rows].sum())
+    assert (theirs.run >= 0).sum() == guessed
+    assert (theirs.ids == 77).sum() == theirs.query_start[-1] - (step.drafts > 0).sum().clamp(max=rows)
+    guesses = drawn(17, rows * (number + 2), low=-1, high=99)
+    ours = copy.deepcopy((step.state, tensors["tokens"]))
+    chosen = Queries(theirs.token, theirs.run, theirs.slot, 1 - skipped)
+    launch_put_drafts(*ours, guesses, chosen)
+    put_drafts_reference(step.state, tensors["tokens"], guesses, chosen)
+    assert torch.equal(ours[0].drafts, step.state.drafts)
+    assert torch.equal(ours[1], tensors["tokens"])
 
 
 def test_features_before_tokens_are_those_of_the_step_the_slot_and_the_block():
@@ -71,7 +98,15 @@ def test_the_feature_of_the_last_accepted_token_is_stored(number):
     step, *numbers = accepted(20, number, 30)
     held = Features(torch.randn(21, 30), torch.randn(1, 30), 16)
     mine, ours = copy.deepcopy((held, step))
-    launch_accept_features(mine, ours, *numbers)
+    launch_accept(mine.of_slots, ours, *numbers)
     accept_features_reference(held, step, *numbers)
     assert torch.equal(mine.of_slots, held.of_slots)
+    assert torch.equal(ours.state.words, step.state.words)
+
+
+def test_rows_of_a_drafter_without_features_get_drafts():
+    step, _, runs = accepted(20, 3, 30)
+    ours = copy.deepcopy(step)
+    launch_accept(None, ours, None, runs)
+    accept_reference(step, runs)
     assert torch.equal(ours.state.words, step.state.words)

@@ -7,7 +7,7 @@ import torch
 import triton  # noqa: F401  (must precede the import of any kernel file; TRITON_INTERPRET sets the mode)
 
 from engine.kernels.attention import decode
-from engine.kernels.attention.paged import launch_paged, paged_attention_reference
+from engine.kernels.attention.paged import launch_paged, paged_attention, paged_attention_reference
 from engine.kernels.attention.tiles import stripe_of, tile_tokens
 from engine.kernels.attention.work import MIN_PART, empty_list, fill_list_reference, launch_list
 from tests.kernels.accelerator.cases_interpreter import pages, sinks_of
@@ -43,6 +43,30 @@ def test_attention(sunk, heads, kv_heads, dim, window, softcap, dtype):
         want = paged_attention_reference(q.double(), k_cache, v_cache, meta, *options).view_as(out)
         assert (out.double() - want).abs().max() < (1e-5 if dtype is torch.float32 else 4e-3)
         assert not work.arrived.any()
+
+
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("window", [0, 24])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 32), (16, 1, 16)])
+@pytest.mark.parametrize("sunk", [False, True])
+def test_attention_of_rows_whose_tokens_see_all_keys(sunk, heads, kv_heads, dim, window):
+    """Rows of every number of queries are cut into parts, and no tiles are launched."""
+    contexts = [5, 3 * MIN_PART + 2, 0, 40, MIN_PART + 1, 2 * MIN_PART + 7, 16]
+    queries = [1, 4, 0, 7, 3, 16, 16]
+    k_cache, v_cache, meta = pages(contexts, queries, kv_heads, dim, 16, torch.float32)
+    q = torch.randn(sum(queries), heads, dim)
+    work = lists(meta, heads, kv_heads, dim)
+    meta = replace(meta, work=work, cut=True, whole=True)
+    want = replace(meta, work=lists(meta, heads, kv_heads, dim))
+    launch_list(work, meta, heads // kv_heads, False)
+    fill_list_reference(want.work, meta, heads // kv_heads, False)
+    parts = int(want.work.num_parts)
+    assert (int(work.num_parts), int(work.num_tiles)) == (parts, 0)
+    assert torch.equal(work.parts[:parts], want.work.parts[:parts])
+    options = dim**-0.5, window, 0.0, sinks_of(heads) if sunk else None
+    out = launch_paged(q, k_cache, v_cache, meta, *options)
+    assert (out - paged_attention_reference(q, k_cache, v_cache, meta, *options).view_as(out)).abs().max() < 1e-5
+    assert (out - paged_attention(q, k_cache, v_cache, meta, *options).view_as(out)).abs().max() < 1e-5
 
 
 @pytest.mark.covering(1)

@@ -18,7 +18,7 @@ from engine.run.estimate import estimate
 from engine.run.start import load_runtime
 from engine.weights.files import open_checkpoint
 from server import cli
-from tests import draft_models, drafters, tiny
+from tests import block_drafters, draft_models, drafters, tiny
 
 SETTINGS = {"num_threads": 1, "max_num_seqs": 4, "max_num_batched_tokens": 64}
 
@@ -40,6 +40,14 @@ def test_a_drafter_is_described_or_refused(tmp_path, capsys):
     line = (
         "drafts: 3 in a step, by EAGLE-3 of 1 layer with 250 of 320 tokens, over the inputs of layers 1, 2, 3; "
         "weights of 0.00 GiB"
+    )
+    assert line in capsys.readouterr().out.splitlines()
+    block = block_drafters.TorchBlocks(block_drafters.Form(), tiny.reference(tiny.checkpoint("qwen3")))
+    block_drafters.write(tmp_path, block)
+    assert cli.main([*words, json.dumps({"model": str(tmp_path)})]) == 0
+    line = (
+        "drafts: 7 in a step, by DFlash of 2 layers with blocks of 8 and 320 of 320 tokens, over the inputs of layers "
+        "1, 3; weights of 0.00 GiB"
     )
     assert line in capsys.readouterr().out.splitlines()
     assert cli.main([*words, json.dumps({"model": str(tmp_path / "none"), "num_speculative_tokens": 3})]) == 1

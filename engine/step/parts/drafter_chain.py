@@ -1,0 +1,82 @@
+"""ChainSteps: a drafter that guesses draft after draft, each from the feature of the token before.
+
+    step n    | guesses: k passes of the drafter | forward: streams -> features -> entries | choice, verified |
+                ^ feature of the token before        ^ read by later steps                   | feature of the slot
+
+Thread: the stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from engine.attention.meta import AttentionMeta, WorkList
+from engine.cache.spec import LayerCache
+from engine.kernels.drafts_features import Features, accept_features, features_before, keep_features
+from engine.kernels.drafts_places import Queries, draft_places, empty_places, put_drafts
+from engine.kernels.drafts_rows import DraftedRows
+from engine.layers.batch import Batch
+from engine.models.drafters.base import FIRST_ENTRY, ChainDrafter
+from engine.step.parts.drafter_steps import DrafterSteps, Runs
+from engine.step.sizes import MOST_CUT
+
+
+class ChainSteps(DrafterSteps):
+    """The features of live slots and of blocks, and what reads and writes them."""
+
+    def __init__(self, drafter: ChainDrafter, runs: Runs) -> None:
+        super().__init__(drafter.text, runs)
+        self._drafter, sizes, device = drafter, runs.sizes, runs.rank.device
+        width, dtype = drafter.text.hidden_size, drafter.dtype
+        self._newest = torch.zeros(sizes.max_tokens, width, dtype=dtype, device=device)  # features of the newest step
+        self._of_slots = torch.zeros(sizes.max_slots + 1, width, dtype=dtype, device=device)
+        self._starts = torch.arange(sizes.max_rows + 1, dtype=torch.int32, device=device)
+        self._held: Features
+        self._work: WorkList | None = None  # of the passes over the newest tokens
+        self._entry_work: WorkList | None = None  # of the entries of all tokens, if these attend to each other
+
+    def allocate(self, num_blocks: int, caches: Sequence[LayerCache]) -> None:
+        """See DrafterSteps."""
+        text, sizes = self._drafter.text, self.sizes
+        self.caches = list(caches)
+        of_blocks = torch.zeros(num_blocks, text.hidden_size, dtype=self._drafter.dtype, device=self.rank.device)
+        self._held = Features(self._of_slots, of_blocks, sizes.block_size)
+        self._work = self.work_list(num_blocks, 1, sizes.max_rows)
+        if len(caches) > 1:
+            self._entry_work = self.work_list(num_blocks, min(MOST_CUT, 1 + sizes.num_drafts), sizes.max_tokens)
+
+    def draft(self, batch: Batch, rows: DraftedRows) -> None:
+        """See DrafterSteps."""
+        found = self.meta_of(batch)
+        places = empty_places(self.sizes.num_drafts, rows.most, batch.token_ids.device)
+        draft_places(places, rows, found.slot_mapping)
+        starts = self._starts[: rows.most + 1]
+        own = rows._replace(slots=places.slot, query_start=starts, context_len=places.context[0], lines=places.line)
+        feature = features_before(self._newest[: rows.most], self._held, own, found.block_tables)
+        for j in range(self.sizes.num_drafts):
+            numbers = starts, places.context[j], found.block_tables, places.mapping[j], self._work, places.line
+            meta = self.listed(AttentionMeta(*numbers, first_key=FIRST_ENTRY, decode_only=True))
+            token = places.token[j]
+            ids, at = batch.token_ids.index_select(0, token), batch.positions.index_select(-1, token)
+            logits, feature = self._drafter.step(ids, feature, at, meta, self.caches)
+            guesses = self.guess(logits, places.slot, places.run[j], places.place[j])
+            put_drafts(rows.state, batch.token_ids, guesses, Queries(token, places.run[j], places.slot, 1))
+
+    def enter(self, batch: Batch, streams: list[Tensor]) -> None:
+        """See DrafterSteps."""
+        found, rows = self.meta_of(batch), self.rows
+        features = self._newest[: len(batch.token_ids)]
+        features.copy_(self._drafter.feature(streams))
+        before = features_before(features, self._held, rows, found.block_tables)
+        keep_features(features, self._held, rows, found.slot_mapping)
+        if len(self.caches) > 1:
+            found = self.listed(replace(found, work=self._entry_work, last_keys=None, first_key=FIRST_ENTRY))
+        self._drafter.store(batch.token_ids, before, batch.positions, found, self.caches)
+
+    def settle(self, rows: DraftedRows, runs: Tensor) -> None:
+        """Stores the feature of the token before each row's newest token."""
+        accept_features(self._held, rows, self._newest, runs)

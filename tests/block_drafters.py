@@ -1,0 +1,212 @@
+"""Tiny DFlash drafters: transformers' MuseGlimmerAssistantModel as an oracle, and checkpoints of it, briefly taught.
+
+transformers has DFlash's layers under that name; the test says which keys each layer's queries see. `folder_of` gives
+the folder of a drafter for a tests/tiny checkpoint, trained on greedy answers of the target, so some drafts are right.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn import functional
+
+from tests import drafters, tiny
+from tests.drafters import EPS, HEAD_DIM, HEADS, HIDDEN, NUM_TOKENS, PROMPTS, WIDTH
+
+MASK = 3  # the token of the masks
+NAMES = (("encoder.fc", "fc"), ("encoder.output_norm_enc", "hidden_norm"))  # transformers' names and z-lab's
+
+
+@dataclass(frozen=True)
+class Form:
+    """A drafter and how its files are written."""
+
+    dialect: str = "flat"  # or "speculators"
+    options: dict[str, Any] = field(default_factory=dict)  # further keys of dflash_config, or at the top
+    kinds: tuple[str, ...] = ("full", "full")  # layer_types
+    windows: tuple[int, ...] = (0, 0)  # keys that each layer's queries see before their own place; 0: all
+    whole: tuple[bool, ...] = (True, True)  # whether each layer's queries see their whole block
+    block: int = 8
+    streams: tuple[int, ...] = (1, 3)  # of the target; n is the input of layer n
+    own_embedding: bool = False
+    maps: bool = False  # the head has fewer tokens than the target
+    mask_embedding: bool = False
+    sinks: bool = False
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+
+def sunk(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **rest: Any) -> Any:
+    """Attention of transformers' modules whose softmax has a further logit per head, if the module has `sinks`."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
+    scores = query @ key.transpose(2, 3) * rest["scaling"] + attention_mask
+    if hasattr(module, "sinks"):
+        extra = module.sinks[None, :, None, None].expand(len(query), -1, query.shape[2], 1)
+        weights = torch.cat([scores, extra], -1).softmax(-1)[..., :-1]
+    else:
+        weights = scores.softmax(-1)
+    return (weights @ value).transpose(1, 2), weights
+
+
+class TorchBlocks:
+    """A drafter: transformers' module, an embedding and a head."""
+
+    def __init__(self, form: Form, target: Any, seed: int = 5) -> None:
+        from transformers import AttentionInterface, MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
+
+        AttentionInterface.register("sunk", sunk)
+        config = MuseGlimmerAssistantConfig(
+            hidden_size=HIDDEN, intermediate_size=WIDTH, num_hidden_layers=len(form.kinds), num_attention_heads=HEADS,
+            num_key_value_heads=2, head_dim=HEAD_DIM, rms_norm_eps=EPS, max_position_embeddings=512,
+            rope_parameters={"rope_type": "default", "rope_theta": 10_000.0}, block_size=form.block,
+            mask_token_id=MASK, target_layer_ids=list(form.streams),
+            layer_types=["full_attention", "sliding_attention", "full_attention"][: len(form.kinds)],
+        )  # fmt: skip
+        config._attn_implementation = "sunk"
+        self.form, self.model = form, MuseGlimmerAssistantModel(config)
+        draw = torch.Generator().manual_seed(seed)
+        for name, parameter in self.model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=draw)
+            parameter.data = 1 + 0.1 * noise if "norm" in name else 0.15 * noise
+
+        def own(*shape: int) -> Tensor:
+            return (0.15 * torch.randn(shape, generator=draw)).requires_grad_()
+
+        self.own: dict[str, Tensor] = {}
+        if form.own_embedding:
+            self.own["embed_tokens.weight"] = own(tiny.VOCAB_SIZE, HIDDEN)
+        if form.maps:
+            self.own["lm_head.weight"] = own(NUM_TOKENS, HIDDEN)
+        if form.mask_embedding:
+            self.own["mask_embedding"] = own(HIDDEN)
+        for number, layer in enumerate(self.model.layers if form.sinks else ()):
+            layer.self_attn.sinks = self.own[f"layers.{number}.self_attn.attention_sink_bias"] = own(HEADS)
+        self.embedding = self.own.get("embed_tokens.weight", target.get_input_embeddings().weight.detach())
+        self.head = self.own.get("lm_head.weight", target.get_output_embeddings().weight.detach())
+        self.tokens = torch.arange(len(self.head))  # the target's token of each token of the head
+
+    def hidden(self, context: Tensor, ids: Tensor, starts: list[int], size: int) -> Tensor:
+        """context [n, streams * H]; ids [blocks * size], each block at the places from its start on -> [..., H]."""
+        places = torch.cat([torch.arange(start, start + size) for start in starts])
+        block = torch.arange(len(starts)).repeat_interleave(size)
+        number = torch.cat([torch.full((len(context),), -1), block])
+        at = torch.cat([torch.arange(len(context)), places])
+        first = torch.tensor(starts).repeat_interleave(size)[:, None]
+        masks = {}
+        for kind, window, whole in zip(self.model.config.layer_types, self.form.windows, self.form.whole, strict=True):
+            seen = ((number < 0) & (at < first)) | (number == block[:, None])
+            if not whole:
+                seen &= at <= places[:, None]
+            if window:
+                seen &= at > places[:, None] - window
+            masks[kind] = torch.zeros(seen.shape).masked_fill(~seen, float("-inf"))[None, None]
+        embedded = functional.embedding(ids, self.embedding)
+        if "mask_embedding" in self.own:
+            embedded = torch.where((ids == MASK)[:, None], self.own["mask_embedding"], embedded)
+        return self.model(embedded[None], context[None], masks, at[None]).last_hidden_state[0]
+
+    @torch.no_grad()
+    def propose(self, text: list[int], streams: list[Tensor], count: int) -> list[int]:
+        """Greedy drafts after a text of n tokens; streams: each [n - 1 or more, H]."""
+        last = len(text) - 1
+        ids = torch.tensor([text[-1]] + [MASK] * count)
+        hidden = self.hidden(torch.cat(streams, -1)[:last], ids, [last], 1 + count)
+        return self.tokens[(hidden[1:] @ self.head.T).argmax(-1)].tolist()
+
+
+def used_tokens(texts: list[list[int]]) -> Tensor:
+    """The tokens of a head with NUM_TOKENS tokens."""
+    used = sorted({token for text in texts for token in text})
+    rest = [token for token in range(tiny.VOCAB_SIZE) if token not in used]
+    return torch.tensor(sorted((used + rest)[:NUM_TOKENS]))
+
+
+@functools.cache
+def taught(target: str, form: Form, rounds: int = 40) -> TorchBlocks:
+    """A drafter that follows the target's greedy answers to a few random prompts."""
+    model = tiny.reference(tiny.checkpoint(target))
+    texts = [drafters.greedy(model, ids, 36) for ids in PROMPTS]
+    drafter = TorchBlocks(form, model)
+    if form.maps:
+        drafter.tokens = used_tokens(texts)
+    inverse = torch.full((tiny.VOCAB_SIZE,), -100).index_copy_(0, drafter.tokens, torch.arange(len(drafter.tokens)))
+    size, data = form.block, []
+    for text in texts:
+        starts = list(range(2, len(text) - size, 2))
+        streams = torch.cat(drafters.streams_of(model, text, drafters.Form(streams=form.streams)), -1)
+        ids = torch.tensor([token for start in starts for token in [text[start]] + [MASK] * (size - 1)])
+        wanted = inverse[torch.tensor([text[start : start + size] for start in starts])]
+        data.append((streams, ids, starts, wanted[:, 1:].flatten()))
+    optimizer = torch.optim.Adam([*drafter.model.parameters(), *drafter.own.values()], 0.01)
+    for _ in range(rounds):
+        optimizer.zero_grad()
+        for streams, ids, starts, wanted in data:
+            hidden = drafter.hidden(streams, ids, starts, size).view(len(starts), size, HIDDEN)[:, 1:].flatten(0, 1)
+            functional.cross_entropy(hidden @ drafter.head.T, wanted).backward()
+        optimizer.step()
+    return drafter
+
+
+@functools.cache
+def folder_of(target: str, form: Form) -> Path:
+    """The folder of a trained drafter."""
+    folder = Path(tempfile.mkdtemp(prefix=f"omniloop-dflash-{target}-"))
+    write(folder, taught(target, form))
+    return folder
+
+
+def tensors_of(drafter: TorchBlocks) -> dict[str, Tensor]:
+    """The tensors by the names of z-lab's files."""
+    found = {}
+    for name, tensor in drafter.model.state_dict().items():
+        for theirs, ours in NAMES:
+            name = name.replace(theirs, ours)
+        if not name.endswith(".sinks"):
+            found[name] = tensor.detach().clone()
+    if drafter.form.maps:
+        found["d2t"] = drafter.tokens - torch.arange(NUM_TOKENS)
+    return found | {name: tensor.detach() for name, tensor in drafter.own.items()}
+
+
+def write(folder: Path, drafter: TorchBlocks) -> None:
+    """Writes config.json and model.safetensors in the form's dialect."""
+    form = drafter.form
+    layer = {
+        "model_type": "qwen3", "hidden_size": HIDDEN, "intermediate_size": WIDTH, "num_attention_heads": HEADS,
+        "num_key_value_heads": 2, "head_dim": HEAD_DIM, "num_hidden_layers": len(form.kinds),
+        "vocab_size": tiny.VOCAB_SIZE, "max_position_embeddings": 512, "rms_norm_eps": EPS, "rope_theta": 10_000.0,
+        "hidden_act": "silu", "layer_types": [f"{kind}_attention" for kind in form.kinds],
+        "sliding_window": max(form.windows) or None,
+    }  # fmt: skip
+    names = {"torch_dtype": "float32", "block_size": form.block, "draft_vocab_size": len(drafter.head)}
+    if form.dialect == "flat":
+        inner = {"target_layer_ids": [number - 1 for number in form.streams], "mask_token_id": MASK, **form.options}
+        config = {"architectures": ["DFlashDraftModel"], **layer, **names, "dflash_config": inner}
+    else:
+        config = {
+            "architectures": ["DFlashSpeculator"], "speculators_model_type": "dflash",
+            "transformer_layer_config": layer, "aux_hidden_state_layer_ids": list(form.streams),
+            "mask_token_id": MASK, **names, **form.options,
+        }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({name: each.contiguous() for name, each in tensors_of(drafter).items()}, folder / "model.safetensors")
+
+
+def changed(folder: Path, change: Any = None, config: dict[str, Any] | None = None) -> None:
+    """Gives a drafter's folder other tensors, or other values in config.json."""
+    tensors = load_file(folder / "model.safetensors")
+    if change is not None:
+        change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**values, **(config or {})}))
