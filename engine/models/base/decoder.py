@@ -162,7 +162,7 @@ class Decoder(Model):
         return [mixer.cache_spec(self.dtype) for layer in keepers for mixer in layer.mixers]
 
     def forward(self, batch: Batch, out: Tensor | None = None) -> Tensor:
-        rows = self._embedded(batch)
+        rows = self.merged(batch)
         if self.chosen is not None:
             self.chosen.begin(batch.adapters, batch.named)
         inputs = self.per_layer_inputs(batch, rows)
@@ -205,7 +205,8 @@ class Decoder(Model):
     def is_run(self, number: int) -> bool:
         return number in self.numbers
 
-    def _embedded(self, batch: Batch) -> Tensor:
+    def merged(self, batch: Batch) -> Tensor:
+        """The first layer's input, a new tensor [T, hidden]: embeddings, and media rows in their places."""
         residual = self.embedded(batch)
         if self._embedding_scale != 1.0:
             residual *= self._embedding_scale

@@ -16,6 +16,7 @@ from engine.attention.meta import AttentionMeta
 from engine.base.model_config import ModelConfig, TextConfig
 from engine.cache.spec import CacheSpec, LayerCache
 from engine.cache.tokens import FullSpec, GuestSpec
+from engine.layers.batch import Batch
 from engine.models.base.model import Model
 from engine.weights.table import Weighted
 
@@ -54,11 +55,14 @@ class ChainDrafter(DraftModel, Protocol):
     def feature(self, streams: list[Tensor]) -> Tensor:
         """The target's streams of T tokens, each [T, hidden] -> features [T, H]."""
 
+    def inputs(self, batch: Batch) -> Tensor:
+        """The step's tokens for `store`: ids int64 [T], or embeddings [T, hidden] with media rows in their places."""
+
     def store(
-        self, token_ids: Tensor, before: Tensor, positions: Tensor, meta: AttentionMeta, caches: list[LayerCache]
+        self, tokens: Tensor, before: Tensor, positions: Tensor, meta: AttentionMeta, caches: list[LayerCache]
     ) -> None:
-        """Writes the entries of T tokens; before [T, H]: the features of the tokens before them. With several caches,
-        `meta` is for attention of the drafter's heads over its entries."""
+        """Writes the entries of T tokens, from `inputs`; before [T, H]: the features of the tokens before them. With
+        several caches, `meta` is for attention of the drafter's heads over its entries."""
 
     def step(
         self, token_ids: Tensor, before: Tensor, positions: Tensor, meta: AttentionMeta, caches: list[LayerCache]

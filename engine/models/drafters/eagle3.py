@@ -23,6 +23,7 @@ from engine.attention.meta import AttentionMeta
 from engine.base.model_config import TextConfig
 from engine.cache.spec import CacheSpec, LayerCache
 from engine.layers.attention import qkv_product, self_attention
+from engine.layers.batch import Batch
 from engine.layers.linear import Linear
 from engine.layers.mlp import decoder_mlp
 from engine.layers.norm import Normed, RMSNorm
@@ -156,11 +157,15 @@ class Eagle3:
         joined = torch.cat(streams, 1)
         return self.fc(joined if self.joined_norm is None else self.joined_norm(joined))
 
+    def inputs(self, batch: Batch) -> Tensor:
+        """See ChainDrafter; in places of media the placeholder's token."""
+        return batch.token_ids
+
     def store(
-        self, token_ids: Tensor, before: Tensor, positions: Tensor, meta: AttentionMeta, caches: list[LayerCache]
+        self, tokens: Tensor, before: Tensor, positions: Tensor, meta: AttentionMeta, caches: list[LayerCache]
     ) -> None:
         """See ChainDrafter."""
-        embedded, rope = self.vocabulary.embedded(token_ids), self._rope(places_before(positions))
+        embedded, rope = self.vocabulary.embedded(tokens), self._rope(places_before(positions))
         if not self.further:
             self.layer.attention.store(self.layer.joined(embedded, before)[0], rope, meta, caches[0])
             return

@@ -24,6 +24,7 @@ from engine.base.drafts import FLAG
 from engine.base.errors import ConfigError
 from engine.base.model_config import ModelConfig, TextConfig
 from engine.cache.spec import CacheSpec, LayerCache
+from engine.layers.batch import Batch
 from engine.layers.linear import Linear
 from engine.layers.norm import RMSNorm
 from engine.layers.rope import RopeTable
@@ -129,17 +130,21 @@ class Mtp:
         """See ChainDrafter."""
         return self._target.norm(streams[0])
 
+    def inputs(self, batch: Batch) -> Tensor:
+        """See ChainDrafter."""
+        return self._target.merged(batch)
+
     def store(
-        self, token_ids: Tensor, before: Tensor, positions: Tensor, meta: AttentionMeta, caches: list[LayerCache]
+        self, tokens: Tensor, before: Tensor, positions: Tensor, meta: AttentionMeta, caches: list[LayerCache]
     ) -> None:
         """See ChainDrafter."""
-        self.layer.store(self._stream(token_ids, before), self._rope(self._places(positions)), (meta,), caches)
+        self.layer.store(self._stream(tokens, before), self._rope(self._places(positions)), (meta,), caches)
 
     def step(
         self, token_ids: Tensor, before: Tensor, positions: Tensor, meta: AttentionMeta, caches: list[LayerCache]
     ) -> tuple[Tensor, Tensor]:
         """See ChainDrafter."""
-        x = self._stream(token_ids, before)
+        x = self._stream(self._target.embed(token_ids), before)
         self.layer(x, self._rope(self._places(positions)), (meta,), caches, None)
         hidden = self.post_norm(x.rows())
         return self._target.logits(hidden), hidden
@@ -149,9 +154,9 @@ class Mtp:
         tokens' own positions, as transformers does, because places before a picture's parts are not known here."""
         return positions if positions.dim() == 2 else places_before(positions)
 
-    def _stream(self, token_ids: Tensor, before: Tensor) -> Stream:
+    def _stream(self, embedded: Tensor, before: Tensor) -> Stream:
         """The layer's input."""
-        joined = torch.cat([self.enorm(self._target.embed(token_ids)), self.hnorm(before)], 1)
+        joined = torch.cat([self.enorm(embedded), self.hnorm(before)], 1)
         return Stream(self.eh_proj(joined))
 
 

@@ -75,7 +75,7 @@ class ChainSteps(DrafterSteps):
         keep_features(features, self._held, rows, found.slot_mapping)
         if len(self.caches) > 1:
             found = self.listed(replace(found, work=self._entry_work, last_keys=None, first_key=FIRST_ENTRY))
-        self._drafter.store(batch.token_ids, before, batch.positions, found, self.caches)
+        self._drafter.store(self._drafter.inputs(batch), before, batch.positions, found, self.caches)
 
     def settle(self, rows: DraftedRows, runs: Tensor) -> None:
         """Stores the feature of the token before each row's newest token."""
