@@ -11,7 +11,7 @@ import functools
 import io
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -32,6 +32,8 @@ MAX_FONT_BYTES = 16 << 20
 
 class ErnieVL(QwenVL):
     """Processor of Ernie4_5_VLMoeForConditionalGeneration."""
+
+    frames_of_row: ClassVar[int] = FRAMES
 
     def __init__(self, folder: str | Path, config: dict[str, Any], picture_bytes: int = 0) -> None:
         super().__init__(folder, config)

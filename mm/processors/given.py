@@ -45,7 +45,9 @@ def given(
     if not takes:
         raise unsupported(f"this model takes no {modality}_embeds; send the {modality}")
     if modality != "audio" and isinstance(processor, QwenVL | QwenOmni):
-        check_grid(f"{modality}_grid_thw", grid, len(numbers), processor.vision.image.merge_size, modality == "video")
+        merge, moves = processor.vision.image.merge_size, modality == "video"
+        frames = processor.frames_of_row if moves and isinstance(processor, QwenVL) else 1
+        check_grid(f"{modality}_grid_thw", grid, len(numbers), merge, moves, frames)
         assert grid is not None, "check_grid refuses an item without a grid"
         features["grid_thw"] = grid
         if modality == "video":
@@ -57,16 +59,18 @@ def given(
     return Processed(modality, (Part(modality, digest, len(numbers), features),))
 
 
-def check_grid(name: str, grid: np.ndarray | None, count: int, merge: int, moves: bool) -> None:
-    """Refuse a grid [1, 3] that does not have `count` groups of merge x merge patches; `moves`: of several times."""
+def check_grid(name: str, grid: np.ndarray | None, count: int, merge: int, moves: bool, frames: int = 1) -> None:
+    """Refuse a grid [1, 3] that does not have `count` groups of frames x merge x merge patches; `moves`: of several
+    times."""
     if grid is None:
         raise _refused(f"{name}: is missing; send the grid of the patches with the rows")
     time, height, width = grid[0].tolist()
-    if (time != 1 and not moves) or height % merge or width % merge or time * height * width != count * merge**2:
-        times = "a number of times" if moves else "1"
+    whole = not (height % merge or width % merge or time % frames)
+    if (time != 1 and not moves) or not whole or time * height * width != count * frames * merge**2:
+        times = ("a number of times" if frames == 1 else f"a multiple of {frames}") if moves else "1"
         raise _refused(
             f"{name}: got {grid[0].tolist()} for {count} rows; {times} and two multiples of {merge} with "
-            f"{count * merge**2} as the product of all are needed"
+            f"{count * frames * merge**2} as the product of all are needed"
         )
 
 

@@ -145,6 +145,7 @@ class QwenVL:
     modalities: frozenset[Modality] = frozenset(("image", "video"))
     writes_texts: ClassVar[bool] = False
     longest_sound: float = math.inf
+    frames_of_row: ClassVar[int] = 1  # lines of a film's patches along time that a row stands for
 
     def __init__(self, folder: str | Path, config: dict[str, Any], picture_bytes: int = 0) -> None:
         files = read_processor_files(folder)

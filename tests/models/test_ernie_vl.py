@@ -21,10 +21,13 @@ import engine.run.start
 from engine.base.errors import ConfigError, RequestError
 from engine.models.registry import build_model, load_model_config
 from engine.weights.load import weight_bytes
+from mm.client_rows import ClientRows
 from mm.decode.frames import FilmPlan
+from mm.errors import MediaError
 from mm.item import MediaItem, MediaOptions
 from mm.limits import MediaLimits
 from mm.processors.ernie_vl import ErnieVL, time_text
+from mm.processors.given import given
 from mm.splice import splice
 from mm.transform.image import PatchSettings, Scale, patchify, smart_resize
 from tests import tiny
@@ -143,6 +146,22 @@ def test_items_of_several_requests_share_a_run():
         assert [len(tower.encode(tower.example(kind, 9))) for kind in ("image", "video")] == [9, 8]
     with pytest.raises(RequestError, match="the grid 3 x 2 x 2 must have 1 frame, or pairs of frames"):
         tower.encode({"pixel_values": torch.zeros(12, 588), "grid_thw": torch.tensor([[3, 2, 2]])})
+
+
+def test_rows_of_a_film_come_with_the_grid_of_its_frames():
+    """A client's rows in place of the tower's: a row stands for two frames."""
+    made, processed = spliced(NAME, "film")
+    (part,) = processed[0].parts
+    rows = ClientRows(np.zeros((part.num_tokens, 96), np.float32), bytes(16))
+    grid = part.features["grid_thw"]
+    again = splice(
+        [5, 9, 13, tiny.IDS["<|VIDEO|>"], 7], [3], [given(processor(NAME), "video", rows, grid)], processor(NAME)
+    )
+    start = made.prompt_token_ids.tolist().index(tiny.IDS["<|VIDEO|>"])
+    own = made.positions[:, start : start + part.num_tokens]
+    assert (again.positions[:, 3 : 3 + part.num_tokens] == own - own[0, 0] + 3).all()
+    with pytest.raises(MediaError, match="a multiple of 2 and two multiples of 2"):
+        given(processor(NAME), "video", rows, grid // (2, 1, 1))
 
 
 async def test_on_the_device_path_answers_equal_the_cpus(monkeypatch):
