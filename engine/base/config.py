@@ -48,6 +48,7 @@ class LoraConfig:
     max_bytes: int = 1 << 31  # of one adapter in memory
     max_cpu_loras: int = 1  # adapters in host memory
     targets: tuple[str, ...] = ()  # last components of the modules with room for adapters; (): all that adapters change
+    named: tuple[tuple[str, str], ...] = ()  # (name, folder) of all adapters, if there can be no others; (): any
 
 
 @dataclass(frozen=True, slots=True)

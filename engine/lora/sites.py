@@ -20,6 +20,7 @@ from engine.layers.moe import Experts
 from engine.layers.padded import PaddedGated, PaddedLinear
 from engine.layers.placed import ItemRows, PlacedExperts, PlacedSite, PlaceRows
 from engine.layers.placed_device import DeviceExperts, DeviceItem, DevicePlaces, DeviceRows, DeviceSite
+from engine.lora.named import changed_by
 from engine.lora.targets import BASE
 from engine.models.base.decoder import Decoder
 from engine.models.base.model import Model
@@ -100,7 +101,18 @@ def changed(model: Model, config: LoraConfig) -> list[tuple[str, Linear | Expert
             continue
         if not config.targets or words & set(config.targets):
             found.append((path, part))
-    return found
+    named = changed_by(model, config.named) if config.named else None
+    if named is None:
+        return found
+    blocks = {block(path) for path in named}  # of experts both products
+    return [
+        (path, part) for path, part in found if path in named or (isinstance(part, Experts) and block(path) in blocks)
+    ]
+
+
+def block(path: str) -> str:
+    """The path of the object that holds the layer."""
+    return path.rpartition(".")[0]
 
 
 def is_in_tower(model: Model, path: str) -> bool:

@@ -19,7 +19,7 @@ from server.flags.batch_flags import BatchFlags
 from server.flags.flag import MIB, flag
 from server.flags.health_flags import HealthFlags
 from server.flags.limits_flags import MAX_QUEUE_WAIT_S, LimitsConfig
-from server.flags.lora_flags import LoraFlags
+from server.flags.lora_flags import LoraFlags, module_of
 from server.flags.pooling_flags import PoolingFlags
 from server.flags.rows_flags import RowsFlags
 
@@ -305,8 +305,10 @@ class Config:
         if not flags.enable_lora:
             return None
         capacity = flags.max_cpu_loras or max(flags.max_loras, len(flags.lora_modules))
+        others = flags.lora_dir or flags.enable_runtime_lora
+        named = () if others else tuple((module.name, module.path) for module in map(module_of, flags.lora_modules))
         return LoraConfig(
-            flags.max_loras, flags.max_lora_rank, flags.lora_max_bytes, capacity, flags.lora_target_modules
+            flags.max_loras, flags.max_lora_rank, flags.lora_max_bytes, capacity, flags.lora_target_modules, named
         )
 
     @property

@@ -1,15 +1,19 @@
 """Models that cannot have adapters by name are refused at start, and --lora-target-modules narrows the layers."""
 
+import json
 from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from engine.base.config import LoraConfig
 from engine.base.errors import ConfigError
 from engine.layers.placed_device import DeviceRows, DeviceSite
+from engine.lora.config import CONFIG
 from engine.lora.sites import changed, give_host_sites
 from engine.models.registry import build_model, load_model_config
+from engine.weights.files import ADAPTER
 from engine.weights.gguf import GGUF
 from tests import pooling_kit, tiny
 from tests.engine.host_accelerator import HostBranch
@@ -57,3 +61,27 @@ def test_only_few_rows_use_the_branch(rows, branches):
     site.add_to(y, x, low)
     assert not branch.open
     assert y.any()
+
+
+def saved(folder, modules, rank=2, **config):
+    """A file with an adapter of these modules, name -> (rows, in)."""
+    tensors = {}
+    for name, (rows, columns) in modules.items():
+        tensors[f"base_model.model.model.{name}.lora_A.weight"] = torch.ones(rank, columns)
+        tensors[f"base_model.model.model.{name}.lora_B.weight"] = torch.ones(rows, rank)
+    folder.mkdir()
+    save_file(tensors, folder / ADAPTER)
+    (folder / CONFIG).write_text(json.dumps({"peft_type": "LORA", "r": rank, **config}))
+    return str(folder)
+
+
+def test_only_layers_that_named_adapters_change_have_places(tmp_path):
+    model = build_model(load_model_config(tiny.checkpoint("qwen3_moe")), torch.float32)
+    parts = dict(changed(model, LoraConfig()))
+    width, hidden = parts["layers.0.experts.gate_up"].pieces[0], parts["layers.0.o"].out_features[0]
+    first = saved(tmp_path / "a", {"layers.1.self_attn.o_proj": (hidden, parts["layers.0.o"].in_features)})
+    other = saved(tmp_path / "b", {"layers.0.mlp.experts.3.up_proj": (width, hidden)})
+    found = {path for path, _ in changed(model, LoraConfig(named=(("a", first), ("b", other))))}
+    assert found == {"layers.1.o", "layers.0.experts.gate_up", "layers.0.experts.down"}
+    elsewhere = LoraConfig(named=(("a", first), ("b", "org/name")))
+    assert {path for path, _ in changed(model, elsewhere)} == parts.keys()

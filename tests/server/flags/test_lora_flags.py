@@ -67,4 +67,6 @@ def test_the_engine_gets_the_settings():
     )
     assert (found.max_loras, found.max_rank, found.max_cpu_loras) == (3, 16, 3)
     assert found.targets == ("q_proj", "v_proj")
+    assert found.named == (("a", "b"),)
+    assert settings("--enable-lora", "--lora-modules", "a=b", "--lora-dir", ".").named == ()
     assert settings("--enable-lora", "--max-cpu-loras", "9", "--lora-max-bytes", "1MiB").max_bytes == 1 << 20
