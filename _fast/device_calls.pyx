@@ -1,8 +1,10 @@
 """DeviceCalls: calls functions of the device's runtime for steps, through C function pointers and without the GIL.
 
 Owner: the device thread, whose current device owns the stream. In: addresses of the functions, from
-engine/kernels/target.py, and the single stream on which everything runs. Out: whether a call succeeded; a failed call
-is recorded by name and error number until it is raised.
+engine/kernels/target.py, and for each rank the single stream on which its work runs; most engines have one rank. Out:
+whether a call succeeded; a failed call is recorded by name and error number until it is raised. Whatever is launched
+is launched on all ranks, in rank order, before anything else: kernels of the ranks wait for each other, and a launch
+may block until earlier work has run.
 
 CUDA and HIP share these numbers: copy kind 1 (to the device), event flags 1 (block, do not spin) and 2 (no timing),
 error 600 (not ready).
@@ -33,7 +35,7 @@ CALLS = (
 
 @cython.final
 cdef class DeviceCalls:
-    """The calls of one device. A method that returns False has recorded the failed call."""
+    """The calls of an engine's devices. A method that returns False has recorded the failed call."""
 
     def __init__(self, dict calls not None, uintptr_t stream):
         missing = [name for name in CALLS if not calls.get(name)]
@@ -48,7 +50,8 @@ cdef class DeviceCalls:
         self.event_synchronize = <EventSynchronize><uintptr_t>calls["EventSynchronize"]
         self.event_elapsed_time = <EventElapsedTime><uintptr_t>calls["EventElapsedTime"]
         self.get_error_string = <GetErrorString><uintptr_t>calls["GetErrorString"]
-        self.stream = <void*>stream
+        self.streams[0] = <void*>stream
+        self.num_ranks = 1
 
     cdef bint ok(self, int call, int code) noexcept nogil:
         """Record a failure code of a call (its place in CALLS); return whether the call succeeded."""
@@ -57,17 +60,40 @@ cdef class DeviceCalls:
             self.failed_code = code
         return code == 0
 
-    cdef bint launch(self, void* graph) noexcept nogil:
-        """Launch a captured graph after everything that was launched before."""
-        return self.ok(GRAPH_LAUNCH, self.graph_launch(graph, self.stream))
+    cdef bint launch(self, void** graphs) noexcept nogil:
+        """Launch a captured graph on each rank, after everything that was launched before."""
+        cdef int32_t rank
+        for rank in range(self.num_ranks):
+            if not self.ok(GRAPH_LAUNCH, self.graph_launch(graphs[rank], self.streams[rank])):
+                return False
+        return True
 
-    cdef bint send(self, void* to, const void* source, size_t size) noexcept nogil:
-        """Copy from the host to the device, on the stream."""
-        return self.ok(MEMCPY_ASYNC, self.memcpy_async(to, source, size, TO_DEVICE, self.stream))
+    cdef bint send(self, void** to, const void* source, size_t size) noexcept nogil:
+        """Copy from the host to an address on each rank's device, on its stream."""
+        cdef int32_t rank
+        for rank in range(self.num_ranks):
+            if not self.ok(MEMCPY_ASYNC, self.memcpy_async(to[rank], source, size, TO_DEVICE, self.streams[rank])):
+                return False
+        return True
 
     cdef bint mark(self, void* event) noexcept nogil:
-        """Record the event, which is reached when everything launched before has run."""
-        return self.ok(EVENT_RECORD, self.event_record(event, self.stream))
+        """Record the event, which is reached when everything launched before on the first rank has run."""
+        return self.ok(EVENT_RECORD, self.event_record(event, self.streams[0]))
+
+    cdef bint ranks_agree(self) noexcept nogil:
+        """Whether no rank's kernel has waited in vain for another rank."""
+        return self.waited_in_vain == NULL or self.ok(EXCHANGE, self.waited_in_vain[0])
+
+    cdef bint await_all(self, void** events) noexcept nogil:
+        """Wait until everything launched before has run; `events`: an event of each rank's device."""
+        cdef int32_t rank
+        for rank in range(self.num_ranks):
+            if not self.ok(EVENT_RECORD, self.event_record(events[rank], self.streams[rank])):
+                return False
+        for rank in range(self.num_ranks):
+            if not self.await_event(events[rank]):
+                return False
+        return True
 
     cdef bint await_event(self, void* event) noexcept nogil:
         """Wait until the event has been reached; there is no time limit, because the driver's call has none."""
@@ -99,8 +125,17 @@ cdef class DeviceCalls:
             event[0] = NULL
             self.raise_failed()
 
+    cdef add_stream(self, size_t stream):
+        """Add the stream of the next rank."""
+        if self.num_ranks == MAX_RANKS:
+            raise ValueError(f"{MAX_RANKS} ranks are the most")
+        self.streams[self.num_ranks] = <void*>stream
+        self.num_ranks += 1
+
     cdef raise_failed(self):
         """Raise RuntimeError with the failed call and the runtime's error message."""
+        if self.failed_call == EXCHANGE:
+            raise RuntimeError(f"exchange returned {self.failed_code}: a GPU has waited in vain for another GPU")
         cdef const char* text = self.get_error_string(self.failed_code)
         words = f" ({text.decode('utf-8', 'replace')})" if text else ""
         raise RuntimeError(f"{CALLS[self.failed_call]} returned {self.failed_code}{words}")

@@ -1,4 +1,4 @@
-from _fast.device_calls cimport DeviceCalls
+from _fast.device_calls cimport MAX_RANKS, DeviceCalls
 from _fast.gap_clock cimport GapClock
 from _fast.graph_table cimport GraphTable
 from _fast.plan cimport StepPlan
@@ -9,8 +9,8 @@ cdef enum:
 
 
 cdef struct Turn:  # the next record
-    int32_t next  # same as the device's counter; -1: the device's counter may differ
-    void* counted  # the device's counter
+    int32_t next  # same as the devices' counters; -1: a device's counter may differ
+    void* counted[MAX_RANKS]  # the ranks' counters
 
 
 cdef struct Home:  # host buffer for the tokens of a record's step
@@ -33,7 +33,7 @@ cdef class Launcher:
     cdef int32_t num_records
     cdef Turn turn
     cdef int32_t record  # record of the newest step; -1: none was begun
-    cdef void* passed  # event that marks a place in the compute stream
+    cdef void* passed[MAX_RANKS]  # by rank: event that marks a place in the compute stream
     cdef void* records[8]
     cdef Home home[8]  # per record
     cdef int64_t record_step[8]  # the newest step of each record
@@ -42,7 +42,7 @@ cdef class Launcher:
     cdef int32_t choose(self, int32_t kind, int32_t variant, int32_t count) noexcept nogil
     cdef bint await_read(self, int32_t record) noexcept nogil
     cdef bint launch_prep(self, StepPlan plan, int32_t record) noexcept nogil
-    cdef bint launch_reader(self, void* graph, StepPlan plan, int32_t record) noexcept nogil
+    cdef bint launch_reader(self, void** graphs, StepPlan plan, int32_t record) noexcept nogil
     cdef bint record_done(self) noexcept nogil
     cdef bint launch_plain(self, StepPlan plan, int32_t record, int32_t kind, int32_t variant,
                            int32_t size, int32_t sample_size) noexcept nogil

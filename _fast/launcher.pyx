@@ -1,7 +1,7 @@
 """Launcher: makes a step's calls of the device runtime, through C function pointers and without the GIL.
 
 Owner: the device thread, on whose current device the events are created. In: a sealed plan in its pinned record, the
-handles of captured graphs. Out: tokens in pinned buffers. There is one stream, and nothing is copied on it:
+handles of captured graphs. Out: tokens in pinned buffers. Each rank has one stream, and nothing is copied on it:
 
     record n (pinned) <--reads-- prep | forward | sample --writes--> ring buffer n (pinned), then the event `home`
 
@@ -11,9 +11,11 @@ graph ends by writing the tokens into the pinned buffer that has the number of t
 counter on the device that selects the next record, and `turn` mirrors it here. If the two may differ (at the start, and
 after a step that was planned but not launched), the record's number is copied over the device's counter.
 
-Only this file implements this rule: a record may be rewritten when the prep that reads it has run (wait_until_read).
+Only this file implements this rule: a record may be rewritten when the preps that read it have run (wait_until_read).
 This is known without cost once a wait() for its step or a later step has returned; a step that was launched but never
-waited for (it failed) costs an extra event.
+waited for (it failed) costs an extra event. All ranks read the same record, and a step's tokens depend on every rank's
+forward, so the event after the first rank's last kernel is enough. Each call launches on all ranks, in rank order,
+before the next call: a launch that blocks until earlier work has run never waits for work that is not launched yet.
 
 device_calls has the runtime's functions, graph_table the graphs by size, and gap_clock measures how long the device is
 idle between steps. wait() has no time limit, because the driver's call has none and nothing polls. The watchdog of this
@@ -72,13 +74,13 @@ cdef class Launcher:
         self.graphs = GraphTable()
         self.max_rows = max_rows
         self.num_records = _addresses(records, self.records, "records")
-        _addresses([device_turn], &self.turn.counted, "turns")
+        _addresses([device_turn], self.turn.counted, "turns")
         _addresses(token_ring, ring, "ring buffers")
         self.waited_step = self.record = self.turn.next = -1
         for i in range(MAX_BUFFERS):
             self.record_step[i] = self.home[i].step = -1
         self.gaps = GapClock(self.calls, MEASURED)
-        self.calls.create(&self.passed, NO_TIMING | BLOCKING)
+        self.calls.create(&self.passed[0], NO_TIMING | BLOCKING)
         for i in range(self.num_records):
             self.home[i].tokens = ring[i]
             self.calls.create(&self.home[i].event, NO_TIMING | BLOCKING)
@@ -87,16 +89,36 @@ cdef class Launcher:
         cdef int32_t i
         if self.calls is None:
             return
-        self.calls.destroy(self.passed)
+        for i in range(MAX_RANKS):
+            self.calls.destroy(self.passed[i])
         for i in range(MAX_BUFFERS):
             self.calls.destroy(self.home[i].event)
 
     # Graphs.
 
-    def set_graph(self, int32_t kind, int32_t variant, int32_t size, uintptr_t graph):
-        """Add a graph for up to `size` tokens or rows; kinds and variants as in graph_table."""
+    def add_rank(self, uintptr_t compute, uintptr_t device_turn):
+        """Add the next rank's stream and counter; its device is current, and no graph has been set."""
+        cdef int32_t rank = self.calls.num_ranks
+        if self.graphs.prep() != NULL:
+            raise ValueError("ranks are added before graphs, which every rank has")
+        self.calls.add_stream(compute)
+        _addresses([device_turn], &self.turn.counted[rank], "turns")
+        self.calls.create(&self.passed[rank], NO_TIMING | BLOCKING)
+
+    def watch(self, uintptr_t error):
+        """Watch an int32 in pinned memory that the ranks' kernels set when they have waited in vain for each other."""
+        self.calls.waited_in_vain = <const int32_t*>error
+
+    def set_graph(self, int32_t kind, int32_t variant, int32_t size, *graphs):
+        """Add each rank's graph for up to `size` tokens or rows; kinds and variants as in graph_table."""
+        cdef void* handles[MAX_RANKS]
+        cdef int32_t rank
         self.graphs.check(kind, variant)
-        self.graphs.add(kind, variant, size, <void*>graph)
+        if len(graphs) != self.calls.num_ranks:
+            raise ValueError(f"{len(graphs)} graphs for {self.calls.num_ranks} ranks: each rank has its own")
+        for rank in range(self.calls.num_ranks):
+            handles[rank] = <void*><uintptr_t>graphs[rank]
+        self.graphs.add(kind, variant, size, handles, self.calls.num_ranks)
 
     def pick(self, int32_t kind, int32_t count, int32_t variant=0):
         """Return the smallest size for `count` tokens or rows; 0: launch eagerly (none, or too much padding)."""
@@ -128,12 +150,12 @@ cdef class Launcher:
 
     def replay(self, int32_t kind, int32_t size, int32_t variant=0):
         """Launch the graph of exactly this size: a forward, or the choice of tokens."""
-        cdef void* graph
+        cdef void** graphs
         self.graphs.check(kind, variant)
-        graph = self.graphs.find(kind, variant, size)
-        if graph == NULL:
+        graphs = self.graphs.find(kind, variant, size)
+        if graphs == NULL:
             raise ValueError(f"there is no graph of kind {kind} and size {size}; pick() gives the sizes there are")
-        if not self.calls.launch(graph):
+        if not self.calls.launch(graphs):
             self._raise()
 
     def finish(self):
@@ -198,7 +220,7 @@ cdef class Launcher:
         if self.record_step[record] <= self.waited_step:
             return True
         # The record's step was never waited for: its prep may not have read the record yet.
-        return self.calls.mark(self.passed) and self.calls.await_event(self.passed)
+        return self.calls.await_all(self.passed)
 
     cdef bint launch_prep(self, StepPlan plan, int32_t record) noexcept nogil:
         """Launch only prep; the step's forward follows."""
@@ -206,7 +228,7 @@ cdef class Launcher:
             return False
         return self.gaps.mark_begin(plan.step_id, self.waited_step)
 
-    cdef bint launch_reader(self, void* graph, StepPlan plan, int32_t record) noexcept nogil:
+    cdef bint launch_reader(self, void** graphs, StepPlan plan, int32_t record) noexcept nogil:
         """Launch a graph that begins with prep, for the plan in this record."""
         cdef int32_t* number = <int32_t*>self.records[record] + HEADER_HOME
         self.launched_at[record] = now()
@@ -215,7 +237,7 @@ cdef class Launcher:
         if record != self.turn.next and not self.calls.send(self.turn.counted, number, sizeof(int32_t)):
             return False
         self.turn.next = -1  # a failed launch may or may not have run
-        if not self.calls.launch(graph):
+        if not self.calls.launch(graphs):
             return False
         self.turn.next = record + 1 if record + 1 < self.num_records else 0
         return True
@@ -229,7 +251,7 @@ cdef class Launcher:
     cdef bint launch_plain(self, StepPlan plan, int32_t record, int32_t kind, int32_t variant,
                            int32_t size, int32_t sample_size) noexcept nogil:
         """Launch a plain step; graphs of these sizes must exist; sample_size 0: no row samples."""
-        cdef void* whole = NULL
+        cdef void** whole = NULL
         cdef bint measured = self.gaps.ends(plan.step_id, self.waited_step)
         if kind == GRAPH_DECODE and plan.num_sampled == plan.num_rows and not measured:
             whole = self.graphs.find(GRAPH_STEP, variant, size)
@@ -246,6 +268,8 @@ cdef class Launcher:
         if not self.calls.await_event(self.home[record].event):
             return False
         self.ended_at = now()
+        if not self.calls.ranks_agree():
+            return False
         if not self.gaps.measure(self.home[record].step, &self.gap_s):
             return False
         self.waited_step = max(self.waited_step, self.home[record].step)

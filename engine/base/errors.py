@@ -144,7 +144,7 @@ class AdapterBusyError(EngineError):
 # "found at least two devices, cuda:0 and cpu" must not match: torch refused before it launched anything.
 _OF_A_DEVICE = re.compile(
     r"(cuda|hip|rocm)( driver| runtime)? error|(cu|hip|roc)blas|cusolver|cudnn|miopen|[nr]ccl|triton error|"
-    r"device-side assert|(graph|memcpy|event|stream)\w+ returned \d+"
+    r"device-side assert|(graph|memcpy|event|stream)\w+ returned \d+|exchange returned \d+"
 )
 _NO_MEMORY = re.compile(r"out of memory|status_alloc_failed|error_?memory_?allocation")
 

@@ -189,6 +189,7 @@ static void sample(int32_t size)
 /* Graph handles: 1000 prep, 20000 + decode size, 30000 + mixed size, 40000 + sample size, 50000 + size of a whole step. */
 enum { PREP = 1000, DECODE = 20000, MIXED = 30000, SAMPLE = 40000, STEP = 50000 };
 
+static int num_streams = 1; /* handles 1 to num_streams */
 static void (*bodies)(int64_t); /* runs the graph of a handle, where tests bring graphs of their own */
 
 static void graph(int64_t handle)
@@ -229,7 +230,7 @@ static void reach(int event, int64_t version)
 
 static int push(void *handle, Op op)
 {
-    fault |= (handle != (void *)1) << 12;
+    fault |= ((intptr_t)handle < 1 || (intptr_t)handle > num_streams) << 12;
     if (stream.end - stream.begin == MAX_OPS)
         run_one();
     stream.ops[stream.end++ % MAX_OPS] = op;
@@ -355,13 +356,14 @@ void setup(int32_t rows, int32_t tokens, int32_t **host_ring, int32_t **host_rec
     faulty_step = -1;
     faulty_run[0] = faulty_run[1] = faulty_run[2] = -1;
     bodies = NULL;
+    num_streams = 1;
 }
 
 /* Graphs of the caller's, each run when it is launched: torch's calls between two launches stand behind the first. */
 void set_bodies(void (*run)(int64_t))
 {
     memset(&stream, 0, sizeof stream); /* what another test left behind writes into memory that is gone */
-    bodies = run, stream.eager = 1, step_ns = 0, fail_call = -1, wake_after = 0;
+    bodies = run, num_streams = 8, stream.eager = 1, step_ns = 0, fail_call = -1, wake_after = 0;
 }
 
 void set_eager(int eager) { stream.eager = eager; }
