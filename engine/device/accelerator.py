@@ -93,12 +93,11 @@ class Accelerator:
         from engine.kernels.gemm.scaled import ScaledProducts
 
         self.device = torch.device(device)
-        self.bind()
         self.algorithms = Algorithms()
         self.scaled = ScaledProducts()
         self.long = LongProducts()
         self.compute = torch.cuda.Stream(self.device)
-        torch.cuda.set_stream(self.compute)
+        self.enter()
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: list[Any] = []  # referenced here because a graph's memory lives as long as the graph
 
@@ -107,6 +106,21 @@ class Accelerator:
         import torch
 
         torch.cuda.set_device(self.device)
+
+    def enter(self) -> None:
+        """Binds the calling thread to the device and to the compute stream."""
+        import torch
+
+        torch.cuda.set_stream(self.compute)
+        self.bind()
+
+    def synchronize(self) -> None:
+        """Waits for all work on the compute stream."""
+        self.compute.synchronize()
+
+    def follow(self, other: Accelerator) -> None:
+        """Makes the compute stream, not the host, wait for what another accelerator's stream has now."""
+        self.compute.wait_stream(other.compute)
 
     def pinned(self, count: int) -> torch.Tensor:
         """A zeroed int32 [count] in pinned host memory."""
@@ -200,11 +214,16 @@ class Accelerator:
             ring.shape[1],
         )
 
+    def add_to(self, launcher: Launcher, turn: torch.Tensor) -> None:
+        """Adds the device to a launcher as its next rank; `turn`: as in `launcher`. Binds the calling thread."""
+        self.bind()
+        launcher.add_rank(self.compute.cuda_stream, turn.data_ptr())
+
     def memory(self) -> DeviceMemory:
         """The device's memory now."""
         from engine.device.memory import device_memory
 
-        return device_memory()
+        return device_memory(self.device)
 
     def ledger(self) -> dict[str, int]:
         """Bytes of the device and of pinned memory (any thread)."""

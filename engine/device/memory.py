@@ -42,7 +42,7 @@ class DeviceMemory:
         return self.total - self.free - (self.reserved - self.allocated)
 
 
-def device_memory(device: str | None = None) -> DeviceMemory:
+def device_memory(device: torch.device | str | None = None) -> DeviceMemory:
     """The counters of an accelerator now; None is the current one."""
     free, total = torch.cuda.mem_get_info(device)
     return DeviceMemory(total, free, torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device))

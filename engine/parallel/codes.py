@@ -43,7 +43,8 @@ class DealtStored:
         matrix = self.stored.read(tensors)
         if self.rows is not None:
             runs = ranges(self.rows, self.rank, self.ranks)
-            index = torch.cat([torch.arange(first, end) for first, end in runs])
+            device = (matrix.values if isinstance(matrix, Codes) else matrix).device
+            index = torch.cat([torch.arange(first, end, device=device) for first, end in runs])
             matrix = matrix.rows(index) if isinstance(matrix, Codes) else matrix[index]
         if self.columns is not None:
             ((first, end),) = ranges(self.columns, self.rank, self.ranks)

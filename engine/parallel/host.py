@@ -1,4 +1,4 @@
-"""HostExchange: the exchange of ranks that share a CPU, for tests of everything that surrounds the device's kernels.
+"""HostGroup: ranks that share a CPU, for tests of everything that surrounds the device's kernels.
 
 Owner: the thread of a rank. The ranks meet at a barrier, then each sums all partials in rank order, as the kernels do
 (engine/kernels/parallel). Partials lie in two places that are used in turn, so a meeting needs one barrier.
@@ -7,11 +7,16 @@ Owner: the thread of a rank. The ranks meet at a barrier, then each sums all par
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
+from engine.kernels.parallel.choice import take_tokens_reference
 from engine.kernels.parallel.exchange import exchange_reference
+from engine.kernels.step_tensors import SlotTensors, StepInputs
 from engine.layers.norm import Normed, RMSNorm
+from engine.parallel.group import Group
 
 PATIENCE = 120.0  # seconds; then the step fails on all ranks
 
@@ -41,7 +46,7 @@ class Meeting:
 
 
 class HostExchange:
-    """A rank's part of the exchange (engine/layers/stream.py: Exchange)."""
+    """A rank's Link."""
 
     def __init__(self, meeting: Meeting, rank: int) -> None:
         self._meeting, self.rank, self._turn = meeting, rank, 0
@@ -60,6 +65,37 @@ class HostExchange:
         self.add_to(residual, partial)
         return Normed(norm, residual)
 
+    def gather(self, logits: Tensor, column: int) -> Tensor:
+        parts = self._met(logits)
+        return logits if self.rank else torch.cat(parts, -1)
+
+    def share(self, tokens: Tensor, inputs: StepInputs, slots: SlotTensors) -> None:
+        chosen = self._met(tokens)[0]
+        if self.rank:
+            take_tokens_reference(chosen, inputs, slots)
+
     def _met(self, partial: Tensor) -> list[Tensor]:
         self._turn = 1 - self._turn
         return self._meeting.met(self._turn, self.rank, partial)
+
+
+class HostGroup(Group):
+    """Ranks on threads of this process."""
+
+    def __init__(self, ranks: int) -> None:
+        super().__init__(ranks)
+        self._meeting = Meeting(ranks)
+        self._exchanges = [HostExchange(self._meeting, rank) for rank in range(ranks)]
+        self.links = self._exchanges
+
+    def collect(self, parts: Sequence[Tensor]) -> Tensor:
+        return torch.cat(list(parts), -1)
+
+    def fail(self) -> None:
+        self._meeting.fail()
+
+    def renew(self, errors: list[BaseException]) -> BaseException:
+        self._meeting.renew()
+        for exchange in self._exchanges:
+            exchange.renew()
+        return next((each for each in errors if not isinstance(each, threading.BrokenBarrierError)), errors[0])

@@ -1,20 +1,17 @@
-"""SplitModel: the model of all ranks of an engine on a CPU, each of which has a slice of the checkpoint.
+"""SplitModel: the model of all ranks of an engine, each of which has a slice of the checkpoint.
 
-Owner: the stream's thread, which computes rank 0; a HostStream computes each other rank. `forward` and `logits` are
-collective: all ranks run them, or none. All ranks get the same batch, and have caches with the same block numbers.
-Rank 0 alone runs the hooks of a step's parts, which read the residual stream that all ranks have.
+Owner: the stream's thread, which computes rank 0; its Group has a thread for each other rank. `forward` and `logits`
+are collective: all ranks run them, or none. All ranks get the same batch, and have caches with the same block numbers.
+Rank 0 alone runs the hooks of a step's parts, which read the residual stream that all ranks have. On devices the step's
+backend runs the forwards of the members instead (engine/step/backend/device), because each has its own buffers.
 """
 
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
-from typing import TypeVar
 
-import torch
 from torch import Tensor
 
 from engine.base.dealing import share, width
@@ -22,7 +19,6 @@ from engine.base.errors import ConfigError
 from engine.base.model_config import ModelConfig
 from engine.cache.layout import CacheLayout
 from engine.cache.spec import CacheSpec, LayerCache
-from engine.device.host import HostStream
 from engine.layers.attention import DealtNorm
 from engine.layers.batch import Batch
 from engine.layers.embed import Head
@@ -31,43 +27,43 @@ from engine.models.base.decoder import Decoder
 from engine.models.base.model import Model
 from engine.models.text.llama import LlamaLayer, ParallelLayer
 from engine.parallel.codes import deal_codes
-from engine.parallel.host import HostExchange, Meeting
+from engine.parallel.group import Group, Link
+from engine.parallel.host import HostGroup
 from engine.parallel.pieces import DealtPieces, check_marks, check_slices, parts_of_towers
 from engine.parallel.slices import config_of
 from engine.quant.kv import numbers_line
 from engine.weights.table import Table
 
 DEALT = (LlamaLayer, ParallelLayer)  # every addend of these layers is a product whose columns are dealt out
-Made = TypeVar("Made")
+Build = Callable[[ModelConfig, int], Model]
 
 
 class SplitModel(Model):
     """One model on several ranks."""
 
-    def __init__(self, whole: Model, build: Callable[[ModelConfig], Model], ranks: int) -> None:
-        """`whole`: the model of the whole checkpoint, never filled; `build`: makes a model of a ModelConfig. Raises
-        ConfigError if a layer or a tensor cannot be dealt out."""
+    def __init__(self, whole: Model, build: Build, ranks: int, group: Group | None = None) -> None:
+        """`whole`: the model of the whole checkpoint, never filled; `build`: makes the model of a ModelConfig for a
+        rank; `group`: of so many ranks, by default on this CPU. Raises ConfigError if a layer or a tensor cannot be
+        dealt out."""
         self.whole = dealt(whole)
         self.config, self.dtype, self.device = whole.config, whole.dtype, whole.device
-        meeting = self._meeting = Meeting(ranks)
-        self.members = [dealt(build(config_of(whole.config, rank, ranks))) for rank in range(ranks)]
-        self._exchanges = [HostExchange(meeting, rank) for rank in range(ranks)]
+        self.group = HostGroup(ranks) if group is None else group
+        self.members = [dealt(build(config_of(whole.config, rank, ranks), rank)) for rank in range(ranks)]
         for model in (whole, *self.members):
             for part in parts_of_towers(model):
                 if isinstance(part, Linear):
                     part.rows = part.columns = None  # every product of a tower is whole
-        for member, exchange in zip(self.members, self._exchanges):
-            member.exchange = exchange
-            self._deal_norms(member, exchange)
-            _deal_head(member, exchange.rank, ranks)
-            deal_codes(whole, member, exchange.rank, ranks)
+        for rank, (member, link) in enumerate(zip(self.members, self.group.links)):
+            member.exchange = link
+            self._deal_norms(member, link)
+            _deal_head(member, rank, ranks)
+            deal_codes(whole, member, rank, ranks)
         check_marks(whole)
         check_slices(whole, self.members)
         self.sparse, self.towers = self.members[0].sparse, self.members[0].towers
         self.caches: list[list[LayerCache]] = []  # by rank, from rank 1 on; set when the cache is allocated
-        self._streams: list[HostStream] = []  # of the ranks from rank 1 on; made by the first forward
 
-    def _deal_norms(self, member: Decoder, exchange: HostExchange) -> None:
+    def _deal_norms(self, member: Decoder, link: Link) -> None:
         """Norms over whole projections need the sums of squares of all ranks."""
         text, ranks = self.config.text, len(self.members)
         for layer, config in zip(member.layers, text.layers):
@@ -76,7 +72,7 @@ class SplitModel(Model):
                 keys = whole.num_kv_heads
                 copies = ranks * layer.attention.num_kv_heads // keys
                 sizes = whole.num_heads * whole.head_dim, keys * whole.head_dim
-                layer.attention.dealt_norm = DealtNorm(exchange, *sizes, copies)
+                layer.attention.dealt_norm = DealtNorm(link, *sizes, copies)
 
     def allocate(self, layout: CacheLayout, blocks: int, poison: bool) -> None:
         """Allocates the caches of all ranks but the first. Raises ConfigError for caches of 8 bits."""
@@ -105,37 +101,14 @@ class SplitModel(Model):
     def forward(self, batch: Batch, out: Tensor | None = None) -> Tensor:
         batches = [batch, *(replace(batch, caches=caches, hooks=(), routed=None) for caches in self.caches)]
         assert len(batches) == len(self.members), "the ranks have their caches"
-        return self._on_all(lambda rank: self.members[rank].forward(batches[rank], out if not rank else None))[0]
+        return self.group.run(lambda rank: self.members[rank].forward(batches[rank], out if not rank else None))[0]
 
     def logits(self, hidden: Tensor, adapters: Tensor | None = None) -> Tensor:
-        return torch.cat(self._on_all(lambda rank: self.members[rank].logits(hidden)), -1)
+        rows = self.group.copies_of(hidden)
+        return self.group.collect(self.group.run(lambda rank: self.members[rank].logits(rows[rank])))
 
     def close(self) -> None:
-        for stream in self._streams:
-            stream.close()
-
-    def _on_all(self, work: Callable[[int], Made]) -> list[Made]:
-        """The results of all ranks; the first failure ends the work of all, and is raised."""
-        if not self._streams:
-            self._streams = [HostStream(f"omniloop-rank-{rank}") for rank in range(1, len(self.members))]
-        done: list[Future[Made]] = [Future() for _ in self.members]
-        for rank, stream in enumerate(self._streams, 1):
-            stream.launch(self._run, rank, work, done[rank])
-        self._run(0, work, done[0])
-        errors = [error for each in done if (error := each.exception()) is not None]
-        if errors:
-            self._meeting.renew()
-            for exchange in self._exchanges:
-                exchange.renew()
-            raise next((each for each in errors if not isinstance(each, threading.BrokenBarrierError)), errors[0])
-        return [each.result() for each in done]
-
-    def _run(self, rank: int, work: Callable[[int], Made], done: Future[Made]) -> None:
-        try:
-            done.set_result(work(rank))
-        except Exception as error:
-            self._meeting.fail()
-            done.set_exception(error)
+        self.group.close()
 
 
 def _deal_head(member: Decoder, rank: int, ranks: int) -> None:

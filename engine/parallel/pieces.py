@@ -137,7 +137,8 @@ class DealtPieces(Pieces):
         self._of_ranks = []
         for rank, model in enumerate(models):
             own = places_on(model, rank)
-            self._of_ranks.append((own, Pieces(own, saved, Placement(model.dtype, model.device))))
+            place = Placement(model.dtype, model.device, placement.invariant)
+            self._of_ranks.append((own, Pieces(own, saved, place), torch.device(model.device)))
 
     def room(self, name: str) -> Tensor:
         """Memory for a whole tensor, in its saved dtype."""
@@ -149,11 +150,14 @@ class DealtPieces(Pieces):
         if self._sums is not None:
             self._sums.add(name, tensor)
         axes, summed = axes_of(place), is_summed(place)
-        for rank, (own, pieces) in enumerate(self._of_ranks):
+        for rank, (own, pieces, device) in enumerate(self._of_ranks):
             if name in own:
                 given = torch.zeros_like(tensor) if summed and rank else tensor
-                pieces.add(name, cut(given, axes, rank, len(self._of_ranks)))
+                piece = cut(given, axes, rank, len(self._of_ranks))
+                if device.type != "cpu" and piece.device == device and piece.numel() < tensor.numel():
+                    piece = piece.clone()  # a device's parts take pieces over: a view would hold the whole tensor
+                pieces.add(name, piece.to(device))
         self.pending[place.part] -= 1
         if not self.pending[place.part]:
             del self.pending[place.part]
-            assert self.pending or not any(pieces.pending for _, pieces in self._of_ranks)
+            assert self.pending or not any(pieces.pending for _, pieces, _ in self._of_ranks)

@@ -14,28 +14,60 @@ import torch
 
 from engine.base.config import EngineConfig
 from engine.base.model_config import ModelConfig
+from engine.device.accelerator import Accelerator
 from engine.kernels.target import target
 from engine.models.base.model import Model, check_prompt_rows
 from engine.models.registry import build_model
+from engine.parallel.device import DeviceGroup, Needs
+from engine.parallel.group import Group
 from engine.parallel.model import SplitModel
 from engine.parallel.slices import check_dealt
 from engine.quant.forms import form_line
+from engine.step.sizes import Sizes
 from engine.weights.files import Shard
 
 log = logging.getLogger("omniloop.engine")
 
 
 def built(
-    config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype, device: str, shards: Sequence[Shard] | None
+    config: EngineConfig,
+    model_config: ModelConfig,
+    dtype: torch.dtype,
+    device: str,
+    shards: Sequence[Shard] | None,
+    sizes: Sizes,
+    accelerators: Sequence[Accelerator],
 ) -> Model:
-    """The model; `shards`: the headers of its files, if they decide about its layers."""
+    """The model; `shards`: the headers of its files, if they decide about its layers; `accelerators`: of the ranks."""
     build = functools.partial(build_model, dtype=dtype, device=device, shards=shards)
     ranks = config.tensor_parallel
     if ranks > 1:
         check_dealt(model_config, config, device)
-        log.info("%d ranks are simulated on the CPU, for tests: they share its cores", ranks)
+        if not accelerators:
+            log.info("%d ranks are simulated on the CPU, for tests: they share its cores", ranks)
     whole = build(model_config)
     check_prompt_rows(config.enable_prompt_embeds, whole)
     if line := form_line(whole, None if device == "cpu" else target()):
         log.info("%s", line)
-    return whole if ranks == 1 else SplitModel(whole, build, ranks)
+    if ranks == 1:
+        return whole
+
+    def slice_of(sliced: ModelConfig, rank: int) -> Model:
+        return build(sliced, device=str(accelerators[rank].device) if accelerators else device)
+
+    return SplitModel(whole, slice_of, ranks, group_of(accelerators, needs_of(model_config, sizes, dtype)))
+
+
+def needs_of(config: ModelConfig, sizes: Sizes, dtype: torch.dtype) -> Needs:
+    """What the ranks exchange."""
+    text = config.text
+    kinds = [(dtype, text.hidden_size)]
+    if text.qk_norm == "projection":
+        kinds.append((torch.float32, 2))
+    places = sizes.max_rows * sizes.width
+    return Needs(tuple(kinds), sizes.max_tokens, places, sizes.max_lines, text.vocab_size, dtype)
+
+
+def group_of(accelerators: Sequence[Accelerator], needs: Needs) -> Group | None:
+    """The group of ranks on devices; None: the ranks share a CPU."""
+    return DeviceGroup(accelerators, needs) if accelerators and accelerators[0].device.type == "cuda" else None

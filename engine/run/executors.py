@@ -6,7 +6,7 @@ same parts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ Phase = Callable[[str], AbstractContextManager[None]]
 
 
 def on_host(
-    config: EngineConfig, plan: Planned, accelerator: Accelerator | None, wake: Callable[[], None], phase: Phase
+    config: EngineConfig, plan: Planned, accelerators: Sequence[Accelerator], wake: Callable[[], None], phase: Phase
 ) -> Runtime:
     """Builds a Runtime on the CPU."""
     from engine.step.backend.host.startup import host_backend
@@ -48,18 +48,18 @@ def on_host(
 
 
 def on_device(
-    config: EngineConfig, plan: Planned, accelerator: Accelerator | None, wake: Callable[[], None], phase: Phase
+    config: EngineConfig, plan: Planned, accelerators: Sequence[Accelerator], wake: Callable[[], None], phase: Phase
 ) -> Runtime:
-    """Builds a Runtime on an accelerator."""
-    from engine.step.backend.device.startup import Startup, pooling_backend, token_backend
+    """Builds a Runtime on accelerators, one for each rank."""
+    from engine.step.backend.device.backends import pooling_backend, token_backend
+    from engine.step.backend.device.startup import Startup
 
-    assert accelerator is not None
-    memory, sizes, pools = accelerator.memory, plan.sizes, plan.model.pooler is not None
-    rank = Rank(0, plan.model, plan.layout, accelerator)
+    memory, sizes, pools = accelerators[0].memory, plan.sizes, plan.model.pooler is not None
+    ranks = [Rank(number, plan.model, plan.layout, each) for number, each in enumerate(accelerators)]
     with phase("buffers"), enough_for("buffers", memory):
         make = pooling_backend if pools else token_backend
-        backend, forward = make(config, rank, sizes, plan.hooks, plan.endings)
-        executor = Executor([rank], backend, plan.parts, wake)
+        backend, forward = make(config, ranks, sizes, plan.hooks, plan.endings)
+        executor = Executor(ranks, backend, plan.parts, wake)
         executor.start()
         start = Startup(config, backend, forward, executor, plan.claim)
     with phase("kernels"), enough_for("profiling", memory):

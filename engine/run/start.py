@@ -63,17 +63,17 @@ def load_runtime(config: EngineConfig, startup: dict[str, float], wake: Callable
         if model_config.implementation != "native":
             _log_transformers(config, model_config, device)
     with phase("device"):
-        accelerator = open_accelerator(device)
+        accelerators = open_accelerators(config, device)
     with phase("weights"), torch.inference_mode():
         reads_headers = files_decide(model_config) or config.kv_cache_dtype != "auto"
         shards = open_checkpoint(config.model) if reads_headers and config.load_format != "dummy" else None
-        model = built(config, model_config, dtype, device, shards)
-        plan = planned(config, model, sizes, shards, on_host=accelerator is None)
-        read_weights(config, model, accelerator)
-    make = on_host if accelerator is None else on_device
-    runtime = make(config, plan, accelerator, wake, phase)
+        model = built(config, model_config, dtype, device, shards, sizes, accelerators)
+        plan = planned(config, model, sizes, shards, on_host=not accelerators)
+        read_weights(config, model, accelerators)
+    make = on_device if accelerators else on_host
+    runtime = make(config, plan, accelerators, wake, phase)
     with phase("warmup"):
-        warmed(runtime, accelerator)
+        warmed(runtime, accelerators[0] if accelerators else None)
     lines = [*summary(config, model, runtime.sizes, runtime.layout, runtime.limits.num_blocks)]
     for line in lines + plan.lines:
         log.info("start: %s", line)
@@ -93,6 +93,21 @@ def _log_transformers(config: EngineConfig, model: ModelConfig, device: str) -> 
         "module runs in our steps" if model.implementation == "transformers" else "towers run before a decoder of ours"
     )
     log.info("%s has no file here: transformers' %s", model.architecture, what)
+
+
+def open_accelerators(config: EngineConfig, device: str) -> list[Accelerator]:
+    """An accelerator for each rank; empty on a CPU. The calling thread is bound to the first."""
+    first = open_accelerator(device)
+    if first is None:
+        return []
+    found = [first]
+    for rank in range(1, config.tensor_parallel):
+        other = open_accelerator(f"cuda:{rank}")
+        assert other is not None
+        found.append(other)
+    if len(found) > 1:
+        first.enter()
+    return found
 
 
 def open_accelerator(device: str) -> Accelerator | None:

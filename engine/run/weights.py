@@ -5,6 +5,9 @@ Thread: device. On an accelerator the free memory is checked first.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import nullcontext
+
 from engine.base.config import EngineConfig
 from engine.cache.sizing import check_weights
 from engine.device.accelerator import Accelerator
@@ -16,16 +19,22 @@ from engine.weights.load import load_weights, weight_bytes
 from engine.weights.progress import ProgressLine
 
 
-def read_weights(config: EngineConfig, model: Model, accelerator: Accelerator | None) -> None:
-    """Loads the weights. Raises ConfigError if an accelerator has too little free memory."""
+def read_weights(config: EngineConfig, model: Model, accelerators: Sequence[Accelerator]) -> None:
+    """Loads the weights; `accelerators`: of the ranks, none on a CPU. Raises ConfigError if one has too little free
+    memory."""
     line = ProgressLine()
     if isinstance(model, SplitModel):
-        load_weights(model.whole, config.model, config.load_format, None, config.seed, line, model.pieces)
+        for member, each in zip(model.members, accelerators):
+            check_weights(config, weight_bytes(member), each.memory(), model.dtype)
+        with enough_for("weights", accelerators[0].memory) if accelerators else nullcontext():
+            placement = Placement(model.dtype, model.device, config.deterministic)
+            load_weights(model.whole, config.model, config.load_format, placement, config.seed, line, model.pieces)
         return
-    if accelerator is None:
+    if not accelerators:
         load_weights(model, config.model, config.load_format, None, config.seed, line)
         _read_pooler(config, model, Placement(model.dtype, model.device))
         return
+    (accelerator,) = accelerators
     check_weights(config, weight_bytes(model), accelerator.memory(), model.dtype)
     with enough_for("weights", accelerator.memory):
         placement = Placement(

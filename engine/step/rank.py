@@ -1,4 +1,4 @@
-"""Rank: one device of an engine, with all of the engine's objects on this device. An engine has a list of one Rank.
+"""Rank: one device of an engine, with all of the engine's objects on this device. Most engines have a list of one Rank.
 
 Owner: device thread, from the start on. Contexts, streams, graphs, buffers, weights and caches belong to a rank; no
 module has a global device.
@@ -14,6 +14,7 @@ from engine.cache.layout import CacheLayout
 from engine.cache.spec import LayerCache
 from engine.device.accelerator import Accelerator
 from engine.models.base.model import Model
+from engine.parallel.model import SplitModel
 
 
 @dataclass(slots=True)
@@ -21,7 +22,7 @@ class Rank:
     """One device with its model, caches and accelerator."""
 
     number: int  # index in the engine's list
-    model: Model  # the weights on this device
+    model: Model  # of the engine; its calls compute on all ranks
     layout: CacheLayout
     accelerator: Accelerator | None = None  # context, streams, graphs; None: the rank uses the CPU
     caches: list[LayerCache] = field(default_factory=list)  # one per layer with a cache; set by `allocate`
@@ -36,6 +37,11 @@ class Rank:
     def on_host(self) -> bool:
         """True if the rank computes on the CPU."""
         return self.accelerator is None
+
+    @property
+    def own(self) -> Model:
+        """The rank's slice of the model; if there is one rank, the model."""
+        return self.model.members[self.number] if isinstance(self.model, SplitModel) else self.model
 
     def allocate(self, blocks: int, poison: bool) -> None:
         """Allocates the KV cache; `blocks` includes the dummy block."""

@@ -7,12 +7,14 @@ alternately by the launcher's rules. Kernels fall back to their references. Asyn
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 
 import numpy as np
 import torch
 
 from _fast.layout import STATE_COLUMNS, GraphKind, states_at
 from _fast.plan import StepPlan
+from engine.device.host import HostStream
 from engine.device.memory import DeviceMemory
 from engine.kernels.gemm.algorithms import Algorithms
 from engine.kernels.gemm.long_products import LongProducts
@@ -24,14 +26,22 @@ class HostLauncher:
 
     def __init__(self, graphs: list[Callable[[], None]], records: torch.Tensor, turn: torch.Tensor) -> None:
         self._graphs, self._records, self._turn = graphs, records, turn
+        self._others: list[tuple[list[Callable[[], None]], torch.Tensor, HostStream]] = []  # ranks from rank 1 on
         self.gap_s = 0.0  # gaps are not measured
-        self._by_kind: dict[int, dict[tuple[int, int], int]] = {kind: {} for kind in GraphKind}
+        self._by_kind: dict[int, dict[tuple[int, int], tuple[int, ...]]] = {kind: {} for kind in GraphKind}
         self.counts = {"prep": 0, "forward": 0, "sample": 0, "step": 0, "finish": 0, "wait": 0}
 
-    def set_graph(self, kind: int, variant: int, size: int, graph: int) -> None:
-        self._by_kind[kind][variant, size] = graph
+    def add_rank(self, graphs: list[Callable[[], None]], turn: torch.Tensor) -> None:
+        self._others.append((graphs, turn, HostStream("stand-in")))
 
-    def _graph(self, kind: int, size: int, variant: int) -> int | None:
+    def watch(self, error: int) -> None:
+        pass  # ranks on a host raise
+
+    def set_graph(self, kind: int, variant: int, size: int, *graphs: int) -> None:
+        assert len(graphs) == 1 + len(self._others)
+        self._by_kind[kind][variant, size] = graphs
+
+    def _graph(self, kind: int, size: int, variant: int) -> tuple[int, ...] | None:
         """The graph of those bits of the variant that occur in graphs of this kind."""
         occurring = 0
         for kinds in (kind, *((GraphKind.DECODE, GraphKind.SAMPLE) if kind == GraphKind.STEP else ())):
@@ -53,6 +63,8 @@ class HostLauncher:
         self._records[record][plan.used_len : states_at(*sizes)] = -7  # the step must not read beyond the used length
         states[:, plan.num_rows :] = -7
         self._turn.fill_(record)
+        for _, turn, _ in self._others:
+            turn.fill_(record)
 
     def wait_until_read(self, record: int) -> None:
         pass  # all launched work has run
@@ -81,7 +93,12 @@ class HostLauncher:
     def _run(self, kind: int, size: int, variant: int) -> None:
         graph = self._graph(kind, size, variant)
         assert graph is not None
-        self._graphs[graph]()
+        together([self._graphs[graph[0]], *(own[n] for (own, _, _), n in zip(self._others, graph[1:]))], self.streams)
+
+    @property
+    def streams(self) -> list[HostStream]:
+        """The streams of the ranks from rank 1 on."""
+        return [stream for *_, stream in self._others]
 
     def finish(self) -> None:
         self.counts["finish"] += 1
@@ -89,6 +106,23 @@ class HostLauncher:
     def wait(self, record: int, timeout: float) -> bool:
         self.counts["wait"] += 1
         return True
+
+
+def together(bodies: list[Callable[[], None]], streams: list[HostStream]) -> None:
+    """Runs the ranks' graphs at once, the first in the calling thread, and waits for all."""
+    done: list[Future[None]] = [Future() for _ in streams]
+
+    def run(body: Callable[[], None], into: Future[None]) -> None:
+        try:
+            into.set_result(body())
+        except BaseException as error:
+            into.set_exception(error)
+
+    for stream, body, into in zip(streams, bodies[1:], done):
+        stream.launch(run, body, into)
+    bodies[0]()
+    for into in done:
+        into.result()
 
 
 class HostMark:
@@ -152,6 +186,18 @@ class HostAccelerator:
 
     def bind(self) -> None:
         pass  # every thread runs on the host
+
+    def enter(self) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass  # all launched work has run
+
+    def follow(self, other: HostAccelerator) -> None:
+        pass  # streams are the calling thread
+
+    def add_to(self, launcher: HostLauncher, turn: torch.Tensor) -> None:
+        launcher.add_rank(self._graphs, turn)
 
     def pinned(self, count: int) -> torch.Tensor:
         return torch.zeros(count, dtype=torch.int32)

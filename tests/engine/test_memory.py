@@ -8,7 +8,7 @@ import torch
 
 import engine.run.start
 import engine.run.weights
-import engine.step.backend.device.startup
+import engine.step.backend.device.backends
 from engine.base.config import EngineConfig
 from engine.base.errors import ConfigError
 from engine.cache.layout import CacheLayout
@@ -139,7 +139,7 @@ def test_out_of_memory_at_start_is_one_line(phase, flag):
 
 NO_ROOM = {
     "weights": (engine.run.weights, "load_weights"),
-    "buffers": (engine.step.backend.device.startup, "StepBuffers"),
+    "buffers": (engine.step.backend.device.backends, "StepBuffers"),
     "profiling": (Startup, "profile"),
     "cache": (Startup, "allocate"),
     "graphs": (Startup, "capture"),

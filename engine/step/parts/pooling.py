@@ -9,7 +9,7 @@ previous step, so two steps in flight need no extra order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from engine.sampling.pending import home
 from engine.sampling.sampler import Sampler
 from engine.step.backend.base import RuledSampler
 from engine.step.backend.device.buffers import StepBuffers
+from engine.step.backend.device.forwards import Forwards
 from engine.step.backend.host.slots import HostSlots
 from engine.step.live import LiveRow, Place
 from engine.step.parts.part import ABSENT, JOINS, StepPart
@@ -148,7 +149,8 @@ class DevicePooling:
 
     def __init__(self, model: Model, sizes: Sizes, buffers: StepBuffers) -> None:
         assert model.pooler is not None
-        self._model, self._pooler, self._sizes, self._buffers = model, model.pooler, sizes, buffers
+        self._model, self._pooler, self._sizes, self.buffers = model, model.pooler, sizes, buffers
+        self.all = Forwards(self)
         self._vocab = model.config.text.vocab_size
         self.sampler = Sampler(0, self._vocab)  # without slots
         width = self._pooler.width(model.config.text.hidden_size)
@@ -164,7 +166,7 @@ class DevicePooling:
         self._send(self._pooler.lines(self._batch(tokens, rows, rows, [], variant), rows, self._model.forward))
 
     def _batch(self, tokens: int, rows: int, ends: int, media: list[Media], variant: int) -> Batch:
-        buffers = self._buffers
+        buffers = self.buffers
         batch = buffers.batch(tokens, rows, False, media, variant)
         batch.sample_index = buffers.inputs.sample_index[:ends]
         row_slot, slots = buffers.inputs.row_slot[:rows], buffers.slots.tensors
@@ -176,18 +178,18 @@ class DevicePooling:
 
     def _send(self, lines: torch.Tensor) -> None:
         """Launches the copy of lines [rows, width] and of the rows' marks to pinned memory."""
-        pool_home(self._lines, lines, self._buffers.inputs.home)
-        self._buffers.send_tokens()  # instead of a token each row sends END, or OUTSIDE for an invalid id
+        pool_home(self._lines, lines, self.buffers.inputs.home)
+        self.buffers.send_tokens()  # instead of a token each row sends END, or OUTSIDE for an invalid id
 
-    def record(self, capture: Callable[..., int], variants: Iterable[int]) -> None:
+    def record(self, variants: Iterable[int]) -> None:
         """Does nothing: a pooling model has no decode steps."""
 
-    def record_forward(self, capture: Callable[..., int], kind: int, tokens: int, variant: int = 0) -> None:
+    def record_forward(self, kind: int, tokens: int, variant: int = 0) -> None:
         """Records a step. First an abridged forward with fewer launches loads every kernel."""
         with self._model.abridged():
             self.forward_into(kind, tokens, variant)
-        whole = capture(lambda: self.forward_into(kind, tokens, variant), met=True)
-        self.launcher.set_graph(kind, variant, tokens, whole)
+        whole = self.all.capture(lambda own: own.forward_into(kind, tokens, variant), met=True)
+        self.launcher.set_graph(kind, variant, tokens, *whole)
 
     def decode(self, rows: int, variant: int = 0) -> None:
         """Does nothing: a pooling model has no decode steps."""
@@ -197,7 +199,7 @@ class DevicePooling:
 
     def largest(self) -> None:
         """Runs the step with the most tokens."""
-        self.forward_into(GraphKind.MIXED, self._sizes.max_tokens, self._buffers.forward_variant)
+        self.forward_into(GraphKind.MIXED, self._sizes.max_tokens, self.buffers.forward_variant)
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
@@ -237,7 +239,7 @@ class DevicePooling:
     def collect(self, step: Step) -> None:
         """Reads the step's lines from pinned memory."""
         sampled = step.rows.sampled
-        outside = self._buffers.home.ring[step.number].numpy()[sampled, 0] == TokenCode.OUTSIDE
+        outside = self.buffers.home.ring[step.number].numpy()[sampled, 0] == TokenCode.OUTSIDE
         lines = self._lines[step.number, : len(sampled)].numpy().copy()  # a later step writes the buffer
         take_lines(step, lines, outside, self._vocab)
 

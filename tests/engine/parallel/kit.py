@@ -21,7 +21,7 @@ def split(folder: Path, ranks: int, load_format: str = "auto", dtype: str = "aut
     config = load_model_config(folder)
     check_dealt(config, EngineConfig(model=str(folder), tensor_parallel=ranks), "cpu")
     build = functools.partial(build_model, dtype=resolve_dtype(config, dtype, "cpu"), shards=open_checkpoint(folder))
-    model = SplitModel(build(config), build, ranks)
+    model = SplitModel(build(config), lambda config, _rank: build(config), ranks)
     load_weights(model.whole, str(folder), load_format, pieces_of=model.pieces)
     return model
 

@@ -71,7 +71,7 @@ def test_codes_of_each_expert_are_dealt_out():
     build = functools.partial(build_model, dtype=torch.float32, shards=shards)
     one = build(config)
     load_weights(one, str(folder))
-    model = SplitModel(build(config), build, 2)
+    model = SplitModel(build(config), lambda config, _rank: build(config), 2)
     load_weights(model.whole, str(folder), pieces_of=model.pieces)
     whole, parts = Harness(one), harness(model)
     got, want = (each.prefill(each.add(TOKENS)).log_softmax(-1) for each in (parts, whole))
@@ -84,7 +84,7 @@ def test_codes_of_all_experts_in_one_tensor_are_refused():
     config = requested(load_model_config(folder), "fp8")
     build = functools.partial(build_model, dtype=torch.float32, shards=open_checkpoint(folder))
     with pytest.raises(ConfigError, match=r"experts\.mlp has the codes of all experts in one tensor"):
-        SplitModel(build(config), build, 2)
+        SplitModel(build(config), lambda config, _rank: build(config), 2)
 
 
 def codes(columns, group, zeros=False):

@@ -11,7 +11,7 @@ import torch
 from engine import Engine, EngineConfig, FinishReason
 from engine.base.errors import ConfigError
 from engine.models.registry import load_model_config
-from engine.parallel import model as split_models
+from engine.parallel.group import Group
 from engine.parallel.slices import check_dealt
 from tests import tiny
 from tests.engine_kit import SMALL, answer, answer_deltas, prompts, running, text_request
@@ -101,7 +101,7 @@ async def test_seeded_draws_are_those_of_one_rank():
 
 async def test_a_rank_that_fails_ends_the_step_and_the_next_request_is_answered(monkeypatch):
     failing = threading.Event()
-    real = split_models.SplitModel._run
+    real = Group._run
 
     def run(self, rank, work, done):
         def failed(number):
@@ -109,7 +109,7 @@ async def test_a_rank_that_fails_ends_the_step_and_the_next_request_is_answered(
 
         real(self, rank, failed if rank == 1 and failing.is_set() else work, done)
 
-    monkeypatch.setattr(split_models.SplitModel, "_run", run)
+    monkeypatch.setattr(Group, "_run", run)
     async with running(QWEN2, tensor_parallel=2) as engine:
         failing.set()
         async with engine.submit(greedy(0)) as stream:

@@ -1,9 +1,17 @@
-"""The exchange kernels compile for every target."""
+"""The kernels between ranks compile for every target."""
 
 import pytest
 import triton  # must precede the import of any kernel file
 from triton.compiler import ASTSource
 
+from engine.kernels.parallel.choice import (
+    BLOCK,
+    TOKENS_AT,
+    await_logits_kernel,
+    send_logits_kernel,
+    send_tokens_kernel,
+    take_tokens_kernel,
+)
 from engine.kernels.parallel.one_shot import one_shot_kernel
 from engine.kernels.parallel.room import BATCH
 from engine.kernels.parallel.two_shot import two_shot_kernel
@@ -68,3 +76,36 @@ def test_values_travel_in_vectors_of_16_bytes(name):
     assert ".b16" not in "".join(line for line in text.splitlines() if ".global" in line)
     assert ("ld.volatile.global.v4.b32" if "PTX" in constants else "ld.global.cv.v4.b32") in text
     assert "st.global.wt.v4.b32" in text
+
+
+SIZES = dict.fromkeys(("rank", "column", "columns", "width"), "i32")
+CHOICE = {
+    "logits are sent": (
+        send_logits_kernel,
+        {"logits": "i64", "part": "*bf16", "first": "i64", "own": "i64", **SIZES},
+        {"BLOCK": BLOCK},
+    ),
+    "logits are awaited": (await_logits_kernel, {"own": "i64", "error": "i64", "polls": "i32"}, {"RANKS": 4}),
+    "tokens are sent": (
+        send_tokens_kernel,
+        {"rooms": ("i64",) * 4, "tokens": "*i32", "count": "i32"},
+        {"TOKENS_AT": TOKENS_AT, "RANKS": 4, "BLOCK": 256},
+    ),
+    "tokens are taken": (
+        take_tokens_kernel,
+        {
+            "words": "*i32", "own": "i64", "sample_row": "*i32", "sample_slot": "*i32", "lines": "i32", "error": "i64",
+            "polls": "i32",
+        },
+        {"TOKENS_AT": TOKENS_AT, "BLOCK": 256},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "target"), cases(CHOICE))
+def test_the_choice_compiles(name, target):
+    kernel, signature, constants = CHOICE[name]
+    made = compiles(target, kernel, signature, {**constants, "OVERLAP": True}, {"num_warps": 4})
+    if target.startswith("sm"):
+        flags = "sys.acquire" if name in ("logits are awaited", "tokens are taken") else "sys.release"
+        assert flags in made.asm["ptx"]

@@ -1,4 +1,4 @@
-"""The exchange of rows between ranks in Triton's interpreter: each phase runs on all ranks before the next phase."""
+"""Exchanges of rows, logits and tokens in Triton's interpreter: each phase runs on all ranks before the next."""
 
 import random
 from dataclasses import replace
@@ -7,11 +7,25 @@ import pytest
 import torch
 import triton  # noqa: F401  (must precede the import of any kernel file)
 
+from _fast.layout import SlotWord
+from engine.kernels.parallel import choice as choice_file
 from engine.kernels.parallel import room as rooms_file
+from engine.kernels.parallel.choice import (
+    await_logits,
+    make_choice_rooms,
+    send_logits,
+    send_tokens,
+    take_tokens,
+    take_tokens_reference,
+)
 from engine.kernels.parallel.exchange import exchange_reference, launch_exchange
 from engine.kernels.parallel.one_shot import CONSUME, PUBLISH, launch_one_shot
 from engine.kernels.parallel.room import EPOCH, FAILED, TURN, RoomLayout, make_rooms
 from engine.kernels.parallel.two_shot import PUSH, REDUCE, TAKE, launch_two_shot
+from engine.kernels.step_tensors import empty_inputs, empty_slots
+from engine.layers.norm import RMSNorm
+from engine.parallel.device import DeviceGroup, Needs
+from tests.engine.host_accelerator import HostAccelerator
 
 WAYS = {launch_one_shot: (PUBLISH, CONSUME), launch_two_shot: (PUSH, REDUCE, TAKE)}
 # The interpreter cuts float32 to bfloat16 instead of rounding; float16 has the same size and is rounded.
@@ -178,3 +192,80 @@ def test_a_room_without_large_exchanges_has_no_areas_for_them():
     assert not few.has_large
     assert few.offsets[3] == few.offsets[4] == few.num_bytes
     assert many.num_bytes - many.offsets[3] >= (2 * many.own_rows + 3) * 48 * 4
+
+
+def stepped(rows, slots):
+    """Inputs and slots of a step whose sampled rows are 2, 0, ... of slots 5, 4, ...; the last line is padding."""
+    inputs = empty_inputs(8, 16, 1, 1, "cpu")
+    inputs.sample_row[:rows] = torch.tensor([2, 0, 3, 1][:rows], dtype=torch.int32)
+    inputs.sample_slot[:rows] = torch.arange(slots - 1, slots - 1 - rows, -1, dtype=torch.int32)
+    return inputs, empty_slots(slots, 4, 1, "cpu")
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_all_logits_reach_rank_0_and_its_tokens_all_slots(ranks, monkeypatch):
+    monkeypatch.setattr(choice_file, "BLOCK", 8)  # a row is several programs
+    vocab, error = 13 * ranks - 3, torch.zeros(1, dtype=torch.int32)
+    rooms = make_choice_rooms(8, 4, vocab, torch.float32, ["cpu"] * ranks, error)
+    for rows in (3, 1, 4):
+        logits, tokens = torch.randn(rows, vocab), torch.randint(0, 99, (8,), dtype=torch.int32)
+        tokens[0] = -1  # no token: row 0 has failed
+        parts = logits.tensor_split(ranks, 1)
+        for room, part in zip(rooms[1:], parts[1:]):
+            send_logits(room, part.contiguous(), vocab - sum(each.shape[1] for each in parts[room.rank :]))
+        assert torch.equal(await_logits(rooms[0], parts[0]), logits)
+        send_tokens(rooms[0], tokens)
+        for room in rooms[1:]:
+            (inputs, slots), (_, want) = stepped(rows, 6), stepped(rows, 6)
+            take_tokens(room, inputs, slots)
+            take_tokens_reference(tokens, inputs, want)
+            assert torch.equal(slots.words, want.words)
+            assert slots.word(SlotWord.LAST_TOKEN)[5] == tokens[2]
+    assert [int(room.state()[EPOCH]) for room in rooms] == [3] * ranks
+    assert not error.item()
+
+
+def test_a_choice_that_does_not_come_is_reported():
+    error = torch.zeros(1, dtype=torch.int32)
+    rooms = [replace(room, polls=3) for room in make_choice_rooms(8, 4, 10, torch.float32, ["cpu"] * 2, error)]
+    await_logits(rooms[0], torch.zeros(1, 5))
+    assert (error.item(), int(rooms[0].state()[FAILED])) == (1, 1)
+    error.zero_()
+    take_tokens(rooms[1], *stepped(2, 6))
+    assert (error.item(), int(rooms[1].state()[FAILED])) == (1, 1)
+
+
+def test_sums_of_squares_are_exchanged_in_rows_of_two():
+    rooms = made(2, 20, width=2)
+    partials = [torch.randn(20, 2) for _ in rooms]
+    _, outs = exchanged(rooms, launch_one_shot, partials)
+    assert torch.equal(outs[0], partials[0] + partials[1])
+
+
+def test_a_group_waits_for_no_rank_until_it_is_ready_and_begins_with_empty_rooms():
+    kinds = (torch.float32, 48), (torch.float32, 2)
+    group = DeviceGroup([HostAccelerator()] * 2, Needs(kinds, 9, 8, 4, 10, torch.float32), programs=2)
+    norm = RMSNorm(48, 1e-6)
+    norm.weight = torch.ones(48)
+    for rows in (1, 9):  # both ways; a rank launches everything before the other begins
+        for link in group.links:
+            link.total(torch.ones(rows, 2))
+            link.add_to(torch.ones(rows, 48), torch.ones(rows, 48))
+            link.add_then(torch.ones(rows, 48), torch.ones(rows, 48), norm)
+            link.gather(torch.ones(min(rows, 4), 5), 5 * group.links.index(link))
+            link.share(torch.zeros(8, dtype=torch.int32), *stepped(2, 6))
+    assert group.error.item() == 1
+    group.ready()
+    assert group.error.item() == 0
+    fresh = DeviceGroup([HostAccelerator()] * 2, Needs(kinds, 9, 8, 4, 10, torch.float32))
+    fresh.ready()
+    for own, new in zip(group.memories(), fresh.memories(), strict=True):
+        assert torch.equal(own, new)
+    logits = torch.randn(3, 10)
+    group.links[1].gather(logits[:, 5:], 5)
+    assert torch.equal(group.links[0].gather(logits[:, :5], 0), logits)
+    group.links[0].share(torch.full((8,), 3, dtype=torch.int32), *stepped(2, 6))
+    inputs, slots = stepped(2, 6)
+    group.links[1].share(torch.zeros(8, dtype=torch.int32), inputs, slots)
+    assert slots.word(SlotWord.LAST_TOKEN).tolist() == [0, 0, 0, 0, 3, 3, 0]
+    assert group.error.item() == 0

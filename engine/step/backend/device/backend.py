@@ -22,8 +22,10 @@ from engine.base.config import EngineConfig
 from engine.device.accelerator import Accelerator
 from engine.kernels.target import target
 from engine.kernels.tune import fullness
+from engine.parallel.model import SplitModel
 from engine.step.backend.base import Abilities, Masks, RuledSampler, Steady, StepSampler, T
 from engine.step.backend.device.buffers import StepBuffers
+from engine.step.backend.device.forwards import Forwards
 from engine.step.backend.device.home import TokensHome
 from engine.step.live import LiveRow
 from engine.step.rank import Rank
@@ -38,6 +40,7 @@ class Forward(Protocol):
     """Computes a step: from the inputs to the results on the host. Launches are recorded as graphs at start."""
 
     launcher: Launcher
+    all: Forwards
 
     @property
     def sampler(self) -> StepSampler:
@@ -67,7 +70,7 @@ class Forward(Protocol):
 
 
 class DeviceBackend:
-    """Runs steps on one accelerator."""
+    """Runs steps on one accelerator, or on one for each rank."""
 
     def __init__(
         self, config: EngineConfig, rank: Rank, sizes: Sizes, buffers: StepBuffers, forward: Forward, masks: Masks
@@ -76,6 +79,13 @@ class DeviceBackend:
         self.config, self.rank, self.sizes, self.buffers = config, rank, sizes, buffers
         self.accelerator: Accelerator = rank.accelerator
         self.launcher = self.accelerator.launcher(buffers.records.pinned, buffers.records.turn, buffers.home.ring)
+        following = forward.all.following
+        for each in following:
+            each.buffers.accelerator.add_to(self.launcher, each.buffers.records.turn)
+        if isinstance(rank.model, SplitModel):
+            self.launcher.watch(rank.model.group.error.data_ptr())
+            self.accelerator.bind()
+        self._overlaid = forward.all.overlaid if following else buffers.overlaid
         self.forwards, forward.launcher = forward, self.launcher
         self.sampler, self.masks, self.plans = forward.sampler, masks, buffers.plans
         self.ruled, self.hooks = forward.ruled, buffers.hooks
@@ -102,7 +112,7 @@ class DeviceBackend:
         return work()
 
     def fullness(self, tokens: int) -> float:
-        text = self.rank.model.config.text
+        text = self.rank.own.config.text
         # With --deterministic the number of tiles does not change the fullness. With experts the fullness depends on
         # the routing of the tokens, not on their number.
         if self.config.deterministic or text.routings:
@@ -138,7 +148,7 @@ class DeviceBackend:
         if not size:
             step.times.is_a_guess()
         self.buffers.slots.pack(step.plan, step.rows)
-        with self.buffers.overlaid(step.media if size else []):
+        with self._overlaid(step.media if size else []):
             self.forwards.launch(step, kind, size)
         if step.chosen:
             self._asked(step)
@@ -178,6 +188,7 @@ class DeviceBackend:
     def close(self) -> None:
         with contextlib.suppress(RuntimeError):  # a lost device raises
             self.accelerator.close()
+        self.rank.model.close()
 
 
 class DeviceSteady:

@@ -25,10 +25,11 @@ from _fast.plan import StepPlan
 from engine.attention.meta import AttentionMeta, WorkList
 from engine.cache.spec import CacheSpec, KeyValueSpec
 from engine.cache.tokens import GuestSpec
+from engine.device.accelerator import Accelerator
 from engine.kernels.attention.tiles import has_large_tiles, stripe_of
 from engine.kernels.attention.work import PARTS_OF_CODES, PARTS_PER_UNIT, empty_list, fill_list, max_parts
 from engine.kernels.drafts_rows import DraftedRows
-from engine.kernels.record import records_in
+from engine.kernels.record import Records, records_in
 from engine.kernels.step_inputs import step_inputs
 from engine.kernels.step_tensors import empty_inputs
 from engine.kernels.target import target
@@ -78,11 +79,13 @@ class StepBuffers:
         overlays: bool,
         hooks: Sequence[LayerHook],
         places: bool = False,
+        first: StepBuffers | None = None,
     ) -> None:
         """`overlays`: media rows may replace embeddings, in recorded steps too; `invariant`: a row's result does not
-        depend on the other rows of its step; `places`: rows may have adapters by name."""
+        depend on the other rows of its step; `places`: rows may have adapters by name; `first`: the buffers of rank 0,
+        whose records this rank reads, too."""
         assert rank.accelerator is not None
-        accelerator, model = rank.accelerator, rank.model
+        accelerator, model = rank.accelerator, rank.own
         device, rows, tokens = accelerator.device, sizes.max_rows, sizes.max_tokens
         groups, config, runs = rank.layout.token_groups, model.config, rank.layout.runs
         run_width = 0 if runs is None else runs.width
@@ -91,14 +94,19 @@ class StepBuffers:
         self._rank, self._sizes, self._invariant, self.hooks = rank, sizes, invariant, hooks
         self.forward_variant = 0  # the bit of the variant whose forwards read the tokens' adapters
         self._cuts = [_cut(group.spec) for group in rank.layout.groups[:groups]]
-        self.records = records_in(accelerator.pinned(RECORDS * length).view(RECORDS, length), device)
-        self.plans = [
-            StepPlan(rows, tokens, updates, record.numpy(), number, sizes.width, run_width)
-            for number, record in enumerate(self.records.pinned)
-        ]
+        pinned = accelerator.pinned(RECORDS * length).view(RECORDS, length) if first is None else first.records.pinned
+        self.records: Records = records_in(pinned, device)
+        self.plans: list[StepPlan] = (
+            [
+                StepPlan(rows, tokens, updates, record.numpy(), number, sizes.width, run_width)
+                for number, record in enumerate(pinned)
+            ]
+            if first is None
+            else first.plans
+        )
         self.states = state_rows(rank.layout, sizes, self.plans[0], 1, device)
         self.slots = DeviceSlots(sizes, groups, config.axes, config.bidirectional, accelerator)
-        self.home = Home(accelerator, rows, sizes.width)
+        self.home: Home = Home(accelerator, rows, sizes.width, None if first is None else first.home.ring)
         self.inputs = empty_inputs(
             rows,
             tokens,
@@ -118,6 +126,12 @@ class StepBuffers:
             self._overlay = visible, torch.zeros(most, width, dtype=model.dtype, device=device)
         self.work: dict[Cut, WorkList] = self._work(1)
 
+    @property
+    def accelerator(self) -> Accelerator:
+        """The device of the buffers."""
+        assert self._rank.accelerator is not None
+        return self._rank.accelerator
+
     def set_blocks(self, num_blocks: int) -> None:
         """Allocates work lists and state runs for any step over a cache of so many blocks."""
         if self.states is not None:
@@ -129,7 +143,7 @@ class StepBuffers:
         sizes, device = self._sizes, self.home.tokens.device
         if not self._rank.layout.keeps:  # no layer reads a work list
             return {}
-        config = self._rank.model.config
+        config = self._rank.own.config
         # A prompt's last tokens may see later ones, and parts give no token later keys.
         most = 1 if config.bidirectional else min(MOST_CUT, 1 + sizes.num_drafts)
         return {
@@ -158,7 +172,7 @@ class StepBuffers:
 
     def prep(self) -> None:
         """Launches the kernels that make the inputs of a forward from the next record: slots, tokens, work lists."""
-        sizes, text = self._sizes, self._rank.model.config.text
+        sizes, text = self._sizes, self._rank.own.config.text
         if self.states is not None:
             self.states.launch(self.records, self.slots.tensors)
         step_inputs(
@@ -184,7 +198,7 @@ class StepBuffers:
         inputs, overlay, layout = self.inputs, None, self._rank.layout
         if self._overlay is not None and not media and not decode_only and tokens <= len(self._overlay[0]):
             overlay = self._overlay[0][:tokens], self._overlay[1][:tokens]
-        fixed = self._rank.model.adapters  # every forward reads the numbers of adapters that are part of the model
+        fixed = self._rank.own.adapters  # every forward reads the numbers of adapters that are part of the model
         adapters = inputs.adapters if fixed or variant & self.forward_variant else None
         attention: list[Any] = [self._meta(group, tokens, rows, decode_only) for group in range(layout.token_groups)]
         if self.states is not None:
@@ -209,7 +223,7 @@ class StepBuffers:
     @property
     def adapts_head(self) -> bool:
         """Whether adapters may change the logits' matrix."""
-        model = self._rank.model
+        model = self._rank.own
         return isinstance(model, Decoder) and model.head_chosen is not None
 
     def sampled_adapters(self, rows: int, variant: int) -> Tensor | None:

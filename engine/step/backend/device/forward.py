@@ -12,8 +12,7 @@ after which a gap is measured. The second recording costs about 10 ms per size a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -24,26 +23,28 @@ from engine.base.config import EngineConfig
 from engine.base.mask_lines import Lines
 from engine.kernels.sampling.top_logprobs import LINE
 from engine.kernels.sampling.verify import verify
-from engine.layers.batch import Batch
 from engine.sampling.device import DeviceSampler
 from engine.sampling.dry import history_for
 from engine.sampling.masks import LineUpload
 from engine.step.backend.device.buffers import StepBuffers
+from engine.step.backend.device.forwards import Forwards, RankForward
 from engine.step.live import LiveRow
 from engine.step.rank import Rank
 from engine.step.sizes import Sizes, decode_sizes, fewer_decode_sizes, line_sizes
 from engine.step.step import Chosen, Ending, Step
 
 
-class DeviceForward:
-    """The forward of models that generate tokens."""
+class DeviceForward(RankForward):
+    """The forward of models that generate tokens; of several ranks, the first rank's, which chooses the tokens."""
 
     def __init__(
         self, config: EngineConfig, rank: Rank, sizes: Sizes, buffers: StepBuffers, endings: Sequence[Ending] = ()
     ) -> None:
         """`endings`: functions that run after each sampling and are recorded with it."""
         assert rank.accelerator is not None
-        self._config, self._model, self._sizes, self._buffers = config, rank.model, sizes, buffers
+        super().__init__(rank, sizes, buffers)
+        self._config, self._whole, self._buffers = config, rank.model, buffers
+        self.all = Forwards(self)  # replaced if there are further ranks
         self._vocab = rank.model.config.text.vocab_size
         # The pinned ring of log-probabilities, int32 [records, max_rows, width, LINE].
         self.logprob_words = buffers.home.lines(sizes.width * LINE).unflatten(2, (sizes.width, LINE))
@@ -65,42 +66,10 @@ class DeviceForward:
 
     # -- what is launched, and recorded as graphs at start ------------------------------------------------------------
 
-    def decode(self, rows: int, variant: int = 0) -> None:
-        """A whole step of up to `rows` rows that all sample: prep, forward, sampling. Hidden states are not copied."""
-        self._buffers.prep()
-        batch = self._buffers.batch(rows, rows, True, [], variant)
-        self._choose(self._model.forward(batch), batch.adapters, variant)  # each row is one token
-
-    def forward_into(self, kind: int, tokens: int, variant: int = 0) -> None:
-        """A forward of `tokens` padded tokens; copies the hidden states of its sampled rows to `sampled_hidden`."""
-        rows = min(tokens, self._sizes.max_rows)
-        batch = self._buffers.batch(tokens, rows, kind == GraphKind.DECODE, [], variant)
-        self._keep_sampled(batch, rows if kind == GraphKind.DECODE else min(tokens, self._sizes.max_lines))
-
-    def _keep_sampled(self, batch: Batch, count: int) -> None:
-        """Runs the forward and stores the hidden states of the first `count` lines (`count` <= tokens)."""
-        if count == len(batch.token_ids):  # no token can be left out: one gather at the end costs less than two before
-            self._gather_sampled(self._model.forward(batch), count)
-            return
-        buffers = self._buffers
-        batch.sample_index = buffers.inputs.sample_index[:count]
-        batch.num_sampled = buffers.inputs.num_sampled
-        self._model.forward(batch, buffers.sampled_hidden[:count])
-
-    def _gather_sampled(self, hidden: torch.Tensor, count: int) -> None:
-        """Copies hidden states of the first `count` lines out of `hidden` [tokens, hidden_size]."""
-        buffers = self._buffers
-        torch.index_select(hidden, 0, buffers.inputs.sample_index[:count], out=buffers.sampled_hidden[:count])
-
-    def choose_into(self, lines: int, variant: int = 0) -> None:
-        """Samples a token for each of the first `lines` lines; lines beyond the step's own are padding."""
-        buffers = self._buffers
-        self._choose(buffers.sampled_hidden[:lines], buffers.sampled_adapters(lines, variant), variant)
-
     def _choose(self, hidden: torch.Tensor, adapters: torch.Tensor | None, variant: int) -> None:
         """Samples tokens from hidden states [lines, hidden_size] and launches the copy of the tokens to the host."""
         buffers = self._buffers
-        self.sampler.launch_plain(buffers.inputs, self._model.logits(hidden, adapters), buffers.home.tokens)
+        self.sampler.launch_plain(buffers.inputs, self._logits(hidden, adapters), buffers.home.tokens)
         self._end(hidden, variant)
 
     def _end(self, hidden: torch.Tensor, variant: int) -> None:
@@ -110,54 +79,49 @@ class DeviceForward:
             verify(runs, slots, self.sampler.lines.tables, buffers.inputs)
         for ending in self._endings:
             ending(Chosen(runs, buffers.inputs.row_slot, hidden, slots), variant)
+        self._share_tokens()
         buffers.send_tokens()
 
-    def record(self, capture: Callable[..., int], variants: Iterable[int]) -> None:
-        """Records the graphs of decode-only steps, whole and in parts; `capture`: the accelerator's method."""
+    def end_choice(self, lines: int, variant: int) -> None:
+        self._end(self._buffers.sampled_hidden[:lines], variant)
+
+    def record(self, variants: Iterable[int]) -> None:
+        """Records the graphs of decode-only steps, whole and in parts, on every rank."""
         chosen, other = self._config.cudagraph_capture_sizes, self._buffers.forward_variant
         sizes, fewer = (each(self._sizes.max_rows, chosen) for each in (decode_sizes, fewer_decode_sizes))
         for size in reversed(sizes):
             for forward in (0, other) if other and size in fewer else (0,):
-                self.record_forward(capture, GraphKind.DECODE, size, forward)
+                self.record_forward(GraphKind.DECODE, size, forward)
                 for variant in variants:
                     if variant & other == forward:
-                        self._record_step(capture, size, variant)
+                        self._record_step(size, variant)
         for lines in reversed(line_sizes(self._sizes.max_rows, self._sizes.max_lines)):
             for variant in variants:
-                self._record_choice(capture, lines, variant)
+                self._record_choice(lines, variant)
 
-    def _record_step(self, capture: Callable[..., int], size: int, variant: int) -> None:
+    def _record_step(self, size: int, variant: int) -> None:
         """Records sampling, and the whole step, whose parts have been recorded."""
-        self._record_choice(capture, size, variant)
-        whole = capture(partial(self.decode, size, variant), met=True)
-        self.launcher.set_graph(GraphKind.STEP, variant, size, whole)
+        self._record_choice(size, variant)
+        whole = self.all.capture(lambda own: own.decode(size, variant), met=True)
+        self.launcher.set_graph(GraphKind.STEP, variant, size, *whole)
 
-    def _record_choice(self, capture: Callable[..., int], lines: int, variant: int) -> None:
+    def _record_choice(self, lines: int, variant: int) -> None:
         """Records sampling for `lines` lines, which variants of the forward share unless the head has adapters."""
         buffers = self._buffers
         if buffers.adapts_head or not variant & buffers.forward_variant:
-            choice = capture(partial(self.choose_into, lines, variant))
-            self.launcher.set_graph(GraphKind.SAMPLE, variant, lines, choice)
+            choice = self.all.capture(lambda own: own.choose_into(lines, variant))
+            self.launcher.set_graph(GraphKind.SAMPLE, variant, lines, *choice)
 
-    def record_forward(self, capture: Callable[..., int], kind: int, tokens: int, variant: int = 0) -> None:
-        """Records a forward. First an abridged forward with a tenth of the launches loads every kernel."""
-        with self._model.abridged():
-            self.forward_into(kind, tokens, variant)
-        whole = capture(partial(self.forward_into, kind, tokens, variant), met=True)
-        self.launcher.set_graph(kind, variant, tokens, whole)
+    def record_forward(self, kind: int, tokens: int, variant: int = 0) -> None:
+        """Records a forward on every rank, after an abridged forward, which loads every kernel."""
+        self.all.run(lambda own: own.abridged_into(kind, tokens, variant))
+        whole = self.all.capture(lambda own: own.forward_into(kind, tokens, variant), met=True)
+        self.launcher.set_graph(kind, variant, tokens, *whole)
 
     def warm_up(self) -> None:
-        """Launches every kernel for rows with rules."""
         buffers = self._buffers
-        logits = self._model.logits(buffers.sampled_hidden[:1])
+        logits = self._logits(buffers.sampled_hidden[:1])
         self.sampler.warm_up(buffers.inputs, logits, buffers.home.tokens)
-
-    def largest(self) -> None:
-        """Runs the step with the largest memory: all tokens' hidden states, as in eager steps, and all rows sample."""
-        sizes = self._sizes
-        rows = min(sizes.max_tokens, sizes.max_rows)
-        self._model.forward(self._buffers.batch(sizes.max_tokens, rows, False, [], self._buffers.forward_variant))
-        self.choose_into(sizes.max_lines)
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
@@ -198,18 +162,18 @@ class DeviceForward:
         if sample_size:
             launcher.replay(GraphKind.SAMPLE, sample_size, variant)
         elif plan.num_sampled:
-            self.choose_into(plan.num_lines, variant)
+            self.all.run(lambda own: own.choose_into(plan.num_lines, variant))
         launcher.finish()
 
     def _run_eagerly(self, step: Step, kind: int) -> None:
-        plan = step.plan
-        decodes = kind == GraphKind.DECODE
-        batch = self._buffers.batch(plan.num_tokens, plan.num_rows, decodes, step.media, step.variant)
-        if not step.eager:
-            self._keep_sampled(batch, plan.num_lines)
-            return
-        step.hidden, step.notes["adapters"] = self._model.forward(batch), batch.adapters  # [num_tokens, hidden_size]
-        self._gather_sampled(step.hidden, plan.num_lines)
+        decodes, media = kind == GraphKind.DECODE, self.all.copies_of(step.media)
+
+        def run(own: RankForward) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+            return own.eager(step.plan, decodes, step.eager, media[own.rank.number], step.variant)
+
+        hidden, adapters = self.all.run(run)[0]
+        if step.eager:
+            step.hidden, step.notes["adapters"] = hidden, adapters
 
     def _prepare_choice(self, step: Step, sample_size: int) -> None:
         """After the forward of a step that waits: notes the size of the sampling graph, or computes the logits if no
@@ -220,7 +184,7 @@ class DeviceForward:
         else:
             buffers = self._buffers
             adapters = buffers.sampled_adapters(count, step.variant)
-            step.notes["choice"] = self._model.logits(buffers.sampled_hidden[:count], adapters)
+            step.notes["choice"] = self._whole.logits(buffers.sampled_hidden[:count], adapters)
 
     def choose(self, step: Step) -> None:
         """Samples for a step that waited. Log-probabilities from separate kernels go to notes["pending"]."""
@@ -231,7 +195,7 @@ class DeviceForward:
         else:
             found = self.sampler.launch_special(buffers.inputs, prepared, buffers.home.tokens, slots)
             step.notes["pending"] = found
-            self._end(buffers.sampled_hidden[: step.plan.num_lines], step.variant)
+            self.all.run(lambda own: own.end_choice(step.plan.num_lines, step.variant))
         self.launcher.finish()
         step.chosen = True
 

@@ -46,9 +46,10 @@ class TokensHome:
 class Home:
     """The pinned ring on the host, and the device buffer of tokens that is copied there."""
 
-    def __init__(self, accelerator: Accelerator, rows: int, width: int) -> None:
+    def __init__(self, accelerator: Accelerator, rows: int, width: int, ring: Tensor | None = None) -> None:
+        """`ring`: of rank 0, whose tokens every rank gets; None: this is rank 0."""
         self._accelerator, self._rows = accelerator, rows
-        self.ring = self.lines(width)
+        self.ring = self.lines(width) if ring is None else ring
         end = int(TokenCode.END)
         self.runs = torch.full((rows, width), end, dtype=torch.int32, device=accelerator.device)
         self.tokens = self.runs.view(-1)  # [rows * width]
