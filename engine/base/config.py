@@ -92,6 +92,7 @@ class EngineConfig:
     encoder_cache_tokens: int = 0  # tower rows cached; 0 = derived
     num_threads: int = 0  # CPU compute threads; 0 = all cores
     tensor_parallel: int = 1  # ranks over which every layer is dealt out
+    driver_variables: dict[str, str] = field(default_factory=dict)  # of the environment, for the driver and torch
     step_timeout: float = 60.0  # seconds without an iteration of the device thread until the engine counts as stalled
     failures: FailureLimits = field(default_factory=FailureLimits)
     enforce_eager: bool = False  # launch forwards and sampling kernel by kernel; only the input preparation is a graph

@@ -106,6 +106,11 @@ class DeviceGroup(Group):
         rooms = [room.memory for rooms in self._rooms.values() for room in rooms]
         return [*rooms, *(room.memory for room in self._choice)]
 
+    @property
+    def room_bytes(self) -> int:
+        """Bytes of the rooms of one rank."""
+        return sum(memory.numel() for memory in self.memories()) // self.ranks
+
     def enter(self, rank: int) -> None:
         self._accelerators[rank].enter()
 

@@ -18,18 +18,15 @@ MOST_RANKS = 8
 FLAG = "--tensor-parallel-size"
 
 
-def check_dealt(config: ModelConfig, asked: EngineConfig, device: str) -> None:
-    """Raises ConfigError if the model cannot be dealt out over as many ranks as the settings ask for."""
+def check_dealt(config: ModelConfig, asked: EngineConfig, on_devices: bool) -> None:
+    """Raises ConfigError if the model cannot be dealt out over as many ranks as the settings ask for; `on_devices`: the
+    ranks are not simulated."""
     ranks = asked.tensor_parallel
     if ranks > MOST_RANKS:
         raise ConfigError(f"{FLAG} {ranks}: at most {MOST_RANKS} ranks")
-    if device != "cpu":
-        raise ConfigError(
-            f"{FLAG} {ranks}: one process drives one GPU so far; start a server for each GPU behind a router, or use "
-            "--device cpu, which simulates the ranks for tests"
-        )
-    coded = asked.kv_cache_dtype not in ("auto", "bfloat16")
-    for flag, is_set in (("--enable-lora", asked.lora is not None), ("--kv-cache-dtype", coded)):
+    coded, drafts = asked.kv_cache_dtype not in ("auto", "bfloat16"), on_devices and bool(asked.speculative)
+    refused = {"--enable-lora": asked.lora is not None, "--kv-cache-dtype": coded, "--speculative-config": drafts}
+    for flag, is_set in refused.items():
         if is_set:
             raise ConfigError(f"{FLAG} {ranks}: {flag} is not served on several ranks yet; leave one of them out")
     if lacking := _lacking(config):

@@ -15,6 +15,7 @@ import torch
 from engine.base.config import EngineConfig
 from engine.base.model_config import ModelConfig
 from engine.device.accelerator import Accelerator
+from engine.device.cards import ranks_line
 from engine.kernels.target import target
 from engine.models.base.model import Model, check_prompt_rows
 from engine.models.registry import build_model
@@ -42,7 +43,7 @@ def built(
     build = functools.partial(build_model, dtype=dtype, device=device, shards=shards)
     ranks = config.tensor_parallel
     if ranks > 1:
-        check_dealt(model_config, config, device)
+        check_dealt(model_config, config, bool(accelerators))
         if not accelerators:
             log.info("%d ranks are simulated on the CPU, for tests: they share its cores", ranks)
     whole = build(model_config)
@@ -70,4 +71,8 @@ def needs_of(config: ModelConfig, sizes: Sizes, dtype: torch.dtype) -> Needs:
 
 def group_of(accelerators: Sequence[Accelerator], needs: Needs) -> Group | None:
     """The group of ranks on devices; None: the ranks share a CPU."""
-    return DeviceGroup(accelerators, needs) if accelerators and accelerators[0].device.type == "cuda" else None
+    if not accelerators or accelerators[0].device.type != "cuda":
+        return None
+    group = DeviceGroup(accelerators, needs)
+    log.info("%s", ranks_line(group.devices, group.room_bytes))
+    return group

@@ -20,6 +20,7 @@ from engine.base.errors import ConfigError
 from engine.base.model_config import ModelConfig
 from engine.checkpoint.config import resolve_dtype
 from engine.device.accelerator import Accelerator
+from engine.device.cards import cards_of, check_cards
 from engine.device.host import choose_device, usable_cores
 from engine.models.registry import files_decide, load_model_config
 from engine.quant.online import requested
@@ -96,12 +97,15 @@ def _log_transformers(config: EngineConfig, model: ModelConfig, device: str) -> 
 
 
 def open_accelerators(config: EngineConfig, device: str) -> list[Accelerator]:
-    """An accelerator for each rank; empty on a CPU. The calling thread is bound to the first."""
+    """An accelerator for each rank; empty on a CPU. The calling thread is bound to the first. Raises ConfigError."""
+    ranks = config.tensor_parallel
+    if ranks > 1 and device != "cpu":
+        check_cards(ranks, cards_of(ranks), config.driver_variables)
     first = open_accelerator(device)
     if first is None:
         return []
     found = [first]
-    for rank in range(1, config.tensor_parallel):
+    for rank in range(1, ranks):
         other = open_accelerator(f"cuda:{rank}")
         assert other is not None
         found.append(other)

@@ -23,6 +23,8 @@ from server.flags.lora_flags import LoraFlags, module_of
 from server.flags.pooling_flags import PoolingFlags
 from server.flags.rows_flags import RowsFlags
 
+# Variables that change how the driver launches and how torch allocates.
+DRIVER_VARIABLES = ("CUDA_LAUNCH_BLOCKING", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 EMBEDDED = Path(__file__).parents[1] / "embedded"
 SAMPLERS = (
     "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers", "top_n_sigma",
@@ -126,7 +128,7 @@ class ModelFlags:
     )
     num_threads: int = flag(0, "compute threads on a CPU; 0: all cores", low=0)
     tensor_parallel_size: int = flag(
-        1, "ranks that share every layer; above 1 only with --device cpu, which simulates ranks for tests", low=1
+        1, "GPUs of this machine that share every layer; with --device cpu: simulated, for tests", low=1
     )
     trust_remote_code: bool = flag(False, "accepted without effect: code in a checkpoint never runs")
 
@@ -358,6 +360,7 @@ class Config:
             logprobs_mode=model.logprobs_mode,
             num_threads=model.num_threads,
             tensor_parallel=model.tensor_parallel_size,
+            driver_variables={name: os.environ[name] for name in DRIVER_VARIABLES if name in os.environ},
             step_timeout=rows.step_timeout,
             failures=FailureLimits(rows.max_failed_steps, rows.max_oom, rows.stall_exit),
             enforce_eager=rows.enforce_eager,

@@ -390,7 +390,7 @@ def test_a_flag_of_another_server_that_asks_for_what_holds_is_taken_and_reported
 @pytest.mark.parametrize(
     ("words", "advice"),
     [
-        (["--pipeline-parallel-size", "2"], "--pipeline-parallel-size 2: one process uses one device"),
+        (["--pipeline-parallel-size", "2"], "--pipeline-parallel-size 2: use --tensor-parallel-size"),
         (["-pp", "two"], "--pipeline-parallel-size two: one process"),
         (["-tp", "two"], "--tensor-parallel-size two: must be a whole number"),
         (["-tp", "0"], "--tensor-parallel-size 0: must be at least 1"),

@@ -19,7 +19,7 @@ from tests.models.harness import Harness
 def split(folder: Path, ranks: int, load_format: str = "auto", dtype: str = "auto") -> SplitModel:
     """The checkpoint's model on so many ranks, loaded as at a start."""
     config = load_model_config(folder)
-    check_dealt(config, EngineConfig(model=str(folder), tensor_parallel=ranks), "cpu")
+    check_dealt(config, EngineConfig(model=str(folder), tensor_parallel=ranks), on_devices=False)
     build = functools.partial(build_model, dtype=resolve_dtype(config, dtype, "cpu"), shards=open_checkpoint(folder))
     model = SplitModel(build(config), lambda config, _rank: build(config), ranks)
     load_weights(model.whole, str(folder), load_format, pieces_of=model.pieces)

@@ -5,14 +5,15 @@ import asyncio
 import pytest
 
 import engine.run.start
-from engine import FinishReason
+from engine import Engine, EngineConfig, FinishReason
+from engine.base.errors import DeviceLostError
 from engine.step.backend.device.forwards import RankForward
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
 from tests.engine.parallel.test_running import LENGTH, PROMPTS, QWEN2, expected, greedy
 from tests.engine.stand_in_accelerator import StandInAccelerator
 from tests.engine.test_prompt_rows import IDS, embeddings, of_rows
-from tests.engine_kit import answer, answer_deltas, running, text_request
+from tests.engine_kit import SMALL, answer, answer_deltas, running, text_request
 
 
 @pytest.fixture
@@ -134,3 +135,21 @@ async def test_a_rank_that_raises_ends_the_step_for_all(on_host_accelerators, mo
         assert ends[-1] is FinishReason.ERROR
         failing.clear()
         assert await answer(engine, greedy(0)) == [expected(0)]
+
+
+async def test_a_rank_that_has_waited_in_vain_is_a_lost_device(stand_ins, caplog):
+    served, deaths = Engine(EngineConfig(model=str(QWEN2), **SMALL, tensor_parallel=2)), []
+    await served.start()
+    served.on_death = deaths.append
+    error = served.inspect().runtime.model.group.error.numpy()
+    async with served.submit(text_request(PROMPTS[0], 200, ignore_eos=True)) as stream:
+        found = []
+        async for delta in stream:
+            found.append(delta)
+            error[0] = 1
+    last = found[-1]
+    assert last.finish_reason is FinishReason.ERROR
+    assert isinstance(last.error, DeviceLostError)
+    assert deaths
+    assert served.state == "dead"
+    await served.stop(1)

@@ -4,12 +4,15 @@ import asyncio
 import functools
 import logging
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
 
+import engine.run.start
 from engine import Engine, EngineConfig, FinishReason
 from engine.base.errors import ConfigError
+from engine.device.cards import Card, check_cards
 from engine.models.registry import load_model_config
 from engine.parallel.group import Group
 from engine.parallel.slices import check_dealt
@@ -142,7 +145,43 @@ async def test_what_does_not_run_is_refused_at_the_start(settings, said):
         await engine.start()
 
 
-def test_several_gpus_are_refused():
-    asked = EngineConfig(model=str(QWEN2), tensor_parallel=2)
-    with pytest.raises(ConfigError, match="--tensor-parallel-size 2: one process drives one GPU so far"):
-        check_dealt(load_model_config(QWEN2), asked, "cuda:0")
+def test_drafts_are_refused_on_devices():
+    asked = EngineConfig(model=str(QWEN2), tensor_parallel=2, speculative={"method": "ngram"})
+    check_dealt(load_model_config(QWEN2), asked, on_devices=False)
+    with pytest.raises(ConfigError, match="--tensor-parallel-size 2: --speculative-config is not served"):
+        check_dealt(load_model_config(QWEN2), asked, on_devices=True)
+
+
+CARD = Card("H200", 100 << 30)
+
+
+@pytest.mark.parametrize(
+    ("cards", "variables", "said"),
+    [
+        ([CARD], {}, "this process sees 1 GPUs; possible: 1 to 1"),
+        ([CARD, replace(CARD, name="H100")], {}, r"different kinds \(H200, H100\)"),
+        ([CARD, replace(CARD, free=89 << 30)], {}, "GPU 1 has 89.00 GiB free, another 100.00 GiB"),
+        ([replace(CARD, unreached=(1,)), CARD], {}, "GPU 0 cannot address the memory of GPU 1"),
+        ([CARD, CARD], {"CUDA_LAUNCH_BLOCKING": "1"}, "with CUDA_LAUNCH_BLOCKING=1 a launch waits"),
+        (
+            [CARD, CARD],
+            {"PYTORCH_CUDA_ALLOC_CONF": "a:1,expandable_segments:True"},
+            "PYTORCH_CUDA_ALLOC_CONF has expand",
+        ),
+    ],
+)
+def test_cards_that_cannot_work_together_are_refused(cards, variables, said):
+    with pytest.raises(ConfigError, match=f"--tensor-parallel-size 2: .*{said}"):
+        check_cards(2, cards, variables)
+
+
+def test_cards_that_work_together():
+    check_cards(2, [CARD, replace(CARD, free=91 << 30)], {"CUDA_LAUNCH_BLOCKING": "0"})
+    check_cards(2, [CARD, CARD], {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"})
+
+
+async def test_cards_are_checked_before_they_are_opened(monkeypatch):
+    monkeypatch.setattr(engine.run.start, "choose_device", lambda _asked: "cuda:0")
+    monkeypatch.setattr(engine.run.start, "cards_of", lambda ranks: [CARD])
+    with pytest.raises(ConfigError, match="this process sees 1 GPUs"):
+        await Engine(EngineConfig(model=str(QWEN2), **SMALL, tensor_parallel=2)).start()
