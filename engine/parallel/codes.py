@@ -19,7 +19,7 @@ from engine.base.dealing import Axis, ranges
 from engine.base.errors import ConfigError
 from engine.kernels.gemm.codes import Codes
 from engine.layers.moe import Experts
-from engine.parallel.pieces import axes_of_experts
+from engine.parallel.pieces import axes_of_experts, places_on
 from engine.quant.base import Quantised, Stored
 from engine.weights.table import Wanted, Weighted, addressed
 
@@ -56,6 +56,26 @@ class DealtStored:
     @property
     def form(self) -> str:
         return self.stored.form
+
+    @property
+    def share(self) -> float:
+        """The part of the matrix's numbers that the rank has."""
+        found = 1.0
+        for axis, whole in zip((self.rows, self.columns), self.shape):
+            if axis is not None:
+                found *= sum(end - first for first, end in ranges(axis, self.rank, self.ranks)) / whole
+        return found
+
+
+def rank_bytes(member: Weighted, rank: int) -> int:
+    """The bytes that a rank's weights take on its device. Codes are read whole, and then cut."""
+    total = 0.0
+    for place in places_on(member, rank).values():
+        scheme = getattr(place.part, "scheme", None)
+        stored = scheme.pieces[place.index] if isinstance(scheme, Quantised) and place.kind != "bias" else None
+        size = place.wanted.num_bytes(member.dtype)
+        total += size * stored.share if isinstance(stored, DealtStored) else size
+    return int(total)
 
 
 def deal_codes(whole: Weighted, member: Weighted, rank: int, ranks: int) -> None:

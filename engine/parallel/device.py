@@ -44,6 +44,11 @@ class Needs:
     dtype: torch.dtype  # of the logits
 
 
+def room_bytes(ranks: int, needs: Needs) -> int:
+    """Bytes of one rank's rooms for exchanges."""
+    return sum(RoomLayout(ranks, needs.rows, width, dtype).num_bytes for dtype, width in needs.kinds)
+
+
 class DeviceExchange:
     """A rank's Link."""
 
@@ -105,11 +110,6 @@ class DeviceGroup(Group):
         """The rooms' memory, rank after rank within each kind."""
         rooms = [room.memory for rooms in self._rooms.values() for room in rooms]
         return [*rooms, *(room.memory for room in self._choice)]
-
-    @property
-    def room_bytes(self) -> int:
-        """Bytes of the rooms of one rank."""
-        return sum(memory.numel() for memory in self.memories()) // self.ranks
 
     def enter(self, rank: int) -> None:
         self._accelerators[rank].enter()

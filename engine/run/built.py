@@ -19,7 +19,7 @@ from engine.device.cards import ranks_line
 from engine.kernels.target import target
 from engine.models.base.model import Model, check_prompt_rows
 from engine.models.registry import build_model
-from engine.parallel.device import DeviceGroup, Needs
+from engine.parallel.device import DeviceGroup, Needs, room_bytes
 from engine.parallel.group import Group
 from engine.parallel.model import SplitModel
 from engine.parallel.slices import check_dealt
@@ -74,5 +74,5 @@ def group_of(accelerators: Sequence[Accelerator], needs: Needs) -> Group | None:
     if not accelerators or accelerators[0].device.type != "cuda":
         return None
     group = DeviceGroup(accelerators, needs)
-    log.info("%s", ranks_line(group.devices, group.room_bytes))
+    log.info("%s", ranks_line(group.devices, room_bytes(group.ranks, needs)))
     return group

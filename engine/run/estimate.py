@@ -7,9 +7,7 @@ the estimate computes them from the sizes of the layers. It raises the same Conf
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -21,7 +19,7 @@ from engine.base.model_config import ModelConfig
 from engine.cache.sizing import SHORT_ROW, States, check_weights, device_blocks, fit_context, host_blocks, states_of
 from engine.checkpoint.config import resolve_dtype
 from engine.device.host import choose_device
-from engine.device.memory import DeviceMemory, device_memory
+from engine.device.memory import DeviceMemory
 from engine.kernels.target import target
 from engine.models.base.model import Model, check_prompt_rows
 from engine.models.registry import build_model, load_model_config
@@ -30,10 +28,10 @@ from engine.quant.kv import numbers_line
 from engine.quant.online import requested
 from engine.run.bounds import sizes_of
 from engine.run.planned import Planned, planned
+from engine.run.shares import shares_of
 from engine.step.sizes import Sizes
-from engine.weights.files import Shard, TensorInfo
-from engine.weights.load import match, weight_bytes
-from engine.weights.table import expand
+from engine.weights.files import Shard
+from engine.weights.load import match
 
 
 class TensorCounts(NamedTuple):
@@ -52,7 +50,7 @@ class Estimate:
     dtype: torch.dtype  # dtype of activations
     lines: tuple[str, ...]  # a line about the quantised layers, if there are any, and about parts of steps
     tensors: TensorCounts  # in the files
-    weight_bytes: int  # bytes of weights on the device
+    of_ranks: tuple[int, ...]  # bytes of weights by rank; most engines have one rank
     numbers: str  # the number format of keys and values, if it is not the activations' dtype
     kv_bytes: int  # KV cache bytes of a thousand tokens, if no sliding window drops tokens
     context: int  # tokens of the longest request
@@ -62,6 +60,11 @@ class Estimate:
     memory: DeviceMemory | None  # an accelerator's memory before loading; None on a CPU
     states: States | None = None  # recurrent states; None: the model has none
     refusal: ConfigError | None = None  # set if the device's memory is too small; `context` is 0 then
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights on the device that has most; on a CPU of all ranks."""
+        return sum(self.of_ranks) if self.memory is None else max(self.of_ranks)
 
 
 def estimate(config: EngineConfig, shards: list[Shard] | None) -> Estimate:
@@ -82,25 +85,22 @@ def described(config: EngineConfig, shards: list[Shard] | None) -> Estimate:
     dtype = resolve_dtype(model_config, config.dtype, device)
     sizes = sizes_of(config, model_config, device)
     model_config = replace(model_config, max_model_len=sizes.max_model_len)
-    if config.tensor_parallel > 1:
-        said = "memory is estimated for one rank so far; leave it out"
-        raise ConfigError(f"--tensor-parallel-size {config.tensor_parallel}: {said}")
     model = build_model(model_config, dtype, "cpu", shards)
     check_prompt_rows(config.enable_prompt_embeds, model)
     names = {} if shards is None else match(model, shards, config.model)
-    mapped = shards and device == "cpu" and model_config.implementation == "native"
-    mapped = mapped and not any(shard.gguf for shard in shards or ())  # GGUF codes are widened during reading
-    weights = _host_bytes(shards, names, model) if shards and mapped else weight_bytes(model)
-    memory = None if device == "cpu" else device_memory(device)
-    plan = planned(config, model, sizes, shards, on_host=device == "cpu", read=False)
+    held = shares_of(config, model, sizes, device, shards, names)
+    memory = held.memories[0] if held.memories else None
+    plan = planned(config, held.model, sizes, shards, on_host=device == "cpu", read=False)
     layout = plan.layout
     longest = layout.blocks_for(sizes.max_model_len, sizes.max_chunk)
     blocks, context, refusal = 1, 0, None
     try:
         if memory is None:
-            blocks = host_blocks(config, layout, longest, sizes.max_rows, weights)
+            blocks = host_blocks(config, layout, longest, sizes.max_rows, sum(held.weights))
         else:
-            blocks = _device_blocks(config, plan, weights, memory)
+            peak = step_bytes(held.config, sizes, dtype)
+            ranks = zip(held.weights, held.memories)
+            blocks = min(_device_blocks(config, plan, weights, peak, memory) for weights, memory in ranks)
         context = fit_context(config, layout, sizes.max_model_len, sizes.max_chunk, blocks)
     except ConfigError as error:
         refusal = error
@@ -112,7 +112,7 @@ def described(config: EngineConfig, shards: list[Shard] | None) -> Estimate:
         dtype=dtype,
         lines=tuple(line for line in (form_line(model, None if device == "cpu" else target()), *plan.lines) if line),
         tensors=TensorCounts(len(names), 0 if predicts else num_mtp(model, shards or [])),
-        weight_bytes=weights,
+        of_ranks=held.weights,
         numbers=numbers_line(layout.specs, dtype),
         kv_bytes=layout.token_groups * layout.block_bytes * 1000 // sizes.block_size,
         states=states_of(layout, blocks - 1, min(SHORT_ROW, sizes.max_model_len), sizes.max_chunk),
@@ -134,24 +134,11 @@ def num_mtp(model: Model, shards: list[Shard]) -> int:
     return sum(table.ignored(name) and (name.startswith(layers) or "mtp" in re.split("[._]", name)) for name in names)
 
 
-def _host_bytes(shards: list[Shard], names: Mapping[str, str], model: Model) -> int:
-    """Bytes of weights on a CPU: bfloat16 and codes keep their size (engine/quant/base.py); `names`: from `match`."""
-    places = expand(model.weight_table(), model)
-
-    def taken(info: TensorInfo, in_memory: torch.dtype | None) -> int:
-        widened = in_memory or (model.dtype if info.dtype in ("F32", "F16") else None)
-        return info.num_bytes if widened is None else math.prod(info.shape) * widened.itemsize
-
-    tensors = {names[name]: info for shard in shards for name, info in shard.tensors.items() if name in names}
-    return sum(taken(info, places[name].wanted.in_memory) for name, info in tensors.items())
-
-
-def _device_blocks(config: EngineConfig, plan: Planned, weights: int, memory: DeviceMemory) -> int:
+def _device_blocks(config: EngineConfig, plan: Planned, weights: int, peak: int, memory: DeviceMemory) -> int:
     from engine.step.backend.device.startup import GRAPH_BYTES
 
     model, sizes, weights = plan.model, plan.sizes, weights + plan.claim.weight_bytes
     check_weights(config, weights, memory, model.dtype)
-    peak = step_bytes(model.config, sizes, model.dtype)
     loaded = replace(memory, free=memory.free - weights)
     return device_blocks(
         config, plan.layout, sizes.max_model_len, sizes.max_chunk, sizes.max_rows, peak, peak + GRAPH_BYTES, loaded

@@ -14,6 +14,7 @@ from engine.device.accelerator import Accelerator
 from engine.device.memory import enough_for
 from engine.kernels.gemm.pack import Placement
 from engine.models.base.model import Model
+from engine.parallel.codes import rank_bytes
 from engine.parallel.model import SplitModel
 from engine.weights.load import load_weights, weight_bytes
 from engine.weights.progress import ProgressLine
@@ -24,8 +25,8 @@ def read_weights(config: EngineConfig, model: Model, accelerators: Sequence[Acce
     memory."""
     line = ProgressLine()
     if isinstance(model, SplitModel):
-        for member, each in zip(model.members, accelerators):
-            check_weights(config, weight_bytes(member), each.memory(), model.dtype)
+        for rank, (member, each) in enumerate(zip(model.members, accelerators)):
+            check_weights(config, rank_bytes(member, rank), each.memory(), model.dtype)
         with enough_for("weights", accelerators[0].memory) if accelerators else nullcontext():
             placement = Placement(model.dtype, model.device, config.deterministic)
             load_weights(model.whole, config.model, config.load_format, placement, config.seed, line, model.pieces)

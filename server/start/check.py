@@ -50,6 +50,7 @@ def lines(config: Config) -> Iterator[str]:
         check_processor(model)
     yield f"served: {how}; takes {takes}"
     yield from of_weights(found, shards)
+    yield from of_ranks(config, found)
     context = f", {gib(found.context_bytes)} for a context of {found.context:,} tokens" if found.context else ""
     numbers = f"; {found.numbers}" if found.numbers else ""
     yield f"KV cache: {found.kv_bytes / 2**20:.1f} MiB per 1,000 tokens{context}{numbers}"
@@ -139,6 +140,17 @@ def of_weights(found: Estimate, shards: list[Shard] | None) -> Iterator[str]:
     num_read, num_mtp = found.tensors
     unread = f", {num_mtp:,} of multi-token prediction are not" if num_mtp else ""
     yield f"weights: {dtypes} in {files}, {num_read:,} tensors are read{unread}; {in_memory}"
+
+
+def of_ranks(config: Config, found: Estimate) -> Iterator[str]:
+    """The line about the GPUs that share the model; none if there is one."""
+    ranks = found.of_ranks
+    if len(ranks) == 1:
+        return
+    what = "ranks, simulated on the CPU" if found.memory is None else "GPUs"
+    held = gib(ranks[0]) if len(set(map(gib, ranks))) == 1 else ", ".join(map(gib, ranks))
+    tokens = found.num_blocks * config.cache.block_size
+    yield f"ranks: {len(ranks)} {what}; weights on each: {held}; each caches {tokens:,} tokens, its part of the heads"
 
 
 def of_states(found: Estimate) -> Iterator[str]:

@@ -21,6 +21,7 @@ from engine.checkpoint.files import CONFIG, PARAMS
 from engine.device.memory import DeviceMemory
 from engine.models.registry import build_model, load_model_config
 from engine.run import estimate as estimate_module
+from engine.run import shares as shares_module
 from engine.run.estimate import estimate
 from engine.weights.files import INDEX, open_checkpoint
 from engine.weights.table import expand
@@ -83,7 +84,7 @@ def test_a_published_layout_is_planned(tmp_path, monkeypatch, name):
     (tmp_path / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     write_header(tmp_path, shapes)
     monkeypatch.setattr(estimate_module, "choose_device", lambda asked: "cuda:0")
-    monkeypatch.setattr(estimate_module, "device_memory", lambda device: DeviceMemory(TIB, TIB))
+    monkeypatch.setattr(shares_module, "device_memory", lambda device: DeviceMemory(TIB, TIB))
     found = estimate(EngineConfig(str(tmp_path)), open_checkpoint(tmp_path))
     unread = [name for name in names if name == "lm_head.weight" and config.text.tie_embeddings]
     assert found.tensors.read == len(names) - len(unread)

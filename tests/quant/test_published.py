@@ -24,6 +24,7 @@ from engine.base.errors import ConfigError
 from engine.checkpoint.files import CONFIG
 from engine.device.memory import DeviceMemory
 from engine.run import estimate as estimate_module
+from engine.run import shares as shares_module
 from engine.run.estimate import estimate
 from engine.weights.files import SINGLE, open_checkpoint
 
@@ -121,7 +122,7 @@ def write_configuration(folder: Path, layout: dict, settings: dict | None) -> No
 def on_a_device(monkeypatch):
     """Simulates a device with 1 TiB of memory."""
     monkeypatch.setattr(estimate_module, "choose_device", lambda asked: "cuda:0")
-    monkeypatch.setattr(estimate_module, "device_memory", lambda device: DeviceMemory(TIB, TIB))
+    monkeypatch.setattr(shares_module, "device_memory", lambda device: DeviceMemory(TIB, TIB))
 
 
 @pytest.mark.parametrize(("name", "number"), FILES)

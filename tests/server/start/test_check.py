@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,8 +14,10 @@ from tokenizers import AddedToken, Tokenizer
 
 from engine.base.config import EngineConfig
 from engine.base.errors import ConfigError
+from engine.device.cards import Card
 from engine.device.memory import GIB, DeviceMemory
 from engine.run import estimate as estimate_module
+from engine.run import shares as shares_module
 from engine.run.estimate import estimate
 from engine.run.start import load_runtime
 from engine.weights.files import open_checkpoint
@@ -163,6 +167,28 @@ def test_the_numbers_are_those_of_a_start(name):
     assert found.num_blocks == runtime.limits.num_blocks
 
 
+def test_ranks_on_a_cpu_are_described(capsys):
+    flags = ["--kv-cache-memory-bytes", "1000000", "--device", "cpu", "-tp", "2"]
+    assert cli.main(["check", str(tiny.checkpoint("qwen3")), *flags]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("ranks: "))
+    said = r"2 ranks, simulated on the CPU; weights on each: 0.00 GiB; each caches [\d,]+ tokens, its part of the heads"
+    assert re.fullmatch("ranks: " + said, line)
+
+
+@pytest.mark.parametrize("quantization", ["", "fp8"])
+def test_ranks_share_the_bytes_of_the_weights(quantization):
+    folder = str(tiny.checkpoint("qwen3"))
+    config = EngineConfig(
+        folder, tensor_parallel=2, quantization=quantization, kv_cache_memory_bytes=400_000, **SETTINGS
+    )
+    found = estimate(config, open_checkpoint(folder))
+    whole = estimate(replace(config, tensor_parallel=1), open_checkpoint(folder))
+    assert whole.weight_bytes / 2 <= max(found.of_ranks) < whole.weight_bytes
+    runtime = load_runtime(config, {}, lambda: None)
+    assert found.num_blocks == runtime.limits.num_blocks
+    runtime.model.close()
+
+
 LLAMA_8B = {
     "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336, "vocab_size": 128256,
     "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131072,
@@ -174,7 +200,7 @@ def test_a_model_too_large_for_the_device_is_described_before_it_is_refused(monk
     """Users see which device the model needs."""
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
     monkeypatch.setattr(estimate_module, "choose_device", lambda asked: "cuda:0")
-    monkeypatch.setattr(estimate_module, "device_memory", lambda device: DeviceMemory(8 * GIB, 8 * GIB))
+    monkeypatch.setattr(shares_module, "device_memory", lambda device: DeviceMemory(8 * GIB, 8 * GIB))
     assert cli.main(["check", str(tmp_path), "--load-format", "dummy", "--skip-tokenizer-init"]) == 1
     served, weights, cache, device, refused = capsys.readouterr().out.splitlines()[1:]
     assert served == "served: natively, as LlamaForCausalLM (Llama); takes text"
@@ -184,13 +210,31 @@ def test_a_model_too_large_for_the_device_is_described_before_it_is_refused(monk
     assert refused.startswith("refused: --gpu-memory-utilization 0.92 of 8.00 GiB: the weights take 14.96 GiB")
 
 
+def test_two_cards_hold_what_one_does_not(monkeypatch, tmp_path, capsys):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    monkeypatch.setattr(estimate_module, "choose_device", lambda asked: "cuda:0")
+    cards = [Card("H200", 16 * GIB), Card("H200", 15 * GIB)]
+    monkeypatch.setattr(shares_module, "cards_of", lambda ranks: cards[:ranks])
+    free = {f"cuda:{number}": card.free for number, card in enumerate(cards)}
+    monkeypatch.setattr(shares_module, "device_memory", lambda device: DeviceMemory(16 * GIB, free[device]))
+    flags = ["--load-format", "dummy", "--skip-tokenizer-init", "-tp"]
+    assert cli.main(["check", str(tmp_path), *flags, "2"]) == 0
+    *_, ranks, cache, _, _ = capsys.readouterr().out.splitlines()
+    assert ranks.startswith("ranks: 2 GPUs; weights on each: 7.97 GiB; each caches ")
+    assert cache.startswith("KV cache: 62.5 MiB per 1,000 tokens")
+    tokens = int(ranks.partition("each caches ")[2].split()[0].replace(",", ""))
+    assert 40_000 < tokens < 90_000  # of the card that has less
+    assert cli.main(["check", str(tmp_path), *flags, "4"]) == 1
+    assert "--tensor-parallel-size 4: this process sees 2 GPUs" in capsys.readouterr().out
+
+
 def test_an_accelerator_s_memory_decides(monkeypatch, tmp_path):
     """An 8B with random weights, on simulated devices."""
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
     monkeypatch.setattr(estimate_module, "choose_device", lambda asked: "cuda:0")
 
     def on(total, **settings):
-        monkeypatch.setattr(estimate_module, "device_memory", lambda device: DeviceMemory(total * GIB, total * GIB))
+        monkeypatch.setattr(shares_module, "device_memory", lambda device: DeviceMemory(total * GIB, total * GIB))
         return estimate(EngineConfig(str(tmp_path), **settings), None)
 
     large = on(80)
