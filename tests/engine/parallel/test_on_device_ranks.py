@@ -36,8 +36,8 @@ def cards(request, monkeypatch):
         return
     from engine.device.accelerator import Accelerator
 
-    made = functools.cache(split_k.arrivals.__wrapped__)
-    by_stream = functools.cache(lambda device, _stream: made.__wrapped__(device))
+    make = split_k.arrivals.__wrapped__
+    by_stream = functools.cache(lambda device, _stream: make(device))
 
     def arrivals(device):
         return by_stream(device, torch.cuda.current_stream(device).cuda_stream)
