@@ -28,6 +28,8 @@ def draft_model(target: str, family: str = "llama") -> Path:
     """The folder of a model that has seen the target's greedy answers to PROMPTS."""
     folder = Path(tempfile.mkdtemp(prefix=f"omniloop-draft-{family}-"))
     model, large = FAMILIES[family](), tiny.reference(tiny.checkpoint(target))
+    if large.config.vocab_size > model.config.vocab_size:
+        model.resize_token_embeddings(large.config.vocab_size, mean_resizing=False)
     texts = torch.tensor([greedy(large, ids, 32) for ids in PROMPTS[:2]])
     with torch.enable_grad():
         optimizer = torch.optim.Adam([each.requires_grad_() for each in model.parameters()], 0.01)

@@ -154,12 +154,13 @@ class CacheLayout:
             most = self.num_buffers * max(1, page_bytes // max(size, 1))
             for first in range(0, len(units), most):
                 placed: dict[int, tuple[int, int]] = {}
+                filled = [0] * self.num_buffers  # bytes
                 for i, unit in enumerate(units[first : first + most]):
-                    buffer, start = i % self.num_buffers, i // self.num_buffers * size
+                    buffer = i % self.num_buffers
                     for layer in unit:
-                        placed[layer] = buffer, start
-                        start += self._size(layer)
-                    pages[buffer] = max(pages[buffer], start)
+                        placed[layer] = buffer, filled[buffer]
+                        filled[buffer] += self._size(layer)
+                pages = list(map(max, pages, filled))
                 mine = tuple(placed)
                 own = next((layer for layer in mine if not isinstance(self.specs[layer], GuestSpec)), mine[0])
                 self.groups.append(Group(self.specs[own], mine, tuple(placed.values())))

@@ -23,33 +23,35 @@ STATES = ("lfm2", "lfm2-biased", "lfm2_moe")
 
 
 @functools.cache
-def text(number: int) -> tuple[int, ...]:
+def text(number: int, target: str = TARGET) -> tuple[int, ...]:
     """A prompt with the target's answer of 30 tokens."""
-    return tuple(drafters.greedy(draft_models.reference(tiny.checkpoint(TARGET)), PROMPTS[number], 30))
+    return tuple(drafters.greedy(draft_models.reference(tiny.checkpoint(target)), PROMPTS[number], 30))
 
 
-def asked(most: int, family: str = "llama", **more: Any) -> dict[str, Any]:
-    return {"model": str(draft_models.draft_model(TARGET, family)), "num_speculative_tokens": most, **more}
+def asked(most: int, family: str = "llama", target: str = TARGET, **more: Any) -> dict[str, Any]:
+    return {"model": str(draft_models.draft_model(target, family)), "num_speculative_tokens": most, **more}
 
 
 @functools.cache
-def expected(number: int, most: int, family: str = "llama", longest: int = 999) -> tuple[int, int, int]:
+def expected(
+    number: int, most: int, family: str = "llama", longest: int = 999, target: str = TARGET
+) -> tuple[int, int, int]:
     """Steps with drafts, drafts, and right drafts of an answer, by transformers."""
-    folder = draft_models.draft_model(TARGET, family)
+    folder = draft_models.draft_model(target, family)
 
     def propose(known: list[int], count: int) -> list[int]:
         return draft_models.propose(folder, known, max(0, min(count, longest - len(known))))
 
-    full = list(text(number))
+    full = list(text(number, target))
     steps = drafters.steps_of(full, len(PROMPTS[number]), most, propose)
     return drafters.summed([step for step in steps if step[1]])
 
 
-async def counts(own: Any, number: int) -> tuple[int, ...]:
+async def counts(own: Any, number: int, target: str = TARGET) -> tuple[int, ...]:
     """The same of an answer of the server, which must be the target's."""
     before = numbers(own)
     (tokens,) = await answer(own, text_request(PROMPTS[number], 30, ignore_eos=True))
-    assert tokens == list(text(number)[len(PROMPTS[number]) :])
+    assert tokens == list(text(number, target)[len(PROMPTS[number]) :])
     return tuple(now - then for now, then in zip(numbers(own), before))
 
 
@@ -76,6 +78,21 @@ async def test_drafts_are_those_of_the_model_in_transformers(on_path, family, mo
             wanted = expected(number, most, family)
             assert number or wanted[2] >= 10, "a model that is never right would not show an error"
             assert await counts(own, number) == wanted
+
+
+@pytest.mark.covering(1)
+@pytest.mark.parametrize(("target", "size"), [("qwen3_next", 8), ("granite_hybrid-states", 16), ("falcon_mamba", 8)])
+@pytest.mark.parametrize("settings", [{}, {"max_prefill_chunk": 7}], ids=["plain", "chunks"])
+@pytest.mark.parametrize("on_path", PATHS, indirect=True)
+async def test_a_model_with_keys_drafts_for_one_with_states(on_path, target, size, settings):
+    """Tiny states would leave blocks of other sizes half empty."""
+    drafts = asked(3, target=target)
+    wanted = expected(0, 3, target=target)
+    room = {"block_size": size, "num_gpu_blocks_override": 9000}
+    async with running(tiny.checkpoint(target), speculative=drafts, **room, **settings) as own:
+        assert await counts(own, 0, target) == wanted
+        assert await counts(own, 0, target) == wanted  # the prefix is cached
+    assert wanted[2] >= 10
 
 
 SHORT = ("gpt2", "llama4", "qwen3")

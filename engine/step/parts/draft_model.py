@@ -12,11 +12,9 @@ from collections.abc import Sequence
 
 from _fast.scheduler import Scheduler
 from engine.base.config import EngineConfig
-from engine.base.drafts import FLAG, DraftConfig
-from engine.base.errors import ConfigError
+from engine.base.drafts import DraftConfig
 from engine.base.request import Request
-from engine.cache.spec import CacheSpec, LayerCache
-from engine.cache.state import StateSpec
+from engine.cache.spec import LayerCache
 from engine.device.memory import gib
 from engine.layers.batch import LayerHook
 from engine.models.drafters.draft_model import SmallDecoder
@@ -40,12 +38,9 @@ class DraftModel(StepPart):
         config: EngineConfig,
         drafts: DraftConfig,
         drafter: SmallDecoder,
-        specs: Sequence[CacheSpec],
         sizes: Sizes,
     ) -> None:
-        """`specs`: caches of the target's layers."""
         self._config, self._drafts, self._drafter, self._sizes = config, drafts, drafter, sizes
-        self._target_specs = specs
         self._steps: DraftModelSteps
 
     def line(self) -> str:
@@ -57,8 +52,6 @@ class DraftModel(StepPart):
         )
 
     def claim(self) -> Claim:
-        if any(isinstance(spec, StateSpec) for spec in self._target_specs):
-            raise ConfigError(f"{FLAG}: not for models with recurrent layers yet; leave the flag out")
         return Claim(weight_bytes=weight_bytes(self._drafter.model), specs=self._drafter.specs)
 
     def start(self, steps: Steps) -> None:

@@ -6,11 +6,8 @@ model (draft_model).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from engine.base.config import EngineConfig
 from engine.base.drafts import NGRAM, SUFFIX, draft_config
-from engine.cache.spec import CacheSpec
 from engine.models.base.model import Model
 from engine.models.drafters.lookup import draft_model_for, drafter_for
 from engine.step.parts.draft_model import DraftModel
@@ -20,8 +17,8 @@ from engine.step.parts.part import StepPart
 from engine.step.sizes import Sizes
 
 
-def drafting_part(config: EngineConfig, model: Model, specs: Sequence[CacheSpec], sizes: Sizes) -> StepPart | None:
-    """The part of a model that generates tokens; None: no drafts. `specs`: caches of the model. Raises ConfigError."""
+def drafting_part(config: EngineConfig, model: Model, sizes: Sizes) -> StepPart | None:
+    """The part of a model that generates tokens; None: no drafts. Raises ConfigError."""
     drafts = draft_config(config.speculative)
     if drafts is None:
         return None
@@ -29,7 +26,7 @@ def drafting_part(config: EngineConfig, model: Model, specs: Sequence[CacheSpec]
         raw = config.logprobs_mode.startswith("raw")
         return Drafts(drafts, sizes, raw)
     if (small := draft_model_for(config, model)) is not None:
-        return DraftModel(config, *small, specs, sizes)
+        return DraftModel(config, *small, sizes)
     found = drafter_for(config, model)
     assert found is not None, "there are no other methods"
     return Drafter(config, *found, model, sizes)
