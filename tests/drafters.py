@@ -26,6 +26,7 @@ from tests import tiny
 STREAMS = (1, 2, 3)  # of the tiny targets, which have at least three layers
 HIDDEN, HEADS, HEAD_DIM, WIDTH, NUM_TOKENS = 64, 4, 32, 96, 250
 EPS = 1e-6
+MASK = 3  # the token of the masks
 PROMPTS = [
     torch.randint(2, tiny.VOCAB_SIZE, (8,), generator=torch.Generator().manual_seed(n)).tolist() for n in range(4)
 ]
@@ -42,6 +43,7 @@ class Form:
     streams: tuple[int, ...] = STREAMS
     kv_heads: int = 2
     layers: int = 1
+    parallel: bool = False  # P-EAGLE: one pass guesses all drafts
     joins: bool = True  # streams pass `fc`; else the features are the target's hidden states behind its final norm
 
     def __hash__(self) -> int:
@@ -96,10 +98,19 @@ class TorchEagle3:
         scores = scores.masked_fill(torch.ones(count, count).triu(1) > 0, float("-inf"))
         return self.product(f"{stem}self_attn.o_proj", (scores.softmax(-1) @ v).transpose(0, 1).flatten(1))
 
+    def masked(self, ids: Tensor, before: Tensor, count: int) -> Tensor:
+        """Logits after a text and after count - 1 masks behind it."""
+        streams = list(self.tensors["mask_hidden"].view(1, -1).chunk(len(self.form.streams), 1))
+        ids = torch.cat([ids, torch.full((count - 1,), MASK)])
+        return self.layer(ids, torch.cat([before, self.feature(streams).expand(count - 1, -1)]))[0]
+
     @torch.inference_mode()
     def propose(self, text: list[int], features: Tensor, count: int) -> list[int]:
         """Greedy drafts after a text of n tokens; features [n - 1 or more, H] of the target's tokens."""
         ids, before, found = list(text[1:]), features[: len(text) - 1], []
+        if self.form.parallel:
+            logits = self.masked(torch.tensor(ids), before, count)[-count:]
+            return [token + int(self.tensors["d2t"][token]) for token in logits.argmax(-1).tolist()]
         for _ in range(count):
             logits, made = self.layer(torch.tensor(ids), before)
             token = int(logits[-1].argmax())
@@ -138,14 +149,18 @@ def write(folder: Path, tensors: dict[str, Tensor], form: Form, **changes: Any) 
     names = {"draft_vocab_size": count, "torch_dtype": "float32", **form.options}
     if form.dialect == "flat":
         ids = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": list(form.streams)}}
+        if form.parallel:
+            names |= {"parallel_drafting": True, "ptd_token_id": MASK}
         if not form.joins:
             ids = {"eagle_config": {"use_aux_hidden_state": False}}
         config = {"architectures": ["LlamaForCausalLMEagle3"], **layer, **names, **ids}
         tensors = {name.replace("layers.0.", "midlayer."): tensor for name, tensor in tensors.items()}
     else:
         method = {"proposal_type": "greedy", "speculative_tokens": 3}
+        if form.parallel:
+            names |= {"mask_token_id": MASK}
         config = {
-            "architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3",
+            "architectures": ["Eagle3Speculator"], "speculators_model_type": "peagle" if form.parallel else "eagle3",
             "transformer_layer_config": layer,
             "speculators_config": {"algorithm": "eagle3", "proposal_methods": [method]},
             "eagle_aux_hidden_state_layer_ids": list(form.streams), "target_hidden_size": None, **names,
@@ -244,6 +259,8 @@ def trained(model: Any, form: Form, rounds: int = 40) -> dict[str, Tensor]:
         shapes |= {f"fc_norm.{number}.weight": (HIDDEN,) for number in range(len(form.streams))}
     if form.options.get("norm_before_fc"):
         shapes["input_norm.weight"] = (len(form.streams) * HIDDEN,)
+    if form.parallel:
+        shapes["mask_hidden"] = (1, 1, len(form.streams) * HIDDEN)
     if form.own_embedding:
         shapes["embed_tokens.weight"] = (tiny.VOCAB_SIZE, HIDDEN)
     made = {}
@@ -271,6 +288,9 @@ def trained(model: Any, form: Form, rounds: int = 40) -> dict[str, Tensor]:
             logits, out = drafter.layer(ids[1:-1], before)
             again, _ = drafter.layer(ids[2:-1], out[:-1])
             loss = loss + functional.cross_entropy(logits, wanted) + functional.cross_entropy(again, wanted[1:])
+            for end in (9, 14, 20, 26) if form.parallel else ():
+                guessed = drafter.masked(ids[1:end], drafter.feature(streams)[: end - 1], 5)[-5:]
+                loss = loss + functional.cross_entropy(guessed, wanted[end - 2 : end + 3])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

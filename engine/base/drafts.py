@@ -17,7 +17,7 @@ MOST_DRAFTS = 64
 MOST_LOOKUP = 32  # tokens of a match
 MOST_DEPTH = 64  # tokens of a match, for SUFFIX
 NGRAM, SUFFIX, EAGLE3, MTP, DRAFT_MODEL = "ngram", "suffix", "eagle3", "mtp", "draft_model"
-HEADS = (EAGLE3, "dflash")  # drafters over hidden states; their files have the last word on which
+HEADS = (EAGLE3, "peagle", "dflash")  # drafters over hidden states; their files have the last word on which
 BY_FILES = ""  # the files of `model` decide: one of HEADS, or DRAFT_MODEL
 METHODS = (NGRAM, SUFFIX, BY_FILES, *HEADS, MTP, DRAFT_MODEL)
 WITH_FILES = (BY_FILES, *HEADS, DRAFT_MODEL)
@@ -35,7 +35,7 @@ OWNERS = {  # the methods of a key that others lack
 KEYS = ("method", "model", "revision", "num_speculative_tokens", *OWNERS)
 GREEDY, PROBABILISTIC = "greedy", "probabilistic"
 # Methods of other servers that have no drafter here.
-OTHERS = ("eagle", "medusa", "mlp_speculator", "dspark", "peagle")
+OTHERS = ("eagle", "medusa", "mlp_speculator", "dspark")
 EXAMPLES = '{"method": "ngram", "num_speculative_tokens": 4} or {"model": DRAFTER, "num_speculative_tokens": 3}'
 
 

@@ -34,6 +34,8 @@ FORMS = {
     "speculators": Form("speculators", {"norm_before_residual": True}, own_embedding=True, maps=False, kv_heads=4),
     "flat-layers": Form(layers=2, joins=False),
     "speculators-layers": Form("speculators", {"norm_before_residual": True}, layers=3, maps=False),
+    "parallel": Form(parallel=True),
+    "speculators-parallel": Form("speculators", {"norm_before_fc": True}, layers=2, parallel=True),
     "speculators-3.1": Form("speculators", {"norm_before_fc": True, "norm_output": True, "norm_before_residual": True}),
 }
 
@@ -92,7 +94,9 @@ async def test_drafts_are_those_of_the_drafter_in_plain_torch(form, most):
             assert await counts(own, number) == wanted
 
 
-@pytest.mark.parametrize(("form", "settings"), [("speculators", {}), ("flat-layers", {"max_prefill_chunk": 3})])
+@pytest.mark.parametrize(
+    ("form", "settings"), [("speculators", {}), ("flat-layers", {"max_prefill_chunk": 3}), ("speculators-parallel", {})]
+)
 @pytest.mark.parametrize("on_path", PATHS, indirect=True)
 async def test_every_path_drafts_alike(on_path, form, settings):
     async with running(tiny.checkpoint(TARGET), speculative=asked(3, form), **settings) as own:
@@ -199,7 +203,9 @@ def shifted(tensors: dict[str, torch.Tensor]) -> None:
         (None, {"architectures": ["LlamaForCausalLM"]}, "10 missing: embed_tokens.weight"),
         (None, {"speculators_model_type": "hydra"}, "speculators_model_type='hydra' is not supported; supported are"),
         (None, {"quantization_config": {"quant_method": "fp8"}}, "quantized drafters are not supported"),
-        (None, {"parallel_drafting": True}, "parallel drafting is not supported"),
+        (None, {"parallel_drafting": True}, "mask_token_id is missing; it names the token of the masks"),
+        (None, {"parallel_drafting": True, "ptd_token_id": 320}, "ptd_token_id=320 must be an integer from 0 to 319"),
+        (None, {"parallel_drafting": True, "mask_token_id": 3}, "1 missing: mask_hidden"),
     ],
 )
 async def test_a_drafter_that_does_not_fit_is_refused_by_name(tmp_path, change, config, words):

@@ -194,7 +194,7 @@ async def test_an_answer_that_is_left_in_a_run_leaves_nothing():
         ({"method": "guess", "num_speculative_tokens": 3}, "method 'guess' is unknown"),
         (
             ngram(3, draft_sample_method="greedy"),
-            "draft_sample_method is for method eagle3 or dflash or draft_model or mtp",
+            "draft_sample_method is for method eagle3 or peagle or dflash",
         ),
         ({"method": "mtp", "num_speculative_tokens": 2, "max_model_len": 9}, "max_model_len is for method draft_model"),
         ({"method": "draft_model"}, "model=None names no drafter; give the folder or the repository of a small model"),

@@ -26,7 +26,7 @@ FIRST_ENTRY = 1  # the first place with an entry
 class DraftModel(Weighted, Protocol):
     """A drafter without state besides its entries in the cache."""
 
-    kind: Literal["chain", "block"]
+    kind: Literal["chain", "block", "parallel"]
 
     @property
     def text(self) -> TextConfig:
@@ -68,6 +68,15 @@ class ChainDrafter(DraftModel, Protocol):
         self, token_ids: Tensor, before: Tensor, positions: Tensor, meta: AttentionMeta, caches: list[LayerCache]
     ) -> tuple[Tensor, Tensor]:
         """Logits [B, vocabulary of the target] of the tokens after B tokens, and the B tokens' features [B, H]."""
+
+
+class ParallelDrafter(ChainDrafter, Protocol):
+    """A chain whose one pass goes over the newest token and masks, causally; a query guesses the token behind it."""
+
+    mask_id: int  # the token whose embedding stands for a mask
+
+    def masked(self) -> Tensor:
+        """The feature before each mask, [1, H]."""
 
 
 class BlockDrafter(DraftModel, Protocol):

@@ -115,7 +115,7 @@ class BlockLayer:
 class DFlash:
     """One drafter; the target lends its embedding and head if the files have none."""
 
-    kind: Literal["chain", "block"] = "block"
+    kind: Literal["chain", "block", "parallel"] = "block"
     skipped = 1
     named = "DFlash"
 

@@ -5,6 +5,9 @@
     a = r + attention(x);  out = a + mlp(mlp_norm(a));  further layers are Llama's;  logits = head(norm(out))
     next feature = norm_output ? norm(out) : out
 
+P-EAGLE, with `mask_hidden`: one pass guesses all drafts; behind the newest token lie masks, whose feature is
+fc(mask_hidden).
+
 Without `fc` (use_aux_hidden_state: false) the feature is the target's hidden state behind its final norm, as in vLLM.
 Thread: device. Source: arXiv:2503.01840 and the files of SafeAILab/EAGLE; options of 3.1 as in
 vllm-project/speculators.
@@ -22,6 +25,7 @@ from torch import Tensor
 from engine.attention.meta import AttentionMeta
 from engine.base.model_config import TextConfig
 from engine.cache.spec import CacheSpec, LayerCache
+from engine.kernels.gemm.pack import Placement
 from engine.layers.attention import qkv_product, self_attention
 from engine.layers.batch import Batch
 from engine.layers.linear import Linear
@@ -36,7 +40,7 @@ from engine.models.drafters.eagle_settings import EagleConfig
 from engine.models.drafters.vocabulary import Vocabulary
 from engine.models.text.llama import LlamaLayer
 from engine.weights.files import Shard
-from engine.weights.table import Row, Table
+from engine.weights.table import Row, Table, Wanted
 
 LAYER = "layers.0."
 ROWS = (
@@ -45,7 +49,9 @@ ROWS = (
     Row(("fc_norm.*",), "stream_norms.*"),
     Row((LAYER + "hidden_norm",), "layer.hidden_norm"),
     Row(("norm",), "norm"),
+    Row(("",), "mask"),
 )
+MASK = "mask_hidden"
 LAYER_ROWS = (
     Row(("input_layernorm",), "attention_norm"),
     Row(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "attention.qkv", "rows"),
@@ -85,10 +91,29 @@ class FirstLayer:
         return x
 
 
+class MaskStreams:
+    """`mask_hidden`: what stands for the target's streams behind the first draft, when one pass guesses all."""
+
+    weight: Tensor  # [1, numbers of the joined streams]
+
+    def __init__(self, shards: list[Shard], table: Table, width: int) -> None:
+        found = (info.shape for each in shards for name, info in each.tensors.items() if table.canonical(name) == MASK)
+        shape = tuple(next(found, (1, width)))  # some files have further dimensions of 1
+        self._shape = shape if torch.Size(shape).numel() == width else (1, width)
+
+    def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
+        return {MASK: (Wanted(self._shape),)}
+
+    def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
+        piece = pieces[MASK][0]
+        assert piece is not None
+        self.weight = piece.to(placement.device, placement.dtype, copy=True).view(1, -1)
+
+
 class Eagle3:
     """One drafter; the target lends its embedding and head if the files have none."""
 
-    kind: Literal["chain", "block"] = "chain"
+    kind: Literal["chain", "block", "parallel"]
 
     def __init__(self, config: EagleConfig, target: Decoder, shards: list[Shard]) -> None:
         text = config.text
@@ -105,6 +130,8 @@ class Eagle3:
         self.layer = FirstLayer(config)
         self.further = [LlamaLayer(text, layer) for layer in text.layers[1:]]
         self.norm = RMSNorm(hidden, text.norm_eps)
+        self.kind = "chain" if config.mask_id is None else "parallel"
+        self.mask = None if config.mask_id is None else MaskStreams(shards, table, count * width)
         self._rope = RopeTable(text.layers[0].rope, target.device, self.config.max_position)
 
     @property
@@ -118,6 +145,16 @@ class Eagle3:
         return self.options.streams
 
     @property
+    def mask_id(self) -> int:
+        """See ParallelDrafter."""
+        return self.options.mask_id or 0
+
+    @property
+    def named(self) -> str:
+        """Which kind of head it is."""
+        return "EAGLE-3" if self.mask is None else "P-EAGLE"
+
+    @property
     def described(self) -> str:
         """See ChainDrafter."""
         options, count = self.options, len(self.options.text.layers)
@@ -127,7 +164,7 @@ class Eagle3:
             else "the last hidden state"
         )
         return (
-            f"EAGLE-3 of {count} layer{'s' * (count > 1)} with {options.vocab_size:,} of "
+            f"{self.named} of {count} layer{'s' * (count > 1)} with {options.vocab_size:,} of "
             f"{options.text.vocab_size:,} tokens, over {over}"
         )
 
@@ -160,6 +197,11 @@ class Eagle3:
     def inputs(self, batch: Batch) -> Tensor:
         """See ChainDrafter; in places of media the placeholder's token."""
         return batch.token_ids
+
+    def masked(self) -> Tensor:
+        """See ParallelDrafter."""
+        assert self.mask is not None, "the head guesses one draft in a pass"
+        return self.feature(list(self.mask.weight.chunk(len(self.streams), 1)))
 
     def store(
         self, tokens: Tensor, before: Tensor, positions: Tensor, meta: AttentionMeta, caches: list[LayerCache]

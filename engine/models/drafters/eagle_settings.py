@@ -18,6 +18,7 @@ from engine.models.drafters.drafter_config import DrafterConfig, Files
 from engine.models.drafters.fit import check_decoder, check_width
 
 CLASSES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3DraftModel", "Eagle3Speculator")
+MASKS = ("mask_token_id", "ptd_token_id")
 IDS = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
 
 
@@ -29,6 +30,7 @@ class EagleConfig(DrafterConfig):
     norm_before_fc: bool  # the joined streams pass one norm
     fc_norm: bool  # each stream passes its own norm
     norm_output: bool  # the fed back features have passed the last norm
+    mask_id: int | None  # the token of the masks of a head that guesses all drafts in one pass; None: it does not
     joins_streams: bool  # `fc` makes features of the streams; else they are the target's hidden states, normed
 
 
@@ -37,8 +39,6 @@ def read(files: Files, target: ModelConfig) -> EagleConfig:
     body, root, options = files.body, files.root, files.options("eagle_config")
     if body.values.get("model_type", "llama") != "llama":
         raise ConfigError(f"{body.path}: model_type={body.values['model_type']!r} of a drafter; supported is 'llama'")
-    if options.boolean("parallel_drafting", False):
-        raise ConfigError(f"{FLAG}: {root.path}: parallel drafting is not supported")
     windowed = SLIDING in body.items("layer_types", ())
     text = read_text(body, root, sliding="layers" if windowed else "none")
     check_decoder(text, target, body.path)
@@ -72,8 +72,19 @@ def read(files: Files, target: ModelConfig) -> EagleConfig:
         torch_dtype=files.torch_dtype,
         num_tokens=files.num_tokens,
         joins_streams=joins,
+        mask_id=_mask(options, text.vocab_size),
         warning=warning,
     )
+
+
+def _mask(options: Section, vocab_size: int) -> int | None:
+    """The token of the masks; None: the head guesses one draft in a pass. Raises ConfigError."""
+    if not options.boolean("parallel_drafting", options.values.get("speculators_model_type") == "peagle"):
+        return None
+    key = next((key for key in MASKS if key in options.values), None)
+    if key is None:
+        raise ConfigError(f"{FLAG}: {options.path}: {MASKS[0]} is missing; it names the token of the masks")
+    return options.integer(key, most=vocab_size - 1)
 
 
 def _streams(options: Section, layers: int) -> tuple[int, ...]:

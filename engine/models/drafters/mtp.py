@@ -79,7 +79,7 @@ class Further(Table):
 class Mtp:
     """The first layer for multi-token prediction of one target."""
 
-    kind: Literal["chain", "block"] = "chain"
+    kind: Literal["chain", "block", "parallel"] = "chain"
     warning = ""
     described = "the model's own MTP layer"
 

@@ -40,6 +40,7 @@ from engine.models.registry import MODALITIES, load_model_config
 
 READERS: dict[str, tuple[tuple[str, ...], Callable[[Files, ModelConfig], DrafterConfig]]] = {
     "eagle3": (eagle_settings.CLASSES, eagle_settings.read),
+    "peagle": ((), eagle_settings.read),
     "dflash": (dflash_settings.CLASSES, dflash_settings.read),
 }
 

@@ -56,7 +56,7 @@ class ChainSteps(DrafterSteps):
         draft_places(places, rows, found.slot_mapping)
         starts = self._starts[: rows.most + 1]
         own = rows._replace(slots=places.slot, query_start=starts, context_len=places.context[0], lines=places.line)
-        feature = features_before(self._newest[: rows.most], self._held, own, found.block_tables)
+        feature = self.before(rows.most, own, found.block_tables)
         for j in range(self.sizes.num_drafts):
             numbers = starts, places.context[j], found.block_tables, places.mapping[j], self._work, places.line
             meta = self.listed(AttentionMeta(*numbers, first_key=FIRST_ENTRY, decode_only=True))
@@ -65,6 +65,10 @@ class ChainSteps(DrafterSteps):
             logits, feature = self._drafter.step(ids, feature, at, meta, self.caches)
             guesses = self.guess(logits, places.slot, places.run[j], places.place[j])
             put_drafts(rows.state, batch.token_ids, guesses, Queries(token, places.run[j], places.slot, 1))
+
+    def before(self, count: int, rows: DraftedRows, tables: Tensor) -> Tensor:
+        """The features [count, H] before the first tokens of rows; those of other tokens may be anything."""
+        return features_before(self._newest[:count], self._held, rows, tables)
 
     def enter(self, batch: Batch, streams: list[Tensor]) -> None:
         """See DrafterSteps."""

@@ -11,9 +11,14 @@ from typing import Any
 from engine.models.drafters.base import DraftModel
 from engine.step.parts.drafter_blocks import BlockSteps
 from engine.step.parts.drafter_chain import ChainSteps
+from engine.step.parts.drafter_parallel import ParallelSteps
 from engine.step.parts.drafter_steps import DrafterSteps, Runs
 
-STEPS: dict[str, Callable[[Any, Runs], DrafterSteps]] = {"chain": ChainSteps, "block": BlockSteps}
+STEPS: dict[str, Callable[[Any, Runs], DrafterSteps]] = {
+    "chain": ChainSteps,
+    "block": BlockSteps,
+    "parallel": ParallelSteps,
+}
 
 
 def steps_of(drafter: DraftModel, runs: Runs) -> DrafterSteps:
