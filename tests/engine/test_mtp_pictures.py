@@ -142,4 +142,4 @@ async def test_drafts_behind_pictures_are_those_of_transformers_layer(on_path, s
         for held, entries in zip(pages, layer().entries(), strict=True):
             for place, entry in enumerate(entries, 1):
                 apart = (held[:, :, place % 16] - entry).abs().amax((1, 2))  # [blocks]
-                assert apart.min() < 1e-4, place
+                assert apart.nan_to_num(nan=1.0).min() < 1e-4, place  # pages hold any bits before they are written
