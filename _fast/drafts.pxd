@@ -9,6 +9,17 @@ cdef enum:
     MAX_WIDTH = 127  # as in plan.pyx
 
 
+cdef struct DraftTotals:  # since start, in settled steps
+    int64_t drafts  # rows that verified drafts
+    int64_t draft_tokens
+    int64_t accepted_tokens
+    int64_t invalid_tokens  # drafts without valid logits of the drafter; not among draft_tokens
+    int64_t accepted_at[MAX_WIDTH]  # accepted drafts by their place behind the row's newest token
+
+
+cdef tuple as_counts(const DraftTotals* of)
+
+
 cdef class Drafts:
     cdef SeqTable seqs
     cdef RunningRows running
@@ -17,11 +28,7 @@ cdef class Drafts:
     cdef int32_t max_lines  # most places of a step for which a token is chosen
     cdef int32_t[::1] of  # drafts of this step, by slot; valid for running rows after deal()
     cdef int32_t total  # drafts of this step
-    # Since start, in settled steps:
-    cdef readonly int64_t num_drafts  # rows that verified drafts
-    cdef readonly int64_t num_draft_tokens
-    cdef readonly int64_t num_accepted_tokens
-    cdef int64_t accepted_at[MAX_WIDTH]  # accepted drafts by their place behind the row's newest token
+    cdef DraftTotals totals
 
     cdef void note(self, StepPlan plan, int32_t row, const token_t* run) noexcept nogil
     cdef void deal(self, int32_t updates_left, int32_t most) noexcept nogil

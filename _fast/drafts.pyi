@@ -1,6 +1,13 @@
+Counts = tuple[int, int, int, int, tuple[int, ...]]
+
 class Drafts:
-    num_drafts: int
-    num_draft_tokens: int
-    num_accepted_tokens: int
+    @property
+    def num_drafts(self) -> int: ...
+    @property
+    def num_draft_tokens(self) -> int: ...
+    @property
+    def num_accepted_tokens(self) -> int: ...
     @property
     def accepted_per_place(self) -> list[int]: ...
+    @property
+    def counts(self) -> Counts: ...

@@ -11,7 +11,9 @@ from array import array
 
 cimport cython
 
-from _fast.layout cimport TOKEN_END
+from libc.string cimport memset
+
+from _fast.layout cimport RUN_INVALID, TOKEN_END
 
 
 @cython.final
@@ -23,6 +25,7 @@ cdef class Drafts:
         self.seqs, self.running, self.tables, self.shares = seqs, running, tables, shares
         self.max_lines = max_lines
         self.of = array("i", bytes(4 * seqs.num_slots))
+        memset(&self.totals, 0, sizeof(DraftTotals))
 
     cdef void deal(self, int32_t updates_left, int32_t most) noexcept nogil:
         """Give rows that decode up to `most` drafts each, after all rows have their tokens.
@@ -65,35 +68,57 @@ cdef class Drafts:
         return more
 
     cdef void note(self, StepPlan plan, int32_t row, const token_t* run) noexcept nogil:
-        """Count the row's verified and right drafts, and note those of its next step; before the run is appended."""
+        """Count the row's verified and right drafts, also in the plan, and note those of its next step.
+
+        Must be called before the run is appended.
+        """
         cdef slot_t slot = plan.row_slot[row]
         cdef int32_t verified = min(plan.most(row) - 1, self._last(slot) - self.seqs.num_tokens[slot])
         cdef int32_t count = 0
+        cdef int32_t left = 0
         cdef int32_t k
         while count < plan.width and run[count] >= 0:
             count += 1
         verified = min(verified, <int32_t>self.seqs.found[slot])
-        if verified > 0:
-            self.num_drafts += 1
-            self.num_draft_tokens += verified
-            self.num_accepted_tokens += count - 1
-            for k in range(count - 1):
-                self.accepted_at[k] += 1
-        self.seqs.found[slot] = 0
         if 0 < count < plan.width and run[count] < TOKEN_END:
-            self.seqs.found[slot] = <uint8_t>(TOKEN_END - run[count])
+            left = TOKEN_END - run[count]
+        if verified > 0 and count > 0:
+            self.totals.invalid_tokens += left // RUN_INVALID
+            verified -= left // RUN_INVALID
+        if verified > 0 and count > 0:
+            self.totals.drafts += 1
+            self.totals.draft_tokens += verified
+            self.totals.accepted_tokens += count - 1
+            for k in range(count - 1):
+                self.totals.accepted_at[k] += 1
+            plan.lines.drafted[row] = <uint8_t>verified
+            plan.lines.accepted[row] = <uint8_t>(count - 1)
+        self.seqs.found[slot] = <uint8_t>(left % RUN_INVALID)
+
+    @property
+    def num_drafts(self):
+        """Rows that verified drafts, since start; in settled steps, as the next counts."""
+        return self.totals.drafts
+
+    @property
+    def num_draft_tokens(self):
+        """Drafts that were verified."""
+        return self.totals.draft_tokens
+
+    @property
+    def num_accepted_tokens(self):
+        """Drafts that were right."""
+        return self.totals.accepted_tokens
 
     @property
     def accepted_per_place(self):
         """Accepted drafts by place, without zeros at the end."""
-        cdef int32_t k
-        cdef int32_t end = 0
-        cdef list counts = []
-        for k in range(MAX_WIDTH):
-            counts.append(self.accepted_at[k])
-            if self.accepted_at[k]:
-                end = k + 1
-        return counts[:end]
+        return list(as_counts(&self.totals)[4])
+
+    @property
+    def counts(self):
+        """(rows that verified drafts, drafts, accepted drafts, invalid drafts, accepted drafts per place)."""
+        return as_counts(&self.totals)
 
     cdef int32_t _useful(self, slot_t slot) noexcept nogil:
         """Return how many drafts the row's next step can verify: none follows the last token that is computed."""
@@ -125,3 +150,13 @@ cdef class Drafts:
                     self.tables.pool.release(self.tables.rows[slot * groups + g][j])
         self.tables.size[slot] = min(self.tables.size[slot], target)
         self.tables.dirty[slot] = min(self.tables.dirty[slot], self.tables.size[slot])
+
+
+cdef tuple as_counts(const DraftTotals* of):
+    """Build the tuple of Drafts.counts, without zeros at the end of the places."""
+    cdef int32_t end = MAX_WIDTH
+    cdef int32_t k
+    while end > 0 and not of.accepted_at[end - 1]:
+        end -= 1
+    places = tuple([of.accepted_at[k] for k in range(end)])
+    return of.drafts, of.draft_tokens, of.accepted_tokens, of.invalid_tokens, places

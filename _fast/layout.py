@@ -79,9 +79,15 @@ class TokenCode(IntEnum):
 
     INVALID = -1  # the row's logits are not finite
     OUTSIDE = -2  # one of the slot's token ids was outside of the embedding
-    # The run ends before this place; at the first place: the row yields no token. END - n: the device has n drafts for
-    # the tokens after the run.
+    # The run ends before this place; at the first place: the row yields no token. END - n - RunEnd.INVALID * d: the
+    # device has n drafts for the tokens after the run, and for d drafts of this run the drafter's logits were invalid.
     END = -3
+
+
+class RunEnd(IntEnum):
+    """Units of the number that ends a run."""
+
+    INVALID = 128
 
 
 class UpdateWord(IntEnum):
@@ -200,7 +206,8 @@ def new_runs(max_rows: int) -> int:
 def declarations() -> str:
     """Return the text of layout.pxd."""
     lines = ["# Written by setup.py from layout.py, which says what these are.", ""]
-    for kind in (Header, RowColumn, StateColumn, RowFlag, TokenCode, UpdateWord, SlotWord, SamplerWord, GraphKind):
+    rows = RowColumn, StateColumn, RowFlag, TokenCode, RunEnd
+    for kind in (Header, *rows, UpdateWord, SlotWord, SamplerWord, GraphKind):
         first = "".join(letter if letter.islower() or not k else " " for k, letter in enumerate(kind.__name__))
         prefix = first.split()[0].upper()
         lines += [f"cdef enum:  # {kind.__name__}", *(f"    {prefix}_{one.name} = {one.value}" for one in kind), ""]

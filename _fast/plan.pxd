@@ -14,6 +14,8 @@ cdef struct Lines:  # addresses of some arrays, close together, because each vie
     uint8_t* out_count
     int64_t* out_request
     uint8_t* epoch
+    uint8_t* drafted
+    uint8_t* accepted
     int32_t* record
     int32_t* states  # [STATE_COLUMNS, max_rows]; NULL: the model has no states (same for runs)
     int32_t* runs  # [new_runs(max_rows), 1 + run_width]
@@ -59,6 +61,8 @@ cdef class StepPlan:
     cdef readonly uint8_t[::1] out_count  # tokens of the row's run that reached its request
     cdef readonly int32_t[::1] out_finish
     cdef readonly int64_t[::1] out_request
+    cdef readonly uint8_t[::1] out_drafted  # drafts that the row's step verified; 0: none, or the row is not settled
+    cdef readonly uint8_t[::1] out_accepted  # of them, those that were right; only if out_drafted is not 0
     cdef uint8_t[::1] row_epoch
 
     cdef check_room(self, int32_t rows, int32_t tokens, int32_t updates)

@@ -37,6 +37,8 @@ class StepPlan:
     media_row: Any
     out_token: Any
     out_count: Any
+    out_drafted: Any
+    out_accepted: Any
     out_finish: Any
     out_request: Any
     def __init__(

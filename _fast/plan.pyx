@@ -76,17 +76,19 @@ cdef class StepPlan:
         self.media_length = array("i", bytes(4 * max_tokens))
         self.media_entry = array("i", bytes(4 * max_tokens))
         self.media_row = array("i", bytes(4 * max_tokens))
-        # In one buffer, widest type first: requests, tokens, finishes, epochs and counts.
-        results = memoryview(array("q", bytes(8 * (2 + width) * max_rows))).cast("B")
+        # In one buffer, widest type first: requests, tokens, finishes, epochs and three counts.
+        results = memoryview(array("q", bytes(8 * (3 + width) * max_rows))).cast("B")
         self.out_request = results[:8 * max_rows].cast("q")
         self.out_token = results[8 * max_rows:][:4 * width * max_rows].cast("i")
         self.out_finish = results[(8 + 4 * width) * max_rows:][:4 * max_rows].cast("i")
         self.row_epoch = results[(12 + 4 * width) * max_rows:][:max_rows]
         self.out_count = results[(13 + 4 * width) * max_rows:][:max_rows]
+        self.out_drafted = results[(14 + 4 * width) * max_rows:][:max_rows]
+        self.out_accepted = results[(15 + 4 * width) * max_rows:][:max_rows]
         self.lines = Lines(
             &self.row_slot[0], &self.row_start[0], &self.row_len[0], &self.row_computed[0], &self.row_flags[0],
             &self.token_ids[0], &self.out_token[0], &self.out_finish[0], &self.out_count[0], &self.out_request[0],
-            &self.row_epoch[0], &self.record[0], NULL, NULL, run_width,
+            &self.row_epoch[0], &self.out_drafted[0], &self.out_accepted[0], &self.record[0], NULL, NULL, run_width,
         )
         if run_width:
             at = states_at(max_rows, max_tokens, max_updates)
@@ -169,6 +171,7 @@ cdef class StepPlan:
         """Mark the row as having no token yet."""
         self.lines.out_token[row * self.width] = -1
         self.lines.out_count[row] = 0
+        self.lines.drafted[row] = 0
 
     cdef int32_t most(self, int32_t row) noexcept nogil:
         """Return the most tokens that a sampled row gets: one, and one for each of its drafts."""

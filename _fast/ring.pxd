@@ -1,3 +1,4 @@
+from _fast.drafts cimport Drafts, DraftTotals
 from _fast.plan cimport StepPlan
 from _fast.types cimport int32_t, int64_t, uint8_t
 
@@ -26,13 +27,21 @@ cdef struct StepNumbers:  # a step's counts, and durations of its parts in secon
 cdef struct Entry:
     StepNumbers numbers
     int32_t count
+    DraftTotals drafts  # since start; only with runs of several tokens
     int32_t num_reported  # tokens with log-probabilities
+    int32_t num_drafted  # rows that verified drafts
     bint is_object
 
 
 cdef struct Reported:  # log-probabilities of a token
     int32_t place  # index in the step's news
     int32_t k  # number of most likely tokens
+
+
+cdef struct Drafted:  # drafts of a row
+    int64_t request
+    uint8_t verified
+    uint8_t accepted
 
 
 cdef object named(StepNumbers* of)  # step_numbers.StepNumbers
@@ -51,16 +60,20 @@ cdef class OutputRing:
     cdef int32_t* tokens
     cdef uint8_t* finishes
     cdef Reported* reported
+    cdef Drafted* drafted
     cdef int32_t* words  # num_words for each entry of `reported`
     cdef int32_t num_words  # words of a row's log-probabilities
     cdef const uint8_t[::1] asked
     cdef const int32_t[:, :, :, ::1] lines
     cdef int32_t stride  # tokens per line
     cdef readonly int32_t width  # most tokens per row and step
+    cdef bint lists_drafted
     cdef list objects  # by entry
     cdef object backlog  # deque
 
-    cdef bint push(self, StepPlan plan, StepNumbers* numbers) noexcept nogil
+    cdef bint push(self, StepPlan plan, StepNumbers* numbers, Drafts drafts) noexcept nogil
     cdef void _report(self, StepPlan plan, int64_t place) noexcept nogil
     cdef void _write(self, StepPlan plan, int64_t place, StepNumbers* numbers) noexcept nogil
+    cdef void _note_drafted(self, StepPlan plan, int64_t place) noexcept nogil
+    cdef list _drafted(self, int64_t place)
     cdef void wake(self) noexcept nogil

@@ -6,7 +6,13 @@ class OutputRing:
     fd: int
     width: int
     def __init__(
-        self, max_rows: int, num_entries: int = 64, asked: Any = None, lines: Any = None, width: int = 1
+        self,
+        max_rows: int,
+        num_entries: int = 64,
+        asked: Any = None,
+        lines: Any = None,
+        width: int = 1,
+        lists_drafted: bool = False,
     ) -> None: ...
     def close(self) -> None: ...
     def put(self, value: Any) -> None: ...

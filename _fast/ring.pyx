@@ -21,6 +21,7 @@ from posix.unistd cimport write
 
 from _fast import step_numbers
 
+from _fast.drafts cimport as_counts
 from _fast.types cimport FINISH_NONE
 
 cdef extern from *:
@@ -39,11 +40,12 @@ cdef class OutputRing:
     """Ring of steps from the device thread to the loop; 64 entries bridge some hundred milliseconds of a blocked loop.
 
     `lines`, by plan, row and place in the row's run, is where the device writes log-probabilities. A slot's lines are
-    valid if `asked` of the slot is not 0; `asked` is 1 + the number of most likely tokens.
+    valid if `asked` of the slot is not 0; `asked` is 1 + the number of most likely tokens. With `lists_drafted`
+    entries list the rows that verified drafts.
     """
 
     def __cinit__(self, int32_t max_rows, int32_t num_entries=64, const uint8_t[::1] asked=None,
-                  const int32_t[:, :, :, ::1] lines=None, int32_t width=1):
+                  const int32_t[:, :, :, ::1] lines=None, int32_t width=1, bint lists_drafted=False):
         cdef size_t count
         cdef size_t size
         if max_rows < 1 or num_entries < 1 or width < 1:
@@ -53,6 +55,7 @@ cdef class OutputRing:
         self.num_entries = num_entries
         self.stride = (max_rows * width + 63) // 64 * 64
         self.width = width
+        self.lists_drafted = lists_drafted and width > 1
         count = <size_t>num_entries * self.stride
         if lines is not None:
             if asked is None or lines.shape[1] < max_rows or lines.shape[2] < 1 or lines.shape[3] < 3:
@@ -63,18 +66,20 @@ cdef class OutputRing:
             self.asked, self.lines, self.num_words = asked, lines, <int32_t>lines.shape[3]
         size = num_entries * sizeof(Entry) + count * (sizeof(int64_t) + sizeof(int32_t) + 1)
         size += count * (sizeof(Reported) + self.num_words * sizeof(int32_t))
+        size += num_entries * max_rows * sizeof(Drafted) if self.lists_drafted else 0
         self.room = <char*>calloc(1, size)
         if not self.room:
             raise MemoryError(f"no memory for {num_entries} steps of {max_rows} rows")
         self.requests = <int64_t*>self.room
-        self.tokens = <int32_t*>(self.requests + count)
+        self.drafted = <Drafted*>(self.requests + count)
+        self.tokens = <int32_t*>(self.drafted + num_entries * (max_rows if self.lists_drafted else 0))
         self.finishes = <uint8_t*>(self.tokens + count)
         self.entries = <Entry*>(self.finishes + count)
         self.reported = <Reported*>(self.entries + num_entries)
         self.words = <int32_t*>(self.reported + count)
 
     def __init__(self, int32_t max_rows, int32_t num_entries=64, const uint8_t[::1] asked=None,
-                 const int32_t[:, :, :, ::1] lines=None, int32_t width=1):
+                 const int32_t[:, :, :, ::1] lines=None, int32_t width=1, bint lists_drafted=False):
         self.objects = [None] * num_entries
         self.backlog = deque()
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -102,7 +107,7 @@ cdef class OutputRing:
             add(&self.overflow, 1)
         self.wake()
 
-    cdef bint push(self, StepPlan plan, StepNumbers* numbers) noexcept nogil:
+    cdef bint push(self, StepPlan plan, StepNumbers* numbers, Drafts drafts) noexcept nogil:
         """Append the rows of a committed plan that have news; False: no room. Sets numbers.num_sampled."""
         cdef int64_t at = self.pushed
         cdef int64_t place = at % self.num_entries
@@ -123,6 +128,11 @@ cdef class OutputRing:
         entry.num_reported = 0
         if self.num_words:
             self._report(plan, place)
+        entry.num_drafted = 0
+        if self.width > 1:
+            entry.drafts = drafts.totals
+        if self.lists_drafted:
+            self._note_drafted(plan, place)
         entry.numbers = numbers[0]
         entry.is_object = False
         store(&self.pushed, at + 1)
@@ -170,6 +180,19 @@ cdef class OutputRing:
             count += entries_of(plan, row)
         self.entries[place].num_reported = num_reported
 
+    cdef void _note_drafted(self, StepPlan plan, int64_t place) noexcept nogil:
+        """Copy the counts of the rows that verified drafts."""
+        cdef Drafted* drafted = &self.drafted[place * self.max_rows]
+        cdef int32_t count = 0
+        cdef int32_t row
+        for row in range(plan.num_rows):
+            if plan.lines.drafted[row]:
+                drafted[count].request = plan.lines.out_request[row]
+                drafted[count].verified = plan.lines.drafted[row]
+                drafted[count].accepted = plan.lines.accepted[row]
+                count += 1
+        self.entries[place].num_drafted = count
+
     cdef void wake(self) noexcept nogil:
         cdef int64_t one = 1
         # An eventfd refuses only if its 64-bit counter is at its maximum; then it is readable already.
@@ -186,10 +209,12 @@ cdef class OutputRing:
             pass  # called without a wake-up: `fd` is already unreadable
 
     def pop(self):
-        """Return the oldest entry or None: an object from put(), or (StepNumbers, ids, tokens, finishes, logprobs).
+        """Return the oldest entry or None: an object from put(), or (StepNumbers, ids, tokens, finishes, logprobs,
+        counts, drafted).
 
         The lists are parallel and contain a row once per token; token -1: none, finish 0: none. logprobs: index in the
-        lists -> the row's log-probabilities in the form of logprobs_of_words().
+        lists -> the row's log-probabilities in the form of logprobs_of_words(). counts: Drafts.counts; None: rows have
+        no drafts. drafted: (request, drafts, accepted drafts) of each row that verified drafts.
         """
         # Read before the ring: while the backlog is not empty nothing enters the ring, so its entries are older.
         cdef int64_t aside = load(&self.overflow)
@@ -215,6 +240,8 @@ cdef class OutputRing:
                         )
                         for i in range(entry.num_reported)
                     },
+                    as_counts(&entry.drafts) if self.width > 1 else None,
+                    self._drafted(at % self.num_entries),
                 )
             store(&self.popped, at + 1)
             return value
@@ -223,6 +250,11 @@ cdef class OutputRing:
             add(&self.overflow, -1)
             return value
         return None
+
+    cdef list _drafted(self, int64_t place):
+        cdef Drafted* of = &self.drafted[place * self.max_rows]
+        cdef int32_t i
+        return [(of[i].request, of[i].verified, of[i].accepted) for i in range(self.entries[place].num_drafted)]
 
     def __len__(self):
         """Number of entries not yet popped; exact on either thread while the other thread is inactive."""

@@ -315,7 +315,7 @@ cdef class SteadyLoop:
         self._note_numbers(plan)
         done = now()
         self.last.commit_s = done - self.launcher.ended_at + self.report_s
-        if not self.ring.push(plan, &self.last):
+        if not self.ring.push(plan, &self.last, self.scheduler.drafts):
             self.unpublished = index
             return RING
         self.report_s = now() - done

@@ -21,13 +21,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from _fast.lane import deliver
 from engine.base.config import EngineConfig
-from engine.base.errors import (
-    DeviceLostError,
-    EngineError,
-    NotReadyError,
-    QueueFullError,
-    StepFailedError,
-)
+from engine.base.errors import DeviceLostError, EngineError, NotReadyError, QueueFullError, StepFailedError
 from engine.base.late import LateExtras
 from engine.base.limits import Limits, check, lacks_room
 from engine.base.output import StepOutput, from_ring
@@ -280,6 +274,8 @@ class Engine:
         begun, first = (time.perf_counter(), output.start) if trace is not None else (0.0, 0)
         ids, tokens, finishes = output.ids, output.tokens, output.finishes
         room = SLICE
+        if output.drafted and not output.start:
+            self._note_drafted(output)
         try:
             while room > 0 and output.start < len(ids):
                 end = min(output.start + room, output.next_extra())
@@ -300,6 +296,12 @@ class Engine:
             if trace is not None:
                 rows = output.start - first
                 trace.add(LOOP, "deliver", begun, time.perf_counter(), step=output.stats.step_id, rows=rows)
+
+    def _note_drafted(self, output: StepOutput) -> None:
+        for device_id, drafts, accepted in output.drafted:
+            route = self._routes.get(device_id)
+            if route is not None and route[0].drafted is not None:
+                route[0].drafted.add(drafts, accepted)
 
     def _route(self, output: StepOutput, row: int) -> None:
         device_id = output.ids[row]

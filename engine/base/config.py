@@ -80,6 +80,7 @@ class EngineConfig:
     return_routed_experts: bool = False  # capture every token's experts in the cache, for requests that want them
     jump_forward: bool | None = None  # append tokens that a grammar forces without sampling; None: on a CPU only
     speculative: Mapping[str, Any] = field(default_factory=dict)  # see engine/base/drafts; empty: no drafts
+    report_drafts: bool = False  # steps report the drafts of each choice (TokenStream.drafted)
     max_num_seqs: int = 0  # rows in a step; 0 = 256 on an accelerator, 64 on a CPU
     max_num_batched_tokens: int = 0  # tokens in a step; 0 = 2,048 on an accelerator, 512 on a CPU
     max_prefill_chunk: int = 0  # prompt tokens of one row in a step; 0 = no limit but the budget

@@ -57,6 +57,7 @@ class Limits:
     adds_media: bool = False  # spans may extend beyond the prompt; the answer ends where the spans end
     max_rows: int = 1  # rows in a step
     adapters: tuple[str, ...] = ()  # the media of the checkpoint's own adapters
+    num_drafts: int = 0  # most drafts of a row in a step
     picture_bytes: int = 0  # largest decoded picture that the device scales and cuts; 0: the device takes patches only
 
     @property

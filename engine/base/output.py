@@ -20,6 +20,7 @@ from engine.base.stats import StepStats
 First = tuple[
     int, float
 ]  # prompt tokens found in the prefix cache; seconds from the request's arrival to its first step
+Drafted = tuple[int, int, int]  # the engine's number of a choice; drafts that a step verified for it; right drafts
 
 
 @dataclass(slots=True)
@@ -35,6 +36,7 @@ class StepOutput:
     invalid: dict[int, EngineError] = field(default_factory=dict)  # place -> error, for choices that fail alone
     error: EngineError | None = None  # the error of every row that ends with ERROR, if the step failed
     extras: dict[str, dict[int, Any]] = field(default_factory=dict)  # name -> place -> value that a step part added
+    drafted: Sequence[Drafted] = ()  # rows that verified drafts
     start: int = 0  # the loop has delivered the places before `start`
 
     def has_news(self, place: int) -> bool:
@@ -60,9 +62,10 @@ def from_ring(entry: Any, blocks_total: int) -> StepOutput:
     """The StepOutput of a ring entry (OutputRing.pop): made in Python, or built from the columns of a GIL-free step."""
     if isinstance(entry, StepOutput):
         return entry
-    numbers, ids, tokens, finishes, logprob_lines = entry
+    numbers, ids, tokens, finishes, logprob_lines, counts, drafted = entry
     logprobs = {place: TokenLogprob(*line) for place, line in logprob_lines.items()} if logprob_lines else {}
-    return StepOutput(StepStats.of(numbers, blocks_total), ids, tokens, finishes, logprobs)
+    stats = StepStats.of(numbers, blocks_total, counts)
+    return StepOutput(stats, ids, tokens, finishes, logprobs, drafted=drafted)
 
 
 def columns(plan: StepPlan) -> tuple[list[int], list[int], list[int], Sequence[int]]:
@@ -82,3 +85,11 @@ def columns(plan: StepPlan) -> tuple[list[int], list[int], list[int], Sequence[i
     finishes = np.zeros(len(row), np.int32)
     finishes[places + counts - 1] = ends[: plan.num_rows]
     return requests[row].tolist(), found.tolist(), finishes.tolist(), places.tolist()
+
+
+def drafted_of(plan: StepPlan) -> list[Drafted]:
+    """The rows of a committed plan that verified drafts."""
+    counts = np.asarray(plan.out_drafted)[: plan.num_rows]
+    rows = np.flatnonzero(counts)
+    found = np.asarray(plan.out_request)[rows], counts[rows], np.asarray(plan.out_accepted)[rows]
+    return list(zip(*(column.tolist() for column in found)))

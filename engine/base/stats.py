@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from _fast.step_numbers import StepNumbers
+
+if TYPE_CHECKING:
+    from _fast.drafts import Counts
 
 
 class EncoderCounts(NamedTuple):
@@ -47,6 +50,7 @@ class DraftCounts(NamedTuple):
     drafts: int = 0  # rows of steps that verified drafts
     draft_tokens: int = 0
     accepted_tokens: int = 0  # drafts that were the tokens which the row's own sampling chose
+    invalid_tokens: int = 0  # drafts for which the drafter's logits were not finite; not among draft_tokens
     accepted_per_place: tuple[int, ...] = ()
 
 
@@ -87,7 +91,7 @@ class StepStats:
     waited_at: float = 0.0  # time at which the device thread had the tokens
     encoder: EncoderCounts | None = None
     states: StateCounts | None = None  # None: the model has no states, or the GIL-free loop settled the step
-    drafts: DraftCounts | None = None  # None: no drafts, or the GIL-free loop settled the step
+    drafts: DraftCounts | None = None  # None: rows have no drafts
     settled: SettledBy = SettledBy.LOOP
 
     @property
@@ -101,9 +105,10 @@ class StepStats:
         return self.settled == SettledBy.FAILED
 
     @classmethod
-    def of(cls, numbers: StepNumbers, blocks_total: int) -> StepStats:
+    def of(cls, numbers: StepNumbers, blocks_total: int, drafts: Counts | None) -> StepStats:
         """The StepStats of a step of the GIL-free loop."""
-        return cls(**numbers._asdict(), waited_at=numbers.ended_at, blocks_total=blocks_total)
+        counts = None if drafts is None else DraftCounts(*drafts)
+        return cls(**numbers._asdict(), waited_at=numbers.ended_at, blocks_total=blocks_total, drafts=counts)
 
 
 @dataclass(slots=True)

@@ -31,15 +31,23 @@ class Routes(Protocol):
         """Removes the routes of a stream whose choices have all ended."""
 
 
+class Drafted(Protocol):
+    """Takes the drafts of a choice."""
+
+    def add(self, drafts: int, accepted: int) -> None:
+        """A step verified so many drafts, of which so many were right; its tokens follow."""
+
+
 class TokenStream:
     """All choices of one request. Each choice ends with exactly one Delta whose finish_reason is not NONE."""
 
-    __slots__ = ("_callback", "_open", "_pending", "_routes", "_waiter", "first_id", "lane", "request")
+    __slots__ = ("_callback", "_open", "_pending", "_routes", "_waiter", "drafted", "first_id", "lane", "request")
 
     def __init__(self, routes: Routes, request: Request, first_id: int) -> None:
         self.request = request
         self.first_id = first_id  # choice k is known to the device thread as first_id + k
         self.lane: Lane | None = None  # sends tokens without the callback; possible with one choice and a plain socket
+        self.drafted: Drafted | None = None  # receives the drafts of the only choice
         self._routes = routes
         self._open = set(range(request.n))  # choices without a final Delta
         self._pending: dict[int, Delta] = {}  # choice -> merged Delta that was not pulled yet

@@ -17,12 +17,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from _fast.layout import SlotWord
+from _fast.layout import SlotWord, TokenCode
 from engine.kernels.drafts_rows import DraftedRows
 from engine.kernels.step_tensors import SlotTensors, word
 from engine.kernels.target import tl, triton
 
 PROMPT_LEN = tl.constexpr(int(SlotWord.PROMPT_LEN))
+NO_DRAFT = tl.constexpr(int(TokenCode.END))
 NO_CONTEXT = tl.constexpr(2)  # tokens of a padding row, of which the drafter's attention sees the last
 
 
@@ -160,9 +161,9 @@ def put_drafts_kernel(
     at = tl.load(run + query)
     after = tl.load(token + query) + AHEAD
     if at >= 0:
-        guess = tl.maximum(tl.load(guesses + at), 0)  # the drafter's logits may be invalid
-        tl.store(drafts + tl.load(slot + query) * NUM + at % (NUM + 2), guess)
-        tl.store(token_ids + after, guess.to(tl.int64), mask=after < num_tokens)
+        guess = tl.load(guesses + at)
+        tl.store(drafts + tl.load(slot + query) * NUM + at % (NUM + 2), tl.where(guess < 0, NO_DRAFT, guess))
+        tl.store(token_ids + after, tl.maximum(guess, 0).to(tl.int64), mask=after < num_tokens)
 
 
 class Queries(NamedTuple):
@@ -175,7 +176,10 @@ class Queries(NamedTuple):
 
 
 def put_drafts(slots: SlotTensors, token_ids: Tensor, guesses: Tensor, queries: Queries) -> None:
-    """Write the guesses, int32 [B * width] at queries.run, to the slots and to the step's tokens."""
+    """Write the guesses, int32 [B * width] at queries.run, to the slots and to the step's tokens.
+
+    A guess below 0 (the drafter's logits are invalid) becomes TokenCode.END, which no place chooses, and token 0.
+    """
     run = launch_put_drafts if guesses.is_cuda else put_drafts_reference
     run(slots, token_ids, guesses, queries)
 
@@ -190,6 +194,6 @@ def launch_put_drafts(slots: SlotTensors, token_ids: Tensor, guesses: Tensor, qu
 def put_drafts_reference(slots: SlotTensors, token_ids: Tensor, guesses: Tensor, queries: Queries) -> None:
     some = (queries.run >= 0).nonzero().flatten()
     run = queries.run[some].long()
-    guess = guesses[run].clamp(min=0)
-    slots.drafts[queries.slot[some].long(), run % (slots.drafts.shape[1] + 2)] = guess.int()
-    token_ids[queries.token[some] + queries.ahead] = guess.long()
+    guess, place = guesses[run].int(), run % (slots.drafts.shape[1] + 2)
+    slots.drafts[queries.slot[some].long(), place] = torch.where(guess < 0, int(TokenCode.END), guess)
+    token_ids[queries.token[some] + queries.ahead] = guess.clamp(min=0).long()

@@ -155,7 +155,8 @@ def fill_tokens(
     if drafts is not None:
         computed = tl.where(fed, tl.load(word(words, slot, LENGTH), mask=fed, other=0) - 1, computed)
         guessed = fed & (token > begin)
-        name = tl.where(guessed, tl.load(drafts + slot * NUM + token - begin - 1, mask=guessed, other=0), name)
+        draft = tl.load(drafts + slot * NUM + token - begin - 1, mask=guessed, other=0)
+        name = tl.where(guessed, tl.maximum(draft, 0), name)  # a drafter's logits may have been invalid
     tl.store(word(words, slot, OUTSIDE), 1, mask=(slot < max_slots) & ((name < 0) | (name >= num_embeddings)))
     tl.store(token_ids + token, tl.minimum(tl.maximum(name, 0), num_embeddings - 1).to(tl.int64), mask=room)
     index = computed + token - begin
@@ -328,7 +329,7 @@ def step_inputs_reference(
     fed, behind = fed[row], token - start[row]
     name = torch.where(fed & (behind == 0), slots.word(SlotWord.LAST_TOKEN)[slot].long(), given)
     if out.row_drafts is not None and slots.drafts.shape[1]:
-        guess = slots.drafts[slot, (behind - 1).clamp(0, slots.drafts.shape[1] - 1)].long()
+        guess = slots.drafts[slot, (behind - 1).clamp(0, slots.drafts.shape[1] - 1)].clamp(min=0).long()
         name = torch.where(fed & (behind > 0), guess, name)
     slots.word(SlotWord.OUTSIDE)[slot[(slot < dummy) & ((name < 0) | (name >= num_embeddings))]] = 1
     fill(out.token_ids, name.clamp(0, num_embeddings - 1), 0)

@@ -79,6 +79,10 @@ def sizes_of(config: EngineConfig, model_config: ModelConfig, device: str) -> Si
 def width_of(config: EngineConfig, model_config: ModelConfig) -> int:
     """Places for the tokens that a row gets from one step. Raises ConfigError."""
     if not config.speculative:
+        if config.report_drafts:
+            raise ConfigError(
+                f"--per-request-spec-decode-metrics: this server makes no drafts; add {FLAG}, or leave the flag out"
+            )
         return 1
     if model_config.pooling is not None:
         raise ConfigError(f"{FLAG}: this model computes vectors or scores, not tokens; leave the flag out")

@@ -27,7 +27,7 @@ from engine.base.config import EngineConfig
 from engine.base.errors import scope_of
 from engine.base.failures import TokenBudget
 from engine.base.inbox import Abort, Call, Conclude, Enter, Inbox, Message, Pause, Stop, Submit
-from engine.base.output import StepOutput, columns, from_ring
+from engine.base.output import StepOutput, columns, drafted_of, from_ring
 from engine.base.request import FinishReason, Request
 from engine.base.stats import StepStats
 from engine.run.pace import Pace
@@ -217,7 +217,10 @@ class DeviceThread:
                 of.launched_at, of.ended_at, of.waited_at = numbers.launched_at, numbers.ended_at, numbers.ended_at
                 self._deliver(runtime, output, StepStats())
             elif handover.unpublished is not None:
-                news = (numbers, *columns(handover.unpublished)[:3], handover.logprobs)
+                plan = handover.unpublished
+                counts = runtime.scheduler.drafts.counts if plan.width > 1 else None
+                drafted = drafted_of(plan) if runtime.config.report_drafts else ()
+                news = (numbers, *columns(plan)[:3], handover.logprobs, counts, drafted)
                 self._deliver(runtime, from_ring(news, runtime.limits.num_blocks), StepStats())
             if handover.freed and handover.uncommitted is None:
                 runtime.admission.free_slots()

@@ -74,7 +74,7 @@ class Runtime:
         # Only steps that Python launches check the points of `faults`.
         if not self.executor.backend.can.steady_loop or self.config.faults is not None:
             return None
-        return SteadySteps(self.executor, self.scheduler, inbox.watch())
+        return SteadySteps(self.executor, self.scheduler, inbox.watch(), self.config.report_drafts)
 
     @property
     def media(self) -> Media:
@@ -148,6 +148,7 @@ def limits_of(config: EngineConfig, model: Model, sizes: Sizes, blocks: int) -> 
         vocab_size=text.vocab_size,
         num_embeddings=text.vocab_size,
         max_logprobs=config.max_logprobs,
+        num_drafts=sizes.num_drafts,
         encoder_capacity=sizes.encoder_rows,
         pooled_width=model.pooler.width(text.hidden_size) if model.pooler else 0,
         pools=found.pooling is not None,

@@ -16,7 +16,7 @@ import numpy as np
 
 from engine.base.errors import DeviceLostError, for_rows, is_out_of_memory
 from engine.base.failures import FailureCount, TokenBudget
-from engine.base.output import First, StepOutput
+from engine.base.output import First, StepOutput, drafted_of
 from engine.base.request import FinishReason
 from engine.base.stats import DraftCounts, SettledBy, StateCounts, StepStats
 from engine.run.acceptance import AcceptanceWatch
@@ -97,6 +97,7 @@ class Settler:
             log.error(ended, plan.step_id, len(home.invalid), plan.num_rows, next(iter(home.invalid.values())))
         places = self._runtime.executor.commit(step, self._runtime.scheduler, output)
         output.stats.num_sampled = len(output.tokens) - output.tokens.count(-1)
+        output.drafted = drafted_of(plan) if self._runtime.config.report_drafts else ()
         admission.free_slots()  # before any admission: an admission may take a freed slot at once
         begun = [row for row in fresh if output.has_news(places[row])]
         for row in begun:
@@ -165,8 +166,6 @@ class Settler:
         if (states := scheduler.state_counts) is not None:
             stats.states = StateCounts(**states)
         if self._runtime.sizes.width > 1:
-            found = scheduler.drafts
-            totals = found.num_drafts, found.num_draft_tokens, found.num_accepted_tokens
-            stats.drafts = DraftCounts(*totals, tuple(found.accepted_per_place))
+            stats.drafts = DraftCounts(*scheduler.drafts.counts)
             self._acceptance.look(stats.drafts)
         self._runtime.executor.gauges(stats)

@@ -43,12 +43,17 @@ class Handover:
 class SteadySteps:
     """The GIL-free loop of one runtime."""
 
-    def __init__(self, executor: Executor, scheduler: Scheduler, wake_fd: int) -> None:
+    def __init__(self, executor: Executor, scheduler: Scheduler, wake_fd: int, report_drafts: bool) -> None:
         steady = executor.backend.steady
         assert steady is not None, "only backends that declare a steady loop have one"
         self._asked, self._lines = steady.logprobs_asked, steady.logprob_lines
-        width = executor.backend.sizes.width
-        self.ring = OutputRing(scheduler.max_rows, asked=self._asked, lines=self._lines.numpy(), width=width)
+        self.ring = OutputRing(
+            scheduler.max_rows,
+            asked=self._asked,
+            lines=self._lines.numpy(),
+            width=executor.backend.sizes.width,
+            lists_drafted=report_drafts,
+        )
         self._executor = executor
         self._loop = steady.loop(scheduler, self.ring, executor.special, executor.watched, wake_fd)
 

@@ -22,6 +22,7 @@ from _fast.lane import Lane
 from engine.base.errors import EngineError
 from engine.base.request import Delta, FinishReason, Progress, TokenLogprob
 from engine.base.stream import TokenStream
+from server.answers import drafted
 from server.answers.answer_metrics import AnswerMetrics
 from server.answers.choice import Choice
 from server.errors import ApiError, from_engine, internal
@@ -81,6 +82,9 @@ class Answer:
             for k in range(asked.n)
         ]
         self._open = len(self.choices)
+        level = self.state.config.scheduler.per_request_spec_decode_metrics
+        counts = level != "none" and len(self.choices) == 1 and not asked.beam
+        self._drafted = drafted.DraftedSteps(level == "detailed") if counts else None
         self._scores_only = asked.max_tokens == 0  # the engine generates one token, which is never sent
         self._streams: list[TokenStream] = []
         self._on_close: list[Callable[[], object]] = []  # each call releases one thing that the answer holds
@@ -156,6 +160,7 @@ class Answer:
         self._streams.append(stream)
         if self.state.trace is not None:
             self.state.trace.label(stream.first_id, stream.request.n, self.exchange.request_id)
+        stream.drafted = self._drafted
         stream.subscribe(take)
 
     def unfollow(self) -> None:
@@ -347,6 +352,11 @@ class Answer:
         if self._reads_prompt:
             tokens += sum(job.num_tokens for job in self.jobs)
         return tokens > 100 or len(self.choices) > 200
+
+    def reported(self) -> dict[str, Any]:
+        """The field `metrics`, which is next to `usage`; {} if the server does not report drafts."""
+        level = self.state.config.scheduler.per_request_spec_decode_metrics
+        return drafted.metrics_of(level, self._drafted, self.state.engine.limits.num_drafts)
 
     def usage(self) -> dict[str, Any]:
         """`usage` of all prompts and choices so far; a prompt counts once, for any number of choices."""

@@ -203,6 +203,9 @@ class SchedulerConfig:
     speculative_config: dict[str, Any] = flag(  # noqa: RUF009
         {}, 'drafts, such as {"method": "ngram", "num_speculative_tokens": 4}, or {"model": DRAFTER}'
     )
+    per_request_spec_decode_metrics: Literal["none", "summary", "detailed"] = flag(
+        "none", "report the drafts of each answer in its metrics; detailed: of each step, too"
+    )
     stream_interval: int = flag(1, "tokens per chunk of a stream, at least", low=1)
     step_timeout: float = flag(60.0, "seconds that a step may take before the engine counts as stalled", low=1)
     stall_exit: float = flag(30.0, "seconds after which a stalled engine ends the process", low=0.1)
@@ -350,6 +353,7 @@ class Config:
             jump_forward={"on": True, "off": False}.get(model.structured_outputs_jump_forward),
             return_routed_experts=cache.enable_return_routed_experts,
             speculative=drafts,
+            report_drafts=rows.per_request_spec_decode_metrics != "none",
             max_num_seqs=rows.max_num_seqs,
             max_num_batched_tokens=rows.max_num_batched_tokens,
             max_prefill_chunk=rows.max_prefill_chunk,

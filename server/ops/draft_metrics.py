@@ -20,12 +20,13 @@ def draft_families(drafts: DraftCounts, model_name: str) -> Iterator[Metric]:
 
     names, values = ["model_name", "engine"], [model_name, "0"]
     counters = {
-        "spec_decode_num_drafts": ("Requests of steps that verified drafts.", drafts.drafts),
-        "spec_decode_num_draft_tokens": ("Drafts that were verified.", drafts.draft_tokens),
-        "spec_decode_num_accepted_tokens": ("Drafts that were right.", drafts.accepted_tokens),
+        "vllm:spec_decode_num_drafts": ("Requests of steps that verified drafts.", drafts.drafts),
+        "vllm:spec_decode_num_draft_tokens": ("Drafts that were verified.", drafts.draft_tokens),
+        "vllm:spec_decode_num_accepted_tokens": ("Drafts that were right.", drafts.accepted_tokens),
+        "spec_decode_invalid_draft_tokens": ("Drafts dropped: invalid logits of the drafter.", drafts.invalid_tokens),
     }
     for name, (text, value) in counters.items():
-        counter = CounterMetricFamily(f"vllm:{name}", text, labels=names)
+        counter = CounterMetricFamily(name, text, labels=names)
         counter.add_metric(values, value)
         yield counter
     places = CounterMetricFamily(

@@ -48,6 +48,7 @@ def whole(answer: Answer, body: ChatBody, name: str, model: str, names: TokenNam
         "model": model,
         "choices": [whole_choice(answer, choice, body, names) for choice in answer.choices],
         "usage": answer.usage(),
+        **answer.reported(),
         "system_fingerprint": None,
         "service_tier": None,
         "prompt_logprobs": None,

@@ -67,7 +67,7 @@ class Chunks:
     def usage(self) -> bytes:
         if not self.answer.asked.include_usage:
             return b""
-        return self.head + b'],"usage":' + dumps(self.answer.usage()) + b"}\n\n"
+        return self.head + b"]," + dumps({"usage": self.answer.usage(), **self.answer.reported()})[1:] + b"\n\n"
 
     def error(self, error: ApiError) -> bytes:
         return b"data: " + error.body() + b"\n\n"

@@ -212,6 +212,7 @@ def whole(
         "model": model,
         "choices": choices,
         "usage": answer.usage(),
+        **answer.reported(),
         "system_fingerprint": None,
     }
 

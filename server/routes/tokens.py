@@ -154,7 +154,9 @@ class TokenChunks:
         return self.frame([], **progress_of(progress))
 
     def usage(self) -> bytes:
-        return self.frame([], usage=self.answer.usage()) if self.answer.asked.include_usage else b""
+        if not self.answer.asked.include_usage:
+            return b""
+        return self.frame([], usage=self.answer.usage(), **self.answer.reported())
 
     def error(self, error: ApiError) -> bytes:
         return b"data: " + error.body() + b"\n\n"
@@ -167,6 +169,7 @@ def whole(answer: Answer, frames: TokenChunks) -> dict[str, Any]:
         "request_id": frames.name,
         "choices": [frames.choice(choice) for choice in answer.choices],
         "usage": answer.usage(),
+        **answer.reported(),
         "prompt_logprobs": frames.names.prompt(prompt_logprobs, most) if most is not None and prompt_logprobs else None,
         **routed.of_prompt(answer.choices[0]),
     }

@@ -12,6 +12,7 @@ from server.schema.answers_common import (
     FinishReason,
     Id,
     Maybe,
+    Measured,
     ModelName,
     Progressing,
     PromptLogprobs,
@@ -95,6 +96,7 @@ class ChatCompletion(Answer):
         PromptLogprobs | None,
         said("For each token of the prompt its candidates by token id; null for the first token."),
     ]
+    metrics: Measured = ABSENT
     prompt_token_ids: PromptTokenIds = ABSENT
     prompt_text: Annotated[Maybe[str | None], said("The rendered prompt, where return_prompt_text is set.")] = ABSENT
     prompt_routed_experts: PromptRouted = ABSENT
@@ -152,6 +154,7 @@ class ChatCompletionChunk(Answer):
     model: ModelName
     choices: Annotated[list[ChunkChoice], said("What is new; empty in the chunk with the counts.")]
     usage: Running = ABSENT
+    metrics: Measured = ABSENT
     prompt_progress: Progressing = ABSENT
 
 
@@ -191,6 +194,7 @@ class Completion(Answer):
     choices: Annotated[list[CompletionChoice], said("The texts, prompt by prompt.")]
     usage: Annotated[Usage, said("Counts of tokens.")]
     system_fingerprint: Annotated[None, said("Always null.")]
+    metrics: Measured = ABSENT
 
 
 class CompletionChunkChoice(Answer):
@@ -216,4 +220,5 @@ class CompletionChunk(Answer):
     model: ModelName
     choices: Annotated[list[CompletionChunkChoice], said("What is new; empty in the chunk with the counts.")]
     usage: Running = ABSENT
+    metrics: Measured = ABSENT
     prompt_progress: Progressing = ABSENT

@@ -59,6 +59,39 @@ class Usage(Answer):
     completion_tokens_details: Annotated[CompletionTokensDetails, said("Parts of the generated tokens.")]
 
 
+Histogram = Annotated[list[int], said("Steps by their number of right drafts, from 0.", [5, 2, 1, 4])]
+
+
+class SpeculativeDecoding(Answer):
+    """Counts of the drafts of one answer."""
+
+    mean_acceptance_length: Annotated[float, said("Tokens per step with drafts: 1, and the right drafts.", 2.33)]
+    draft_acceptance_rate: Annotated[float, said("The share of the drafts that were right.", 0.44)]
+    acceptance_histogram: Histogram
+    acceptance_histogram_by_draft_length: Annotated[
+        dict[str, list[int]], said("The same for the steps of each number of drafts.", {"3": [5, 2, 1, 4]})
+    ]
+    num_spec_steps: Annotated[int, said("Steps that verified drafts.", 12)]
+    num_accepted_draft_tokens: Annotated[int, said("Drafts that were right.", 16)]
+    num_draft_tokens: Annotated[int, said("Drafts that were verified.", 36)]
+    num_spec_tokens: Annotated[int, said("Most drafts of a step.", 3)]
+    per_step_accepted: Annotated[Maybe[list[int]], said("Right drafts by step, with the level detailed.")] = ABSENT
+    per_step_drafted: Annotated[Maybe[list[int]], said("Drafts by step, with the level detailed.")] = ABSENT
+
+
+class AnswerMetrics(Answer):
+    """Measurements of one answer."""
+
+    speculative_decoding: Annotated[
+        SpeculativeDecoding | None, said("Its drafts; null without drafts, and for several choices or prompts.")
+    ]
+
+
+Measured = Annotated[
+    Maybe[AnswerMetrics], said("Measurements of the answer, where --per-request-spec-decode-metrics is set.")
+]
+
+
 class PromptProgress(Answer):
     """How far the computation of a prompt is after a step."""
 

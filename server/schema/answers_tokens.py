@@ -12,6 +12,7 @@ from server.schema.answers_common import (
     ChoiceLogprobs,
     FinishReason,
     Maybe,
+    Measured,
     Progressing,
     PromptLogprobs,
     PromptRouted,
@@ -44,6 +45,7 @@ class Generated(Answer):
     choices: Annotated[list[TokensChoice], said("The answers.")]
     usage: Annotated[Usage, said("Counts of tokens.")]
     prompt_logprobs: Annotated[PromptLogprobs | None, said("Candidates at each place of the prompt, where asked for.")]
+    metrics: Measured = ABSENT
     prompt_routed_experts: PromptRouted = ABSENT
 
 
@@ -53,6 +55,7 @@ class GeneratedChunk(Answer):
     request_id: RequestId
     choices: Annotated[list[TokensChoice], said("What is new; empty in the chunk with the counts.")]
     usage: Annotated[Maybe[Usage], said("The counts of the whole answer, in the last chunk.")] = ABSENT
+    metrics: Measured = ABSENT
     prompt_progress: Progressing = ABSENT
     prompt_routed_experts: PromptRouted = ABSENT
 

@@ -12,6 +12,7 @@ from _fast.layout import TokenCode
 from _fast.plan import StepPlan
 from _fast.scheduler import Scheduler
 from _fast.step_numbers import StepNumbers
+from engine.base.config import EngineConfig
 from engine.base.errors import StepFailedError
 from engine.base.output import columns, from_ring
 from engine.base.request import FinishReason
@@ -93,11 +94,14 @@ def test_a_step_that_met_a_full_ring_is_delivered_whole():
     thread = DeviceThread.__new__(DeviceThread)
     thread.settler = None
     steady = thread.steady = Steady(Handover(None, plan, numbers, False, None, None, True))
-    runtime = SimpleNamespace(limits=SimpleNamespace(num_blocks=8), scheduler=scheduler, admission=NOBODY)
+    config = EngineConfig("")
+    runtime = SimpleNamespace(
+        limits=SimpleNamespace(num_blocks=8), scheduler=scheduler, admission=NOBODY, config=config
+    )
     thread.run_steadily(runtime, None, StepStats())
     (output,) = steady.delivered
     assert (output.ids, output.tokens, output.finishes) == ([7], [5], [0])
-    wanted = from_ring((numbers, [7], [5], [0], {}), 8)
+    wanted = from_ring((numbers, [7], [5], [0], {}, None, []), 8)
     assert output.stats == wanted.stats
     assert not output.stats.by_python
     assert (output.stats.schedule_s, output.stats.device_s, output.stats.gap_s) == (0.1, 0.5, 0.6)

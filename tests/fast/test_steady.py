@@ -408,11 +408,11 @@ def test_a_step_reports_what_it_did_and_how_long_its_parts_took():
     while (entry := mixed.ring.pop()) is not None:
         emitted.append(entry)
     assert mixed.steady.numbers == emitted[-1][0]
-    numbers, ids, tokens, finishes, _ = emitted[0]
+    numbers, ids, tokens, finishes, *_ = emitted[0]
     assert numbers[:10] == (0, 2, 14, 2, 2, 0, 4, 0, 14, 0)  # equal prompts share a block
     assert (ids, len(tokens), finishes) == ([0, 1], 2, [0, 0])
     devices = []
-    for numbers, *_, logprobs in emitted[1:]:
+    for numbers, _, _, _, logprobs, *_ in emitted[1:]:
         assert not logprobs
         schedule, launch, wait, commit, device, gap = numbers[10:16]
         devices.append(device)
@@ -432,7 +432,7 @@ def test_log_probabilities_go_out_with_the_tokens_of_the_slots_that_asked():
     assert mixed.steady.run(-1) == REASON_FREED
     seen = 0
     while (entry := mixed.ring.pop()) is not None:
-        numbers, ids, _, _, emitted = entry
+        numbers, ids, _, _, emitted, *_ = entry
         wanted = {}
         for row, request in enumerate(ids):
             if asked[slots[request]]:
@@ -457,7 +457,7 @@ def test_each_token_of_a_run_has_its_log_probabilities():
     assert mixed.steady.run(-1) == REASON_FREED
     lengths = set()
     while (entry := mixed.ring.pop()) is not None:
-        numbers, ids, *_, emitted = entry
+        numbers, ids, _, _, emitted, *_ = entry
         row = lines[numbers.step_id % len(mixed.rig.plans), 0]
         assert emitted == {place: logprobs_of_words(row[place], 1) for place in range(len(ids))}
         lengths.add(len(ids))

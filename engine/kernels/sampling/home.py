@@ -2,8 +2,8 @@
 
     ring[home, row, k] = OUTSIDE if words[row_slot[row], SlotWord.OUTSIDE] else runs[row, k]
 
-A row's run is its tokens, then TokenCode.END if there are fewer than `width`; END - n if the slot has n drafts for the
-tokens after the run.
+A row's run is its tokens, then its end if there are fewer than `width`: a TokenCode.END, lowered by the number of
+invalid drafts (RunEnd), and here by the number of drafts that the slot has for the tokens after the run.
 The kernel writes over the bus directly, so a recorded step can send its tokens to a different buffer in each run, and
 no copy on another stream has to wait for the step. The host reads the tokens after an event that follows the kernel.
 torch allocates pinned memory so that it is coherent with both vendors' devices, so any event works. If a row's input
@@ -51,7 +51,7 @@ def home_kernel(
     slot = tl.load(row_slot + row, mask=inside, other=0)
     token = tl.load(runs + place, mask=inside)
     if WIDTH > 1:
-        token -= tl.where(token == END, tl.load(word(words, slot, NUM_DRAFTS), mask=inside, other=0), 0)
+        token -= tl.where(token <= END, tl.load(word(words, slot, NUM_DRAFTS), mask=inside, other=0), 0)
     token = tl.where(tl.load(word(words, slot, MARK), mask=inside, other=0) != 0, OUTSIDE, token)
     tl.store(ring + line * max_rows * WIDTH + place, token, mask=inside)
 
@@ -83,5 +83,5 @@ def launch_home(ring: Tensor, runs: Tensor, home: Tensor, row_slot: Tensor, slot
 def send_home_reference(ring: Tensor, runs: Tensor, home: Tensor, row_slot: Tensor, slots: SlotTensors) -> None:
     marked = slots.word(SlotWord.OUTSIDE)[row_slot.long()] != 0
     if runs.shape[1] > 1:
-        runs = runs - torch.where(runs == TokenCode.END, slots.word(SlotWord.NUM_DRAFTS)[row_slot.long()][:, None], 0)
+        runs = runs - torch.where(runs <= TokenCode.END, slots.word(SlotWord.NUM_DRAFTS)[row_slot.long()][:, None], 0)
     ring[min(max(int(home), 0), len(ring) - 1)] = torch.where(marked[:, None], int(TokenCode.OUTSIDE), runs)

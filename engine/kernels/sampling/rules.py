@@ -171,7 +171,7 @@ def ruled_reference(
         nothing = torch.zeros(len(x), dtype=torch.int32)
         counts = tables.counts[line] if kinds & COUNTED else nothing
         seen = unpack(tables.seen[line], len(x))
-        for token in slots.drafts[slot, :before].tolist():
+        for token in filter(lambda draft: draft >= 0, slots.drafts[slot, :before].tolist()):  # the others are invalid
             counts = counts.index_add(0, torch.tensor([token]), torch.tensor([int(kinds & COUNTED > 0)]).int())
             seen[token] = True
         penalties_reference(x, counts, seen, *numbers)

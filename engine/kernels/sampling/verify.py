@@ -4,7 +4,8 @@
 
 Each place was chosen by the row's own sampling, so a run has the tokens that steps without drafts choose one by one.
 What depends on the number of tokens is written here, for emitted tokens only: the slot's newest token and length, and
-the counts of its rules. A run ends before a place whose logits are not finite, unless this is the first place.
+the counts of its rules. A run ends before a place whose logits are not finite, unless this is the first place. A draft
+below 0 has no valid logits of its drafter; it is never accepted, and the run's end counts it (RunEnd.INVALID).
 Users: engine/step/backend/device, in steps with runs.
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from _fast.layout import SlotWord, TokenCode
+from _fast.layout import RunEnd, SlotWord, TokenCode
 from engine.kernels.sampling.rules import RuleTables, line_of, record_reference, record_token
 from engine.kernels.step_tensors import SlotTensors, StepInputs, word
 from engine.kernels.target import tl, triton
@@ -21,6 +22,7 @@ LAST_TOKEN = tl.constexpr(int(SlotWord.LAST_TOKEN))
 LENGTH = tl.constexpr(int(SlotWord.LENGTH))
 PROMPT_LEN = tl.constexpr(int(SlotWord.PROMPT_LEN))
 END = tl.constexpr(int(TokenCode.END))
+INVALID = tl.constexpr(int(RunEnd.INVALID))
 
 
 @triton.jit
@@ -45,11 +47,12 @@ def verify_kernel(
     row = tl.program_id(0)
     lane = tl.arange(0, LANES)
     verified = tl.load(row_drafts + row)
-    count, first = 0, 0
+    count, first, invalid = 0, 0, 0
     if verified >= 0:
         slot = tl.load(row_slot + row)
         token = tl.load(runs + row * WIDTH + lane, mask=lane <= verified, other=-1)
         guess = tl.load(drafts + slot * NUM + lane, mask=lane < verified, other=-1)
+        invalid = tl.sum(((lane < verified) & (guess < 0)).to(tl.int32), 0)
         accepted = tl.min(tl.where((lane >= verified) | (token != guess), lane, LANES), 0)
         last = tl.sum(tl.where(lane == accepted, token, 0), 0)
         count = accepted + (last >= 0).to(tl.int32)
@@ -66,7 +69,7 @@ def verify_kernel(
                 record_token(emitted, vocab, words, slot, rules, place, counts, seen, repeats, breakers, HISTORY)
     tl.store(
         runs + row * WIDTH + lane,
-        tl.zeros([LANES], tl.int32) + END,
+        tl.zeros([LANES], tl.int32) + END - INVALID * invalid,
         mask=(lane < WIDTH) & (lane >= tl.maximum(count, first)),
     )
 
@@ -105,7 +108,7 @@ def verify_reference(runs: Tensor, slots: SlotTensors, tables: RuleTables, input
         tokens, guesses = runs[row, : verified + 1].tolist(), slots.drafts[slot, :verified].tolist()
         accepted = next((k for k, guess in enumerate(guesses) if tokens[k] != guess), verified)
         count = accepted + (tokens[accepted] >= 0)
-        runs[row, max(count, 1) :] = TokenCode.END
+        runs[row, max(count, 1) :] = TokenCode.END - RunEnd.INVALID * sum(guess < 0 for guess in guesses)
         slots.word(SlotWord.LAST_TOKEN)[slot] = max(tokens[count - 1], 0) if count else 0
         slots.word(SlotWord.LENGTH)[slot] = context - verified + count
         if int(slots.word(SlotWord.RULE_LINE)[slot]):

@@ -97,7 +97,8 @@ def _add_drafts(token_ids: np.ndarray, rows: RowArrays, slots: HostSlots) -> Non
     """Writes the drafts of fed rows into the step's tokens."""
     for row in np.flatnonzero((rows.flags & RowFlag.FEED > 0) & (rows.lens > 1)).tolist():
         start, count = int(rows.starts[row]), int(rows.lens[row])
-        token_ids[start + 1 : start + count] = slots.tensors.drafts[int(rows.slots[row]), : count - 1].numpy()
+        drafts = slots.tensors.drafts[int(rows.slots[row]), : count - 1]
+        token_ids[start + 1 : start + count] = drafts.clamp(min=0).numpy()
 
 
 def _lines(rows: RowArrays) -> np.ndarray:

@@ -86,7 +86,7 @@ class HostForward:
         for ending in self._endings:
             ending(chosen, step.variant)
         if step.plan.width > 1:  # a run's end says how many drafts follow
-            runs -= (runs == TokenCode.END) * self._slots.words[step.sampled_slots, SlotWord.NUM_DRAFTS][:, None]
+            runs -= (runs <= TokenCode.END) * self._slots.words[step.sampled_slots, SlotWord.NUM_DRAFTS][:, None]
 
 
 class HostMasks:

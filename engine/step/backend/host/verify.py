@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from _fast.layout import RowFlag, SlotWord, TokenCode
+from _fast.layout import RowFlag, RunEnd, SlotWord, TokenCode
 from engine.base.mask_lines import Lines
 from engine.base.request import TokenLogprob
 from engine.sampling.sampler import Sampler
@@ -28,8 +28,8 @@ def verify(
     """Each sampled row's run of tokens, int32 [S, width], also written to `slots`; and their log-probabilities.
 
     logits float32 [num_lines, vocab]: a row's line for its first token, then a line per draft. rows: from `resolve`.
-    lines: masks of the first tokens. A run ends before a place with invalid logits; such a first place is -1. logprobs:
-    by plan row * width + place in the run.
+    lines: masks of the first tokens. A run ends before a place with invalid logits; such a first place is -1. Its end
+    counts the drafts without valid logits of the drafter (RunEnd). logprobs: by plan row * width + place in the run.
     """
     sampled, width = rows.sampled, slots.tensors.drafts.shape[1] + 2
     runs = np.full((len(sampled), width), int(TokenCode.END), np.int32)
@@ -61,6 +61,8 @@ def verify(
         active = active[tokens == guessed]
         if not len(active):
             break
+    invalid = (slots.tensors.drafts.numpy()[slot_of] < 0) & (np.arange(width - 2) < drafts[:, None])
+    runs -= (runs <= TokenCode.END) * (RunEnd.INVALID * invalid.sum(1, dtype=np.int32))[:, None]
     slots.words[slot_of, SlotWord.LENGTH] = known + counts
     slots.last_token[slot_of] = np.maximum(runs[np.arange(len(runs)), np.maximum(counts - 1, 0)], 0)
     return runs
