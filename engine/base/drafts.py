@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from engine.base.draft_keys import without_passed
 from engine.base.errors import ConfigError
 
 FLAG = "--speculative-config"
@@ -66,6 +67,7 @@ def draft_config(given: Mapping[str, Any]) -> DraftConfig | None:
     """Reads the object of the flag; an empty object: no drafts. Raises ConfigError."""
     if not given:
         return None
+    given = without_passed(FLAG, given)
     unknown = [key for key in given if key not in KEYS]
     if unknown:
         raise ConfigError(f"{FLAG}: unknown key {unknown[0]!r}; there are {', '.join(KEYS)}")

@@ -32,6 +32,11 @@ NO_OFFLOAD = "keys and values stay on the device; leave the flag out"
 NO_CLIENT_CERTIFICATES = "clients authenticate by keys (--api-key); a proxy in front can check certificates"
 
 
+def drafted_by(methods: Mapping[str, str], name: str) -> Foreign:
+    """The flag `name` that chooses how drafts are made; `methods`: those that are served, and their names here."""
+    return taken("speculative-config.method", methods, f"--{name} takes {', '.join(methods)} here; or {NO_DRAFTS}")
+
+
 def renamed(name: str) -> Foreign:
     return Foreign(f"use --{name}")
 
@@ -61,3 +66,7 @@ def passed_over(advice: str) -> Foreign:
 def hint(advice: str) -> Foreign:
     """A switch about speed, which may be on or off."""
     return Foreign(advice, switch=True, anything=True)
+
+
+DRAFTER = taken("speculative-config.model")
+NUM_DRAFTS = taken("speculative-config.num_speculative_tokens")

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from server.flags.foreign import NO_DRAFTS, ONE_DEVICE, Foreign, always, hint, passed_over, switch, taken
+from server.flags.foreign import (
+    DRAFTER,
+    NUM_DRAFTS,
+    ONE_DEVICE,
+    Foreign,
+    always,
+    drafted_by,
+    hint,
+    passed_over,
+    switch,
+    taken,
+)
 
 ON_DEVICE = "all weights are on the device; leave the flag out"
 CACHED_AS = {"f16": "auto", "bf16": "bfloat16"}
@@ -50,6 +61,17 @@ LLAMACPP = {
     ),
     "repeat-penalty": taken("override-generation-config.repetition_penalty"),
     "reranking": switch("runner=pooling"),
+    **dict.fromkeys(("draft", "draft-max", "draft-n", "spec-draft-n-max"), NUM_DRAFTS),
+    **dict.fromkeys(("hf-repo-draft", "model-draft", "spec-draft-hf", "spec-draft-model"), DRAFTER),
+    "spec-type": drafted_by(
+        {
+            "draft-eagle3": "eagle3",
+            "draft-mtp": "mtp",
+            "draft-simple": "draft_model",
+            **dict.fromkeys(("ngram-cache", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-simple"), "ngram"),
+        },
+        "spec-type",
+    )._replace(holds=("none",)),
     "ssl-cert-file": taken("ssl-certfile"),
     "ssl-key-file": taken("ssl-keyfile"),
     "temp": taken("override-generation-config.temperature"),
@@ -86,10 +108,11 @@ LLAMACPP = {
     "webui": always("the chat page is at /"),
     # Features that are absent.
     **dict.fromkeys(
-        ("draft-max", "draft-min", "draft-p-min", "hf-repo-draft", "model-draft", "spec-draft-n-max"),
-        Foreign(NO_DRAFTS),
+        ("draft-min", "spec-draft-n-min"), Foreign("a request has as many drafts as there is room for", ("0",))
     ),
-    "spec-type": Foreign(NO_DRAFTS, ("none",)),
+    **dict.fromkeys(
+        ("draft-p-min", "spec-draft-p-min"), Foreign("drafts are made whatever their probability", ("0", "0.0"))
+    ),
     **dict.fromkeys(
         ("lora", "lora-scaled"),
         Foreign("adapters are folders of PEFT, not GGUF files: use --enable-lora --lora-modules NAME=FOLDER"),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from server.flags.foreign import (
-    NO_DRAFTS,
+    DRAFTER,
     NO_OFFLOAD,
     NO_TRANSFER,
+    NUM_DRAFTS,
     ONE_DEVICE,
     SHARED_POOL,
     Foreign,
     always,
+    drafted_by,
     hint,
     passed_over,
     switch,
@@ -55,6 +57,18 @@ SGLANG = {
     "page-size": taken("block-size"),
     "preferred-sampling-params": taken("override-generation-config"),
     "random-seed": taken("seed"),
+    "speculative-algorithm": drafted_by(
+        {"DFLASH": "dflash", "EAGLE3": "eagle3", "NEXTN": "mtp", "NGRAM": "ngram", "STANDALONE": "draft_model"},
+        "speculative-algorithm",
+    ),
+    "speculative-draft-model-path": DRAFTER,
+    "speculative-draft-model-revision": taken("speculative-config.revision"),
+    "speculative-num-draft-tokens": taken(  # counts the newest token, too
+        "speculative-config.num_speculative_tokens",
+        {str(1 + number): str(number) for number in range(1, 65)},
+        "the newest token and its drafts; give 2 to 65",
+    ),
+    "speculative-num-steps": NUM_DRAFTS,
     "tokenizer-path": taken("tokenizer"),
     "watchdog-timeout": taken("step-timeout"),
     # Hints about speed.
@@ -83,17 +97,8 @@ SGLANG = {
     "skip-server-warmup": hint("the start always measures the largest step"),
     "torch-compile-max-bs": passed_over("steps are captured in graphs"),
     # Features that are absent.
-    **dict.fromkeys(
-        (
-            "speculative-algorithm",
-            "speculative-draft-model-path",
-            "speculative-eagle-topk",
-            "speculative-num-draft-tokens",
-            "speculative-num-steps",
-            "speculative-token-map",
-        ),
-        Foreign(NO_DRAFTS),
-    ),
+    "speculative-eagle-topk": Foreign("drafts are chains, not trees; use --speculative-eagle-topk 1", ("1",)),
+    "speculative-token-map": Foreign("a drafter's own vocabulary is read from its files (d2t); leave the flag out"),
     "lora-paths": Foreign("use --lora-modules NAME=FOLDER, with --enable-lora"),
     "max-loaded-loras": taken("max-cpu-loras"),
     "max-loras-per-batch": taken("max-loras"),

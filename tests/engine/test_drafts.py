@@ -198,7 +198,10 @@ async def test_an_answer_that_is_left_in_a_run_leaves_nothing():
         ),
         ({"method": "mtp", "num_speculative_tokens": 2, "max_model_len": 9}, "max_model_len is for method draft_model"),
         ({"method": "draft_model"}, "model=None names no drafter; give the folder or the repository of a small model"),
-        (ngram(3, quantization="fp8"), "unknown key 'quantization'; there are method, model"),
+        (ngram(3, quantisation="fp8"), "unknown key 'quantisation'; there are method, model"),
+        (ngram(3, quantization="fp8"), "quantization='fp8': a drafter's weights are as in its files"),
+        (ngram(3, draft_tensor_parallel_size=True), "draft_tensor_parallel_size=True: a drafter is on one device"),
+        (ngram(3, speculative_token_tree="[(0,)]"), "speculative_token_tree='[(0,)]': drafts are chains"),
         (ngram(3, model="x"), "model='x' is for a drafter; method ngram has none"),
         (ngram(3, prompt_lookup_max=0), "prompt_lookup_max is 0; give a whole number from 1 to 32"),
         (ngram(3, prompt_lookup_min=4, prompt_lookup_max=2), "prompt_lookup_min 4 is above prompt_lookup_max 2"),
@@ -212,6 +215,8 @@ def test_wrong_settings_are_refused_by_name(given, words):
 def test_a_longer_least_match_raises_the_longest():
     assert draft_config({}) is None
     assert draft_config(ngram(3)) == DraftConfig(3, 1, 5)
+    passed = {"draft_tensor_parallel_size": 1, "rejection_sample_method": "standard", "quantization": None}
+    assert draft_config(ngram(3, **passed)) == DraftConfig(3, 1, 5)
     assert draft_config(ngram(3, prompt_lookup_min=9)) == DraftConfig(3, 9, 9)
 
 

@@ -109,6 +109,24 @@ TAKEN = [
     ("--uvicorn-log-level trace", ("server", "log_level", "debug")),
     ("-fa --port 8000", ("server", "port", 8000)),
     ("-fa on --port 8000", ("server", "port", 8000)),
+    (
+        "--speculative-algorithm EAGLE3 --speculative-draft-model-path x --speculative-num-steps 3"
+        " --speculative-eagle-topk 1 --speculative-num-draft-tokens 4",
+        ("scheduler", "speculative_config", {"method": "eagle3", "model": "x", "num_speculative_tokens": 3}),
+    ),
+    (
+        "--speculative-algorithm NGRAM --speculative-num-draft-tokens 65",
+        ("scheduler", "speculative_config", {"method": "ngram", "num_speculative_tokens": 64}),
+    ),
+    (
+        "--spec-type draft-mtp --spec-draft-n-max 2",
+        ("scheduler", "speculative_config", {"method": "mtp", "num_speculative_tokens": 2}),
+    ),
+    (
+        "-md x --draft-max 5",
+        ("scheduler", "speculative_config", {"model": "x", "num_speculative_tokens": 5}),
+    ),
+    ("--spec-draft-model x --spec-type none", ("scheduler", "speculative_config", {"model": "x"})),
     ("--any-model-name", ("server", "any_model_name", True)),
 ]
 
@@ -120,6 +138,23 @@ def test_a_flag_with_the_meaning_of_ours_is_taken_as_ours(line, expected, capsys
     assert getattr(getattr(config, group), field) == value
     if line.split()[0] not in ("--any-model-name", "-m", "-s"):
         assert capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--speculative-eagle-topk 4", "drafts are chains, not trees"),
+        ("--speculative-algorithm DSPARK", "takes DFLASH, EAGLE3, NEXTN, NGRAM, STANDALONE here"),
+        ("--spec-type draft-dflash", "takes draft-eagle3, draft-mtp"),
+        ("--speculative-num-draft-tokens 1", "give 2 to 65"),
+        ("--speculative-token-map x", "read from its files"),
+        ("--draft-p-min 0.8", "whatever their probability"),
+    ],
+)
+def test_drafts_of_another_kind_are_refused_by_name(line, words):
+    said = refusal(*line.split())
+    assert said.startswith(line)
+    assert words in said
 
 
 def test_what_is_taken_is_reported_and_errors_name_both_flags(capsys):
