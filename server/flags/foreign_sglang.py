@@ -58,7 +58,13 @@ SGLANG = {
     "preferred-sampling-params": taken("override-generation-config"),
     "random-seed": taken("seed"),
     "speculative-algorithm": drafted_by(
-        {"DFLASH": "dflash", "EAGLE3": "eagle3", "NEXTN": "mtp", "NGRAM": "ngram", "STANDALONE": "draft_model"},
+        {
+            "DFLASH": "dflash",
+            "EAGLE3": "eagle3",
+            "NEXTN": "mtp",
+            "NGRAM": "ngram",
+            "STANDALONE": "draft_model",
+        },
         "speculative-algorithm",
     ),
     "speculative-draft-model-path": DRAFTER,
