@@ -8,9 +8,10 @@ another run, which is the base run of the row's next step:
     plan N    base 32 in A, writes 48 to B, computes 49     plan N+1    base 48 in B, computes 50     A loses a user
 
 A token whose step is not committed is never folded, because it may be computed again, or be a draft. But if a step
-computes known tokens, all of them except the last are final. A run that a step reads keeps its user until the row is planned again;
-all later writes come after this read. So naming a state needs no copy: both the name and the row hold the base run, and
-the row continues. Intermediate states in a chunk are each written to a run that has a user until its step is settled.
+computes known tokens, all of them except the last are final. A run that a step reads keeps its user until the row is
+planned again; all later writes come after this read. So naming a state needs no copy: both the name and the row hold
+the base run, and the row continues. Intermediate states in a chunk are each written to a run that has a user until its
+step is settled.
 """
 
 cimport cython
