@@ -26,7 +26,7 @@ def there(of):
     if isinstance(of, torch.Tensor):
         return of.cuda()
     if isinstance(of, DraftedRows):
-        return DraftedRows(*(each if isinstance(each, int) else there(each) for each in of))
+        return DraftedRows(*(each if each is None or isinstance(each, int) else there(each) for each in of))
     named = ((field.name, getattr(of, field.name)) for field in fields(of))
     return replace(of, **{name: there(each) for name, each in named if isinstance(each, torch.Tensor)})
 
