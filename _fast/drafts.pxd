@@ -1,3 +1,4 @@
+from _fast.budget cimport Budget
 from _fast.plan cimport StepPlan
 from _fast.running cimport RunningRows
 from _fast.seqs cimport SeqTable
@@ -25,13 +26,16 @@ cdef class Drafts:
     cdef RunningRows running
     cdef BlockTables tables
     cdef TokenShares shares
+    cdef readonly Budget budget
     cdef int32_t max_lines  # most places of a step for which a token is chosen
-    cdef int32_t[::1] of  # drafts of this step, by slot; valid for running rows after deal()
-    cdef int32_t total  # drafts of this step
+    cdef int32_t[::1] of  # most drafts of a row in this step, by slot; valid for running rows after deal()
+    cdef int32_t total  # drafts of this step over all rows
     cdef DraftTotals totals
 
     cdef void note(self, StepPlan plan, int32_t row, const token_t* run) noexcept nogil
     cdef void deal(self, int32_t updates_left, int32_t most) noexcept nogil
+    cdef int32_t _offered(self, slot_t slot, int32_t most) noexcept nogil
+    cdef void _provide(self, int32_t updates_left) noexcept nogil
     cdef bint reclaim(self) noexcept nogil
     cdef int32_t _useful(self, slot_t slot) noexcept nogil
     cdef int32_t _last(self, slot_t slot) noexcept nogil

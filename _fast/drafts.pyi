@@ -1,6 +1,9 @@
+from _fast.budget import Budget
+
 Counts = tuple[int, int, int, int, tuple[int, ...]]
 
 class Drafts:
+    budget: Budget
     @property
     def num_drafts(self) -> int: ...
     @property

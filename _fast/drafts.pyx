@@ -1,10 +1,11 @@
 """Drafts: how many drafts each row of a step verifies, and the blocks for them.
 
 Owner: the device thread, only through Scheduler. In: the shares of a step that is planned; the runs of settled steps.
-Out: a number of drafts per running slot, and counts of accepted drafts. The device finds the drafts of a row's next
-step and reports their number with the row's run, so a row without drafts costs no room. Drafts get what other rows
-leave of a step: its tokens, its places for chosen tokens, idle blocks. A row holds blocks for all of its drafts until
-it needs them, or until another row lacks a block.
+Out: most drafts per running slot, their number over all rows, and counts of accepted drafts. The device finds the
+drafts of a row's next step and reports their number with the row's run, so a row without drafts costs no room. Budget
+decides on the number of drafts of a step; the device deals them out. Drafts get what other rows leave of a step: its
+tokens, its places for chosen tokens, idle blocks. A row holds blocks for all of its drafts until it needs them, or
+until another row lacks a block.
 """
 
 from array import array
@@ -13,7 +14,7 @@ cimport cython
 
 from libc.string cimport memset
 
-from _fast.layout cimport RUN_INVALID, TOKEN_END
+from _fast.layout cimport RUN_INVALID, RUN_VERIFIED, TOKEN_END
 
 
 @cython.final
@@ -21,39 +22,72 @@ cdef class Drafts:
     """Counts of the step that is being planned."""
 
     def __init__(self, SeqTable seqs not None, RunningRows running not None, BlockTables tables not None,
-                 TokenShares shares not None, int32_t max_lines):
+                 TokenShares shares not None, int32_t max_lines, int32_t max_rows):
         self.seqs, self.running, self.tables, self.shares = seqs, running, tables, shares
         self.max_lines = max_lines
+        self.budget = Budget(seqs.num_slots, max_rows)
         self.of = array("i", bytes(4 * seqs.num_slots))
         memset(&self.totals, 0, sizeof(DraftTotals))
 
     cdef void deal(self, int32_t updates_left, int32_t most) noexcept nogil:
-        """Give rows that decode up to `most` drafts each, after all rows have their tokens.
+        """Give rows that decode up to `most` drafts each, and decide on their total, after all rows have their tokens.
 
         updates_left: block-table changes for which the plan still has room.
         """
         cdef int32_t i
         cdef int32_t count
-        cdef int32_t reach
-        cdef int32_t changed
+        cdef int32_t tokens = 0
+        cdef int32_t sampled = 0
+        cdef int32_t deciding = 0
         cdef slot_t slot
-        cdef int32_t room = min(self.shares.room, self.max_lines - self.running.size)
-        self.total = 0
+        self.budget.begin()
+        most = min(most, self.budget.cap(self.running.size))
         for i in range(self.running.size):
             slot = self.running.slots[i]
-            self.of[slot] = 0
-            if self.shares.of[slot] != 1 or not self.seqs.chained[slot] or not self.seqs.found[slot]:
+            count = self.shares.of[slot]
+            tokens += count
+            sampled += count > 0 and count == self.seqs.left(slot)
+            deciding += count == 1
+            self.of[slot] = self._offered(slot, most)
+            if self.of[slot]:
+                self.budget.offer(slot, self.of[slot])
+        count = min(self.shares.room, self.max_lines - self.running.size)
+        self.total = self.budget.decide(sampled, tokens, count, deciding == tokens)
+        if self.total:
+            self._provide(updates_left)
+
+    cdef int32_t _offered(self, slot_t slot, int32_t most) noexcept nogil:
+        """Return how many drafts the row's next step may verify, if it has the blocks."""
+        if self.shares.of[slot] != 1 or not self.seqs.drafts[slot] or self.shares.is_limited(slot):
+            return 0
+        if self.seqs.span_at[slot] < self.seqs.num_spans[slot]:
+            return 0
+        self.budget.eligible += 1
+        if not self.seqs.chained[slot] or not self.seqs.found[slot]:
+            return 0
+        return max(min(self._useful(slot), most), 0)
+
+    cdef void _provide(self, int32_t updates_left) noexcept nogil:
+        """Find blocks for the drafts of all rows; rows without blocks lose their drafts, and the total follows."""
+        cdef int32_t i
+        cdef int32_t reach
+        cdef int32_t changed
+        cdef int32_t possible = 0
+        cdef slot_t slot
+        for i in range(self.running.size):
+            slot = self.running.slots[i]
+            if not self.of[slot]:
                 continue
-            count = min(self._useful(slot), min(most, room - self.total))
-            if count <= 0 or self.seqs.span_at[slot] < self.seqs.num_spans[slot] or self.shares.is_limited(slot):
-                continue
-            reach = self.seqs.reach(slot, self.seqs.computed[slot] + 1, 1 + count)
+            if self.budget.rest.first_only:
+                self.of[slot] = 1
+            reach = self.seqs.reach(slot, self.seqs.computed[slot] + 1, 1 + self.of[slot])
             changed = max(self.tables.blocks_for(reach) - self.tables.size[slot], 0) * self.tables.num_groups
             if changed > updates_left or not self._reserve(slot, reach):
+                self.of[slot] = 0
                 continue
             updates_left -= changed
-            self.of[slot] = count
-            self.total += count
+            possible += self.of[slot]
+        self.total = min(self.total, possible)
 
     cdef bint reclaim(self) noexcept nogil:
         """Free the blocks that rows hold for refused drafts; return whether drafts in flight may free more of them."""
@@ -73,19 +107,24 @@ cdef class Drafts:
         Must be called before the run is appended.
         """
         cdef slot_t slot = plan.row_slot[row]
-        cdef int32_t verified = min(plan.most(row) - 1, self._last(slot) - self.seqs.num_tokens[slot])
+        cdef int32_t code
+        cdef int32_t verified
         cdef int32_t count = 0
-        cdef int32_t left = 0
         cdef int32_t k
+        self.seqs.found[slot] = 0
         while count < plan.width and run[count] >= 0:
             count += 1
-        verified = min(verified, <int32_t>self.seqs.found[slot])
-        if 0 < count < plan.width and run[count] < TOKEN_END:
-            left = TOKEN_END - run[count]
-        if verified > 0 and count > 0:
-            self.totals.invalid_tokens += left // RUN_INVALID
-            verified -= left // RUN_INVALID
-        if verified > 0 and count > 0:
+        if not 0 < count < plan.width or run[count] > TOKEN_END:
+            return
+        code = TOKEN_END - run[count]
+        self.seqs.found[slot] = <uint8_t>(code % RUN_VERIFIED)
+        verified = min(code % RUN_INVALID // RUN_VERIFIED, plan.most(row) - 1)
+        if verified <= 0:
+            return
+        self.budget.learn(slot, verified, min(count - 1, verified))
+        self.totals.invalid_tokens += code // RUN_INVALID
+        verified -= code // RUN_INVALID
+        if verified > 0:
             self.totals.drafts += 1
             self.totals.draft_tokens += verified
             self.totals.accepted_tokens += count - 1
@@ -93,7 +132,6 @@ cdef class Drafts:
                 self.totals.accepted_at[k] += 1
             plan.lines.drafted[row] = <uint8_t>verified
             plan.lines.accepted[row] = <uint8_t>(count - 1)
-        self.seqs.found[slot] = <uint8_t>(left % RUN_INVALID)
 
     @property
     def num_drafts(self):

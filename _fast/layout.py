@@ -36,6 +36,8 @@ class Header(IntEnum):
     USED_LEN = 9  # number of values of the record that are used
     HOME = 10  # the plan's number, and the number of the host buffer for the step's tokens
     NUM_RUNS = 11  # runs of states and tails whose blocks are sent with this record
+    RESTING = 12  # 1: no row has drafts, and the drafter is left out
+    VARIANT = 13  # of the graphs that the whole step needs
 
 
 class RowColumn(IntEnum):
@@ -72,6 +74,7 @@ class RowFlag(IntFlag):
     # The row begins at the slot's newest token, which the device has: COMPUTED is only a minimum. The tokens after it
     # are the slot's drafts, at most LEN - 1; how many they are the device knows.
     FEED = 2
+    EXACT = 4  # COMPUTED of a row with FEED is exact: no step in flight verifies drafts for it
 
 
 class TokenCode(IntEnum):
@@ -79,15 +82,29 @@ class TokenCode(IntEnum):
 
     INVALID = -1  # the row's logits are not finite
     OUTSIDE = -2  # one of the slot's token ids was outside of the embedding
-    # The run ends before this place; at the first place: the row yields no token. END - n - RunEnd.INVALID * d: the
-    # device has n drafts for the tokens after the run, and for d drafts of this run the drafter's logits were invalid.
+    # The run ends before this place; at the first place: the row yields no token. END - n - RunEnd.VERIFIED * v -
+    # RunEnd.INVALID * d: the device has n drafts for the tokens after the run, this step has verified v, and for d of
+    # these the drafter's logits were invalid.
     END = -3
 
 
 class RunEnd(IntEnum):
-    """Units of the number that ends a run."""
+    """Units of the number that ends a run; a row has less than 128 drafts."""
 
-    INVALID = 128
+    VERIFIED = 1 << 7
+    INVALID = 1 << 14
+
+
+class Acceptance(IntEnum):
+    """Numbers of the estimates of how often a draft is right if all drafts before it are (engine/kernels/survivals)."""
+
+    ONE = 1 << 15  # an estimate of 1
+    LEAST = 1 << 9  # the least estimate
+    WEIGHT = 4  # a new outcome changes a row's estimate by the 2 ** WEIGHT-th part of the difference
+    HOPE = 6  # all drafts were right: the same part for the place behind them
+    FIRST_RIGHT = 12  # right drafts per place with which a server begins
+    FIRST_TRIED = 16  # verified drafts
+    MANY = 4096  # verified drafts of a place after which both counts are halved
 
 
 class UpdateWord(IntEnum):
@@ -158,6 +175,19 @@ def padded(count: int) -> int:
     return -(-count // ALIGNED) * ALIGNED
 
 
+KINDS = (
+    Header,
+    RowColumn,
+    StateColumn,
+    RowFlag,
+    TokenCode,
+    RunEnd,
+    Acceptance,
+    UpdateWord,
+    SlotWord,
+    SamplerWord,
+    GraphKind,
+)
 CHECKPOINTS = 4  # most intermediate states that a step writes for a row
 STATE_COLUMNS = StateColumn.CHECKPOINT_AT + CHECKPOINTS
 HEADER_LEN = padded(len(Header))
@@ -206,8 +236,7 @@ def new_runs(max_rows: int) -> int:
 def declarations() -> str:
     """Return the text of layout.pxd."""
     lines = ["# Written by setup.py from layout.py, which says what these are.", ""]
-    rows = RowColumn, StateColumn, RowFlag, TokenCode, RunEnd
-    for kind in (Header, *rows, UpdateWord, SlotWord, SamplerWord, GraphKind):
+    for kind in KINDS:
         first = "".join(letter if letter.islower() or not k else " " for k, letter in enumerate(kind.__name__))
         prefix = first.split()[0].upper()
         lines += [f"cdef enum:  # {kind.__name__}", *(f"    {prefix}_{one.name} = {one.value}" for one in kind), ""]

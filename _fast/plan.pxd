@@ -75,4 +75,6 @@ cdef class StepPlan:
     cdef void update(self, slot_t slot, int32_t group, int32_t index, block_t block) noexcept nogil
     cdef void encode(self, slot_t slot, int32_t item, int32_t entry) noexcept nogil
     cdef void media(self, int32_t start, int32_t length, int32_t entry, int32_t row) noexcept nogil
+    cdef void set_form(self, bint drafting, int32_t variant) noexcept nogil
+    cdef void add_drafts(self, int32_t count) noexcept nogil
     cdef void seal(self, int64_t step_id) noexcept nogil

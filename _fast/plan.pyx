@@ -21,8 +21,9 @@ from _fast.layout import RowColumn, column_at, record_len, runs_at, states_at, t
 
 from _fast.layout cimport (
     HEADER_HOME, HEADER_LEN, HEADER_NUM_DECODE_ROWS, HEADER_NUM_ROWS, HEADER_NUM_RUNS, HEADER_NUM_SAMPLED,
-    HEADER_NUM_TOKENS, HEADER_NUM_UPDATES, HEADER_STEP_HIGH, HEADER_STEP_LOW, HEADER_USED_LEN, ROW_FEED, ROW_SAMPLE,
-    STATE_COLUMNS, UPDATE_BLOCK, UPDATE_GROUP, UPDATE_INDEX, UPDATE_SLOT, UPDATE_WORDS,
+    HEADER_NUM_TOKENS, HEADER_NUM_UPDATES, HEADER_RESTING, HEADER_STEP_HIGH, HEADER_STEP_LOW, HEADER_USED_LEN,
+    HEADER_VARIANT, ROW_EXACT, ROW_FEED, ROW_SAMPLE, STATE_COLUMNS, UPDATE_BLOCK, UPDATE_GROUP, UPDATE_INDEX,
+    UPDATE_SLOT, UPDATE_WORDS,
 )
 from _fast.seqs cimport Span
 
@@ -104,6 +105,16 @@ cdef class StepPlan:
         return self.record[HEADER_USED_LEN]
 
     @property
+    def drafting(self):
+        """Whether the step's rows may have drafts, and find those of the next step."""
+        return self.width > 1 and not self.record[HEADER_RESTING]
+
+    @property
+    def variant(self):
+        """Bits of the graphs' variant that the whole step needs."""
+        return self.record[HEADER_VARIANT]
+
+    @property
     def run_width(self):
         """Blocks of the longest run; 0: the model has no states."""
         return self.lines.run_width
@@ -178,18 +189,17 @@ cdef class StepPlan:
         return self.lines.len[row] if self.lines.flags[row] & ROW_FEED else 1
 
     cdef int32_t row(self, SeqTable seqs, slot_t slot, int32_t count, int32_t drafts) noexcept nogil:
-        """Append a row with the slot's next `count` tokens and room for drafts; return its flags.
+        """Append a row with the slot's next `count` tokens and at most so many drafts; return its flags.
 
-        The slot's span cursor moves.
+        The slot's span cursor moves. The step's places for drafts come later, for all rows together (add_drafts).
 
-        A row with ROW_FEED begins at the newest token of the previous step, wherever this token is: the row's number of
-        computed tokens is only a minimum. Drafts follow only a single token.
+        A row with ROW_FEED begins at the newest token of the previous step, wherever this token is: without ROW_EXACT
+        the row's number of computed tokens is only a minimum. Drafts follow only a single token.
         """
         cdef int32_t row = self.num_rows
         cdef int32_t at = self.num_tokens
         cdef int32_t start = seqs.computed[slot]
         cdef int32_t flags = 0
-        cdef int32_t k
         self.row_slot[row] = slot
         self.row_len[row] = count + drafts
         self.row_computed[row] = start
@@ -200,8 +210,9 @@ cdef class StepPlan:
         self.num_prompt_rows += start < seqs.prompt_len[slot]
         if seqs.choosing[slot] or drafts:
             flags = ROW_FEED
-            for k in range(1 + drafts):
-                self.token_ids[at + k] = -1
+            if seqs.pending[slot] == seqs.choosing[slot] and self.width > 1:
+                flags |= ROW_EXACT
+            self.token_ids[at] = -1
         elif count == 1:
             self.token_ids[at] = seqs.tokens[slot][start]
         else:
@@ -209,12 +220,22 @@ cdef class StepPlan:
         if start + count == seqs.num_tokens[slot] + seqs.choosing[slot] and not seqs.closing[slot]:
             flags |= ROW_SAMPLE
             self.num_sampled += 1
-            self.num_lines += 1 + drafts
+            self.num_lines += 1
         self.row_flags[row] = flags
         self.num_rows = row + 1
-        self.num_tokens = at + count + drafts
-        self.row_start[row + 1] = at + count + drafts
+        self.num_tokens = at + count
+        self.row_start[row + 1] = at + count
         return flags
+
+    cdef void set_form(self, bint drafting, int32_t variant) noexcept nogil:
+        """Decide whether rows may have drafts; `variant`: of the graphs in which they may."""
+        self.lines.record[HEADER_RESTING] = not drafting
+        self.lines.record[HEADER_VARIANT] = variant if drafting else 0
+
+    cdef void add_drafts(self, int32_t count) noexcept nogil:
+        """Add places for drafts after all rows; the device deals them out among the rows with drafts, the last rows."""
+        self.num_tokens += count
+        self.num_lines += count
 
     cdef void _media_runs(self, SeqTable seqs, slot_t slot, int32_t start, int32_t count) noexcept nogil:
         """Write which of the row's tokens take which rows of entries; move the slot's cursor past finished spans."""

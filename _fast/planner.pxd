@@ -41,4 +41,5 @@ cdef class Planner:
     cdef void _enter(self, slot_t slot, int32_t hit, int32_t count, StepPlan plan) noexcept nogil
     cdef void _emit(self, StepPlan plan) noexcept nogil
     cdef int32_t _idle_after(self) noexcept nogil
+    cdef bint _is_open(self) noexcept nogil
     cdef void _row(self, slot_t slot, int32_t count, int32_t drafts, StepPlan plan) noexcept nogil

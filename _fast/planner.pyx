@@ -15,7 +15,7 @@ are in flight. Before all that, idle rows give rows and blocks to waiting reques
 
 cimport cython
 
-from _fast.layout cimport ROW_SAMPLE
+from _fast.layout cimport HEADER_RESTING, ROW_SAMPLE
 from _fast.types cimport RUNNING
 
 cdef enum:
@@ -241,6 +241,8 @@ cdef class Planner:
         cdef int32_t i
         cdef bint drafted = plan.width > 1 and self.drafts.total > 0
         cdef slot_t slot
+        if plan.width > 1 and self.drafts.budget.rests:
+            plan.set_form(self.drafts.budget.rest.active or self._is_open(), self.drafts.budget.variant)
         for i in range(self.running.size):
             slot = self.running.slots[i]
             if self.shares.of[slot] == 1 and not (drafted and self.drafts.of[slot]):
@@ -254,8 +256,20 @@ cdef class Planner:
             slot = self.running.slots[i]
             if self.drafts.of[slot]:
                 self._row(slot, 1, self.drafts.of[slot], plan)
+        if drafted:
+            plan.add_drafts(self.drafts.total)
         if self.stateful and plan.num_rows:
             self.tables.states.cache.send(plan, self.next_step)
+
+    cdef bint _is_open(self) noexcept nogil:
+        """Whether the place of a running row is known only to the device, because steps in flight verify drafts."""
+        cdef int32_t i
+        cdef slot_t slot
+        for i in range(self.running.size):
+            slot = self.running.slots[i]
+            if self.seqs.pending[slot] != self.seqs.choosing[slot]:
+                return True
+        return False
 
     cdef void _row(self, slot_t slot, int32_t count, int32_t drafts, StepPlan plan) noexcept nogil:
         """Write a row, and record its tokens as computed and its samples as pending, as they are after the launch."""
@@ -263,7 +277,7 @@ cdef class Planner:
             self.tables.states.plan_row(slot, plan.num_rows, count, self._idle_after(), plan)
         if plan.row(self.seqs, slot, count, drafts) & ROW_SAMPLE:
             self.seqs.promise(slot, 1 + drafts)
-            self.seqs.chained[slot] = 1
+            self.seqs.chained[slot] = not plan.lines.record[HEADER_RESTING]
         self.seqs.computed[slot] += count
         self.seqs.in_flight[slot] += 1
         if self.tables.dirty[slot] < self.tables.size[slot]:

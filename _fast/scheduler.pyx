@@ -70,7 +70,7 @@ cdef class Scheduler:
         self.encoder = EncoderTable(encoder_budget, encoder_capacity)
         self.running = RunningRows(self.seqs, by_priority)
         self.shares = TokenShares(self.seqs, self.running, self.queue, self.tables, max_tokens, max_chunk)
-        self.drafts = Drafts(self.seqs, self.running, self.tables, self.shares, max_lines)
+        self.drafts = Drafts(self.seqs, self.running, self.tables, self.shares, max_lines, max_rows)
         self.settler = Settler(self.seqs, self.tables, self.running, self.queue, self.encoder,
                                self.drafts, first_step - 1)
         self.planner = Planner(self.seqs, self.tables, self.queue, self.encoder, self.running, self.shares,
@@ -128,6 +128,8 @@ cdef class Scheduler:
         self.seqs.read_cache[slot] = read_cache
         self.seqs.traced[slot] = traced
         self.seqs.drafts[slot] = drafts
+        if drafts:
+            self.drafts.budget.estimates.enter(slot)
         self.encoder.hold(self.seqs, slot)
         self.queue.enlist(slot, flow, weight, n, deadline, priority, arrival, self.next_order)
         self.next_order += 1

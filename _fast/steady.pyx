@@ -20,7 +20,7 @@ from posix.time cimport timespec
 
 from _fast.clock cimport StepClock
 from _fast.launcher cimport now
-from _fast.layout cimport GRAPH_DECODE, GRAPH_MIXED, GRAPH_SAMPLE, ROW_SAMPLE, TOKEN_END
+from _fast.layout cimport GRAPH_DECODE, GRAPH_MIXED, GRAPH_SAMPLE, HEADER_VARIANT, ROW_SAMPLE, TOKEN_END
 from _fast.ring cimport named
 from _fast.types cimport slot_t
 
@@ -282,7 +282,7 @@ cdef class SteadyLoop:
                     special_rows |= special[slots[row]] & (ALWAYS | PROMPT)
         if special_rows:
             return 0
-        self.variant = bits >> VARIANT_SHIFT
+        self.variant = (bits >> VARIANT_SHIFT) | plan.lines.record[HEADER_VARIANT]
         if plan.num_sampled and self.launcher.choose(GRAPH_SAMPLE, self.variant, plan.num_lines) == 0:
             return 0
         return self.launcher.choose(

@@ -7,7 +7,7 @@ Thread: any.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.base.draft_keys import without_passed
@@ -33,7 +33,8 @@ OWNERS = {  # the methods of a key that others lack
     SAMPLED: (*WITH_FILES, MTP),
     LONGEST: (BY_FILES, DRAFT_MODEL),
 }
-KEYS = ("method", "model", "revision", "num_speculative_tokens", *OWNERS)
+ADAPTIVE, BY_ROWS = "enable_adaptive_verification", "num_speculative_tokens_per_batch_size"
+KEYS = ("method", "model", "revision", "num_speculative_tokens", *OWNERS, ADAPTIVE, BY_ROWS)
 GREEDY, PROBABILISTIC = "greedy", "probabilistic"
 # Methods of other servers that have no drafter here.
 OTHERS = ("eagle", "medusa", "mlp_speculator", "dspark")
@@ -61,6 +62,8 @@ class DraftConfig:
     greedy: bool = False  # a drafter's most probable token is the draft; False: drawn with the row's own noise
     suffix: SuffixRules | None = None  # for SUFFIX
     longest: int = 0  # tokens of a row that a draft model computes; 0: as many as its files and the target allow
+    adaptive: bool = True  # a step verifies as many drafts as make tokens come fastest; False: all
+    by_rows: tuple[tuple[int, int, int], ...] = ()  # (least rows, most rows, most drafts of a row while so many run)
 
 
 def draft_config(given: Mapping[str, Any]) -> DraftConfig | None:
@@ -68,6 +71,33 @@ def draft_config(given: Mapping[str, Any]) -> DraftConfig | None:
     if not given:
         return None
     given = without_passed(FLAG, given)
+    found = _drafts(given)
+    adaptive = given.get(ADAPTIVE, True)
+    if not isinstance(adaptive, bool):
+        raise ConfigError(f"{FLAG}: {ADAPTIVE} is {adaptive!r}; give true or false")
+    return replace(found, adaptive=adaptive, by_rows=_ranges(given.get(BY_ROWS, []), found.num_tokens or MOST_DRAFTS))
+
+
+def _ranges(given: Any, most: int) -> tuple[tuple[int, int, int], ...]:
+    """Reads [[least rows, most rows, drafts]]; more rows than all ranges, or fewer, have all drafts."""
+    found, last = [], 0
+    for one in given if isinstance(given, list) else [given]:
+        numbers = one if isinstance(one, list) else []
+        if len(numbers) != 3 or any(isinstance(number, bool) or not isinstance(number, int) for number in numbers):
+            raise ConfigError(f"{FLAG}: {BY_ROWS}: {one!r}; give a list of [least rows, most rows, drafts]")
+        low, high, drafts = numbers
+        if not last < low <= high or not 0 <= drafts <= most:
+            raise ConfigError(
+                f"{FLAG}: {BY_ROWS}: {one!r}; ranges of rows are from 1 on, ascending, and without overlap, and drafts "
+                f"are 0 to {most}"
+            )
+        found.append((low, high, drafts))
+        last = high
+    return tuple(found)
+
+
+def _drafts(given: Mapping[str, Any]) -> DraftConfig:
+    """Reads how drafts are made."""
     unknown = [key for key in given if key not in KEYS]
     if unknown:
         raise ConfigError(f"{FLAG}: unknown key {unknown[0]!r}; there are {', '.join(KEYS)}")

@@ -2,7 +2,7 @@
 
 In: the next record in pinned host memory (layout: `_fast/layout.py`) and the slots' rows. Out: updated rows of slots,
 and every entry of StepInputs, including padding, so that no value of an earlier step can be read.
-Two launches on fixed grids:
+Two launches on fixed grids, and one between them in steps with drafts (engine/kernels/deal_drafts):
 
     record_kernel  (engine/kernels/record) reads the record from the host; applies the slots' changes
     inputs_kernel  program 0: rows and sampled rows; other programs: token ids, positions, cache slots
@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from _fast.layout import ALIGNED, HEADER_LEN, Header, RowColumn, RowFlag, SlotWord, column_at, tail_at, tokens_at
-from engine.kernels.fed_rows import fill, fill_lines_reference, find_rows, resolve, resolve_reference
+from engine.kernels.deal_drafts import deal_drafts_reference, launch_deal_drafts
+from engine.kernels.fed_rows import fill, fill_lines_reference, find_rows, first_place, resolve, resolve_reference
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.record import Records, take_record, take_record_reference
 from engine.kernels.step_tensors import SlotTensors, StepInputs, word
@@ -39,7 +40,6 @@ POSITION_DELTA = tl.constexpr(int(SlotWord.POSITION_DELTA))
 LAST_TOKEN = tl.constexpr(int(SlotWord.LAST_TOKEN))
 OUTSIDE = tl.constexpr(int(SlotWord.OUTSIDE))
 LAST_PLACE = tl.constexpr(int(SlotWord.LAST_PLACE))
-LENGTH = tl.constexpr(int(SlotWord.LENGTH))
 ADAPTER = tl.constexpr(int(SlotWord.ADAPTER))
 TOKENS = 128  # per program
 
@@ -77,8 +77,8 @@ def fill_rows(
     last = start + length - 1
     if row_drafts is None:
         place = tl.cumsum(sampled, 0) - 1
-        fill_lines(sample_index, sample_row, sample_slot, sample_place, place, last, row, slot, number, sampled == 1,
-                   max_tokens)  # fmt: skip
+        fill_lines(sample_index, sample_row, sample_slot, sample_place, place, last, row * WIDTH, slot, number,
+                   sampled == 1, max_tokens)  # fmt: skip
         count = tl.sum(sampled, 0)
     else:
         lines = sampled * (1 + drafts)
@@ -153,7 +153,7 @@ def fill_tokens(
     newest = fed & (token == begin)
     name = tl.where(newest, tl.load(word(words, slot, LAST_TOKEN), mask=newest, other=0), name)
     if drafts is not None:
-        computed = tl.where(fed, tl.load(word(words, slot, LENGTH), mask=fed, other=0) - 1, computed)
+        computed = first_place(words, slot, flags, computed, fed)
         guessed = fed & (token > begin)
         draft = tl.load(drafts + slot * NUM + token - begin - 1, mask=guessed, other=0)
         name = tl.where(guessed, tl.maximum(draft, 0), name)  # a drafter's logits may have been invalid
@@ -222,7 +222,7 @@ def inputs_kernel(
         fill_rows(
             query_start, context_len, row_slot, sample_index, sample_row, sample_slot, sample_place, num_rows,
             num_sampled, home, row_drafts, words, staged, max_rows, max_tokens, max_slots, max_blocks * block_size,
-            max_lines, ROWS, NUM + 2,
+            max_lines, ROWS, NUM + 2 if NUM else 1,
         )  # fmt: skip
     else:
         fill_tokens(
@@ -273,6 +273,8 @@ def launch_inputs(
     count, capacity = records.pinned.shape
     axes = out.axes
     take_record(slots, records, max_rows, max_tokens, axes if axes > 1 else int(out.last_keys is not None))
+    if out.row_drafts is not None:
+        launch_deal_drafts(slots, records.staged, max_rows, max_tokens)
     rows = triton.next_power_of_2(max_rows + 1)
     inputs_kernel[(1 + triton.cdiv(max_tokens, TOKENS),)](
         out.token_ids, out.positions, out.slot_mapping, out.query_start, out.context_len, out.row_slot,
@@ -309,6 +311,7 @@ def step_inputs_reference(
     flags = column[RowColumn.FLAGS][:rows]
     fed, planned, drafts = (flags & RowFlag.FEED) != 0, tokens, torch.zeros_like(length)
     if out.row_drafts is not None:
+        _deal(slots, slot, flags, length, computed, tokens)
         length, computed, drafts = resolve_reference(slots, slot, flags, length, computed, max_tokens)
         start = torch.cat([length.new_zeros(1), length.cumsum(0)]).clamp(0, tokens)
         tokens = min(int(length.sum()), tokens)
@@ -317,7 +320,8 @@ def step_inputs_reference(
     fill(out.row_slot, slot, dummy)
     sampled = (flags & RowFlag.SAMPLE) != 0
     last = start[:-1] + length - 1, computed + length - slots.word(SlotWord.PROMPT_LEN)[slot]
-    fill_lines_reference(out, sampled, drafts, slot, *last, dummy, max_tokens, slots.drafts.shape[1] + 2)
+    number = slots.drafts.shape[1]
+    fill_lines_reference(out, sampled, drafts, slot, *last, dummy, max_tokens, number + 2 if number else 1)
     out.num_rows.fill_(rows)
     out.home.fill_(record[Header.HOME])
 
@@ -340,6 +344,16 @@ def step_inputs_reference(
         block = table[slot, (index // block_size).clamp(0, max_blocks - 1)].long()
         fill(mapping, torch.where(within & (block >= 0), block * block_size + index % block_size, -1), -1)
     _fill_positions(out, slots, record, slot, index, fed, planned, max_blocks * block_size)
+
+
+def _deal(slots: SlotTensors, slot: Tensor, flags: Tensor, length: Tensor, computed: Tensor, tokens: int) -> None:
+    """Deals the step's places for drafts out among rows int64 [rows]; tokens: of the step."""
+    fed = (flags & RowFlag.FEED) != 0
+    _, _, drafts = resolve_reference(slots, slot, flags, length, computed, tokens)
+    drafted = (fed & (length > 1)).nonzero().flatten()
+    places = max(tokens - int(torch.where(fed, 1, length).sum()), 0)
+    shares = deal_drafts_reference(slots, slot[drafted], drafts[drafted], places)
+    slots.word(SlotWord.NUM_DRAFTS)[slot[drafted]] = shares.int()
 
 
 def _fill_positions(

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from _fast.layout import SLOT_WORDS, SamplerWord, SlotWord
+from engine.kernels.survivals import Survivals, empty_survivals
 from engine.kernels.target import tl, triton
 
 ROW = tl.constexpr(SLOT_WORDS)
@@ -30,6 +31,7 @@ class SlotTensors:
     block_tables: Tensor  # [num_groups, max_slots + 1, max_blocks] int32
     words: Tensor  # [max_slots + 1, SLOT_WORDS] int32, floats as their bits
     drafts: Tensor  # [max_slots + 1, most drafts] int32: SlotWord.NUM_DRAFTS of them follow the slot's newest token
+    survivals: Survivals  # of these drafts
 
     def word(self, number: SlotWord | SamplerWord) -> Tensor:
         """Return this number of every slot, int32 [max_slots + 1], a view."""
@@ -80,7 +82,8 @@ def empty_slots(
     """Allocate rows of zeros."""
     lines = max_slots + 1
     shapes = (num_groups, lines, max_blocks), (lines, SLOT_WORDS), (lines, num_drafts)
-    return SlotTensors(*(torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes))
+    tables, words, drafts = (torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes)
+    return SlotTensors(tables, words, drafts, empty_survivals(lines, num_drafts, device))
 
 
 def empty_inputs(

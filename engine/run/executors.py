@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 
 from engine.base.config import EngineConfig
 from engine.cache.sizing import fit_context, host_blocks
@@ -53,6 +54,7 @@ def on_device(
     """Builds a Runtime on accelerators, one for each rank."""
     from engine.step.backend.device.backends import pooling_backend, token_backend
     from engine.step.backend.device.startup import Startup
+    from engine.step.backend.device.times import measured_on_device
 
     memory, sizes, pools = accelerators[0].memory, plan.sizes, plan.model.pooler is not None
     ranks = [Rank(number, plan.model, plan.layout, each) for number, each in enumerate(accelerators)]
@@ -71,4 +73,6 @@ def on_device(
         start.allocate(blocks, config.debug_poison)
     with phase("graphs"), enough_for("graphs", memory):
         start.capture()
-    return Runtime(config, executor, replace(sizes, max_model_len=context), blocks)
+    return Runtime(
+        config, executor, replace(sizes, max_model_len=context), blocks, partial(measured_on_device, config, backend)
+    )

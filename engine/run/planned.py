@@ -19,7 +19,7 @@ from engine.quant.kv import stored_specs
 from engine.step.parts.order import Setting, claims_of, parts_of
 from engine.step.parts.part import Claim, StepPart
 from engine.step.sizes import Sizes
-from engine.step.step import Ending
+from engine.step.step import Endings
 from engine.weights.files import Shard
 
 
@@ -34,10 +34,11 @@ class Planned:
     layout: CacheLayout
 
     @property
-    def endings(self) -> list[Ending]:
+    def endings(self) -> Endings:
         """Functions that run after each choice of tokens."""
-        plain = StepPart.after_choice
-        return [part.after_choice for part in self.parts if type(part).after_choice is not plain]
+        parts = [part for part in self.parts if type(part).after_choice is not StepPart.after_choice]
+        resting = [part.after_rest if part.rests else part.after_choice for part in parts]
+        return Endings([part.after_choice for part in parts], resting)
 
     @property
     def lines(self) -> list[str]:

@@ -6,6 +6,7 @@ Owner: device thread. engine/run/start makes the Runtime; after that the executo
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from typing import Any
 
 from _fast.scheduler import Scheduler
@@ -24,6 +25,7 @@ from engine.step.parts.media import Media
 from engine.step.plain import Executor
 from engine.step.planted import planted
 from engine.step.sizes import Sizes
+from engine.step.times import Times
 
 BACKLOG = 256  # pooling models: for each slot, so many more inputs may wait outside the scheduler
 PATCHES_PER_TOKEN = 4  # patches that towers may encode in a step, per token of the step's budget
@@ -33,8 +35,16 @@ CPU_ENCODE_TOKENS, DEVICE_ENCODE_TOKENS = 1024, 2048  # the patches are computed
 class Runtime:
     """One loaded model with its scheduler, admission and executor."""
 
-    def __init__(self, config: EngineConfig, executor: Executor, sizes: Sizes, blocks: int) -> None:
-        """`sizes`: max_model_len already fits into the cache; `blocks`: blocks of the cache with the dummy block."""
+    def __init__(
+        self,
+        config: EngineConfig,
+        executor: Executor,
+        sizes: Sizes,
+        blocks: int,
+        measured: Callable[[], Times] | None = None,
+    ) -> None:
+        """`sizes`: max_model_len already fits into the cache; `blocks`: blocks of the cache with the dummy block;
+        `measured`: measures the times of an accelerator's steps."""
         executor.backend = planted(executor.backend, config.faults)
         rank = executor.backend.rank
         self.config, self.executor, self.sizes, self.layout = config, executor, sizes, rank.layout
@@ -67,6 +77,7 @@ class Runtime:
             **state_settings(config, rank.layout),
         )
         self.admission = Admission(self.scheduler, executor, caches_prefixes, config.debug_poison)
+        self.measured = measured
         self._profile: DeviceProfile | None = None
 
     def steady(self, inbox: Inbox) -> SteadySteps | None:

@@ -25,6 +25,7 @@ from engine.device.host import choose_device, usable_cores
 from engine.models.registry import files_decide, load_model_config
 from engine.quant.online import requested
 from engine.run.bounds import sizes_of
+from engine.run.budget import set_budget
 from engine.run.built import built
 from engine.run.executors import on_device, on_host
 from engine.run.planned import planned
@@ -75,6 +76,8 @@ def load_runtime(config: EngineConfig, startup: dict[str, float], wake: Callable
     runtime = make(config, plan, accelerators, wake, phase)
     with phase("warmup"):
         warmed(runtime, accelerators[0] if accelerators else None)
+        if runtime.sizes.width > 1:
+            set_budget(runtime)
     lines = [*summary(config, model, runtime.sizes, runtime.layout, runtime.limits.num_blocks)]
     for line in lines + plan.lines:
         log.info("start: %s", line)

@@ -195,11 +195,13 @@ class DeviceSampler:
         tokens_out: Tensor,
         thresholds: bool = False,
         drawn: Tensor | None = None,
+        runs: bool = True,
     ) -> None:
         """Samples tokens for logits [S, vocab] of the step's first S lines, into tokens_out int32 [max_rows * width].
 
-        tokens_out: a run per plan row. Can be captured: grids and addresses are fixed, and lines beyond num_sampled
-        write nothing. `drawn`: logits to sample from; None: `logits`. Log-probabilities always come from `logits`.
+        tokens_out: a run per plan row; `runs`: `verify` follows, False: the step has no drafts. Can be captured: grids
+        and addresses are fixed, and lines beyond num_sampled write nothing. `drawn`: logits to sample from; None:
+        `logits`. Log-probabilities always come from `logits`.
         """
         rows = inputs.sample_row, inputs.sample_slot
         choose(
@@ -211,7 +213,7 @@ class DeviceSampler:
             *rows,
             inputs.sample_place,
             thresholds,
-            self.logprob_words.shape[2],
+            self.logprob_words.shape[2] if runs else 1,
         )
         if self._raw:
             top_logprobs(
@@ -263,7 +265,7 @@ class DeviceSampler:
         self.lines.set_bits(self.lines.tables.allowed, allowed_bits(moving))
 
     def launch_special(
-        self, inputs: StepInputs, logits: Tensor, tokens_out: Tensor, slots: np.ndarray
+        self, inputs: StepInputs, logits: Tensor, tokens_out: Tensor, slots: np.ndarray, runs: bool = True
     ) -> Pending | None:
         """As launch_plain, for a step with special rows; slots int [S]: each row's slot.
 
@@ -274,7 +276,7 @@ class DeviceSampler:
         self.send_moved(slots)
         asked = [row for row in special if int(slots[row]) in self._logprobs]
         drawn = self._weighed(logits, slots, special)
-        self.launch_plain(inputs, logits, tokens_out, bool(asked) and not self._raw, drawn)
+        self.launch_plain(inputs, logits, tokens_out, bool(asked) and not self._raw, drawn, runs)
         return self._write_logprob_lines(inputs, logits, tokens_out, asked, slots) if asked else None
 
     def _weighed(self, logits: Tensor, slots: np.ndarray, special: list[int]) -> Tensor | None:

@@ -60,6 +60,7 @@ class Executor:
         for number, part in enumerate(part for part in self.parts if part.claim().variants):
             part.variant = 1 << number
             self.backend.forward_variant |= part.variant * part.changes_forward
+            self.backend.drafting_variant |= part.variant * part.rests
         for part in self.parts:
             part.start(self)
 
@@ -81,6 +82,7 @@ class Executor:
     def launch_forward(self, plan: StepPlan) -> Step:
         """Puts inputs and forward of a step onto the stream."""
         step = self._newest = self.backend.step(plan)
+        step.variant = plan.variant
         if self._active:
             self._join(step)
         self.backend.run(self._forward, step)
@@ -169,6 +171,7 @@ class Executor:
         """Wraps a plan that the GIL-free loop launched in a Step, which Python settles."""
         assert self.backend.steady is not None
         step = self._newest = self.backend.steady.adopt(plan)
+        step.variant = plan.variant
         if self._active:
             self._join(step)
         return step

@@ -7,7 +7,7 @@ thread again. The comment of a field names the code that sets the field.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -135,6 +135,20 @@ class Chosen:
     slots: torch.Tensor  # int32 [rows]: the slot of each run; on an accelerator [max_rows], by plan row
     hidden: torch.Tensor  # [lines, hidden_size] hidden states from which the tokens were sampled
     state: SlotTensors  # the state of live requests; on a host only the words that the device writes, and drafts
+    # int32 [lines] each: place of a line's token in the flattened runs, negative for padding; its slot; its number in
+    # the answer. Without drafts a row has one line.
+    lines: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 Ending = Callable[[Chosen, int], None]  # StepPart.after_choice
+
+
+@dataclass(frozen=True, slots=True)
+class Endings:
+    """Functions that run after each choice of tokens."""
+
+    drafting: Sequence[Ending] = ()  # of a step with drafts, and of every step if no part rests
+    resting: Sequence[Ending] = ()  # of a step without drafts in which parts rest
+
+
+NO_ENDINGS = Endings()

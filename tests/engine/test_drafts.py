@@ -198,6 +198,11 @@ async def test_an_answer_that_is_left_in_a_run_leaves_nothing():
         ),
         ({"method": "mtp", "num_speculative_tokens": 2, "max_model_len": 9}, "max_model_len is for method draft_model"),
         ({"method": "draft_model"}, "model=None names no drafter; give the folder or the repository of a small model"),
+        (ngram(3, enable_adaptive_verification=1), "enable_adaptive_verification is 1; give true or false"),
+        (ngram(3, num_speculative_tokens_per_batch_size=4), "4; give a list of [least rows, most rows, drafts]"),
+        (ngram(3, num_speculative_tokens_per_batch_size=[[1, 2]]), "[1, 2]; give a list of [least rows"),
+        (ngram(3, num_speculative_tokens_per_batch_size=[[1, 2, 4]]), "[1, 2, 4]; ranges of rows are from 1 on"),
+        (ngram(3, num_speculative_tokens_per_batch_size=[[1, 4, 2], [4, 8, 1]]), "[4, 8, 1]; ranges of rows"),
         (ngram(3, quantisation="fp8"), "unknown key 'quantisation'; there are method, model"),
         (ngram(3, quantization="fp8"), "quantization='fp8': a drafter's weights are as in its files"),
         (ngram(3, draft_tensor_parallel_size=True), "draft_tensor_parallel_size=True: a drafter is on one device"),
@@ -217,6 +222,10 @@ def test_a_longer_least_match_raises_the_longest():
     assert draft_config(ngram(3)) == DraftConfig(3, 1, 5)
     passed = {"draft_tensor_parallel_size": 1, "rejection_sample_method": "standard", "quantization": None}
     assert draft_config(ngram(3, **passed)) == DraftConfig(3, 1, 5)
+    given = draft_config(
+        ngram(3, num_speculative_tokens_per_batch_size=[[1, 4, 2], [5, 8, 0]], enable_adaptive_verification=False)
+    )
+    assert given == DraftConfig(3, 1, 5, adaptive=False, by_rows=((1, 4, 2), (5, 8, 0)))
     assert draft_config(ngram(3, prompt_lookup_min=9)) == DraftConfig(3, 9, 9)
 
 

@@ -23,11 +23,12 @@ class DraftStateDevice(StateDevice, DraftDevice):
         slot, count = plan.row_slot[row], plan.row_len[row]
         if not plan.row_flags[row] & FEED:
             return plan.row_computed[row], count
-        start = self.length[slot] - 1
-        return start, 1 + max(0, min(self.found[slot], count - 1, request.last_place - start - 1))
+        return self.length[slot] - 1, 1 + self.shares[row]
 
 
 class DraftStateWalk(DraftWalk, StateWalk):
+    resting = 0  # a state's rows read the slots' lengths, which only steps with drafts write
+
     def __init__(self, seed, runs, **fixed):
         super().__init__(seed, runs=runs, **fixed)
         chunk, sizes = self.scheduler.states.chunk, (self.settings["max_rows"], self.settings["max_tokens"])

@@ -4,11 +4,12 @@ Like test_scheduler_walk.py. The device alone knows a row's place while a step i
 finds a random number of drafts, and accepts a random number of them.
 """
 
+import numpy as np
 import pytest
 
-from _fast.layout import TokenCode
+from _fast.layout import RunEnd, TokenCode
 from _fast.plan import StepPlan
-from tests.fast.oracles.device import FEED, SAMPLE, Device
+from tests.fast.oracles.device import EXACT, FEED, SAMPLE, Device
 from tests.fast.test_scheduler_walk import ERROR, NONE, Walk
 
 
@@ -20,19 +21,37 @@ class DraftDevice(Device):
         self.width = width
         self.length = {}  # by slot, as the next
         self.found = {}
+        self.fresh = set()  # slots whose drafts follow their newest tokens
+        self.shares = {}  # by row of the step: drafts
         self.verified = {}  # (step, row) -> drafts, accepted drafts
         self.longest = 0
+
+    def run(self, plan, requests, fails):
+        """Deals the step's drafts out at random, prefixes of each row's drafts, before the rows run."""
+        self.shares = dict.fromkeys(range(plan.num_rows), 0)
+        has = []
+        for row in range(plan.num_rows):
+            slot, count = plan.row_slot[row], plan.row_len[row]
+            if plan.row_flags[row] & FEED and count > 1:
+                known = len(requests[slot].tokens)
+                most = min(self.found[slot], count - 1, requests[slot].last_place - known)
+                has += [row] * max(0, most)
+        places = plan.num_tokens - plan.row_start[plan.num_rows]
+        for row in self.rng.sample(has, min(places, len(has))):
+            self.shares[row] += 1
+        return super().run(plan, requests, fails)
 
     def _row(self, plan, row, request, runs):
         slot, count, flags = plan.row_slot[row], plan.row_len[row], plan.row_flags[row]
         at, start = plan.row_start[row], plan.row_computed[row]
-        assert plan.row_start[row + 1] == at + count
+        assert plan.row_start[row + 1] == at + (count if not flags & FEED else 1)
         drafts = 0
         if flags & FEED:
-            assert list(plan.token_ids[at : at + count]) == [-1] * count
-            begin = self.length[slot] - 1
-            assert start <= begin, "the record has a minimum"
-            drafts = max(0, min(self.found[slot], count - 1, request.last_place - begin - 1))
+            assert plan.token_ids[at] == -1
+            begin = start if flags & EXACT else self.length[slot] - 1
+            assert start <= begin == len(request.tokens) - 1, "the record has a minimum"
+            drafts = self.shares[row]
+            assert not drafts or slot in self.fresh, "these drafts were found for an older text"
             start, count = begin, 1
         elif not request.broken:
             assert list(plan.token_ids[at : at + count]) == request.tokens[start : start + count]
@@ -44,7 +63,11 @@ class DraftDevice(Device):
             accepted = self.rng.randint(0, drafts)
             run = [self.draw(request) for _ in range(1 + accepted)]
             request.tokens += run
-            self.length[slot] = len(request.tokens)
+            assert plan.drafting or not drafts
+            self.fresh.discard(slot)
+            if plan.drafting:
+                self.fresh.add(slot)
+                self.length[slot] = len(request.tokens)
             self.found[slot] = self.rng.choice([0, self.rng.randint(0, self.width), self.width - 2])
             self.verified[plan.step_id, row] = drafts, accepted
             self.longest = max(self.longest, len(run))
@@ -53,7 +76,8 @@ class DraftDevice(Device):
             self._read_write(request, group, slot, start, inside)
             self.spoil(request, group, slot, start + inside, drafts - max(len(run) - 1, 0))
         request.computed = start + count + max(len(run) - 1, 0)
-        return run + [int(TokenCode.END) - self.found.get(slot, 0)] * (self.width - len(run))
+        code = self.found.get(slot, 0) + RunEnd.VERIFIED * drafts if plan.drafting else 0
+        return run + [int(TokenCode.END) - code] * (self.width - len(run))
 
     def spoil(self, request, group, slot, start, count):
         """Refused drafts were written, too."""
@@ -64,6 +88,8 @@ class DraftDevice(Device):
 class DraftWalk(Walk):
     """Some requests have drafts."""
 
+    resting = 0.7  # share of walks whose drafter may rest
+
     def __init__(self, seed, **fixed):
         super().__init__(seed, **fixed)
         self.width = self.rng.randint(3, 9)
@@ -71,6 +97,20 @@ class DraftWalk(Walk):
         sizes = self.settings["max_rows"], self.settings["max_tokens"]
         self.plans = [StepPlan(*sizes, plan.max_updates, width=self.width) for plan in self.plans]
         self.device = DraftDevice(self.rng, self.groups, self.block_size, self.draw, self.width)
+        if seed % 3:
+            self.set_budget()
+
+    def set_budget(self):
+        """Random times of steps; some drafters may rest, and the batch's size may limit the drafts."""
+        times = [sorted(self.rng.random() + 0.2 for _ in range(40)) for _ in range(3)]
+        cheap = self.rng.choice([0.1, 0.5, 1.0])
+        times[0] = [0.1 + value * cheap for value in times[0]]
+        budget = self.scheduler.drafts.budget
+        budget.set_times(*(np.array(values) for values in times))
+        if self.rng.random() < self.resting:
+            budget.let_rest(1)
+        if self.rng.random() < 0.3:
+            budget.set_most([(1, 2, self.width - 2), (3, 4, 1), (5, 9, 0)])
 
     def hints(self, length):
         return {"drafts": self.rng.choice([0, 1, self.width - 2, self.width - 2])}
@@ -82,12 +122,13 @@ class DraftWalk(Walk):
 
     def check_plan(self, plan, before):
         super().check_plan(plan, before)
+        assert plan.variant == (plan.drafting and self.scheduler.drafts.budget.rests)
         running = [slot for slot, facts in before.items() if facts["state"] == 2]
         if any(before[slot]["epoch"] != self.scheduler.seqs.snapshot(slot)["epoch"] for slot in running):
             assert all(before[s]["pending"] == before[s]["choosing"] for s in running), "drafts have preempted a row"
             for slot in plan.row_slot[: plan.num_rows]:
                 facts = self.scheduler.seqs.snapshot(slot)
-                if facts["choosing"] and facts["drafts"]:
+                if facts["choosing"] and facts["drafts"] and self.groups:
                     entries = len(self.scheduler.tables.row(slot))
                     assert entries <= -(-facts["computed"] // self.block_size) + 1, "blocks of refused drafts remain"
 
@@ -141,7 +182,7 @@ def test_drafts_never_preempt(seed):
     walk = DraftWalk(seed, num_blocks=28, block_size=4, groups=[(0, 0)], max_rows=6, max_slots=9, max_tokens=40)
     walk.run(150, arrivals=0.9, aborts=0.01)
     assert walk.scheduler.num_preemptions > 0
-    assert walk.device.longest > 1
+    assert walk.device.longest > 1 or walk.scheduler.drafts.budget.adaptive
 
 
 @pytest.mark.parametrize("seed", range(20))

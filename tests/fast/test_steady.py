@@ -46,12 +46,16 @@ CONTEXT = 1024  # positions in the stand-in's cache
 class Engine:
     """The order of engine/run/loop with two steps in flight. `news` has (step, ids, tokens, finishes) of each step."""
 
-    def __init__(self, script, vocab=40, width=1, **settings):
+    def __init__(self, script, vocab=40, width=1, times=None, **settings):
+        """times: of steps, for the budget of drafts; the drafter may rest."""
         defaults = {"max_slots": SLOTS, "max_rows": ROWS, "max_tokens": TOKENS, "max_model_len": 128, "block_size": 4}
         self.scheduler = Scheduler(**{**defaults, "num_blocks": 60, **settings})
         rows = self.scheduler.max_rows
         sizes = rows, self.scheduler.max_tokens, 1 << 12, self.scheduler.max_slots
-        self.rig = Rig(*sizes, width=width, run_width=self.scheduler.run_width)
+        self.rig = Rig(*sizes, width=width, run_width=self.scheduler.run_width, rests=times is not None)
+        if times is not None:
+            self.scheduler.drafts.budget.set_times(*times)
+            self.scheduler.drafts.budget.let_rest(1)
         self.width = width
         self.rig.lib.set_vocab(vocab)
         if self.scheduler.max_model_len <= CONTEXT:
@@ -106,7 +110,8 @@ class Engine:
         if size:
             launcher.replay(plan.num_decode_rows != plan.num_rows, size)
         if plan.num_sampled:
-            launcher.replay(GraphKind.SAMPLE, launcher.pick(GraphKind.SAMPLE, plan.num_lines))
+            size = launcher.pick(GraphKind.SAMPLE, plan.num_lines, plan.variant)
+            launcher.replay(GraphKind.SAMPLE, size, plan.variant)
         launcher.finish()
 
     def settle(self, index, wait=True):
@@ -285,7 +290,8 @@ def check_endings(engine, script):
 
 def both(script, faulty=-1, eager=0, **options):
     """The news of a plain engine, the news of a mixed engine, and the mixed engine."""
-    names = ("num_blocks", "vocab", "width", "max_tokens", "prefix_caching", "groups", "state_blocks", "tail_blocks")
+    names = ("num_blocks", "vocab", "width", "times", "max_tokens", "prefix_caching", "groups")
+    names += ("state_blocks", "tail_blocks")
     settings = {name: options.pop(name) for name in names if name in options}
     plain = Engine(script, **settings)
     plain.rig.lib.set_faulty_step(faulty)
@@ -316,6 +322,21 @@ def test_rows_bring_home_runs_of_tokens(seed, entries):
     expected, emitted, _ = both(script, width=4, entries=entries, seed=seed)
     assert emitted == expected
     assert any(len(news[1]) > len(set(news[1])) for news in emitted), "a row is named once for each of its tokens"
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("cost", [0.02, 0.2, 1.5])
+def test_a_budget_of_drafts_needs_no_python(seed, cost):
+    """Some drafts are verified, or none: then the drafter rests, and is tried from time to time."""
+    script = script_of(seed, flags=(0,), length=60)
+    seconds = 1 + cost * np.arange(TOKENS + 1)
+    times = seconds, seconds, np.zeros(1)
+    expected, emitted, mixed = both(script, width=5, times=times, python=0.0, seed=seed)
+    assert emitted == expected
+    assert mixed.reasons[REASON_PYTHON] == 0
+    drafts = mixed.scheduler.drafts
+    assert drafts.num_draft_tokens > 0
+    assert drafts.budget.rest.num_probes > 0 or cost < 1
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -24,6 +24,9 @@ def chosen_runs(rows: int, number: int) -> tuple[Tensor, SlotTensors, RuleTables
     """Tokens that were chosen at the places of `number` drafts, of which some are right; some rows have rules."""
     slots = empty_slots(rows, 1, 1, "cpu", number)
     slots.drafts.copy_(drawn(1, rows + 1, number))
+    slots.word(SlotWord.LENGTH).copy_(drawn(17, rows + 1, high=2))  # 0: the slot's first verification
+    slots.survivals.estimates.copy_(drawn(18, rows + 1, number, low=512, high=32768))
+    slots.survivals.model.copy_(drawn(19, number, low=512, high=32768))
     inputs = empty_inputs(rows, rows * (number + 1), 1, 1, "cpu", max_lines=rows * (number + 1))
     assert inputs.row_drafts is not None
     inputs.row_slot.copy_(torch.randperm(rows, generator=torch.Generator().manual_seed(9)))

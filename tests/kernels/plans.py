@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from _fast.layout import SLOT_WORDS, UPDATE_WORDS, Header, RowFlag, SlotWord, TokenCode
+from _fast.layout import SLOT_WORDS, UPDATE_WORDS, Header, RowFlag, RunEnd, SlotWord, TokenCode
 from _fast.plan import StepPlan
 from _fast.scheduler import Scheduler
 from engine.cache.layout import CacheLayout
@@ -66,6 +66,9 @@ class Walk:
         updates = self.max_rows * (self.max_blocks + 1) * len(self.groups)
         self.width = self.drafts + 2 if self.drafts else 1
         self.plans = [StepPlan(self.max_rows, self.max_tokens, updates, width=self.width) for _ in range(2)]
+        if self.drafts and self.seed % 2:  # more rows with drafts than places for them
+            times = 1 + np.arange(self.max_rows * 2) // self.max_rows * draw.random()
+            self.scheduler.drafts.budget.set_times(times, times, np.zeros(1))
         self.slots = HostSlots(self.max_slots, self.max_blocks, len(self.groups), num_drafts=self.drafts)
         self.verified = 0
         specs = [
@@ -117,7 +120,8 @@ class Walk:
         if any(positions is not None for positions in given):
             staged[Header.POSITIONS_AT] = size
             for row, positions in enumerate(given):
-                start, first, length = plan.row_start[row], plan.row_computed[row], plan.row_len[row]
+                start, first = plan.row_start[row], plan.row_computed[row]
+                length = plan.row_start[row + 1] - start
                 for axis in range(self.axes):
                     for k in range(length):
                         at = first + k
@@ -169,6 +173,9 @@ class Walk:
             found = draw.choice([0, draw.randint(0, self.drafts), self.drafts])
             slots.words[slot, SlotWord.LENGTH] = rows.computed[row] + rows.lens[row] - drafts + count
             slots.words[slot, SlotWord.NUM_DRAFTS] = found
+            slots.tensors.survivals.survivals[slot] = torch.tensor(
+                sorted([draw.choice([1, 9, 99, draw.randrange(1, 32768)]) for _ in range(self.drafts)], reverse=True)
+            )
             slots.tensors.drafts[slot] = torch.tensor([draw.randrange(2, 90) for _ in range(self.drafts)])
-            runs[row, count:] -= found
+            runs[row, count:] -= found + RunEnd.VERIFIED * drafts
         return runs.ravel()

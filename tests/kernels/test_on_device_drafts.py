@@ -2,7 +2,7 @@
 references."""
 
 import copy
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from engine.kernels.drafts_rows import DraftedRows
 from engine.kernels.sampling.ngram import ngram, ngram_reference
 from engine.kernels.sampling.suffix import empty_matches, suffix, suffix_reference
 from engine.kernels.sampling.verify import verify, verify_reference
+from engine.kernels.survivals import Survivals
 from tests.kernels.drafts import chosen_runs, written_texts
 from tests.kernels.test_on_device import pages
 
@@ -28,7 +29,7 @@ def there(of):
     if isinstance(of, DraftedRows):
         return DraftedRows(*(each if each is None or isinstance(each, int) else there(each) for each in of))
     named = ((field.name, getattr(of, field.name)) for field in fields(of))
-    return replace(of, **{name: there(each) for name, each in named if isinstance(each, torch.Tensor)})
+    return replace(of, **{name: there(each) for name, each in named if is_dataclass(each) or torch.is_tensor(each)})
 
 
 @pytest.mark.parametrize("number", [1, 4, 64])
@@ -42,6 +43,8 @@ def test_runs_equal_the_reference(number):
     assert torch.equal(mine[1].words.cpu(), theirs[1].words)
     assert torch.equal(mine[2].counts.cpu(), theirs[2].counts)
     assert torch.equal(mine[2].seen.cpu(), theirs[2].seen)
+    for field in fields(Survivals):
+        assert torch.equal(getattr(mine[1].survivals, field.name).cpu(), getattr(theirs[1].survivals, field.name))
 
 
 @pytest.mark.parametrize(("least", "most"), [(1, 5), (2, 3), (3, 32)])

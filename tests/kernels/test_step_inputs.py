@@ -96,6 +96,7 @@ def copy_slots(slots, walk):
     for number in (SlotWord.LENGTH, SlotWord.NUM_DRAFTS):
         slots.word(number)[: walk.max_slots] = walk.slots.tensors.word(number)[: walk.max_slots]
     slots.drafts.copy_(walk.slots.tensors.drafts)
+    slots.survivals.survivals.copy_(walk.slots.tensors.survivals.survivals)
 
 
 @pytest.mark.parametrize("planted", [False, True])
@@ -198,7 +199,7 @@ def test_numbers_out_of_bounds_touch_nothing():
     slots, out = empty_slots(3, 5, 2, "cpu"), empty_inputs(max_rows, max_tokens, 2, 4, "cpu")
     record = np.full(tail_at(max_rows, max_tokens) + 40, 1 << 30, np.int32)
     step_inputs(out, slots, alone(record), max_rows, max_tokens, 16, VOCAB)
-    assert not any(getattr(slots, f.name).any() for f in dataclasses.fields(slots))
+    assert not any(tensor.any() for tensor in (slots.block_tables, slots.words, slots.drafts))
     assert (out.slot_mapping == -1).all()
     assert (out.row_slot == 3).all()
     assert (out.context_len <= 5 * 16).all()

@@ -3,19 +3,21 @@
     accepted = number of leading k with token[k] == draft[k];    run = token[0] .. token[accepted]
 
 Each place was chosen by the row's own sampling, so a run has the tokens that steps without drafts choose one by one.
-What depends on the number of tokens is written here, for emitted tokens only: the slot's newest token and length, and
-the counts of its rules. A run ends before a place whose logits are not finite, unless this is the first place. A draft
-below 0 has no valid logits of its drafter; it is never accepted, and the run's end counts it (RunEnd.INVALID).
-Users: engine/step/backend/device, in steps with runs.
+What depends on the number of tokens is written here, for emitted tokens only: the slot's newest token and length, the
+counts of its rules, and the estimates of how often its drafts are right (kernels/survivals). A run ends before a place
+whose logits are not finite, unless this is the first place. A draft below 0 has no valid logits of its drafter; it is
+never accepted, and the run's end counts it (RunEnd.INVALID). Users: engine/step/backend/device, in steps with runs.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from _fast.layout import RunEnd, SlotWord, TokenCode
 from engine.kernels.sampling.rules import RuleTables, line_of, record_reference, record_token
 from engine.kernels.step_tensors import SlotTensors, StepInputs, word
+from engine.kernels.survivals import learn, learn_reference
 from engine.kernels.target import tl, triton
 
 LAST_TOKEN = tl.constexpr(int(SlotWord.LAST_TOKEN))
@@ -34,6 +36,11 @@ def verify_kernel(
     repeats,
     breakers,
     drafts,  # [slots, NUM] int32
+    estimates,  # up to `model`: fields of Survivals
+    survivals,
+    right,
+    tried,
+    model,
     row_drafts,  # [max_rows] int32, as the next two
     row_slot,
     context_len,
@@ -60,7 +67,11 @@ def verify_kernel(
         newest = tl.sum(tl.where(lane == count - 1, token, 0), 0)
         tl.store(word(words, slot, LAST_TOKEN), tl.maximum(newest, 0))
         before = tl.load(context_len + row) - verified  # tokens before the run
+        begins = tl.load(word(words, slot, LENGTH)) == 0
+        tl.debug_barrier()
         tl.store(word(words, slot, LENGTH), before + count)
+        good = tl.minimum(accepted, verified)
+        learn(estimates, survivals, right, tried, model, slot, verified, good, begins, NUM, LANES)
         rules = line_of(words, slot)
         if rules >= 0:
             for k in range(count):
@@ -87,13 +98,14 @@ def verify(runs: Tensor, slots: SlotTensors, tables: RuleTables, inputs: StepInp
 
 def launch_verify(runs: Tensor, slots: SlotTensors, tables: RuleTables, inputs: StepInputs) -> None:
     """Launch the kernel on a grid that depends only on shapes."""
-    rows, width = runs.shape
+    (rows, width), state = runs.shape, slots.survivals
     assert runs.is_contiguous()
     assert inputs.row_drafts is not None
     assert len(inputs.row_drafts) == rows
     verify_kernel[(rows,)](
-        runs, slots.words, tables.counts, tables.seen, tables.repeats, tables.breakers, slots.drafts, inputs.row_drafts,
-        inputs.row_slot, inputs.context_len, tables.counts.shape[1], NUM=slots.drafts.shape[1], WIDTH=width,
+        runs, slots.words, tables.counts, tables.seen, tables.repeats, tables.breakers, slots.drafts, state.estimates,
+        state.survivals, state.right, state.tried, state.model, inputs.row_drafts, inputs.row_slot, inputs.context_len,
+        tables.counts.shape[1], NUM=slots.drafts.shape[1], WIDTH=width,
         LANES=triton.next_power_of_2(width), HISTORY=tables.history, num_warps=1,
     )  # fmt: skip
 
@@ -101,6 +113,7 @@ def launch_verify(runs: Tensor, slots: SlotTensors, tables: RuleTables, inputs: 
 def verify_reference(runs: Tensor, slots: SlotTensors, tables: RuleTables, inputs: StepInputs) -> None:
     assert inputs.row_drafts is not None
     rows = zip(inputs.row_drafts.tolist(), inputs.row_slot.tolist(), inputs.context_len.tolist())
+    outcomes = []
     for row, (verified, slot, context) in enumerate(rows):
         if verified < 0:
             runs[row] = TokenCode.END
@@ -110,8 +123,11 @@ def verify_reference(runs: Tensor, slots: SlotTensors, tables: RuleTables, input
         count = accepted + (tokens[accepted] >= 0)
         runs[row, max(count, 1) :] = TokenCode.END - RunEnd.INVALID * sum(guess < 0 for guess in guesses)
         slots.word(SlotWord.LAST_TOKEN)[slot] = max(tokens[count - 1], 0) if count else 0
+        outcomes.append((slot, verified, accepted, int(slots.word(SlotWord.LENGTH)[slot]) == 0))
         slots.word(SlotWord.LENGTH)[slot] = context - verified + count
         if int(slots.word(SlotWord.RULE_LINE)[slot]):
             first = context - verified - int(slots.word(SlotWord.PROMPT_LEN)[slot])
             for place, token in enumerate(tokens[:count], first):
                 record_reference(token, tables, slots, slot, max(place, 0))
+    own, drafts, right, begins = torch.tensor(outcomes, dtype=torch.int64).view(-1, 4).unbind(1)
+    learn_reference(slots.survivals, own, drafts, right, begins > 0)

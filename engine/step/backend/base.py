@@ -116,6 +116,7 @@ class Backend(Protocol):
     """Runs steps in the order in which they are launched."""
 
     forward_variant: int  # the bit of the variant with another forward, which reads tokens' adapters; 0: there is none
+    drafting_variant: int  # the bit of the variant whose steps have drafts; 0: steps of all variants have
 
     @property
     def rank(self) -> Rank:

@@ -6,8 +6,12 @@ model (draft_model).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from engine.base.config import EngineConfig
 from engine.base.drafts import NGRAM, SUFFIX, draft_config
+from engine.cache.spec import CacheSpec
+from engine.cache.state import StateSpec
 from engine.models.base.model import Model
 from engine.models.drafters.lookup import draft_model_for, drafter_for
 from engine.step.parts.draft_model import DraftModel
@@ -17,14 +21,16 @@ from engine.step.parts.part import StepPart
 from engine.step.sizes import Sizes
 
 
-def drafting_part(config: EngineConfig, model: Model, sizes: Sizes) -> StepPart | None:
-    """The part of a model that generates tokens; None: no drafts. Raises ConfigError."""
+def drafting_part(config: EngineConfig, model: Model, specs: Sequence[CacheSpec], sizes: Sizes) -> StepPart | None:
+    """The part of a model that generates tokens; None: no drafts. `specs`: caches of the model. Raises ConfigError."""
     drafts = draft_config(config.speculative)
     if drafts is None:
         return None
     if drafts.method in (NGRAM, SUFFIX):
         raw = config.logprobs_mode.startswith("raw")
-        return Drafts(drafts, sizes, raw)
+        # A state's rows read their slots' lengths, which steps without drafts do not write.
+        rests = not any(isinstance(spec, StateSpec) for spec in specs)
+        return Drafts(drafts, sizes, raw, rests)
     if (small := draft_model_for(config, model)) is not None:
         return DraftModel(config, *small, sizes)
     found = drafter_for(config, model)

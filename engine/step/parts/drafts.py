@@ -17,6 +17,7 @@ import numpy as np
 from _fast.scheduler import Scheduler
 from engine.base.drafts import DraftConfig
 from engine.base.request import Request, SamplingParams
+from engine.kernels.sampling.append import append
 from engine.kernels.sampling.ngram import Texts, empty_texts, ngram
 from engine.kernels.sampling.suffix import Matches, empty_matches, suffix
 from engine.kernels.sampling.top_logprobs import MOST
@@ -32,16 +33,16 @@ class Drafts(StepPart):
 
     name = "drafts"
 
-    def __init__(self, config: DraftConfig, sizes: Sizes, raw: bool) -> None:
-        """`raw`: log-probabilities are those of the model's logits."""
-        self._config, self._sizes, self._raw = config, sizes, raw
+    def __init__(self, config: DraftConfig, sizes: Sizes, raw: bool, rests: bool) -> None:
+        """`raw`: log-probabilities are those of the model's logits; `rests`: in steps without drafts the part rests."""
+        self._config, self._sizes, self._raw, self.rests = config, sizes, raw, rests
         self._texts: Texts
         self._matches: Matches | None = None  # for method `suffix`
 
     def claim(self) -> Claim:
         longest, sizes = self._sizes.max_model_len + 1, self._sizes
         matches = 0 if self._config.suffix is None else longest * sizes.max_rows
-        return Claim(weight_bytes=4 * (sizes.max_slots + 1) * longest + matches)
+        return Claim(variants=int(self.rests), weight_bytes=4 * (sizes.max_slots + 1) * longest + matches)
 
     def start(self, steps: Steps) -> None:
         sizes = self._sizes
@@ -68,6 +69,9 @@ class Drafts(StepPart):
             return
         texts, least = self._texts.tokens, rules.least_probability
         suffix(chosen.state, texts, self._matches, chosen.runs, chosen.slots, least)
+
+    def after_rest(self, chosen: Chosen, variant: int) -> None:
+        append(self._texts.tokens, chosen.state, chosen.runs, chosen.lines)
 
 
 def takes_drafts(params: SamplingParams, raw: bool) -> bool:

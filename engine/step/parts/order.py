@@ -88,7 +88,7 @@ def grammar(setting: Setting) -> StepPart | None:
 
 
 def drafting(setting: Setting) -> StepPart | None:
-    return drafting_part(setting.config, setting.model, setting.sizes) if setting.chooses else None
+    return drafting_part(setting.config, setting.model, setting.specs, setting.sizes) if setting.chooses else None
 
 
 def pooling(setting: Setting) -> StepPart | None:

@@ -77,6 +77,7 @@ class StepPart:
 
     name: ClassVar[str]  # key in extras of outputs, in Step.notes and in the ledger
     changes_forward: ClassVar[bool] = False  # graphs of forwards have the part's variant too, not only sampling
+    rests: bool = False  # steps without drafts call `after_rest` in place of `after_choice`
     ranks: ClassVar[Ranks] = "first"  # the ranks that hold the part's state, if a model lies on several devices
     variant = 0  # the bit of the part's graph variant if it claims one; the executor sets it before `start`
 
@@ -106,6 +107,10 @@ class StepPart:
         """On the stream: runs after sampling and verification and before the next forward, and is recorded in graphs;
         `variant`: the variant of the graph, 0 for plain steps. Steps without a graph call this method with their own
         variant."""
+
+    def after_rest(self, chosen: Chosen, variant: int) -> None:
+        """For a part with `rests`: like `after_choice`, after a step in which no row has or gets drafts, and each run
+        is one token."""
 
     def line(self) -> str:
         """One line about the part for the log of a start and for `check`; "": none."""

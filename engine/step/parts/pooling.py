@@ -199,7 +199,7 @@ class DevicePooling:
 
     def largest(self) -> None:
         """Runs the step with the most tokens."""
-        self.forward_into(GraphKind.MIXED, self._sizes.max_tokens, self.buffers.forward_variant)
+        self.forward_into(GraphKind.MIXED, self._sizes.max_tokens, self.buffers.variants.forward)
 
     # -- steps --------------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ that hold exactly the row's own prefix. So the device detects a block that is sh
 sent, and a position that is skipped, computed twice or read from a missing embedding.
 """
 
-SAMPLE, FEED = 1, 2
+SAMPLE, FEED, EXACT = 1, 2, 4
 GARBAGE = object()
 
 

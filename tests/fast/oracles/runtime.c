@@ -40,6 +40,7 @@ static int32_t found[SLOTS];  /* drafts for the tokens after these */
 static int32_t header[HEADER_LEN], rows_slot[ROWS], rows_place[ROWS], rows_end[ROWS], rows_drafts[ROWS], rows_sampled, rows_lines;
 static int64_t fault, device_end, step_ns, faulty_step = -1;
 static int32_t faulty_run[3] = {-1, -1, -1}; /* what the first sampled row of that step brings home */
+static int32_t plain; /* the graph that runs leaves drafts out */
 static int32_t vocab = 1000, bare, width = 1; /* width: places of a row's run */
 static int32_t in_order = 1, next_prep;  /* every step's record was read, once, in order */
 static int32_t block_size, factor, modulus;          /* of the cache, 0: none; of the prompts: token p is p * factor % modulus */
@@ -113,7 +114,7 @@ static void prep(const int32_t *record)
     const int32_t *token = rows + (ROW_FLAGS + 1) * column;
     const int32_t *tail = record + (token + max_tokens - record + ALIGNED - 1) / ALIGNED * ALIGNED;
     const int32_t *param = tail + UPDATE_WORDS * record[HEADER_NUM_UPDATES];
-    int32_t row, k;
+    int32_t row, k, places;
     memcpy(header, record, sizeof header);
     in_order &= header[HEADER_STEP_LOW] == next_prep++;
     if (bare)
@@ -126,22 +127,27 @@ static void prep(const int32_t *record)
     for (k = 0; block_size && k < record[HEADER_NUM_UPDATES]; k++, tail += UPDATE_WORDS)
         table[tail[UPDATE_SLOT]][tail[UPDATE_INDEX]] = tail[UPDATE_BLOCK];
     rows_sampled = rows_lines = 0;
+    places = record[HEADER_NUM_TOKENS] - start[record[HEADER_NUM_ROWS]]; /* for drafts; the first rows get them */
+    fault |= (places < 0) << 16;
     for (row = 0; row < record[HEADER_NUM_ROWS]; row++) {
         int32_t s = slot[row];
-        /* A fed row begins at the slot's newest token; its record says where at least. Drafts follow. */
-        int32_t fed = flags[row] & ROW_FEED, begin = fed ? length[s] - 1 : computed[row];
-        int32_t count = fed ? 1 : len[row], room = words[s][SLOT_TOP_K] - 1 - length[s];
+        /* A fed row begins at the slot's newest token; its record says where at least, or exactly. Drafts follow. */
+        int32_t fed = flags[row] & ROW_FEED, moved = fed && !(flags[row] & ROW_EXACT);
+        int32_t begin = moved && width > 1 ? length[s] - 1 : computed[row];
+        int32_t count = fed ? 1 : len[row], room = words[s][SLOT_TOP_K] - 2 - begin;
         room = room < len[row] - 1 ? room : len[row] - 1;
+        room = room < places ? room : places;
         rows_drafts[row] = !fed || room < 0 ? 0 : found[s] < room ? found[s] : room;
+        places -= rows_drafts[row];
         fault |= (begin < computed[row] || (width == 1 && begin != computed[row])) << 15;
         rows_end[row] = begin + count;
-        fault |= start[row + 1] - start[row] != len[row] || words[s][SLOT_SLOT] != s;
-        for (k = 0; k < len[row]; k++)
+        fault |= start[row + 1] - start[row] != count || words[s][SLOT_SLOT] != s;
+        for (k = 0; k < count; k++)
             fault |= fed ? (token[start[row] + k] != -1) << 1 : (token[start[row] + k] < 0) << 2;
         rows_slot[row] = s;
         rows_place[row] = flags[row] & ROW_SAMPLE ? rows_end[row] - words[s][SLOT_PROMPT_LEN] : -1;
         rows_sampled += flags[row] & ROW_SAMPLE ? 1 : 0;
-        rows_lines += flags[row] & ROW_SAMPLE ? (fed ? len[row] : 1) : 0;
+        rows_lines += flags[row] & ROW_SAMPLE ? 1 + rows_drafts[row] : 0;
         /* What a row reads: its newest token, fed here or known to the host, is the one drawn last. */
         if (begin >= words[s][SLOT_PROMPT_LEN]) {
             int32_t newest = fed ? last_token[s] : token[start[row]];
@@ -168,9 +174,14 @@ static void sample(int32_t size)
             int32_t k, p, count = 1 + token % (1 + rows_drafts[row]);
             for (k = 0; k < count; k++)
                 tokens[row * width + k] = last_token[s] = draw(words[s][SLOT_SEED_LOW], rows_place[row] + k);
-            found[s] = width > 2 ? token / 8 % (width - 1) : 0;
+            fault |= (plain && rows_drafts[row]) << 17;
             for (; k < width; k++)
-                tokens[row * width + k] = TOKEN_END - found[s];
+                tokens[row * width + k] = TOKEN_END;
+            if (plain)
+                continue; /* the slot's length and drafts stay what they were */
+            found[s] = width > 2 ? token / 8 % (width - 1) : 0;
+            for (k = count; k < width; k++)
+                tokens[row * width + k] -= found[s] + RUN_VERIFIED * rows_drafts[row];
             length[s] = rows_end[row] + count;
             /* The step has computed its run but for the newest token; of what no answer may have, nothing. */
             for (p = rows_end[row]; block_size && p < length[s] - 1; p++)
@@ -186,8 +197,9 @@ static void sample(int32_t size)
             }
 }
 
-/* Graph handles: 1000 prep, 20000 + decode size, 30000 + mixed size, 40000 + sample size, 50000 + size of a whole step. */
-enum { PREP = 1000, DECODE = 20000, MIXED = 30000, SAMPLE = 40000, STEP = 50000 };
+/* Graph handles: 1000 prep, 20000 + decode size, 30000 + mixed size, 40000 + sample size, 50000 + size of a whole step;
+   and 100000 for the choice without drafts, on a server with drafts. */
+enum { PREP = 1000, DECODE = 20000, MIXED = 30000, SAMPLE = 40000, STEP = 50000, PLAIN = 100000 };
 
 static int num_streams = 1; /* handles 1 to num_streams */
 static void (*bodies)(int64_t); /* runs the graph of a handle, where tests bring graphs of their own */
@@ -198,6 +210,8 @@ static void graph(int64_t handle)
         bodies(handle);
         return;
     }
+    plain = handle >= PLAIN;
+    handle -= plain * PLAIN;
     int32_t size = (int32_t)(handle % 10000);
     if (handle < DECODE || handle >= STEP) {
         prep(records[*turn]);
@@ -243,10 +257,11 @@ int cudaGraphLaunch(void *handle, void *on)
 {
     Op op = {.kind = GRAPH, .graph = (int64_t)(intptr_t)handle};
     int code = note(LOG_GRAPH, (int)(intptr_t)handle);
-    int forward = (op.graph >= DECODE && op.graph < SAMPLE) || op.graph >= STEP;
+    int64_t of = op.graph % PLAIN;
+    int forward = (of >= DECODE && of < SAMPLE) || of >= STEP;
     if (!code && step_ns) {
         int64_t now = clock_ns();
-        device_end = (device_end > now ? device_end : now) + (forward ? step_ns : op.graph < DECODE ? PREP_NS : 0);
+        device_end = (device_end > now ? device_end : now) + (forward ? step_ns : of < DECODE ? PREP_NS : 0);
     }
     if (forward && wake_after && --wake_after == 0) {
         int64_t one = 1;

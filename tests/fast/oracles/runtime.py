@@ -59,7 +59,20 @@ def seed_words(slot: int, prompt_len: int, seed: int, most: int = 0) -> np.ndarr
 class Rig:
     """Memory, graphs and a launcher for one scheduler's limits."""
 
-    def __init__(self, rows, tokens, updates, max_slots, *, records=3, graphs=True, whole=True, width=1, run_width=0):
+    def __init__(
+        self,
+        rows,
+        tokens,
+        updates,
+        max_slots,
+        *,
+        records=3,
+        graphs=True,
+        whole=True,
+        width=1,
+        run_width=0,
+        rests=False,
+    ):
         self.lib = library()
         size = record_len(rows, tokens, updates, run_width)
         self.records = [np.full(size, -99, np.int32) for _ in range(records)]
@@ -74,17 +87,24 @@ class Rig:
         self.lib.setup(rows, tokens, *pointers, records, ctypes.c_void_p(self.turn.ctypes.data), width)
         self.launcher = Launcher(addresses(), 1, places, self.turn.ctypes.data, lines, rows)
         if graphs:
-            self.set_graphs(rows, tokens, whole, rows * width if width > 1 else 0)
+            self.set_graphs(rows, tokens, whole, rows * width if width > 1 else 0, rests)
 
-    def set_graphs(self, rows, tokens, whole, lines=0):
+    def set_graphs(self, rows, tokens, whole, lines=0, rests=False):
+        """`rests`: variant 1 has drafts, and variant 0 has none."""
+        plain = 100000 * rests
         self.launcher.set_graph(GraphKind.PREP, 0, 1, 1000)
         for size in sorted({1, 2, 4, *range(8, rows, 8), rows}, reverse=True):
             self.launcher.set_graph(GraphKind.DECODE, 0, size, 20000 + size)
-            self.launcher.set_graph(GraphKind.SAMPLE, 0, size, 40000 + size)
+            self.launcher.set_graph(GraphKind.SAMPLE, 0, size, 40000 + size + plain)
             if whole:
-                self.launcher.set_graph(GraphKind.STEP, 0, size, 50000 + size)
-        for size in sorted(range(rows + 1, lines + 1), reverse=True):
+                self.launcher.set_graph(GraphKind.STEP, 0, size, 50000 + size + plain)
+        for size in sorted(range(rows + 1, lines + 1) if not rests else (), reverse=True):
             self.launcher.set_graph(GraphKind.SAMPLE, 0, size, 40000 + size)
+        if rests:  # the graphs of before are those without drafts
+            for kind, handle in ((GraphKind.SAMPLE, 40000), *[(GraphKind.STEP, 50000)] * whole):
+                for size in sorted({1, 2, 4, *range(8, rows, 8), rows, *range(rows + 1, lines + 1)}, reverse=True):
+                    if size <= rows or kind == GraphKind.SAMPLE:
+                        self.launcher.set_graph(kind, 1, size, handle + size)
         for size in sorted({*range(16, tokens, 16), tokens}, reverse=True):
             self.launcher.set_graph(GraphKind.MIXED, 0, size, 30000 + size)
 

@@ -3,9 +3,11 @@
 import pytest
 import triton  # noqa: F401  (must precede the import of any kernel file)
 
+from engine.kernels.deal_drafts import deal_drafts_kernel
 from engine.kernels.pool_home import pool_home_kernel
 from engine.kernels.pool_rows import KINDS, pool_kernel
 from engine.kernels.record import record_kernel
+from engine.kernels.sampling.append import append_kernel
 from engine.kernels.sampling.home import home_kernel
 from engine.kernels.sampling.ngram import ngram_kernel
 from engine.kernels.sampling.suffix import CANDIDATES, SCANNED, matches_kernel, suffix_kernel
@@ -35,12 +37,41 @@ STATES = {
          "columns", "run_width", "state_blocks"), "i32",
     ),
 }  # fmt: skip
-HOME = {"ring": I, "runs": I, "home": I, "row_slot": I, "words": I, "num_buffers": "i32", "max_rows": "i32"}
+HOME = {
+    "ring": I, "runs": I, "home": I, "row_slot": I, "row_drafts": I, "words": I, "num_buffers": "i32",
+    "max_rows": "i32",
+}  # fmt: skip
 POOL = {"out": "*fp32", "starts": I, "counted": I, "width": "i32"}
 POOL_HOME = {"out": "*fp32", "lines": "*fp32", "home": I, **dict.fromkeys(("num_buffers", "max_rows", "width"), "i32")}
 VERIFY = dict.fromkeys(
-    ("runs", "words", "counts", "seen", "repeats", "breakers", "drafts", "row_drafts", "row_slot", "context_len"), I
+    (
+        "runs",
+        "words",
+        "counts",
+        "seen",
+        "repeats",
+        "breakers",
+        "drafts",
+        "estimates",
+        "survivals",
+        "right",
+        "tried",
+        "model",
+        "row_drafts",
+        "row_slot",
+        "context_len",
+    ),
+    I,
 )
+DEAL = {
+    **dict.fromkeys(("words", "survivals", "right", "tried", "model", "staged"), I),
+    **dict.fromkeys(("max_rows", "max_tokens", "max_slots"), "i32"),
+}
+APPEND = {
+    **dict.fromkeys(("texts", "words", "runs", "target", "slots", "number"), I),
+    "longest": "i32",
+    "lines": "i32",
+}
 NGRAM = {
     "drafts": I, "best": "*i64", **dict.fromkeys(("arrived", "words", "texts", "runs", "row_slot"), I),
     "longest": "i32", "least": "i32",
@@ -57,6 +88,14 @@ KERNELS = {
         verify_kernel, {**VERIFY, "vocab": "i32"}, {"NUM": 4, "WIDTH": 6, "LANES": 8, "HISTORY": 4096},
         {"num_warps": 1},
     ),
+    **{
+        f"deal {rows} {number}": (
+            deal_drafts_kernel, DEAL, {"NUM": number, "ROWS": rows, "LANES": lanes, "BITS": 16},
+            {"num_warps": warps},
+        )
+        for rows, number, lanes, warps in ((256, 7, 8, 4), (1024, 63, 64, 32))
+    },
+    "append": (append_kernel, APPEND, {"BLOCK": 256}, {"num_warps": 4}),
     "ngram": (
         ngram_kernel, NGRAM, {"MOST": 5, "NUM": 4, "WIDTH": 6, "LANES": 8, "BLOCK": 1024, "BLOCKS": 4},
         {"num_warps": 4},
@@ -87,10 +126,13 @@ KERNELS = {
     },
     "pool home": (pool_home_kernel, POOL_HOME, {"BLOCK": 1024, "OVERLAP": True}, {"num_warps": 4}),
     **{
-        f"home {width}": (
-            home_kernel, HOME, {"OUTSIDE": -2, "WIDTH": width, "BLOCK": 256, "OVERLAP": True}, {"num_warps": 4},
+        f"home {width} {drafting}": (
+            home_kernel, HOME,
+            {"OUTSIDE": -2, "WIDTH": width, "BLOCK": 256, "OVERLAP": True}
+            | ({} if drafting else {"row_drafts": None}),
+            {"num_warps": 4},
         )
-        for width in (1, 3)
+        for width, drafting in ((1, False), (3, False), (3, True))
     },
     **{
         f"record {axes}": (
@@ -106,17 +148,17 @@ KERNELS = {
         f"inputs {axes} {bidirectional} {adapted} {drafts}": (
             inputs_kernel, INPUTS,
             {
-                "NUM": drafts, "GROUPS": 1 + (axes > 1), "AXES": axes, "ROWS": 512, "STEPS": 9, "BLOCK": 128,
+                "NUM": abs(drafts), "GROUPS": 1 + (axes > 1), "AXES": axes, "ROWS": 512, "STEPS": 9, "BLOCK": 128,
                 "OVERLAP": True,
             }
-            | ({} if drafts else {"row_drafts": None, "drafts": None})
+            | ({} if drafts > 0 else {"row_drafts": None, "drafts": None})
             | ({} if bidirectional else {"last_keys": None})
             | ({} if adapted else {"adapters": None}),
             {"num_warps": 4},
         )
         for axes, bidirectional, adapted, drafts in (
             (1, False, False, 0), (3, False, False, 0), (1, True, False, 0), (4, False, False, 0), (1, False, True, 0),
-            (1, False, False, 4), (3, True, True, 7),
+            (1, False, False, 4), (3, True, True, 7), (1, False, False, -4),
         )
     },
 }  # fmt: skip

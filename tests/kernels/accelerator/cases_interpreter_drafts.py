@@ -2,19 +2,24 @@
 references."""
 
 import copy
+import random
+from dataclasses import fields
 
 import pytest
 import torch
 import triton  # noqa: F401  (must precede the import of any kernel file; TRITON_INTERPRET sets the mode)
 
-from _fast.layout import RunEnd, SlotWord
+from _fast.layout import Header, RowColumn, RowFlag, RunEnd, SlotWord, column_at, tail_at
+from engine.kernels.deal_drafts import launch_deal_drafts
 from engine.kernels.sampling import ngram, suffix
+from engine.kernels.sampling.append import append_reference, launch_append
 from engine.kernels.sampling.choose import choose_reference, choose_room, launch_choose
 from engine.kernels.sampling.ngram import launch_ngram, ngram_reference
 from engine.kernels.sampling.rules import COUNTED, SEEN
 from engine.kernels.sampling.suffix import empty_matches, launch_suffix, suffix_reference
 from engine.kernels.sampling.verify import launch_verify, verify_reference
 from engine.kernels.step_tensors import empty_slots
+from engine.kernels.survivals import Survivals, refresh_reference
 from tests.kernels.drafts import END, chosen_runs, drawn, written_texts
 from tests.kernels.sampling import KINDS, rows_of, with_rules
 
@@ -34,6 +39,9 @@ def test_the_run_is_what_its_drafts_and_the_next_token_are(number):
     assert torch.equal(mine[1].words, theirs[1].words)
     assert torch.equal(mine[2].counts, theirs[2].counts)
     assert torch.equal(mine[2].seen, theirs[2].seen)
+    for field in fields(Survivals):
+        assert torch.equal(getattr(mine[1].survivals, field.name), getattr(theirs[1].survivals, field.name))
+    assert (theirs[1].survivals.survivals.diff(dim=1) <= 0).all()
     lengths = set()
     for row, (run, verified) in enumerate(zip(theirs[0].tolist(), inputs.row_drafts.tolist())):
         slot = int(inputs.row_slot[row])
@@ -48,6 +56,68 @@ def test_the_run_is_what_its_drafts_and_the_next_token_are(number):
         assert int(theirs[1].word(SlotWord.LENGTH)[slot]) == int(inputs.context_len[row]) - verified + len(tokens)
         lengths.add(len(tokens))
     assert lengths >= {0, 1, min(number + 1, 3)}
+
+
+@pytest.mark.parametrize(("rows", "number"), [(1, 1), (5, 7), (40, 4), (300, 3)])
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 2.0])
+def test_the_most_probable_drafts_are_dealt(rows, number, share):
+    """A prompt's rows, rows of one token, then rows with drafts; some of their places the host knows."""
+    max_rows, max_slots, most = rows + 3, rows + 5, 9
+    slots, draw = empty_slots(max_slots, 1, 1, "cpu", number), random.Random(rows)
+    own = draw.sample(range(max_slots), rows)
+    kinds = sorted(draw.choice([0, 0, 1, 2, 2, 2, 2]) for _ in range(rows))
+    lens = [(5, 1, 1 + draw.randint(1, number))[kind] for kind in kinds]
+    flags = [(0, RowFlag.FEED, RowFlag.FEED | draw.choice([0, RowFlag.EXACT]))[kind] for kind in kinds]
+    places = int(share * sum(length - 1 for length, kind in zip(lens, kinds) if kind == 2))
+    record = torch.zeros(tail_at(max_rows, 6 * max_rows * number) + 16, dtype=torch.int32)
+    record[Header.NUM_ROWS] = rows
+    record[Header.NUM_TOKENS] = sum(1 if kind else 5 for kind in kinds) + places
+    columns = {RowColumn.SLOT: own, RowColumn.LEN: lens, RowColumn.FLAGS: flags, RowColumn.COMPUTED: [20] * rows}
+    for column, values in columns.items():
+        record[column_at(column, max_rows) :][:rows] = torch.tensor(values, dtype=torch.int32)
+    slots.word(SlotWord.LENGTH)[:] = 21
+    slots.word(SlotWord.LAST_PLACE).copy_(drawn(3, max_slots + 1, low=19, high=22 + 2 * number))
+    had = drawn(4, max_slots + 1, low=-1, high=number + most)
+    slots.word(SlotWord.NUM_DRAFTS).copy_(had)
+    state = slots.survivals
+    state.survivals.copy_(drawn(5, max_slots + 1, number, low=1, high=40).sort(1, descending=True).values)
+    state.tried.copy_(drawn(6, number, low=1, high=5000))
+    state.right.copy_(state.tried // 3)
+    refreshed = copy.deepcopy(state)
+    launch_deal_drafts(slots, record, max_rows, 6 * max_rows * number)
+    refresh_reference(refreshed)
+    for name in ("right", "tried", "model"):
+        assert torch.equal(getattr(state, name), getattr(refreshed, name))
+    offered = []
+    for slot, length, kind in zip(own, lens, kinds):
+        room = min(int(had[slot]), length - 1, int(slots.word(SlotWord.LAST_PLACE)[slot]) - 21)
+        offered.append(max(room, 0) if kind == 2 else 0)
+    values = [(-int(state.survivals[slot, j]), row, j) for row, slot in enumerate(own) for j in range(offered[row])]
+    wanted = [0] * rows
+    for _, row, _ in sorted(values)[:places]:
+        wanted[row] += 1
+    found = slots.word(SlotWord.NUM_DRAFTS)
+    drafted = [row for row, kind in enumerate(kinds) if kind == 2]
+    assert [int(found[own[row]]) for row in drafted] == [wanted[row] for row in drafted]
+    others = sorted(set(range(max_slots + 1)) - {own[row] for row in drafted})
+    assert torch.equal(found[others], had[others])
+
+
+@pytest.mark.parametrize("count", [1, 40, 300])
+def test_tokens_without_drafts_are_appended_to_their_texts(count):
+    slots, texts = empty_slots(count, 1, 1, "cpu", 3), drawn(1, count + 1, 50)
+    slots.word(SlotWord.PROMPT_LEN).copy_(drawn(2, count + 1, low=1, high=48))
+    runs, order = drawn(3, count, 5, low=-1, high=99), torch.randperm(count)
+    lines = torch.where(drawn(4, count) > 0, order.int() * 5, -1), order.int(), drawn(5, count, high=9)
+    mine, theirs = texts.clone(), texts.clone()
+    launch_append(mine, slots, runs, lines)
+    append_reference(theirs, slots, runs, lines)
+    assert torch.equal(mine, theirs)
+    for target, slot, number in zip(*(each.tolist() for each in lines)):
+        place = int(slots.word(SlotWord.PROMPT_LEN)[slot]) + number
+        if place < 50:
+            token = int(runs.flatten()[target]) if target >= 0 else -1
+            assert int(mine[slot, place]) == (token if token >= 0 else int(texts[slot, place]))
 
 
 @pytest.mark.parametrize("number", [1, 4])

@@ -25,6 +25,9 @@ from tests.kernels.test_step_inputs import VOCAB, copy_slots, plant
 def equal(got, want) -> None:
     for field in dataclasses.fields(got):
         mine, theirs = getattr(got, field.name), getattr(want, field.name)
+        if dataclasses.is_dataclass(mine):
+            equal(mine, theirs)
+            continue
         assert (mine is None and theirs is None) or torch.equal(mine, theirs), field.name
 
 
@@ -131,8 +134,9 @@ def test_tokens_go_to_the_buffer_that_the_step_named(rows, width, home):
     slots.word(SlotWord.OUTSIDE)[:] = torch.rand(rows + 1) < 0.2
     slots.word(SlotWord.NUM_DRAFTS)[:] = torch.randint(0, 9, (rows + 1,))
     got, want = (torch.full((3, rows, width), -77, dtype=torch.int32) for _ in range(2))
-    launch_home(got, tokens, torch.tensor([home], dtype=torch.int32), row_slot, slots)
-    send_home_reference(want, tokens, torch.tensor([home], dtype=torch.int32), row_slot, slots)
+    drafts = torch.randint(-1, 5, (rows,), dtype=torch.int32) if width > 1 and home else None
+    launch_home(got, tokens, torch.tensor([home], dtype=torch.int32), row_slot, slots, drafts)
+    send_home_reference(want, tokens, torch.tensor([home], dtype=torch.int32), row_slot, slots, drafts)
     assert torch.equal(got, want)
 
 

@@ -95,11 +95,20 @@ class DeviceBackend:
     @property
     def forward_variant(self) -> int:
         """See Backend."""
-        return self.buffers.forward_variant
+        return self.buffers.variants.forward
 
     @forward_variant.setter
     def forward_variant(self, bit: int) -> None:
-        self.buffers.forward_variant = bit
+        self.buffers.variants.forward = bit
+
+    @property
+    def drafting_variant(self) -> int:
+        """See Backend."""
+        return self.buffers.variants.drafting
+
+    @drafting_variant.setter
+    def drafting_variant(self, bit: int) -> None:
+        self.buffers.variants.drafting = bit
 
     @property
     def can(self) -> Abilities:

@@ -19,11 +19,11 @@ from engine.step.backend.host.forward import HostMasks
 from engine.step.parts.pooling import DevicePooling
 from engine.step.rank import Rank
 from engine.step.sizes import Sizes
-from engine.step.step import Ending
+from engine.step.step import Endings
 
 
 def token_backend(
-    config: EngineConfig, ranks: Sequence[Rank], sizes: Sizes, hooks: Sequence[LayerHook], endings: Sequence[Ending]
+    config: EngineConfig, ranks: Sequence[Rank], sizes: Sizes, hooks: Sequence[LayerHook], endings: Endings
 ) -> tuple[DeviceBackend, DeviceForward]:
     """Makes the backend of a model that generates tokens."""
     rank = ranks[0]
@@ -45,7 +45,7 @@ def token_backend(
 
 
 def pooling_backend(
-    config: EngineConfig, ranks: Sequence[Rank], sizes: Sizes, hooks: Sequence[LayerHook], endings: Sequence[Ending]
+    config: EngineConfig, ranks: Sequence[Rank], sizes: Sizes, hooks: Sequence[LayerHook], endings: Endings
 ) -> tuple[DeviceBackend, DevicePooling]:
     """Makes the backend of a pooling model. No row samples a token, and Python launches every step."""
     (rank,) = ranks

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -61,6 +62,14 @@ class Cut(NamedTuple):
         return self.codes and has_large_tiles(target(), self.head_dim)
 
 
+@dataclass(slots=True)
+class Variants:
+    """Bits of the graphs' variants; the executor sets them."""
+
+    forward: int = 0  # forwards read the tokens' adapters
+    drafting: int = 0  # steps may have drafts; 0: steps of all variants may
+
+
 def _cut(spec: CacheSpec) -> Cut | None:
     """The Cut of a cache; None: no attention of the model reads this cache."""
     if not isinstance(spec, KeyValueSpec) or isinstance(spec, GuestSpec):
@@ -92,7 +101,7 @@ class StepBuffers:
         updates = max(groups * (sizes.max_blocks + 1), MIN_UPDATES)
         length = record_len(rows, tokens, updates, run_width)
         self._rank, self._sizes, self._invariant, self.hooks = rank, sizes, invariant, hooks
-        self.forward_variant = 0  # the bit of the variant whose forwards read the tokens' adapters
+        self.variants: Variants = Variants() if first is None else first.variants
         self._cuts = [_cut(group.spec) for group in rank.layout.groups[:groups]]
         pinned = accelerator.pinned(RECORDS * length).view(RECORDS, length) if first is None else first.records.pinned
         self.records: Records = records_in(pinned, device)
@@ -170,13 +179,20 @@ class StepBuffers:
             group,
         )
 
-    def prep(self) -> None:
-        """Launches the kernels that make the inputs of a forward from the next record: slots, tokens, work lists."""
+    def drafts_in(self, variant: int) -> bool:
+        """Whether rows of this variant's steps may have drafts, on a server with drafts."""
+        return not self.variants.drafting or bool(variant & self.variants.drafting)
+
+    def prep(self, drafting: bool = True) -> None:
+        """Launches the kernels that make the inputs of a forward from the next record: slots, tokens, work lists.
+
+        `drafting`: rows may have drafts, if the server has drafts.
+        """
         sizes, text = self._sizes, self._rank.own.config.text
         if self.states is not None:
             self.states.launch(self.records, self.slots.tensors)
         step_inputs(
-            self.inputs,
+            self.inputs if drafting else replace(self.inputs, row_drafts=None),
             self.slots.tensors,
             self.records,
             sizes.max_rows,
@@ -188,9 +204,9 @@ class StepBuffers:
             meta = self._meta(self._cuts.index(cut), sizes.max_tokens, sizes.max_rows, False)
             fill_list(work, meta, text.num_heads // cut.num_kv_heads, self._invariant)
 
-    def send_tokens(self) -> None:
+    def send_tokens(self, drafting: bool = False) -> None:
         """Launches the kernel that writes the sampled tokens into the step's line of the ring."""
-        self.home.send(self.inputs, self.slots.tensors)
+        self.home.send(self.inputs, self.slots.tensors, drafting)
 
     def batch(self, tokens: int, rows: int, decode_only: bool, media: list[Media], variant: int = 0) -> Batch:
         """A Batch over views of the first `tokens` tokens and `rows` rows; the hidden states of all tokens are read.
@@ -199,7 +215,7 @@ class StepBuffers:
         if self._overlay is not None and not media and not decode_only and tokens <= len(self._overlay[0]):
             overlay = self._overlay[0][:tokens], self._overlay[1][:tokens]
         fixed = self._rank.own.adapters  # every forward reads the numbers of adapters that are part of the model
-        adapters = inputs.adapters if fixed or variant & self.forward_variant else None
+        adapters = inputs.adapters if fixed or variant & self.variants.forward else None
         attention: list[Any] = [self._meta(group, tokens, rows, decode_only) for group in range(layout.token_groups)]
         if self.states is not None:
             attention += self.states.metas(inputs.query_start[: rows + 1], decode_only)
@@ -213,7 +229,7 @@ class StepBuffers:
             num_tokens=inputs.query_start[-1:],  # [1] the start behind the last row: the number of tokens
             overlay=overlay,
             adapters=None if adapters is None else adapters[:tokens],
-            named=bool(variant & self.forward_variant),
+            named=bool(variant & self.variants.forward),
             hooks=self.hooks,
         )
         for hook in self.hooks:
@@ -229,7 +245,7 @@ class StepBuffers:
     def sampled_adapters(self, rows: int, variant: int) -> Tensor | None:
         """The numbers of the adapters of the first `rows` sampled rows, int32 [rows]; None: logits need no adapter in
         steps of this variant."""
-        if not self.adapts_head or not variant & self.forward_variant:
+        if not self.adapts_head or not variant & self.variants.forward:
             return None
         slots = self.inputs.sample_slot[:rows]
         return self.slots.tensors.word(SlotWord.ADAPTER).index_select(0, slots)

@@ -12,7 +12,7 @@ after which a gap is measured. The second recording costs about 10 ms per size a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -31,14 +31,14 @@ from engine.step.backend.device.forwards import Forwards, RankForward
 from engine.step.live import LiveRow
 from engine.step.rank import Rank
 from engine.step.sizes import Sizes, decode_sizes, fewer_decode_sizes, line_sizes
-from engine.step.step import Chosen, Ending, Step
+from engine.step.step import NO_ENDINGS, Chosen, Endings, Step
 
 
 class DeviceForward(RankForward):
     """The forward of models that generate tokens; of several ranks, the first rank's, which chooses the tokens."""
 
     def __init__(
-        self, config: EngineConfig, rank: Rank, sizes: Sizes, buffers: StepBuffers, endings: Sequence[Ending] = ()
+        self, config: EngineConfig, rank: Rank, sizes: Sizes, buffers: StepBuffers, endings: Endings = NO_ENDINGS
     ) -> None:
         """`endings`: functions that run after each sampling and are recorded with it."""
         assert rank.accelerator is not None
@@ -69,25 +69,29 @@ class DeviceForward(RankForward):
     def _choose(self, hidden: torch.Tensor, adapters: torch.Tensor | None, variant: int) -> None:
         """Samples tokens from hidden states [lines, hidden_size] and launches the copy of the tokens to the host."""
         buffers = self._buffers
-        self.sampler.launch_plain(buffers.inputs, self._logits(hidden, adapters), buffers.home.tokens)
+        logits, runs = self._logits(hidden, adapters), self._drafts(variant)
+        self.sampler.launch_plain(buffers.inputs, logits, buffers.home.tokens, runs=runs)
         self._end(hidden, variant)
 
     def _end(self, hidden: torch.Tensor, variant: int) -> None:
         buffers = self._buffers
-        slots, runs = buffers.slots.tensors, buffers.home.runs
-        if self._sizes.width > 1:
-            verify(runs, slots, self.sampler.lines.tables, buffers.inputs)
-        for ending in self._endings:
-            ending(Chosen(runs, buffers.inputs.row_slot, hidden, slots), variant)
+        slots, runs, inputs, drafting = buffers.slots.tensors, buffers.home.runs, buffers.inputs, self._drafts(variant)
+        if drafting:
+            verify(runs, slots, self.sampler.lines.tables, inputs)
+        count = len(hidden)
+        lines = inputs.sample_row[:count], inputs.sample_slot[:count], inputs.sample_place[:count]
+        chosen = Chosen(runs, inputs.row_slot, hidden, slots, lines)
+        for ending in self._endings.drafting if drafting else self._endings.resting:
+            ending(chosen, variant)
         self._share_tokens()
-        buffers.send_tokens()
+        buffers.send_tokens(drafting)
 
     def end_choice(self, lines: int, variant: int) -> None:
         self._end(self._buffers.sampled_hidden[:lines], variant)
 
     def record(self, variants: Iterable[int]) -> None:
         """Records the graphs of decode-only steps, whole and in parts, on every rank."""
-        chosen, other = self._config.cudagraph_capture_sizes, self._buffers.forward_variant
+        chosen, other = self._config.cudagraph_capture_sizes, self._buffers.variants.forward
         sizes, fewer = (each(self._sizes.max_rows, chosen) for each in (decode_sizes, fewer_decode_sizes))
         for size in reversed(sizes):
             for forward in (0, other) if other and size in fewer else (0,):
@@ -97,7 +101,8 @@ class DeviceForward(RankForward):
                         self._record_step(size, variant)
         for lines in reversed(line_sizes(self._sizes.max_rows, self._sizes.max_lines)):
             for variant in variants:
-                self._record_choice(lines, variant)
+                if self._drafts(variant):
+                    self._record_choice(lines, variant)
 
     def _record_step(self, size: int, variant: int) -> None:
         """Records sampling, and the whole step, whose parts have been recorded."""
@@ -108,7 +113,7 @@ class DeviceForward(RankForward):
     def _record_choice(self, lines: int, variant: int) -> None:
         """Records sampling for `lines` lines, which variants of the forward share unless the head has adapters."""
         buffers = self._buffers
-        if buffers.adapts_head or not variant & buffers.forward_variant:
+        if buffers.adapts_head or not variant & buffers.variants.forward:
             choice = self.all.capture(lambda own: own.choose_into(lines, variant))
             self.launcher.set_graph(GraphKind.SAMPLE, variant, lines, *choice)
 
@@ -193,7 +198,8 @@ class DeviceForward(RankForward):
             self.sampler.send_moved(slots)
             self.launcher.replay(GraphKind.SAMPLE, prepared, step.variant)
         else:
-            found = self.sampler.launch_special(buffers.inputs, prepared, buffers.home.tokens, slots)
+            runs = self._drafts(step.variant)
+            found = self.sampler.launch_special(buffers.inputs, prepared, buffers.home.tokens, slots, runs)
             step.notes["pending"] = found
             self.all.run(lambda own: own.end_choice(step.plan.num_lines, step.variant))
         self.launcher.finish()

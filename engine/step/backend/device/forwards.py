@@ -44,13 +44,9 @@ class RankForward(ABC):
         own = self._model
         self._column = own.head.span[0] if isinstance(own, Decoder) and own.head is not None else 0
 
-    def prep(self) -> None:
-        """Makes the inputs of a forward from the next record."""
-        self.buffers.prep()
-
     def decode(self, rows: int, variant: int = 0) -> None:
         """A whole step of up to `rows` rows that all sample: prep, forward, sampling. Hidden states are not copied."""
-        self.buffers.prep()
+        self.buffers.prep(self._drafts(variant))
         batch = self.buffers.batch(rows, rows, True, [], variant)
         self._choose(self._model.forward(batch), batch.adapters, variant)  # each row is one token
 
@@ -86,8 +82,8 @@ class RankForward(ABC):
         """Runs the step with the largest memory: all tokens' hidden states, as in eager steps, and all rows sample."""
         sizes = self._sizes
         rows = min(sizes.max_tokens, sizes.max_rows)
-        self._model.forward(self.buffers.batch(sizes.max_tokens, rows, False, [], self.buffers.forward_variant))
-        self.choose_into(sizes.max_lines)
+        self._model.forward(self.buffers.batch(sizes.max_tokens, rows, False, [], self.buffers.variants.forward))
+        self.choose_into(sizes.max_lines, self.buffers.variants.drafting)
 
     @abstractmethod
     def warm_up(self) -> None:
@@ -105,6 +101,10 @@ class RankForward(ABC):
         """On rank 0 the logits of the whole vocabulary."""
         logits = self._model.logits(hidden, adapters)
         return logits if self._link is None else self._link.gather(logits, self._column)
+
+    def _drafts(self, variant: int) -> bool:
+        """Whether the rows of steps of this variant may have drafts."""
+        return self._sizes.width > 1 and self.buffers.drafts_in(variant)
 
     def _share_tokens(self) -> None:
         if self._link is not None:

@@ -58,6 +58,7 @@ class Home:
         """Allocates a pinned ring, int32 [RECORDS, max_rows, words], for results that arrive with a step's tokens."""
         return self._accelerator.pinned(RECORDS * self._rows * words).view(RECORDS, self._rows, words)
 
-    def send(self, inputs: StepInputs, slots: SlotTensors) -> None:
+    def send(self, inputs: StepInputs, slots: SlotTensors, drafting: bool) -> None:
         """Launches the kernel that writes the sampled tokens into the step's line of the ring."""
-        send_home(self.ring, self.runs, inputs.home, inputs.row_slot, slots)
+        drafts = inputs.row_drafts if drafting else None
+        send_home(self.ring, self.runs, inputs.home, inputs.row_slot, slots, drafts)

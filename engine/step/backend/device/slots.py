@@ -51,12 +51,14 @@ class DeviceSlots:
         """Completes a planned record with the words of slots that are new to the device, and with positions."""
         self.params.pack(plan)
         positions: np.ndarray | None = None
+        rows = rows.without_drafts()
         if self._axes > 1 and self.positions.inside(rows).any():
-            positions = self.positions.axes_of(rows, self._axes)  # int64 [axes, num_tokens]
+            positions = self.positions.axes_of(rows, self._axes)  # int64 [axes, tokens of the rows]
         elif self.positions.bi_spans:
-            positions = self.positions.last_keys(rows)  # int32 [num_tokens], for tokens that attend to later ones
+            positions = self.positions.last_keys(rows)  # int32 [tokens], for tokens that attend to later ones
         if positions is not None:
-            append(plan, Header.POSITIONS_AT, positions)
+            beyond = [(0, 0)] * (positions.ndim - 1) + [(0, rows.places)]  # the device knows the positions of drafts
+            append(plan, Header.POSITIONS_AT, np.pad(positions, beyond))
 
 
 def append(plan: StepPlan, word: Header, values: np.ndarray) -> None:

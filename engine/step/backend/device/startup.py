@@ -109,11 +109,12 @@ class Startup:
         sizes, text = self._sizes, self._rank.own.config.text
         self._forward.warm_up()
         decode = one_size_per_doubling(self._decode_sizes)
-        other = self._buffers.forward_variant
+        other = self._buffers.variants.forward
+        drafting = self._buffers.variants.drafting
         for size in decode:
             self._forward.decode(size)
-            if other:
-                self._forward.decode(size, other)
+            for variant in filter(None, (other, drafting)):
+                self._forward.decode(size, variant)
         mixed = one_size_per_doubling([*mixed_sizes(sizes.most_graphed), sizes.max_tokens])
         gated = partial(gated_choice, width=text.intermediate_size, depth=text.hidden_size)
         with self._accelerator.algorithms.recording() as recorded:
@@ -138,7 +139,7 @@ class Startup:
 
     def profile(self) -> int:
         """Runs the largest step with a one-block cache and returns how many KV blocks fit into the remaining memory."""
-        sizes, accelerator = self._sizes, self._accelerator
+        sizes, accelerator, buffers = self._sizes, self._accelerator, self._buffers
         with self._one_block():
             self._forward.all.run(lambda own: own.buffers.prep())
             step = accelerator.peak_of(self._largest)
@@ -156,7 +157,7 @@ class Startup:
             sizes.max_rows,
             peak_bytes=peak + self._claim.step_bytes,
             # The graphs' pool holds the largest step a second time.
-            graph_bytes=graphed + GRAPH_BYTES * (2 if self._buffers.forward_variant else 1),
+            graph_bytes=graphed + GRAPH_BYTES * (1 + bool(buffers.variants.forward) + bool(buffers.variants.drafting)),
         )
         # Every rank has the same blocks.
         return min(sized(memory=rank.accelerator.memory()) for rank in self._ranks if rank.accelerator is not None)
@@ -233,7 +234,7 @@ class Startup:
         if not self._config.enforce_eager:
             for size in reversed(mixed_sizes(sizes.most_graphed)):
                 self._forward.record_forward(GraphKind.MIXED, size)
-            other = self._buffers.forward_variant
+            other = self._buffers.variants.forward
             for size in reversed(fewer_mixed_sizes(sizes.most_graphed)) if other else ():
                 self._forward.record_forward(GraphKind.MIXED, size, other)
             self._forward.record(variants)

@@ -62,7 +62,7 @@ class HostBackend:
     def __init__(
         self, rank: Rank, sizes: Sizes, slots: HostSlots, forward: Forward, hooks: Sequence[LayerHook] = ()
     ) -> None:
-        self.rank, self.sizes, self.hooks, self.forward_variant = rank, sizes, hooks, 0
+        self.rank, self.sizes, self.hooks, self.forward_variant, self.drafting_variant = rank, sizes, hooks, 0, 0
         self.slots, self._forward = slots, forward
         self.sampler, self.masks = forward.sampler, HostMasks()
         # Two plans are enough: a plan is written while the previous step runs, after its own last step was settled.

@@ -43,7 +43,7 @@ def build(
     token_ids = np.asarray(plan.token_ids)[:tokens].astype(np.int64)
     fed = np.flatnonzero(rows.flags & RowFlag.FEED)
     token_ids[first[fed]] = slots.last_token[rows.slots[fed]]
-    if plan.width > 1:
+    if plan.drafting:
         _add_drafts(token_ids, rows, slots)
     outside = (token_ids < 0) | (token_ids >= num_embeddings)
     slots.outside[rows.slots[row_of[outside]]] = True

@@ -6,12 +6,10 @@ settled, because the allowed tokens of its rows are known only then.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 
-from _fast.layout import SlotWord, TokenCode
+from _fast.layout import RowFlag, RunEnd, SlotWord, TokenCode
 from engine.base.config import EngineConfig
 from engine.base.mask_lines import Lines
 from engine.layers.batch import Batch
@@ -22,14 +20,14 @@ from engine.step.live import LiveRow
 from engine.step.rank import Rank
 from engine.step.rows import RowArrays
 from engine.step.sizes import Sizes
-from engine.step.step import Chosen, Ending, Step
+from engine.step.step import NO_ENDINGS, Chosen, Endings, Step
 
 
 class HostForward:
     """The forward of models that generate tokens."""
 
     def __init__(
-        self, config: EngineConfig, rank: Rank, sizes: Sizes, slots: HostSlots, endings: Sequence[Ending] = ()
+        self, config: EngineConfig, rank: Rank, sizes: Sizes, slots: HostSlots, endings: Endings = NO_ENDINGS
     ) -> None:
         """`endings`: functions that run after each sampling."""
         self._model, self._vocab = rank.model, rank.model.config.text.vocab_size
@@ -57,7 +55,7 @@ class HostForward:
             own = None if adapters is None else adapters[index]
             step.notes["rows"] = rows
             step.notes["logits"] = self._model.logits(sampled, own)  # [num_lines, vocab] float32
-            if self._endings:
+            if self._endings.drafting:
                 step.notes["sampled"] = sampled
 
     def choose(self, step: Step) -> None:
@@ -67,26 +65,38 @@ class HostForward:
         runs = np.empty((0, 1), np.int64)
         if logits is not None:
             sampled, resolved = rows.sampled, step.notes.pop("rows")
-            if step.plan.width > 1:
+            if step.plan.drafting:
                 runs = verify(self.sampler, logits, resolved, self._slots, lines, step.home.logprobs)
             else:
                 index = rows.computed[sampled] + rows.lens[sampled] - self._slots.positions.prompt_len[slots]
                 chosen, logprobs = self.sampler.sample(logits, slots, index, lines)
-                step.home.logprobs = {int(sampled[place]): entry for place, entry in logprobs.items()}
+                width = step.plan.width
+                step.home.logprobs = {int(sampled[place]) * width: entry for place, entry in logprobs.items()}
                 self._slots.last_token[slots] = np.maximum(chosen, 0)
                 runs = chosen[:, None]
-            if self._endings:
-                self._end(runs, step)
+            if self._endings.drafting:
+                self._end(runs, step, resolved)
             runs[self._slots.outside[slots], 0] = int(TokenCode.OUTSIDE)
         step.home.take_tokens(rows.sampled, runs, self._vocab)
 
-    def _end(self, runs: np.ndarray, step: Step) -> None:
-        slots = torch.from_numpy(step.sampled_slots.astype(np.int32))
-        chosen = Chosen(torch.from_numpy(runs), slots, step.notes.pop("sampled"), self._slots.tensors)
-        for ending in self._endings:
+    def _end(self, runs: np.ndarray, step: Step, rows: RowArrays) -> None:
+        """Runs the endings; `rows`: with their drafts."""
+        slots, drafting = step.sampled_slots, step.plan.drafting
+        fed = (rows.flags[rows.sampled] & RowFlag.FEED) > 0
+        verified = np.where(fed, rows.lens[rows.sampled] - 1, 0)
+        row = np.repeat(np.arange(len(slots)), 1 + verified)  # of each line
+        place = np.arange(len(row)) - np.repeat((1 + verified).cumsum() - (1 + verified), 1 + verified)
+        known = rows.computed[rows.sampled] + rows.lens[rows.sampled] - verified
+        number = (known - self._slots.positions.prompt_len[slots])[row] + place
+        lines = (row * runs.shape[1] + place, slots[row], number)
+        words = tuple(torch.from_numpy(each.astype(np.int32)) for each in (*lines, slots))
+        hidden, state = step.notes.pop("sampled"), self._slots.tensors
+        chosen = Chosen(torch.from_numpy(runs), words[3], hidden, state, (words[0], words[1], words[2]))
+        for ending in self._endings.drafting if drafting else self._endings.resting:
             ending(chosen, step.variant)
-        if step.plan.width > 1:  # a run's end says how many drafts follow
-            runs -= (runs <= TokenCode.END) * self._slots.words[step.sampled_slots, SlotWord.NUM_DRAFTS][:, None]
+        if drafting:  # a run's end says how many drafts follow, and how many were verified
+            code = self._slots.words[slots, SlotWord.NUM_DRAFTS] + RunEnd.VERIFIED * verified
+            runs -= (runs <= TokenCode.END) * code[:, None]
 
 
 class HostMasks:

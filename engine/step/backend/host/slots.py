@@ -8,11 +8,13 @@ the changes applies them, so a running step never reads the tables of a later st
 from __future__ import annotations
 
 import numpy as np
+import torch
 
 from _fast.layout import RowFlag, SlotWord, UpdateWord
 from _fast.plan import StepPlan
 from engine.base.bidirectional import Bidirectional
 from engine.base.request import Request
+from engine.kernels.deal_drafts import deal_drafts_reference
 from engine.kernels.step_tensors import empty_slots
 from engine.step.live import Place
 from engine.step.positions import Positions
@@ -62,13 +64,17 @@ class HostSlots:
         self.words[slot] = bad
 
     def resolve(self, rows: RowArrays) -> RowArrays:
-        """The rows as the stream computes them. A fed row begins at its slot's newest token, and the slot's drafts
-        follow, as many as the plan has room for. Later rows move up."""
+        """The rows as the stream computes them. A fed row begins at its slot's newest token, and its share of the
+        step's drafts follows. Later rows move up."""
         fed = np.flatnonzero(rows.flags & RowFlag.FEED)
-        words, computed, lens = self.words[rows.slots[fed]], rows.computed.copy(), rows.lens.copy()
-        length = words[:, SlotWord.LENGTH]
+        slots, computed, lens = rows.slots[fed], rows.computed.copy(), rows.lens.copy()
+        words, exact = self.words[slots], (rows.flags[fed] & RowFlag.EXACT) > 0
+        length = np.where(exact, computed[fed] + 1, words[:, SlotWord.LENGTH])
         room = np.minimum(lens[fed] - 1, words[:, SlotWord.LAST_PLACE] - length)
-        computed[fed], lens[fed] = length - 1, 1 + np.minimum(words[:, SlotWord.NUM_DRAFTS], room).clip(min=0)
+        drafts = np.minimum(words[:, SlotWord.NUM_DRAFTS], room).clip(min=0).astype(np.int64)
+        own = torch.from_numpy(slots.astype(np.int64))
+        drafts = deal_drafts_reference(self.tensors, own, torch.from_numpy(drafts), rows.places).numpy()
+        computed[fed], lens[fed] = length - 1, 1 + drafts
         return rows.moved(computed, lens)
 
     def apply(self, plan: StepPlan) -> None:

@@ -12,11 +12,11 @@ from engine.step.backend.host.slots import HostSlots
 from engine.step.parts.pooling import HostPooling
 from engine.step.rank import Rank
 from engine.step.sizes import Sizes
-from engine.step.step import Ending
+from engine.step.step import Endings
 
 
 def host_backend(
-    config: EngineConfig, rank: Rank, sizes: Sizes, hooks: Sequence[LayerHook], endings: Sequence[Ending]
+    config: EngineConfig, rank: Rank, sizes: Sizes, hooks: Sequence[LayerHook], endings: Endings
 ) -> HostBackend:
     """Makes the backend of a model that generates tokens or pools."""
     model = rank.model

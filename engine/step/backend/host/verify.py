@@ -12,6 +12,7 @@ import torch
 from _fast.layout import RowFlag, RunEnd, SlotWord, TokenCode
 from engine.base.mask_lines import Lines
 from engine.base.request import TokenLogprob
+from engine.kernels.survivals import learn_reference
 from engine.sampling.sampler import Sampler
 from engine.step.backend.host.slots import HostSlots
 from engine.step.rows import RowArrays
@@ -39,7 +40,7 @@ def verify(
     first = (1 + drafts).cumsum() - (1 + drafts)  # each row's first line
     known = rows.computed[sampled] + rows.lens[sampled] - drafts  # tokens before the row's first choice
     index = known - slots.positions.prompt_len[slot_of]
-    counts = np.zeros(len(sampled), np.int64)
+    counts, right = np.zeros(len(sampled), np.int64), np.zeros(len(sampled), np.int64)
     active = np.arange(len(sampled))
     for place in range(width):
         at = first[active] + place
@@ -59,10 +60,14 @@ def verify(
             break
         guessed = slots.tensors.drafts.numpy()[slot_of[active], place]
         active = active[tokens == guessed]
+        right[active] += 1
         if not len(active):
             break
     invalid = (slots.tensors.drafts.numpy()[slot_of] < 0) & (np.arange(width - 2) < drafts[:, None])
     runs -= (runs <= TokenCode.END) * (RunEnd.INVALID * invalid.sum(1, dtype=np.int32))[:, None]
+    begins = slots.words[slot_of, SlotWord.LENGTH] == 0
+    own, verified, good = (torch.from_numpy(each.astype(np.int64)) for each in (slot_of, drafts, right))
+    learn_reference(slots.tensors.survivals, own, verified, good, torch.from_numpy(begins))
     slots.words[slot_of, SlotWord.LENGTH] = known + counts
     slots.last_token[slot_of] = np.maximum(runs[np.arange(len(runs)), np.maximum(counts - 1, 0)], 0)
     return runs

@@ -1,0 +1,4 @@
+class Rest:
+    active: bool
+    num_probes: int
+    def __init__(self) -> None: ...
