@@ -222,7 +222,9 @@ def summed(steps: list[tuple[int, int, int]]) -> tuple[int, int, int]:
 def greedy(model: Any, ids: list[int], count: int) -> list[int]:
     """The text with the target's next `count` tokens."""
     model.generation_config.eos_token_id = None
-    return model.generate(torch.tensor([ids]), max_new_tokens=count, do_sample=False, pad_token_id=0)[0].tolist()
+    given = torch.tensor([ids])
+    rules = {"attention_mask": torch.ones_like(given), "do_sample": False, "pad_token_id": 0}  # a text may have token 0
+    return model.generate(given, max_new_tokens=count, **rules)[0].tolist()
 
 
 def layer_shapes(stem: str, width: int, kv_heads: int) -> dict[str, tuple[int, ...]]:

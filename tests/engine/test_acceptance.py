@@ -14,7 +14,7 @@ from tests.engine_kit import running, text_request
 
 
 def counts(drafts: int, right: int) -> DraftCounts:
-    return DraftCounts(drafts, 3 * drafts, right, (right,) if right else ())
+    return DraftCounts(drafts, 3 * drafts, right, accepted_per_place=(right,) if right else ())
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
