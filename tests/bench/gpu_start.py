@@ -133,7 +133,7 @@ async def start(case: Case, folder: Path, device: str) -> dict[str, Any]:
     read = run_start.read_weights
 
     def watched(*args: Any) -> None:
-        on_device = args[-1] is not None
+        on_device = bool(args[-1])  # accelerators
         if on_device:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()

@@ -12,6 +12,7 @@ from engine.kernels.attention.paged import paged_attention, paged_attention_refe
 from engine.kernels.attention.tiles import stripe_of
 from engine.kernels.attention.work import empty_list, fill_list, max_parts
 from engine.kernels.drafts_rows import DraftedRows
+from engine.kernels.sampling.append import append, append_reference
 from engine.kernels.sampling.ngram import ngram, ngram_reference
 from engine.kernels.sampling.suffix import empty_matches, suffix, suffix_reference
 from engine.kernels.sampling.verify import verify, verify_reference
@@ -59,6 +60,17 @@ def test_drafts_equal_the_reference(number, least, most):
     assert torch.equal(mine[0].words.cpu(), slots.words)
     assert torch.equal(mine[0].drafts.cpu(), slots.drafts)
     assert torch.equal(mine[1].tokens.cpu(), texts.tokens)
+
+
+def test_appended_tokens_equal_the_reference():
+    slots, texts, runs, row_slot = written_texts(300, 3, 2000)
+    slots.word(SlotWord.PROMPT_LEN).copy_(torch.arange(301) % 99)
+    lines = torch.arange(300, dtype=torch.int32) * runs.shape[1], row_slot, row_slot % 7
+    lines[0][::5] = -1
+    mine = texts.tokens.cuda()
+    append(mine, there(slots), runs.cuda(), tuple(each.cuda() for each in lines))
+    append_reference(texts.tokens, slots, runs, lines)
+    assert torch.equal(mine.cpu(), texts.tokens)
 
 
 @pytest.mark.parametrize(("depth", "factor", "least"), [(24, 1.0, 0.1), (5, 2.5, 0.4), (64, 0.5, 0.0)])

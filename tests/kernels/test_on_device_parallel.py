@@ -9,10 +9,20 @@ import random
 import pytest
 import torch
 
+from _fast.layout import SlotWord
+from engine.kernels.parallel.choice import (
+    await_logits,
+    make_choice_rooms,
+    send_logits,
+    send_tokens,
+    take_tokens,
+    take_tokens_reference,
+)
 from engine.kernels.parallel.exchange import exchange_reference, launch_exchange
 from engine.kernels.parallel.one_shot import CONSUME, PUBLISH, launch_one_shot
 from engine.kernels.parallel.room import FAILED, RoomLayout, make_rooms
 from engine.kernels.parallel.two_shot import PUSH, REDUCE, TAKE, launch_two_shot
+from engine.kernels.step_tensors import empty_inputs, empty_slots
 
 pytestmark = pytest.mark.gpu
 WIDTH = 4096
@@ -119,4 +129,25 @@ def test_both_ways_phase_by_phase(launch, phases):
     want = exchange_reference([part.cpu() for part in parts])
     for out in outs:
         assert torch.equal(out.cpu(), want)
+    assert error.item() == 0
+
+
+def test_logits_reach_rank_0_and_its_tokens_the_other_ranks():
+    """In one stream, in an order in which no kernel waits."""
+    error = torch.zeros(1, dtype=torch.int32).pin_memory()
+    rooms = make_choice_rooms(64, 8, 32_000, torch.float32, ["cuda:0"] * 2, error)
+    for rows in (8, 1, 5):
+        logits, tokens = torch.randn(rows, 32_000), torch.randint(0, 99, (64,), dtype=torch.int32)
+        first, second = logits.cuda().tensor_split(2, 1)
+        send_logits(rooms[1], second.contiguous(), first.shape[1])
+        assert torch.equal(await_logits(rooms[0], first).cpu(), logits)
+        send_tokens(rooms[0], tokens.cuda())
+        made = [(empty_inputs(8, 64, 1, 1, device), empty_slots(8, 4, 1, device)) for device in ("cuda", "cpu")]
+        for inputs, _ in made:
+            inputs.sample_row[:rows] = torch.arange(rows - 1, -1, -1)
+            inputs.sample_slot[:rows] = torch.arange(rows)
+        take_tokens(rooms[1], *made[0])
+        take_tokens_reference(tokens, *made[1])
+        found, want = (slots.word(SlotWord.LAST_TOKEN).cpu() for _, slots in made)
+        assert torch.equal(found, want)
     assert error.item() == 0

@@ -263,7 +263,7 @@ def test_steps_are_not_filled_up_for_an_mlp_that_layers_with_experts_lack(monkey
     monkeypatch.setattr(backend, "fullness", lambda *_: 0.5)
     for name, want in (("llama", 0.5), ("mixtral", 1.0)):
         model = build_model(load_model_config(tiny.checkpoint(name)), torch.float32)
-        device = SimpleNamespace(config=EngineConfig("unread"), rank=SimpleNamespace(model=model))
+        device = SimpleNamespace(config=EngineConfig("unread"), rank=SimpleNamespace(own=model))
         assert backend.DeviceBackend.fullness(device, 128) == want
 
 

@@ -17,7 +17,7 @@ from unittest import mock
 
 from engine.base.errors import ConfigError
 from engine.device.memory import GIB, DeviceMemory
-from engine.run import estimate
+from engine.run import estimate, shares
 from server.cli import build
 from server.start.check import lines, refused
 from tests.bench.shapes import BGE_BASE, FORMS, GPT_OSS_20B, LLAMA31_8B, OURS, QWEN3_06B, QWEN3_8B, QWEN3_30B_A3B
@@ -74,7 +74,7 @@ def printed(config: dict[str, Any], card: int) -> list[str]:
         found: list[str] = []
         with (
             mock.patch.object(estimate, "choose_device", return_value="cuda:0"),
-            mock.patch.object(estimate, "device_memory", return_value=memory),
+            mock.patch.object(shares, "device_memory", return_value=memory),
         ):
             try:
                 for line in lines(build(flags)):

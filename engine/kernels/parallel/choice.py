@@ -186,6 +186,11 @@ def send_logits(room: ChoiceRoom, part: Tensor, column: int) -> None:
         )  # fmt: skip
 
 
+def send_logits_reference(whole: Tensor, part: Tensor, column: int) -> None:
+    """The same on tensors: whole [lines, vocab], of rank 0."""
+    whole[: len(part), column : column + part.shape[1]] = part
+
+
 def await_logits(room: ChoiceRoom, part: Tensor) -> Tensor:
     """Launch on rank 0: part [rows, width], its own logits -> [rows, vocab], valid until the next choice."""
     assert room.logits is not None and len(part) <= len(room.logits), "rank 0, and logits that fit"
@@ -199,6 +204,12 @@ def await_logits(room: ChoiceRoom, part: Tensor) -> Tensor:
     return whole
 
 
+def await_logits_reference(whole: Tensor, part: Tensor) -> Tensor:
+    """The same on tensors, after the other ranks' parts."""
+    whole[: len(part), : part.shape[1]] = part
+    return whole[: len(part)]
+
+
 def send_tokens(room: ChoiceRoom, tokens: Tensor) -> None:
     """Launch on rank 0: tokens int32 [places] go to all other ranks."""
     assert not room.rank and tokens.dtype is torch.int32 and tokens.is_contiguous(), "rank 0's tokens"
@@ -207,6 +218,12 @@ def send_tokens(room: ChoiceRoom, tokens: Tensor) -> None:
         room.addresses, tokens, tokens.numel(), TOKENS_AT=TOKENS_AT, RANKS=len(room.addresses),
         BLOCK=triton.next_power_of_2(tokens.numel()), num_warps=4, **launch_options(),
     )  # fmt: skip
+
+
+def send_tokens_reference(rooms: Sequence[ChoiceRoom], tokens: Tensor) -> None:
+    """The same on tensors: what lies in the rooms of the other ranks behind their flags."""
+    for room in rooms[1:]:
+        room.memory[TOKENS_AT : TOKENS_AT + 4 * tokens.numel()].view(torch.int32).copy_(tokens)
 
 
 def take_tokens(room: ChoiceRoom, inputs: StepInputs, slots: SlotTensors) -> None:

@@ -12,9 +12,12 @@ from engine.kernels.parallel import choice as choice_file
 from engine.kernels.parallel import room as rooms_file
 from engine.kernels.parallel.choice import (
     await_logits,
+    await_logits_reference,
     make_choice_rooms,
     send_logits,
+    send_logits_reference,
     send_tokens,
+    send_tokens_reference,
     take_tokens,
     take_tokens_reference,
 )
@@ -210,11 +213,17 @@ def test_all_logits_reach_rank_0_and_its_tokens_all_slots(ranks, monkeypatch):
     for rows in (3, 1, 4):
         logits, tokens = torch.randn(rows, vocab), torch.randint(0, 99, (8,), dtype=torch.int32)
         tokens[0] = -1  # no token: row 0 has failed
-        parts = logits.tensor_split(ranks, 1)
+        parts, whole = logits.tensor_split(ranks, 1), torch.zeros(4, vocab)
         for room, part in zip(rooms[1:], parts[1:]):
-            send_logits(room, part.contiguous(), vocab - sum(each.shape[1] for each in parts[room.rank :]))
+            column = vocab - sum(each.shape[1] for each in parts[room.rank :])
+            send_logits(room, part.contiguous(), column)
+            send_logits_reference(whole, part, column)
         assert torch.equal(await_logits(rooms[0], parts[0]), logits)
+        assert torch.equal(await_logits_reference(whole, parts[0]), logits)
         send_tokens(rooms[0], tokens)
+        found = [room.memory.clone() for room in rooms]
+        send_tokens_reference(rooms, tokens)
+        assert all(torch.equal(room.memory, memory) for room, memory in zip(rooms, found))
         for room in rooms[1:]:
             (inputs, slots), (_, want) = stepped(rows, 6), stepped(rows, 6)
             take_tokens(room, inputs, slots)

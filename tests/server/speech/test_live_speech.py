@@ -225,7 +225,7 @@ async def test_a_token_whose_text_comes_with_the_next_question_is_emitted_with_i
 
         async def __aiter__(self):
             for _ in range(next(answers)):
-                yield SimpleNamespace(finish_reason=FinishReason.NONE)
+                yield SimpleNamespace(finish_reason=FinishReason.NONE, extras={})
 
     def take(delta, text, said, *more):
         said.token_ids.append(len(said.token_ids))
