@@ -7,7 +7,7 @@ from _fast.layout import TokenCode, record_len
 from _fast.plan import StepPlan
 from _fast.scheduler import Scheduler
 
-SAMPLE, FEED = 1, 2
+SAMPLE, FEED, EXACT = 1, 2, 4
 STOP, STOP_TOKEN, LENGTH, ERROR = 1, 2, 3, 5
 
 
@@ -346,8 +346,8 @@ def test_a_row_takes_its_run_up_to_the_first_token_that_ends_it():
     scheduler.schedule(plan)
     scheduler.commit(plan, runs((5,), (5,), (5,), (5,), found=2))
     scheduler.schedule(plan)
-    assert rows(plan) == {slot: (2, 2 if slot == slots[2] else 3, FEED | SAMPLE) for slot in slots}
-    assert list(plan.token_ids[: plan.num_tokens]) == [-1] * 11
+    assert rows(plan) == {slot: (2, 2 if slot == slots[2] else 3, FEED | SAMPLE | EXACT) for slot in slots}
+    assert (list(plan.token_ids[:4]), plan.num_tokens) == ([-1] * 4, 11), "the device deals the places of drafts out"
     assert scheduler.schedule(behind) == 4, "each run has a token at least"
     assert rows(behind)[slots[0]] == (3, 3, FEED | SAMPLE), "the newest one, wherever it is"
     assert rows(behind)[slots[2]] == (3, 1, FEED | SAMPLE), "no draft follows the last token that is computed"
@@ -369,7 +369,7 @@ def test_a_row_takes_its_run_up_to_the_first_token_that_ends_it():
     scheduler.commit(plan, runs((3,), found=3))
     assert (plan.out_finish[0], scheduler.ledger()["in_flight"], scheduler.ledger()["slots"]) == (0, 0, 1)
     scheduler.schedule(plan)
-    assert rows(plan) == {slots[0]: (8, 2, FEED | SAMPLE)}
+    assert rows(plan) == {slots[0]: (8, 2, FEED | SAMPLE | EXACT)}
     scheduler.schedule(behind)
     scheduler.commit(plan, runs((2,)))
     assert scheduler.schedule(plan) == 0, "its last token is certainly on its way"
