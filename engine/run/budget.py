@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine.base.drafts import draft_config
+from engine.base.errors import ConfigError
 from engine.base.request import Request, SamplingParams
 from engine.step.live import LiveRow, Place
 from engine.step.times import MOST_SECONDS, Times, curve, some, timed
@@ -36,7 +37,7 @@ def set_budget(runtime: Runtime) -> None:
 
 
 def times_of(runtime: Runtime) -> Times:
-    """Measures the times of steps."""
+    """Measures the times of steps. Raises ConfigError if a step does not end."""
     return runtime.measured() if runtime.measured is not None else measured_on_host(runtime)
 
 
@@ -72,7 +73,8 @@ def _timed_step(runtime: Runtime, count: int) -> float:
         begun = time.perf_counter()
         step = executor.launch_forward(plan)
         executor.launch_sample(step, lambda _: None)
-        step.event.wait(runtime.config.step_timeout)
+        if not step.event.wait(runtime.config.step_timeout * 10):
+            raise ConfigError("a step that is timed at the start did not end; is the machine out of memory?")
         if step.error is not None:
             raise step.error
         executor.collect(step)

@@ -88,7 +88,7 @@ class ErnieVL(QwenVL):
     def process(self, item: MediaItem, digest: bytes, options: MediaOptions) -> Processed:
         if item.modality == "image":
             return super().process(item, digest, options)
-        assert item.seconds is not None, "this processor's plans say when frames are shown"
+        assert item.seconds is not None, "this processor's plans hold the time of each frame"
         height, width = item.data.shape[1:3]
         scale = lowered(self.vision.video, options).scale(height, width)
         count = len(item.data) + -len(item.data) % FRAMES

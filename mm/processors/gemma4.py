@@ -110,7 +110,7 @@ class Gemma4(Films):
         processed = super().process(item, digest, options)
         if item.modality == "image":
             return processed
-        assert item.seconds is not None, "this processor's plans say when frames are shown"
+        assert item.seconds is not None, "this processor's plans hold the time of each frame"
         processed.parts[0].features["seconds"] = item.seconds
         return replace(processed, preamble=f"{clock(item.seconds[0])} ")
 

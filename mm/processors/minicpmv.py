@@ -106,7 +106,7 @@ class MiniCPMV(Pictures):
     def process(self, item: MediaItem, digest: bytes, options: MediaOptions) -> Processed:
         if item.modality == "image":
             return super().process(item, digest, options)
-        assert item.seconds is not None, "this processor's plans say when frames are shown"
+        assert item.seconds is not None, "this processor's plans hold the time of each frame"
         length = item.seconds_per_frame * len(item.data)
         _, together = frames_of(length, len(item.data) / length, options)
         features = {

@@ -82,7 +82,7 @@ def with_timestamps(vision: Vision, item: MediaItem, digest: bytes, frame: int) 
     `frame`.
     """
     features, count = vision.moving(item.data)
-    assert item.seconds is not None, "this processor's plans say when frames are shown"
+    assert item.seconds is not None, "this processor's plans hold the time of each frame"
     pairs = vision.video.temporal_patch_size
     seconds = np.pad(item.seconds, (0, -len(item.seconds) % pairs), mode="edge").reshape(-1, pairs)
     features["seconds"] = (seconds[:, 0] + seconds[:, frame]) / 2

@@ -16,7 +16,7 @@ from tests import block_drafters, drafters, tiny
 from tests.block_drafters import Form
 from tests.drafters import PROMPTS
 from tests.engine.test_drafter import TARGET, counts, numbers, target, text
-from tests.engine.test_drafts import PATHS, SETTINGS, check, collected, drafts_of, on_path, requests_of
+from tests.engine.test_drafts import PATHS, SETTINGS, compare_answers, on_path, requests_of
 from tests.engine_kit import answer, running, text_request
 
 __all__ = ["on_path"]
@@ -59,6 +59,7 @@ async def test_drafts_are_those_of_the_drafter_in_torch(form, most):
             await check_counts(own, number, most, form)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("form", "settings"), [("flat", {}), ("sliding", {"max_prefill_chunk": 3})])
 @pytest.mark.parametrize("on_path", PATHS, indirect=True)
 async def test_every_path_drafts_alike(on_path, form, settings):
@@ -78,20 +79,13 @@ async def test_a_cached_prefix_changes_neither_hits_nor_drafts():
         assert tuple(now - then for now, then in zip(numbers(own), drafted)) == drafted
 
 
-@pytest.mark.covering(1)
+@pytest.mark.full
 @pytest.mark.parametrize("most", [2, 7])
 @pytest.mark.parametrize("settings", SETTINGS, ids=["plain", "chunks", "pressure", "few-rows"])
 @pytest.mark.parametrize("on_path", PATHS, indirect=True)
 async def test_answers_are_those_without_drafts(on_path, settings, most):
-    requests = requests_of(most, 6)
-    requests += [text_request(ids, 30, ignore_eos=True) for ids in PROMPTS[:2]]
-    async with running(tiny.checkpoint(TARGET), **settings) as own:
-        wanted = await collected(own, requests)
-    async with running(tiny.checkpoint(TARGET), speculative=asked(most, "sliding"), **settings) as own:
-        check(await collected(own, requests), wanted)
-        check(await collected(own, requests), wanted)  # prefixes are cached now
-        drafts = drafts_of(own)
-        assert 0 < drafts.num_accepted_tokens < drafts.num_draft_tokens
+    requests = [*requests_of(most, 6), *(text_request(ids, 30, ignore_eos=True) for ids in PROMPTS[:2])]
+    await compare_answers(tiny.checkpoint(TARGET), asked(most, "sliding"), requests, settings)
 
 
 def copy_of(folder: Path, change: Any, config: dict[str, Any]) -> Path:

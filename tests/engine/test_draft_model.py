@@ -14,7 +14,7 @@ import pytest
 from engine.base.errors import ConfigError
 from tests import draft_models, drafters, tiny
 from tests.drafters import PROMPTS
-from tests.engine.test_drafts import PATHS, SETTINGS, check, collected, drafts_of, on_path, requests_of
+from tests.engine.test_drafts import PATHS, SETTINGS, check, collected, compare_answers, drafts_of, on_path, requests_of
 from tests.engine_kit import answer, running, text_request
 
 __all__ = ["on_path"]
@@ -122,20 +122,13 @@ async def test_a_model_that_drafts_for_itself_is_always_right(on_path, name):
         assert found.num_accepted_tokens == found.num_draft_tokens > 40
 
 
-@pytest.mark.covering(1)
+@pytest.mark.full
 @pytest.mark.parametrize("most", [1, 4])
 @pytest.mark.parametrize("settings", SETTINGS, ids=["plain", "chunks", "pressure", "few-rows"])
 @pytest.mark.parametrize("on_path", PATHS, indirect=True)
 async def test_answers_are_those_without_drafts(on_path, settings, most):
-    requests = requests_of(most, 8)
-    requests += [text_request(ids, 30, ignore_eos=True) for ids in PROMPTS[:2]]
-    async with running(tiny.checkpoint(TARGET), **settings) as own:
-        wanted = await collected(own, requests)
-    async with running(tiny.checkpoint(TARGET), speculative=asked(most), **settings) as own:
-        check(await collected(own, requests), wanted)
-        check(await collected(own, requests), wanted)  # prefixes are cached now
-        drafts = drafts_of(own)
-        assert 0 < drafts.num_accepted_tokens < drafts.num_draft_tokens
+    requests = [*requests_of(most, 8), *(text_request(ids, 30, ignore_eos=True) for ids in PROMPTS[:2])]
+    await compare_answers(tiny.checkpoint(TARGET), asked(most), requests, settings)
 
 
 @pytest.mark.parametrize("on_path", PATHS[:2], indirect=True)

@@ -22,7 +22,7 @@ from engine.sampling.sampler import Sampler
 from tests import drafters, tiny
 from tests.drafters import PROMPTS, Form
 from tests.engine.host_accelerator import HostAccelerator
-from tests.engine.test_drafts import PATHS, SETTINGS, check, collected, drafts_of, on_path, requests_of
+from tests.engine.test_drafts import PATHS, SETTINGS, compare_answers, drafts_of, on_path, requests_of
 from tests.engine_kit import answer, running, text_request
 
 __all__ = ["on_path"]
@@ -94,6 +94,7 @@ async def test_drafts_are_those_of_the_drafter_in_plain_torch(form, most):
             assert await counts(own, number) == wanted
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     ("form", "settings"), [("speculators", {}), ("flat-layers", {"max_prefill_chunk": 3}), ("speculators-parallel", {})]
 )
@@ -125,15 +126,8 @@ async def test_a_cached_prefix_changes_neither_hits_nor_drafts(on_path):
 @pytest.mark.parametrize("settings", SETTINGS, ids=["plain", "chunks", "pressure", "few-rows"])
 @pytest.mark.parametrize("on_path", PATHS, indirect=True)
 async def test_answers_are_those_without_drafts(on_path, settings, most):
-    requests = requests_of(most, 16)
-    requests += [text_request(ids, 30, ignore_eos=True) for ids in PROMPTS[:2]]
-    async with running(tiny.checkpoint(TARGET), **settings) as own:
-        wanted = await collected(own, requests)
-    async with running(tiny.checkpoint(TARGET), speculative=asked(most), **settings) as own:
-        check(await collected(own, requests), wanted)
-        check(await collected(own, requests), wanted)  # prefixes are cached now
-        drafts = drafts_of(own)
-        assert 0 < drafts.num_accepted_tokens < drafts.num_draft_tokens
+    requests = [*requests_of(most, 16), *(text_request(ids, 30, ignore_eos=True) for ids in PROMPTS[:2])]
+    await compare_answers(tiny.checkpoint(TARGET), asked(most), requests, settings)
 
 
 @pytest.mark.parametrize("path", [Sampler, DeviceSampler])

@@ -117,6 +117,17 @@ def drafts_of(own: Engine) -> Any:
     return own.inspect().runtime.scheduler.drafts
 
 
+async def compare_answers(folder, speculative, requests, settings):
+    """Answers with drafts are those without, twice: the second time prefixes are cached."""
+    async with running(folder, **settings) as own:
+        wanted = await collected(own, requests)
+    async with running(folder, speculative=speculative, **settings) as own:
+        check(await collected(own, requests), wanted)
+        check(await collected(own, requests), wanted)
+        drafts = drafts_of(own)
+        assert 0 < drafts.num_accepted_tokens < drafts.num_draft_tokens
+
+
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("most", [1, 4])
 @pytest.mark.parametrize("settings", SETTINGS, ids=["plain", "chunks", "pressure", "few-rows"])

@@ -122,6 +122,7 @@ def expected(number: int, most: int) -> tuple[int, int, int]:
     return drafters.summed(steps)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("most", "settings"), [(1, {}), (3, {}), (5, {"max_prefill_chunk": 3})])
 @pytest.mark.parametrize("on_path", PATHS[:2], indirect=True)
 async def test_drafts_are_those_of_transformers_layer(on_path, most, settings):
@@ -134,7 +135,7 @@ async def test_drafts_are_those_of_transformers_layer(on_path, most, settings):
         assert (drafts.num_drafts, drafts.num_draft_tokens, drafts.num_accepted_tokens) == wanted
 
 
-@pytest.mark.covering(1)
+@pytest.mark.full
 @pytest.mark.parametrize("settings", SETTINGS, ids=["plain", "chunks", "pressure", "few-rows"])
 @pytest.mark.parametrize("on_path", PATHS, indirect=True)
 async def test_answers_are_those_without_drafts(on_path, settings):

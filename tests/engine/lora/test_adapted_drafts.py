@@ -65,6 +65,7 @@ def requests(name: str) -> list:
     return asked
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("settings", [{}, {"max_prefill_chunk": 9, "max_num_batched_tokens": 40}], ids=["", "chunks"])
 @pytest.mark.parametrize("name", ["qwen3", "gemma2"])
 async def test_answers_of_adapters_are_those_without_drafts(name, settings, path):
