@@ -14,6 +14,8 @@ from engine.cache.layout import CacheLayout
 from engine.device.memory import gib
 from engine.kernels.target import target
 from engine.models.base.model import Model
+from engine.parallel.codes import rank_bytes
+from engine.parallel.model import SplitModel
 from engine.quant.kv import FLAG, numbers_line
 from engine.step.sizes import Sizes, decode_sizes, mixed_sizes
 from engine.weights.load import weight_bytes
@@ -46,7 +48,8 @@ def of_model(config: EngineConfig, model: Model, on_cpu: bool) -> str:
         threads = why("--num-threads", config.num_threads, "all cores")
         place = f"on the CPU ({cpu.isa()}) with {cpu.num_threads()} threads ({threads})"
     else:
-        place = f"on {model.device} ({target().arch}), weights of {gib(weight_bytes(model))}"
+        size = weight_bytes(model) if not isinstance(model, SplitModel) else rank_bytes(model.members[0], 0)
+        place = f"on {model.device} ({target().arch}), weights of {gib(size)}"
     return f"model: {model.config.architecture} in {dtype} ({chosen}) {place}"
 
 

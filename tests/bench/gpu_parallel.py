@@ -42,8 +42,8 @@ class Ranks:
             RoomLayout(gpus, rows, width, torch.bfloat16), self.devices, self.error
         )
         self.streams = [torch.cuda.Stream(device) for device in self.devices]
-        draw = torch.Generator().manual_seed(0)
-        self.weight = [torch.rand(width, generator=draw).to(device) for device in self.devices]
+        weight = torch.rand(width, generator=torch.Generator().manual_seed(0))
+        self.weight = [weight.to(device) for device in self.devices]
 
     def wait(self) -> None:
         for device in self.devices:
