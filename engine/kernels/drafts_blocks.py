@@ -19,6 +19,7 @@ from torch import Tensor
 
 from _fast.layout import SlotWord
 from engine.kernels.drafts_rows import DraftedRows
+from engine.kernels.precompile import new_indices
 from engine.kernels.step_tensors import word
 from engine.kernels.target import tl, triton
 
@@ -44,7 +45,7 @@ def empty_block(rows: int, queries: int, device: str | torch.device) -> BlockPla
     """Allocate the places of so many rows and queries."""
 
     def made(count: int, dtype: torch.dtype = torch.int32) -> Tensor:
-        return torch.empty(count, dtype=dtype, device=device)
+        return new_indices(count, dtype=dtype, device=device)
 
     token, ids, mapping = (made(queries, torch.int64) for _ in range(3))
     run, place, slot = (made(queries) for _ in range(3))

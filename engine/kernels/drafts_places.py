@@ -19,6 +19,7 @@ from torch import Tensor
 
 from _fast.layout import SlotWord, TokenCode
 from engine.kernels.drafts_rows import DraftedRows
+from engine.kernels.precompile import new_indices
 from engine.kernels.step_tensors import SlotTensors, word
 from engine.kernels.target import tl, triton
 
@@ -44,9 +45,9 @@ def empty_places(passes: int, rows: int, device: str | torch.device) -> DraftPla
     """Allocate the places of so many passes over so many rows."""
 
     def made(dtype: torch.dtype) -> Tensor:
-        return torch.empty(passes, rows, dtype=dtype, device=device)
+        return new_indices(passes, rows, dtype=dtype, device=device)
 
-    line, slot = (torch.empty(rows, dtype=torch.int32, device=device) for _ in range(2))
+    line, slot = (new_indices(rows, dtype=torch.int32, device=device) for _ in range(2))
     short = torch.int32
     return DraftPlaces(made(torch.int64), made(torch.int64), made(short), made(short), made(short), line, slot)
 

@@ -9,7 +9,8 @@ time is spent in LLVM, the assembler and the C compiler without the GIL, so thre
     pool | compiles, loads ....... | compiles, loads ........ |
          | compiles, loads  | compiles, loads ... |
 
-Kernels' outputs stay unwritten during a walk, so code in a walk must not read an index or a length from them.
+Kernels' outputs stay unwritten during a walk, so code in a walk must not read a length from them, and reads indices
+only from `new_indices`.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from engine.kernels.target import HAS_TRITON, triton
 
 MAX_THREADS = 8  # more threads wait for each other's Python: with 16 an H100's 8B took 0.8 s longer
+_walks = contextvars.ContextVar("walks", default=False)  # of the calling thread
 _walking = threading.Lock()  # `_noted` replaces Triton's global launch, so only one engine walks at a time
 
 
@@ -40,6 +43,12 @@ def precompile(walk: Callable[[], None], threads: int, bind: Callable[[], None])
     with _walking:
         # In a copy of the context: Triton stores the pool in a context variable and leaves it there if a kernel fails.
         contextvars.copy_context().run(_compile, walk, min(threads, MAX_THREADS), bind)
+
+
+def new_indices(*shape: int, dtype: torch.dtype, device: str | torch.device) -> Tensor:
+    """Memory that a kernel fills with indices for torch's kernels; zeros during a walk, whose kernels do not run."""
+    make = torch.zeros if _walks.get() else torch.empty
+    return make(shape, dtype=dtype, device=device)
 
 
 class _Pool(ThreadPoolExecutor):
@@ -59,6 +68,7 @@ def _ready(compile_kernel: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
 
 
 def _compile(walk: Callable[[], None], threads: int, bind: Callable[[], None]) -> None:
+    _walks.set(True)  # in a copy of the context
     pool = _Pool(threads, thread_name_prefix="omniloop-compile", initializer=bind)
     try:
         with triton.AsyncCompileMode(pool), _noted():  # AsyncCompileMode waits on exit, and raises errors

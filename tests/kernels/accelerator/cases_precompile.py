@@ -9,7 +9,7 @@ from triton.backends.compiler import GPUTarget
 
 from engine.kernels.activation import Activation, launch_point, point_kernel
 from engine.kernels.attention.work import work_kernel
-from engine.kernels.precompile import precompile
+from engine.kernels.precompile import new_indices, precompile
 from engine.kernels.target import tl
 
 X = torch.zeros(3, 64, dtype=torch.bfloat16)
@@ -149,3 +149,17 @@ def test_other_threads_launch_while_one_walks(made, driver):
 
     forward(walk)
     assert driver.launched == [("point_kernel", "other")]
+
+
+def test_indices_that_no_kernel_writes_are_zeros_during_a_walk(made):
+    """torch's own kernels run during a walk, and an index out of range would end the process's use of the device."""
+    found = []
+
+    def walk():
+        for _ in range(3):
+            old = torch.full((2, 5), 1 << 40)
+            del old  # memory that is not zero may be used again
+            found.append(new_indices(2, 5, dtype=torch.int64, device="cpu"))
+
+    precompile(walk, 1, lambda: None)
+    assert [each.count_nonzero() for each in found] == [0, 0, 0]
