@@ -1,4 +1,4 @@
-"""One-shot exchange: every rank stores its partial rows into all rooms, and sums all partials itself.
+"""One-shot exchange: every rank stores its partial rows into the others' rooms, and sums all partials itself.
 
     total = partial of rank 0 + partial of rank 1 + ...          float32, in rank order
     residual += total (ADD)         out = norm(residual) (NORM), or total
@@ -17,14 +17,11 @@ import torch
 from torch import Tensor
 
 from engine.kernels.parallel.room import (
-    T_ARRIVED,
     T_FAILED,
-    T_TURN,
     T_TURNS,
     ExchangeRoom,
-    add_row,
-    is_last,
     report,
+    scale_of,
     take_words,
     words_at,
     write_row,
@@ -33,6 +30,77 @@ from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import target, tl, triton
 
 PUBLISH, CONSUME = 1, 2  # phases; a launch runs both, except in an interpreter, where ranks take turns
+
+
+@triton.jit
+def words_of(x, row, width, BLOCK: tl.constexpr):
+    """A row's values as integers [BLOCK], none of which is the mark of an empty place."""
+    kind: tl.constexpr = tl.int16 if x.dtype.element_ty.primitive_bitwidth == 16 else tl.int32
+    empty: tl.constexpr = -32768 if x.dtype.element_ty.primitive_bitwidth == 16 else -2147483648
+    column = tl.arange(0, BLOCK)
+    words = tl.load(x + row * width + column, mask=column < width, other=0.0).to(kind, bitcast=True)
+    return tl.where(words == empty, 0, words)
+
+
+@triton.jit
+def publish(words, rooms, rank, at_small, small, turn, row, width, RANKS: tl.constexpr, BLOCK: tl.constexpr):
+    """Store a row's words into the other ranks' rooms."""
+    column = tl.arange(0, BLOCK)
+    place = (turn * RANKS + rank).to(tl.int64) * small + row * width
+    for other in tl.static_range(RANKS):
+        if other != rank:
+            to = words_at(rooms[other], at_small, words.dtype.primitive_bitwidth) + place
+            tl.store(to + column, words, mask=column < width, cache_modifier=".wt")
+
+
+@triton.jit
+def consume(words, own, rank, at_small, small, turn, row, width, polls, kind: tl.constexpr, RANKS: tl.constexpr,
+            PTX: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """The sum of a row's partials, float32 [BLOCK], and 1 if polls ran out; `words`: the own partial."""
+    bits: tl.constexpr = words.dtype.primitive_bitwidth
+    empty: tl.constexpr = -32768 if bits == 16 else -2147483648
+    column = tl.arange(0, BLOCK)
+    inside = column < width
+    total, failed = tl.zeros([BLOCK], tl.float32), 0
+    for other in tl.static_range(RANKS):
+        part = words
+        if other != rank:
+            place = (turn * RANKS + other).to(tl.int64) * small + row * width
+            there = words_at(own, at_small, bits) + place + column
+            part, late = take_words(there, inside, polls, PTX, bits)
+            tl.store(there, tl.full([BLOCK], empty, words.dtype), mask=inside)
+            failed |= late
+        total += part.to(kind, bitcast=True).to(tl.float32)
+    return total, failed
+
+
+@triton.jit
+def finish(out, residual, rest, scale, total, row, width, eps, ADD: tl.constexpr, NORM: tl.constexpr,
+           BLOCK: tl.constexpr):  # fmt: skip
+    """Add a row's sum to `rest`, the residual's row, and write the results."""
+    column = tl.arange(0, BLOCK)
+    if ADD:
+        rounded = (total + rest).to(residual.dtype.element_ty)
+        tl.store(residual + row * width + column, rounded, mask=column < width)
+        total = rounded.to(tl.float32)
+    if NORM or not ADD:
+        write_row(out, scale, total, row, width, eps, NORM, BLOCK)
+
+
+@triton.jit
+def residual_of(residual, row, width, ADD: tl.constexpr, BLOCK: tl.constexpr):
+    """The residual's row, float32 [BLOCK]."""
+    column = tl.arange(0, BLOCK)
+    if ADD:
+        return tl.load(residual + row * width + column, mask=column < width, other=0.0).to(tl.float32)
+    else:
+        return tl.zeros([BLOCK], tl.float32)
+
+
+@triton.jit
+def next_turn(turn):
+    """The area of a row's next exchange."""
+    return tl.where(turn == T_TURNS - 1, 0, turn + 1)
 
 
 @triton.jit(do_not_specialize=("rank", "rows"))
@@ -47,7 +115,8 @@ def one_shot_kernel(
     error,  # address of an int32
     rows,
     width,
-    at_small,  # byte offset of the areas in a room
+    at_turns,  # byte offsets of the areas in a room
+    at_small,
     small,  # values of an area, per rank
     polls,
     eps,
@@ -59,45 +128,36 @@ def one_shot_kernel(
     BLOCK: tl.constexpr,  # power of two >= width
     OVERLAP: tl.constexpr,
 ):
-    """Program p has the rows p, p + programs, ..."""
-    bits: tl.constexpr = x.dtype.element_ty.primitive_bitwidth
-    kind: tl.constexpr = tl.int16 if bits == 16 else tl.int32
-    empty: tl.constexpr = -32768 if bits == 16 else -2147483648
+    """Program p has the rows p, p + programs, ... All that its first row needs is read before anything is awaited."""
     first, step = tl.program_id(0).to(tl.int64), tl.num_programs(0)
-    column = tl.arange(0, BLOCK)
-    inside = column < width
+    scale = scale_of(weight, width, NORM, BLOCK)
     grid_wait(OVERLAP)
-    state = words_at(own, 0, 32)
-    turn = tl.load(state + T_TURN)
-    area = (turn * RANKS).to(tl.int64) * small
+    turns, state = words_at(own, at_turns, 32), words_at(own, 0, 32)
+    turn, failed = tl.load(turns + first), tl.load(state + T_FAILED)
+    words = words_of(x, first, width, BLOCK)
+    rest = residual_of(residual, first, width, ADD, BLOCK)
     if PHASES & 1:
-        for row in range(first, rows, step):
-            at = row * width + column
-            words = tl.load(x + at, mask=inside, other=0.0).to(kind, bitcast=True)
-            words = tl.where(words == empty, 0, words)
-            for other in tl.static_range(RANKS):
-                to = words_at(rooms[other], at_small, bits) + area + rank.to(tl.int64) * small
-                tl.store(to + at, words, mask=inside, cache_modifier=".wt")
+        publish(words, rooms, rank, at_small, small, turn, first, width, RANKS, BLOCK)
+        for row in range(first + step, rows, step):
+            line = words_of(x, row, width, BLOCK)
+            publish(line, rooms, rank, at_small, small, tl.load(turns + row), row, width, RANKS, BLOCK)
     if PHASES & 2:
-        polls = tl.where(tl.load(state + T_FAILED) != 0, 0, polls)
-        failed = 0
-        for row in range(first, rows, step):
-            at = row * width + column
-            total = tl.zeros([BLOCK], tl.float32)
-            for other in tl.static_range(RANKS):
-                mine = words_at(own, at_small, bits) + area + other * small + at
-                words, late = take_words(mine, inside, polls, PTX, bits)
-                tl.store(mine, tl.full([BLOCK], empty, kind), mask=inside)
-                failed |= late
-                total += words.to(x.dtype.element_ty, bitcast=True).to(tl.float32)
-            if ADD:
-                total = add_row(residual, total, row, width, BLOCK)
-            if NORM or not ADD:
-                write_row(out, weight, total, row, width, eps, NORM, BLOCK)
+        kind: tl.constexpr = x.dtype.element_ty
+        polls = tl.where(failed != 0, 0, polls)
+        total, failed = consume(
+            words, own, rank, at_small, small, turn, first, width, polls, kind, RANKS, PTX, BLOCK
+        )  # fmt: skip
+        finish(out, residual, rest, scale, total, first, width, eps, ADD, NORM, BLOCK)
+        tl.store(turns + first, next_turn(turn))
+        for row in range(first + step, rows, step):
+            turn = tl.load(turns + row)
+            line = words_of(x, row, width, BLOCK)
+            total, late = consume(line, own, rank, at_small, small, turn, row, width, polls, kind, RANKS, PTX, BLOCK)
+            failed |= late
+            line_rest = residual_of(residual, row, width, ADD, BLOCK)
+            finish(out, residual, line_rest, scale, total, row, width, eps, ADD, NORM, BLOCK)
+            tl.store(turns + row, next_turn(turn))
         report(state, error, failed)
-        if is_last(state):
-            tl.store(state + T_ARRIVED, 0)
-            tl.store(state + T_TURN, tl.where(turn == T_TURNS - 1, 0, turn + 1))
 
 
 def launch_one_shot(
@@ -124,8 +184,9 @@ def launch_one_shot(
     if rows:
         one_shot_kernel[(grid,)](
             out, x if residual is None else residual, x, x if weight is None else weight, room.addresses,
-            room.addresses[room.rank], room.rank, room.error.data_ptr(), rows, width, layout.offsets[2], layout.small,
-            room.polls, eps, RANKS=layout.ranks, ADD=residual is not None, NORM=weight is not None, PHASES=phases,
+            room.addresses[room.rank], room.rank, room.error.data_ptr(), rows, width, layout.offsets[0],
+            layout.offsets[3], layout.small, room.polls, eps, RANKS=layout.ranks, ADD=residual is not None,
+            NORM=weight is not None, PHASES=phases,
             PTX=target().runs_ptx, BLOCK=block, num_warps=warps_of(block), **launch_options(),
         )  # fmt: skip
     return out

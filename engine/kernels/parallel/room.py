@@ -3,14 +3,16 @@
 Owner: device thread. One plain allocation per rank, made at start, because peers cannot address memory of expandable
 segments. Kernels get the addresses of all ranks' rooms, in rank order; every room has the same layout:
 
-    state     int32 [STATE_WORDS]: TURN, EPOCH, ARRIVED, FAILED; only the own rank uses them
+    state     int32 [STATE_WORDS]: EPOCH, ARRIVED, FAILED; only the own rank uses them
+    turns     int32 [rows of an area]: the area that the row's next one-shot exchange takes; only the own rank uses them
     pushed    int32 [ranks, batches]: the epoch in which a rank pushed its partials of a batch
     gathered  int32 [batches]: the epoch in which the batch's sums were written here
     small     values [TURNS, ranks, small]: partials of one-shot exchanges; EMPTY wherever nothing has arrived
     partials  values [ranks, own rows, width]: partials of the rows that this rank sums in a two-shot exchange
     sums      values [rows, width]: sums of a two-shot exchange
 
-The kernels advance all counters, so a captured graph can be replayed in any order with others and with eager launches.
+Every row of one-shot exchanges has its own turn, so no program of a launch waits for another program of the launch. The
+kernels advance all counters, so a captured graph can be replayed in any order with others and with eager launches.
 """
 
 from __future__ import annotations
@@ -24,14 +26,15 @@ from torch import Tensor
 from engine.kernels.target import tl, triton
 
 MOST_RANKS = 8
-# Areas of one-shot exchanges. A rank is at most one exchange before its peers. The third area separates a peer's stores
-# from this rank's clearing stores, because the end of a kernel orders stores for this device only.
+# Areas of a row in one-shot exchanges. A rank is at most one exchange of the row before its peers. The third area
+# separates a peer's stores from this rank's clearing stores, because the end of a kernel orders stores for this device
+# only.
 TURNS = 3
 BATCH = 4  # rows of a two-shot exchange that share a flag
 STATE_WORDS = 32
-STATE = TURN, EPOCH, ARRIVED, FAILED = range(4)
-# One-shot moves (ranks - 1) times the bytes that two-shot moves in one direction, but waits only once.
-ONE_SHOT_BYTES = {2: 1 << 20, 3: 512 << 10, 4: 512 << 10}  # the largest one-shot exchange by number of ranks
+STATE = EPOCH, ARRIVED, FAILED = range(3)
+# One-shot moves ranks / 2 times the bytes that two-shot moves in one direction, but waits only once.
+ONE_SHOT_BYTES = {2: 4 << 20, 3: 512 << 10, 4: 512 << 10}  # the largest one-shot exchange by number of ranks
 ONE_SHOT_ELSE = 256 << 10
 POLLS = 20_000_000  # a poll takes about 0.5 us, so a kernel waits about ten seconds for a peer
 ALIGNED = 256  # bytes to which areas are aligned
@@ -63,24 +66,25 @@ class RoomLayout:
         return -(-self.batches // self.ranks) * BATCH
 
     @property
-    def offsets(self) -> tuple[int, int, int, int, int]:
-        """Offsets of pushed, gathered, small, partials and sums."""
-        return self._bounds()[:5]
+    def offsets(self) -> tuple[int, int, int, int, int, int]:
+        """Offsets of turns, pushed, gathered, small, partials and sums."""
+        return self._bounds()[:6]
 
     @property
     def num_bytes(self) -> int:
         """Bytes of a room."""
-        return self._bounds()[5]
+        return self._bounds()[6]
 
     @property
     def has_large(self) -> bool:
         """Whether exchanges are possible that one-shot does not take."""
         return self.rows * self.width > self.small
 
-    def _bounds(self) -> tuple[int, int, int, int, int, int]:
+    def _bounds(self) -> tuple[int, int, int, int, int, int, int]:
         large, size = self.has_large, self.dtype.itemsize
         areas = [
             4 * STATE_WORDS,
+            4 * (self.small // self.width),
             4 * self.ranks * self.batches,
             4 * self.batches,
             TURNS * self.ranks * self.small * size,
@@ -90,8 +94,8 @@ class RoomLayout:
         ends = [0]
         for area in areas:
             ends.append(ends[-1] + -(-area // ALIGNED) * ALIGNED)
-        _, pushed, gathered, small, partials, sums, end = ends
-        return pushed, gathered, small, partials, sums, end
+        _, turns, pushed, gathered, small, partials, sums, end = ends
+        return turns, pushed, gathered, small, partials, sums, end
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,7 +123,7 @@ def make_rooms(
     """Make the rooms of all ranks, empty; `allocate`: (bytes, device) -> zeroed uint8 memory that all ranks address."""
     make = allocate or (lambda size, device: torch.zeros(size, dtype=torch.uint8, device=device))
     memories = [make(layout.num_bytes, device) for device in devices]
-    small, first = layout.offsets[2:4]
+    small, first = layout.offsets[3:5]
     signed = {2: torch.int16, 4: torch.int32}[layout.dtype.itemsize]
     for memory in memories:
         assert memory.data_ptr() % 16 == 0, "vectors of 16 bytes"
@@ -128,7 +132,7 @@ def make_rooms(
     return [ExchangeRoom(layout, rank, memory, addresses, error) for rank, memory in enumerate(memories)]
 
 
-T_TURN, T_EPOCH, T_ARRIVED, T_FAILED = (tl.constexpr(word) for word in STATE)
+T_EPOCH, T_ARRIVED, T_FAILED = (tl.constexpr(word) for word in STATE)
 T_TURNS = tl.constexpr(TURNS)
 
 
@@ -190,23 +194,19 @@ def is_last(state):
 
 
 @triton.jit
-def add_row(residual, total, row, width, BLOCK: tl.constexpr):
-    """Add a row's sum, float32 [BLOCK], to the residual, and return the row as its dtype rounds it."""
+def write_row(out, scale, total, row, width, eps, NORM: tl.constexpr, BLOCK: tl.constexpr):
+    """Write a row, float32 [BLOCK], or its norm; `scale`: of the norm, float32 [BLOCK]."""
     column = tl.arange(0, BLOCK)
-    inside = column < width
-    at = row * width + column
-    wide = total + tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
-    rounded = wide.to(residual.dtype.element_ty)
-    tl.store(residual + at, rounded, mask=inside)
-    return rounded.to(tl.float32)
+    if NORM:
+        total = total * (1.0 / tl.sqrt_rn(tl.sum(total * total, 0) / width + eps)) * scale
+    tl.store(out + row * width + column, total.to(out.dtype.element_ty), mask=column < width)
 
 
 @triton.jit
-def write_row(out, weight, total, row, width, eps, NORM: tl.constexpr, BLOCK: tl.constexpr):
-    """Write a row, float32 [BLOCK], or its norm."""
+def scale_of(weight, width, NORM: tl.constexpr, BLOCK: tl.constexpr):
+    """A norm's weights, float32 [BLOCK]; they may be read before the previous kernel has ended."""
     column = tl.arange(0, BLOCK)
-    inside = column < width
     if NORM:
-        scale = 1.0 / tl.sqrt_rn(tl.sum(total * total, 0) / width + eps)
-        total = total * scale * tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * width + column, total.to(out.dtype.element_ty), mask=inside)
+        return tl.load(weight + column, mask=column < width, other=0.0).to(tl.float32)
+    else:
+        return tl.zeros([BLOCK], tl.float32)

@@ -30,6 +30,7 @@ from engine.kernels.parallel.room import (
     is_last,
     raise_flag,
     report,
+    scale_of,
     wait_flag,
     words_at,
     write_row,
@@ -50,6 +51,67 @@ def room_values(address, offset, like):
 def room_flags(address, offset):
     """A pointer to flags, `offset` bytes after an address."""
     return words_at(address, offset, 32)
+
+
+@triton.jit
+def push(x, rooms, rank, batch, rows, width, at_pushed, at_partials, most_batches, stride, epoch, RANKS: tl.constexpr,
+         BATCH: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Phase 1 of a batch."""
+    column = tl.arange(0, BLOCK)
+    inside = column < width
+    for owner in tl.static_range(RANKS):
+        if batch % RANKS == owner:
+            to = room_values(rooms[owner], at_partials, x) + rank * stride
+            for row in range(batch * BATCH, tl.minimum(rows, batch * BATCH + BATCH)):
+                at = (batch // RANKS * BATCH + row - batch * BATCH) * width + column
+                part = tl.load(x + row * width + column, mask=inside)
+                tl.store(to + at, part, mask=inside, cache_modifier=".wt")
+            raise_flag(room_flags(rooms[owner], at_pushed) + rank * most_batches + batch, epoch)
+
+
+@triton.jit
+def reduce(x, residual, rooms, own, batch, rows, width, at_pushed, at_gathered, at_partials, at_sums, most_batches,
+           stride, epoch, polls, RANKS: tl.constexpr, ADD: tl.constexpr, BATCH: tl.constexpr,
+           BLOCK: tl.constexpr):  # fmt: skip
+    """Phase 2 of an own batch -> 1 if polls ran out."""
+    column = tl.arange(0, BLOCK)
+    inside = column < width
+    mine, failed = room_values(own, at_partials, x), 0
+    for other in tl.static_range(RANKS):
+        failed |= wait_flag(room_flags(own, at_pushed) + other * most_batches + batch, epoch, polls)
+    for row in range(batch * BATCH, tl.minimum(rows, batch * BATCH + BATCH)):
+        place = (batch // RANKS * BATCH + row - batch * BATCH) * width + column
+        at = row * width + column
+        total = tl.zeros([BLOCK], tl.float32)
+        for other in tl.static_range(RANKS):
+            part = mine + other * stride + place
+            total += tl.load(part, mask=inside, other=0.0, cache_modifier=".cv").to(tl.float32)
+        if ADD:
+            total += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+        for other in tl.static_range(RANKS):
+            sums = room_values(rooms[other], at_sums, x)
+            tl.store(sums + at, total.to(x.dtype.element_ty), mask=inside, cache_modifier=".wt")
+    for other in tl.static_range(RANKS):
+        raise_flag(room_flags(rooms[other], at_gathered) + batch, epoch)
+    return failed
+
+
+@triton.jit
+def take(out, residual, x, scale, own, batch, rows, width, at_gathered, at_sums, epoch, polls, eps, ADD: tl.constexpr,
+         NORM: tl.constexpr, BATCH: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Phase 3 of a batch -> 1 if polls ran out."""
+    column = tl.arange(0, BLOCK)
+    inside = column < width
+    sums = room_values(own, at_sums, x)
+    failed = wait_flag(room_flags(own, at_gathered) + batch, epoch, polls)
+    for row in range(batch * BATCH, tl.minimum(rows, batch * BATCH + BATCH)):
+        at = row * width + column
+        total = tl.load(sums + at, mask=inside, other=0.0, cache_modifier=".cv")
+        if ADD:
+            tl.store(residual + at, total, mask=inside)
+        if NORM or not ADD:
+            write_row(out, scale, total.to(tl.float32), row, width, eps, NORM, BLOCK)
+    return failed
 
 
 @triton.jit(do_not_specialize=("rank", "rows"))
@@ -80,57 +142,41 @@ def two_shot_kernel(
     BLOCK: tl.constexpr,  # power of two >= width
     OVERLAP: tl.constexpr,
 ):
-    """Program p has the batches p, p + programs, ... of phases 1 and 3, and every p-th own batch of phase 2."""
+    """Program p has the batches p, p + programs, ... of phases 1 and 3, and every p-th own batch of phase 2. It takes
+    RANKS batches in each round, and phase n of a batch n - 1 rounds later: so rows travel while others are summed."""
     first, step = tl.program_id(0).to(tl.int64), tl.num_programs(0)
     batches = tl.cdiv(rows, BATCH)
-    column = tl.arange(0, BLOCK)
-    inside = column < width
     stride = own_rows.to(tl.int64) * width
+    scale = scale_of(weight, width, NORM, BLOCK)
     grid_wait(OVERLAP)
     state = words_at(own, 0, 32)
     epoch = tl.load(state + T_EPOCH) + 1
     polls = tl.where(tl.load(state + T_FAILED) != 0, 0, polls)
     failed = 0
-    if PHASES & 1:
-        for batch in range(first, batches, step):
-            for owner in tl.static_range(RANKS):
-                if batch % RANKS == owner:
-                    to = room_values(rooms[owner], at_partials, x) + rank * stride
-                    for row in range(batch * BATCH, tl.minimum(rows, batch * BATCH + BATCH)):
-                        at = (batch // RANKS * BATCH + row - batch * BATCH) * width + column
-                        part = tl.load(x + row * width + column, mask=inside)
-                        tl.store(to + at, part, mask=inside, cache_modifier=".wt")
-                    raise_flag(room_flags(rooms[owner], at_pushed) + rank * most_batches + batch, epoch)
-    if PHASES & 2:
-        mine = room_values(own, at_partials, x)
-        for batch in range(first * RANKS + rank, batches, step * RANKS):
-            for other in tl.static_range(RANKS):
-                failed |= wait_flag(room_flags(own, at_pushed) + other * most_batches + batch, epoch, polls)
-            for row in range(batch * BATCH, tl.minimum(rows, batch * BATCH + BATCH)):
-                place = (batch // RANKS * BATCH + row - batch * BATCH) * width + column
-                at = row * width + column
-                total = tl.zeros([BLOCK], tl.float32)
-                for other in tl.static_range(RANKS):
-                    part = mine + other * stride + place
-                    total += tl.load(part, mask=inside, other=0.0, cache_modifier=".cv").to(tl.float32)
-                if ADD:
-                    total += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
-                for other in tl.static_range(RANKS):
-                    sums = room_values(rooms[other], at_sums, x)
-                    tl.store(sums + at, total.to(x.dtype.element_ty), mask=inside, cache_modifier=".wt")
-            for other in tl.static_range(RANKS):
-                raise_flag(room_flags(rooms[other], at_gathered) + batch, epoch)
-    if PHASES & 4:
-        sums = room_values(own, at_sums, x)
-        for batch in range(first, batches, step):
-            failed |= wait_flag(room_flags(own, at_gathered) + batch, epoch, polls)
-            for row in range(batch * BATCH, tl.minimum(rows, batch * BATCH + BATCH)):
-                at = row * width + column
-                total = tl.load(sums + at, mask=inside, other=0.0, cache_modifier=".cv")
-                if ADD:
-                    tl.store(residual + at, total, mask=inside)
-                if NORM or not ADD:
-                    write_row(out, weight, total.to(tl.float32), row, width, eps, NORM, BLOCK)
+    for turn in range(tl.cdiv(batches, step * RANKS) + 2):
+        if PHASES & 1:
+            for part in tl.static_range(RANKS):
+                batch = first + (turn * RANKS + part) * step
+                if batch < batches:
+                    push(
+                        x, rooms, rank, batch, rows, width, at_pushed, at_partials, most_batches, stride, epoch,
+                        RANKS, BATCH, BLOCK,
+                    )  # fmt: skip
+        if PHASES & 2:
+            batch = (first + (turn - 1) * step) * RANKS + rank
+            if (turn > 0) & (batch < batches):
+                failed |= reduce(
+                    x, residual, rooms, own, batch, rows, width, at_pushed, at_gathered, at_partials, at_sums,
+                    most_batches, stride, epoch, polls, RANKS, ADD, BATCH, BLOCK,
+                )  # fmt: skip
+        if PHASES & 4:
+            for part in tl.static_range(RANKS):
+                batch = first + ((turn - 2) * RANKS + part) * step
+                if (turn > 1) & (batch < batches):
+                    failed |= take(
+                        out, residual, x, scale, own, batch, rows, width, at_gathered, at_sums, epoch, polls, eps,
+                        ADD, NORM, BATCH, BLOCK,
+                    )  # fmt: skip
     report(state, error, failed)
     if PHASES & 4:  # noqa: SIM102 (the first condition is a constant of the compiler)
         if is_last(state):
@@ -157,7 +203,7 @@ def launch_two_shot(
     assert width == layout.width and rows <= layout.rows and layout.has_large, "a partial that fits the room"
     out = result_of(x, residual, weight, out)
     block = triton.next_power_of_2(width)
-    pushed, gathered, _, partials, sums = layout.offsets
+    _, pushed, gathered, _, partials, sums = layout.offsets
     grid = min(triton.cdiv(rows, BATCH), programs or target().num_units)
     if rows:
         two_shot_kernel[(grid,)](

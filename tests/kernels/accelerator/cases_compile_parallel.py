@@ -32,7 +32,7 @@ def tensors(dtype, ranks):
 
 
 ENDS = {"error": "i64", "rows": "i32", "width": "i32"}
-ONE = {**ENDS, "at_small": "i32", "small": "i32", "polls": "i32", "eps": "fp32"}
+ONE = {**ENDS, "at_turns": "i32", "at_small": "i32", "small": "i32", "polls": "i32", "eps": "fp32"}
 TWO = {
     **ENDS, "at_pushed": "i32", "at_gathered": "i32", "at_partials": "i32", "at_sums": "i64", "most_batches": "i32",
     "own_rows": "i32", "polls": "i32", "eps": "fp32",

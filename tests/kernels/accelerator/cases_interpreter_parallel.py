@@ -23,7 +23,7 @@ from engine.kernels.parallel.choice import (
 )
 from engine.kernels.parallel.exchange import exchange_reference, launch_exchange
 from engine.kernels.parallel.one_shot import CONSUME, PUBLISH, launch_one_shot
-from engine.kernels.parallel.room import EPOCH, FAILED, TURN, RoomLayout, make_rooms
+from engine.kernels.parallel.room import EPOCH, FAILED, RoomLayout, make_rooms
 from engine.kernels.parallel.two_shot import PUSH, REDUCE, TAKE, launch_two_shot
 from engine.kernels.step_tensors import empty_inputs, empty_slots
 from engine.layers.norm import RMSNorm
@@ -46,6 +46,12 @@ def little_one_shot(monkeypatch):
 def made(ranks, rows, dtype=torch.float32, width=48):
     error = torch.zeros(1, dtype=torch.int32)
     return make_rooms(RoomLayout(ranks, rows, width, dtype), ["cpu"] * ranks, error)
+
+
+def turns(room):
+    """A view of the turns of the room's rows."""
+    first, last = room.layout.offsets[:2]
+    return room.memory[first:last].view(torch.int32)
 
 
 def exchanged(rooms, launch, partials, residual=None, weight=None, programs=2):
@@ -144,14 +150,14 @@ def test_an_area_holds_its_exchange_while_the_next_two_are_published():
     got = []
     for number in range(3):
         launch_one_shot(rooms[1], parts[number, 1], phases=PUBLISH)
-        rooms[1].state()[TURN] = (number + 1) % 3
-    rooms[1].state()[TURN] = 0
+        turns(rooms[1])[0] = (number + 1) % 3
+    turns(rooms[1])[0] = 0
     for number in range(3):
         launch_one_shot(rooms[0], parts[number, 0])
     for number in range(3):
         got.append(launch_one_shot(rooms[1], parts[number, 1], phases=CONSUME))
     assert torch.equal(torch.stack(got), parts.sum(1))
-    assert rooms[0].state()[TURN] == rooms[1].state()[TURN] == 0
+    assert turns(rooms[0])[0] == turns(rooms[1])[0] == 0
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
@@ -159,7 +165,7 @@ def test_epochs_wrap_around():
     rooms = made(2, 8)
     for room in rooms:
         room.state()[EPOCH] = 2**31 - 2
-        first, last = room.layout.offsets[0], room.layout.offsets[2]
+        first, last = room.layout.offsets[1], room.layout.offsets[3]
         room.memory[first:last].view(torch.int32).fill_(2**31 - 2)
     for _ in range(3):
         check(rooms, launch_two_shot, 7, torch.float32, adds=True, norms=False)
@@ -193,8 +199,8 @@ def test_the_number_of_rows_decides_the_way(monkeypatch):
 def test_a_room_without_large_exchanges_has_no_areas_for_them():
     few, many = RoomLayout(2, 2, 48, torch.float32), RoomLayout(2, 3, 48, torch.float32)
     assert not few.has_large
-    assert few.offsets[3] == few.offsets[4] == few.num_bytes
-    assert many.num_bytes - many.offsets[3] >= (2 * many.own_rows + 3) * 48 * 4
+    assert few.offsets[4] == few.offsets[5] == few.num_bytes
+    assert many.num_bytes - many.offsets[4] >= (2 * many.own_rows + 3) * 48 * 4
 
 
 def stepped(rows, slots):
