@@ -18,7 +18,6 @@ from engine.device.memory import gib
 
 FLAG = "--tensor-parallel-size"
 COPIED = 256 << 20  # bytes of a timed copy
-SERVED = False  # several GPUs: the tests of ranks on real cards (tests/engine/parallel) do not pass yet
 LEAST_FREE = 0.9  # of the free memory of the card that has most
 
 
@@ -78,11 +77,6 @@ def check_cards(ranks: int, cards: Sequence[Card], variables: Mapping[str, str])
             raise ConfigError(
                 f"{said}: {name} has expandable_segments:True, whose memory other GPUs cannot address; leave it out"
             )
-    if not SERVED:
-        raise ConfigError(
-            f"{said}: one model on several GPUs is not served yet; start a server for each GPU behind a router (see "
-            "/docs/deployment), or try the ranks with --device cpu, which simulates them"
-        )
 
 
 def ranks_line(devices: Sequence[torch.device], room_bytes: int) -> str:

@@ -128,7 +128,7 @@ class ModelFlags:
     )
     num_threads: int = flag(0, "compute threads on a CPU; 0: all cores", low=0)
     tensor_parallel_size: int = flag(
-        1, "ranks that share every layer; above 1 only with --device cpu, which simulates ranks for tests", low=1
+        1, "GPUs of this machine that share every layer; with --device cpu: simulated, for tests", low=1
     )
     trust_remote_code: bool = flag(False, "accepted without effect: code in a checkpoint never runs")
 

@@ -21,7 +21,7 @@ class Foreign(NamedTuple):
     only: bool = False  # no other values are taken
 
 
-ONE_DEVICE = "one process uses one device; start a server for each device behind a router (see /docs/deployment)"
+ONE_DEVICE = "use --tensor-parallel-size, or start a server for each device behind a router (see /docs/deployment)"
 OWN_KERNELS = "the server has its own attention kernels; leave the flag out"
 NO_CODE = "code from a request or a checkpoint never runs; leave the flag out"
 NO_DRAFTS = 'use --speculative-config {"method": "ngram", "num_speculative_tokens": 4}, or {"model": EAGLE-3 head}'

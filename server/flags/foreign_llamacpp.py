@@ -99,7 +99,7 @@ LLAMACPP = {
     "no-warmup": hint("the start always measures the largest step"),
     "prio": passed_over("nice before the command sets its priority"),
     "slots": always("/load and /metrics count the requests that run"),
-    "split-mode": passed_over("one process uses one device"),
+    "split-mode": passed_over("--tensor-parallel-size splits every layer"),
     "swa-full": hint("layers with a window cache only their window"),
     "threads-batch": passed_over("--num-threads counts for prompts and answers"),
     "threads-http": passed_over("one loop serves all connections"),

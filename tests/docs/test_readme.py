@@ -122,7 +122,7 @@ def test_flags_that_are_refused_are_refused():
         if name == "trust-remote-code":
             assert name in all_flags()
             continue
-        if name in ("tensor-parallel-size", "device"):  # only a GPU refuses it: tests/engine/parallel
+        if name == "tensor-parallel-size":  # some models are refused: tests/engine/parallel
             continue
         assert name not in all_flags(), f"--{name} is served now"
         assert "" not in FOREIGN[name].holds, f"--{name} is not refused"

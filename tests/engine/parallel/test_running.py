@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-import engine.device.cards
 import engine.run.start
 from engine import Engine, EngineConfig, FinishReason
 from engine.base.errors import ConfigError
@@ -169,7 +168,6 @@ CARD = Card("H200", 100 << 30)
             {"PYTORCH_CUDA_ALLOC_CONF": "a:1,expandable_segments:True"},
             "PYTORCH_CUDA_ALLOC_CONF has expand",
         ),
-        ([CARD, CARD], {}, "one model on several GPUs is not served yet"),
     ],
 )
 def test_cards_that_cannot_work_together_are_refused(cards, variables, said):
@@ -177,8 +175,7 @@ def test_cards_that_cannot_work_together_are_refused(cards, variables, said):
         check_cards(2, cards, variables)
 
 
-def test_cards_that_work_together(monkeypatch):
-    monkeypatch.setattr(engine.device.cards, "SERVED", True)
+def test_cards_that_work_together():
     check_cards(2, [CARD, replace(CARD, free=91 << 30)], {"CUDA_LAUNCH_BLOCKING": "0"})
     check_cards(2, [CARD, CARD], {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"})
 

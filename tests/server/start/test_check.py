@@ -14,7 +14,6 @@ from tokenizers import AddedToken, Tokenizer
 
 from engine.base.config import EngineConfig
 from engine.base.errors import ConfigError
-from engine.device import cards as cards_module
 from engine.device.cards import Card
 from engine.device.memory import GIB, DeviceMemory
 from engine.run import estimate as estimate_module
@@ -216,7 +215,6 @@ def test_two_cards_hold_what_one_does_not(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(estimate_module, "choose_device", lambda asked: "cuda:0")
     cards = [Card("H200", 16 * GIB), Card("H200", 15 * GIB)]
     monkeypatch.setattr(shares_module, "cards_of", lambda ranks: cards[:ranks])
-    monkeypatch.setattr(cards_module, "SERVED", True)
     free = {f"cuda:{number}": card.free for number, card in enumerate(cards)}
     monkeypatch.setattr(shares_module, "device_memory", lambda device: DeviceMemory(16 * GIB, free[device]))
     flags = ["--load-format", "dummy", "--skip-tokenizer-init", "-tp"]
