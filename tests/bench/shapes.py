@@ -133,6 +133,26 @@ LLAMA31_8B = {
     },
     "eos_token_id": 128009,
 }
+QWEN3_32B = {
+    **QWEN3_8B,
+    "hidden_size": 5120,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 64,
+    "intermediate_size": 25600,
+}
+LLAMA33_70B = {
+    **LLAMA31_8B,
+    "hidden_size": 8192,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "intermediate_size": 28672,
+}
+GPT_OSS_120B = {
+    **GPT_OSS_20B,
+    "num_hidden_layers": 36,
+    "layer_types": ["sliding_attention", "full_attention"] * 18,
+    "num_local_experts": 128,
+}
 GEMMA3_12B = {  # the decoder alone: five layers with a window of 1,024, then one with full attention
     "architectures": ["Gemma3ForCausalLM"],
     "model_type": "gemma3_text",
@@ -164,7 +184,10 @@ SHAPES = {
     "0.6b": QWEN3_06B,
     "30b-a3b": QWEN3_30B_A3B,
     "gpt-oss-20b": GPT_OSS_20B,
+    "gpt-oss-120b": GPT_OSS_120B,
     "llama-8b": LLAMA31_8B,
+    "llama-70b": LLAMA33_70B,
+    "32b": QWEN3_32B,
     "gemma-12b": GEMMA3_12B,
     "gemma-12b-vl": {**GEMMA3_SEEING, "text_config": GEMMA3_12B},
     **SEEING,
