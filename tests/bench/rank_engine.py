@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-import engine.device.cards
 from _fast.layout import GraphKind
 from engine import Engine, EngineConfig, Request, SamplingParams
 from tests.bench.gpu_step import steps_of
@@ -30,8 +29,6 @@ class RankEngine:
     """An engine, and random prompts for it."""
 
     def __init__(self, folder: str, device: str, **settings: Any) -> None:
-        if hasattr(engine.device.cards, "SERVED"):
-            engine.device.cards.SERVED = True  # what is not served yet is measured here
         self.settings = {"load_format": "dummy", "enable_prefix_caching": False, "device": device, **settings}
         self.engine = Engine(EngineConfig(folder, **self.settings))
         self._draw = np.random.default_rng(0)
