@@ -29,12 +29,7 @@ PASSED = {
     "enforce_eager": Passed("use --enforce-eager", (None, False)),
     "kv_cache_dtype": Passed("a drafter's layers have a type of their own; leave it out", (None, "auto")),
     "quantization": Passed("a drafter's weights are as in its files; leave it out"),
-    "rejection_sample_method": Passed(
-        "drafts count while they equal the request's own samples; leave it out", (None, "standard")
-    ),
     "speculative_token_tree": Passed(TREES),
-    "synthetic_acceptance_length": Passed("acceptance is never made up; leave it out"),
-    "synthetic_acceptance_rates": Passed("acceptance is never made up; leave it out"),
     "tensor_parallel_size": Passed("a drafter is on one device; give 1", (None, 1)),
     "use_local_argmax_reduction": Passed("one device has nothing to reduce; leave it out", (None, False, True)),
 }

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from engine.base import survivals
 from engine.base.draft_keys import without_passed
 from engine.base.errors import ConfigError
 
@@ -18,23 +19,25 @@ MOST_DRAFTS = 64
 MOST_LOOKUP = 32  # tokens of a match
 MOST_DEPTH = 64  # tokens of a match, for SUFFIX
 NGRAM, SUFFIX, EAGLE3, MTP, DRAFT_MODEL = "ngram", "suffix", "eagle3", "mtp", "draft_model"
+REPLAY = "replay"  # for measurements: recorded answers, of which a given part is right
 HEADS = (EAGLE3, "peagle", "dflash")  # drafters over hidden states; their files have the last word on which
 BY_FILES = ""  # the files of `model` decide: one of HEADS, or DRAFT_MODEL
-METHODS = (NGRAM, SUFFIX, BY_FILES, *HEADS, MTP, DRAFT_MODEL)
+METHODS = (NGRAM, SUFFIX, BY_FILES, *HEADS, MTP, DRAFT_MODEL, REPLAY)
 WITH_FILES = (BY_FILES, *HEADS, DRAFT_MODEL)
 LOOKUP = ("prompt_lookup_min", "prompt_lookup_max")
 DEPTH, STORED, FACTOR, LEAST = (
     f"suffix_decoding_{name}" for name in ("max_tree_depth", "max_cached_requests", "max_spec_factor", "min_token_prob")
 )
-SAMPLED, LONGEST = "draft_sample_method", "max_model_len"
+SAMPLED, LONGEST, RECORDING = "draft_sample_method", "max_model_len", "replay_file"
 OWNERS = {  # the methods of a key that others lack
     **dict.fromkeys(LOOKUP, (NGRAM,)),
     **dict.fromkeys((DEPTH, STORED, FACTOR, LEAST), (SUFFIX,)),
     SAMPLED: (*WITH_FILES, MTP),
     LONGEST: (BY_FILES, DRAFT_MODEL),
+    RECORDING: (REPLAY,),
 }
 ADAPTIVE, BY_ROWS = "enable_adaptive_verification", "num_speculative_tokens_per_batch_size"
-KEYS = ("method", "model", "revision", "num_speculative_tokens", *OWNERS, ADAPTIVE, BY_ROWS)
+KEYS = ("method", "model", "revision", "num_speculative_tokens", *OWNERS, ADAPTIVE, BY_ROWS, *survivals.KEYS)
 GREEDY, PROBABILISTIC = "greedy", "probabilistic"
 # Methods of other servers that have no drafter here.
 OTHERS = ("eagle", "medusa", "mlp_speculator", "dspark")
@@ -64,6 +67,13 @@ class DraftConfig:
     longest: int = 0  # tokens of a row that a draft model computes; 0: as many as its files and the target allow
     adaptive: bool = True  # a step verifies as many drafts as make tokens come fastest; False: all
     by_rows: tuple[tuple[int, int, int], ...] = ()  # (least rows, most rows, most drafts of a row while so many run)
+    survivals: tuple[float, ...] = ()  # for measurements: how often drafts are right, by place; see base/survivals
+    recording: str = ""  # for REPLAY: the path of the recorded answers
+
+    @property
+    def forced(self) -> tuple[float, ...]:
+        """The survivals by which drafts count whatever the target chooses; empty: they count if it chooses them."""
+        return () if self.method == REPLAY else self.survivals
 
 
 def draft_config(given: Mapping[str, Any]) -> DraftConfig | None:
@@ -75,7 +85,9 @@ def draft_config(given: Mapping[str, Any]) -> DraftConfig | None:
     adaptive = given.get(ADAPTIVE, True)
     if not isinstance(adaptive, bool):
         raise ConfigError(f"{FLAG}: {ADAPTIVE} is {adaptive!r}; give true or false")
-    return replace(found, adaptive=adaptive, by_rows=_ranges(given.get(BY_ROWS, []), found.num_tokens or MOST_DRAFTS))
+    set_rates = survivals.survivals_of(FLAG, given, found.num_tokens, found.method == REPLAY)
+    by_rows = _ranges(given.get(BY_ROWS, []), found.num_tokens or MOST_DRAFTS)
+    return replace(found, adaptive=adaptive, by_rows=by_rows, survivals=set_rates)
 
 
 def _ranges(given: Any, most: int) -> tuple[tuple[int, int, int], ...]:
@@ -115,14 +127,24 @@ def _drafts(given: Mapping[str, Any]) -> DraftConfig:
     check_keys(given, method)
     if method == SUFFIX:
         return _suffix(given)
-    if method != NGRAM:
+    if method not in (NGRAM, REPLAY):
         return _drafter(given, method, model)
     number = _number(given, "num_speculative_tokens", None, 1, MOST_DRAFTS)
+    if method == REPLAY:
+        return DraftConfig(number, method=REPLAY, recording=_recording(given))
     low = _number(given, "prompt_lookup_min", 1, 1, MOST_LOOKUP)
     high = _number(given, "prompt_lookup_max", max(5, low), 1, MOST_LOOKUP)
     if low > high:
         raise ConfigError(f"{FLAG}: prompt_lookup_min {low} is above prompt_lookup_max {high}; lower the first")
     return DraftConfig(number, low, high)
+
+
+def _recording(given: Mapping[str, Any]) -> str:
+    """The path of the recorded answers."""
+    path = given.get(RECORDING)
+    if not isinstance(path, str) or not path:
+        raise ConfigError(f"{FLAG}: {RECORDING} is {path!r}; give the path of the recorded answers")
+    return path
 
 
 def check_keys(given: Mapping[str, Any], method: str) -> None:

@@ -152,28 +152,31 @@ class Sampler:
         return self._rules[slot].allowed()
 
     def sample(
-        self, logits: torch.Tensor, slots: np.ndarray, index: np.ndarray, lines: Lines | None = None
+        self,
+        logits: torch.Tensor,
+        slots: np.ndarray,
+        index: np.ndarray,
+        lines: Lines | None = None,
+        stated: np.ndarray | None = None,
     ) -> tuple[np.ndarray, dict[int, TokenLogprob]]:
         """Tokens int64 [rows] (-1 if a row's logits are not finite), and log-probabilities of rows that want them.
 
         logits float32 [rows, vocab], may be changed; slots, index int [rows]: the row's slot and its token's number
-        in the answer; lines: masks of the rows with grammars.
+        in the answer; lines: masks of the rows with grammars; stated int64 [rows]: tokens that rows get whatever they
+        would choose, -1: none.
         """
         finite = torch.isfinite(logits.sum(dim=-1)).numpy()
         special = np.flatnonzero(self._special[slots]).tolist()
         if special:
-            return self._sample_special(logits, slots, index, finite, special, lines)
-        tokens = self._choose(logits, slots, index, finite)
-        tokens[~finite] = -1
-        return tokens, {}
+            return self._sample_special(logits, slots, index, finite, special, lines, stated)
+        return self._tokens(logits, slots, index, finite, stated), {}
 
     def guess(self, logits: torch.Tensor, slots: torch.Tensor, run: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
         """See StepSampler; a guess regards no rules."""
         found, some = torch.full((int(run.max()) + 1,), -1, dtype=torch.int32), run >= 0
         logits = logits[some]
         finite = torch.isfinite(logits.sum(dim=-1)).numpy()
-        tokens = self._choose(logits, slots[some].numpy(), place[some].numpy(), finite)
-        tokens[~finite] = -1
+        tokens = self._tokens(logits, slots[some].numpy(), place[some].numpy(), finite)
         found[run[some].long()] = torch.from_numpy(tokens.astype(np.int32))
         return found
 
@@ -185,6 +188,7 @@ class Sampler:
         finite: np.ndarray,
         special: list[int],
         lines: Lines | None,
+        stated: np.ndarray | None,
     ) -> tuple[np.ndarray, dict[int, TokenLogprob]]:
         """As `sample`, if the rows of `special` have rules or want log-probabilities; finite bool [rows]."""
         allowed = {place: number for number, place in enumerate(lines.places)} if lines is not None else {}
@@ -197,8 +201,7 @@ class Sampler:
                 rules.apply(logits[row], int(index[row]), line)
         if not self._raw:
             values = {row: self._processed(logits[row], slots[row : row + 1], index[row : row + 1]) for row in asked}
-        tokens = self._choose(logits, slots, index, finite)
-        tokens[~finite] = -1
+        tokens = self._tokens(logits, slots, index, finite, stated)
         for row in special:
             rules = self._rules.get(int(slots[row]))
             if rules is not None and finite[row]:
@@ -220,6 +223,21 @@ class Sampler:
     def _applies_xtc(self, slots: np.ndarray, index: np.ndarray) -> np.ndarray:
         """bool [rows]: whether XTC applies to the rows' next tokens."""
         return xtc_applies(self._xtc_probability[slots], self._xtc_threshold[slots], self._seed[slots], index)
+
+    def _tokens(
+        self,
+        logits: torch.Tensor,
+        slots: np.ndarray,
+        index: np.ndarray,
+        finite: np.ndarray,
+        stated: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """The rows' tokens, -1 where logits are not finite; see `sample`."""
+        tokens = self._choose(logits, slots, index, finite)
+        if stated is not None:
+            tokens = np.where(stated >= 0, stated, tokens)
+        tokens[~finite] = -1
+        return tokens
 
     def _choose(self, logits: torch.Tensor, slots: np.ndarray, index: np.ndarray, finite: np.ndarray) -> np.ndarray:
         temperature = self._temperature[slots]

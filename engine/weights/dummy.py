@@ -35,6 +35,8 @@ def draw(name: str, tensor: Tensor, seed: int) -> Tensor:
     if "scale" in kind and tensor.dtype in (torch.uint8, torch.float8_e8m0fnu):
         tensor.view(torch.uint8).random_(*POWERS, generator=generator)
         return tensor
+    if tensor.dtype == torch.int64:  # a map of tokens, relative to their own numbers
+        return tensor.zero_()
     if not tensor.is_floating_point():  # codes of quantised weights
         limits = torch.iinfo(tensor.dtype)
         return tensor.random_(limits.min, limits.max, generator=generator)

@@ -14,6 +14,7 @@ from engine.kernels.attention.work import empty_list, fill_list, max_parts
 from engine.kernels.drafts_rows import DraftedRows
 from engine.kernels.sampling.append import append, append_reference
 from engine.kernels.sampling.ngram import ngram, ngram_reference
+from engine.kernels.sampling.replay import replay, replay_reference
 from engine.kernels.sampling.suffix import empty_matches, suffix, suffix_reference
 from engine.kernels.sampling.verify import verify, verify_reference
 from engine.kernels.survivals import Survivals
@@ -33,13 +34,16 @@ def there(of):
     return replace(of, **{name: there(each) for name, each in named if is_dataclass(each) or torch.is_tensor(each)})
 
 
+@pytest.mark.parametrize("sets", [False, True])
 @pytest.mark.parametrize("number", [1, 4, 64])
-def test_runs_equal_the_reference(number):
+def test_runs_equal_the_reference(number, sets):
     runs, slots, tables, inputs = chosen_runs(300, number)
+    slots.seed[:] = 77 * torch.arange(301) - (1 << 62)
+    survivals = torch.tensor([0.9**place for place in range(number)]) if sets else None
     mine = [there(each) for each in (runs, slots, tables)]
     theirs = copy.deepcopy((runs, slots, tables))
-    verify(*mine, there(inputs))
-    verify_reference(*theirs, inputs)
+    verify(*mine, there(inputs), None if survivals is None else survivals.cuda())
+    verify_reference(*theirs, inputs, survivals)
     assert torch.equal(mine[0].cpu(), theirs[0])
     assert torch.equal(mine[1].words.cpu(), theirs[1].words)
     assert torch.equal(mine[2].counts.cpu(), theirs[2].counts)
@@ -60,6 +64,16 @@ def test_drafts_equal_the_reference(number, least, most):
     assert torch.equal(mine[0].words.cpu(), slots.words)
     assert torch.equal(mine[0].drafts.cpu(), slots.drafts)
     assert torch.equal(mine[1].tokens.cpu(), texts.tokens)
+
+
+def test_replayed_drafts_equal_the_reference():
+    slots, texts, runs, row_slot = written_texts(300, 4, 2000)
+    slots.seed[:] = 77 * torch.arange(301) - (1 << 62)
+    survivals, mine = torch.tensor([0.9, 0.6, 0.3, 0.1]), there(slots)
+    replay(mine, texts.tokens.cuda(), runs.cuda(), row_slot.cuda(), survivals.cuda(), 4)
+    replay_reference(slots, texts.tokens, runs, row_slot, survivals, 4)
+    assert torch.equal(mine.words.cpu(), slots.words)
+    assert torch.equal(mine.drafts.cpu(), slots.drafts)
 
 
 def test_appended_tokens_equal_the_reference():

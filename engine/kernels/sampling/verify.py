@@ -7,6 +7,9 @@ What depends on the number of tokens is written here, for emitted tokens only: t
 counts of its rules, and the estimates of how often its drafts are right (kernels/survivals). A run ends before a place
 whose logits are not finite, unless this is the first place. A draft below 0 has no valid logits of its drafter; it is
 never accepted, and the run's end counts it (RunEnd.INVALID). Users: engine/step/backend/device, in steps with runs.
+
+For measurements an operator may set how many drafts count (kernels/sampling/surviving): then these stand in the run in
+place of the chosen tokens.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from torch import Tensor
 
 from _fast.layout import RunEnd, SlotWord, TokenCode
 from engine.kernels.sampling.rules import RuleTables, line_of, record_reference, record_token
+from engine.kernels.sampling.surviving import surviving, surviving_reference
 from engine.kernels.step_tensors import SlotTensors, StepInputs, word
 from engine.kernels.survivals import learn, learn_reference
 from engine.kernels.target import tl, triton
@@ -44,6 +48,7 @@ def verify_kernel(
     row_drafts,  # [max_rows] int32, as the next two
     row_slot,
     context_len,
+    survivals_set,  # [NUM] float32, or None
     vocab,
     NUM: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -60,13 +65,20 @@ def verify_kernel(
         token = tl.load(runs + row * WIDTH + lane, mask=lane <= verified, other=-1)
         guess = tl.load(drafts + slot * NUM + lane, mask=lane < verified, other=-1)
         invalid = tl.sum(((lane < verified) & (guess < 0)).to(tl.int32), 0)
-        accepted = tl.min(tl.where((lane >= verified) | (token != guess), lane, LANES), 0)
+        before = tl.load(context_len + row) - verified  # tokens before the run
+        same = (token == guess) & (guess >= 0)
+        if survivals_set is not None:
+            number = tl.maximum(before - tl.load(word(words, slot, PROMPT_LEN)), 0)
+            same = (lane < surviving(words, slot, number, survivals_set, NUM, LANES)) & (guess >= 0) & (token >= 0)
+        accepted = tl.min(tl.where((lane >= verified) | ~same, lane, LANES), 0)
+        if survivals_set is not None:
+            token = tl.where(lane < accepted, guess, token)
+            tl.store(runs + row * WIDTH + lane, token, mask=lane < accepted)
         last = tl.sum(tl.where(lane == accepted, token, 0), 0)
         count = accepted + (last >= 0).to(tl.int32)
         first = 1  # an invalid first token stays
         newest = tl.sum(tl.where(lane == count - 1, token, 0), 0)
         tl.store(word(words, slot, LAST_TOKEN), tl.maximum(newest, 0))
-        before = tl.load(context_len + row) - verified  # tokens before the run
         begins = tl.load(word(words, slot, LENGTH)) == 0
         tl.debug_barrier()
         tl.store(word(words, slot, LENGTH), before + count)
@@ -85,18 +97,20 @@ def verify_kernel(
     )
 
 
-def verify(runs: Tensor, slots: SlotTensors, tables: RuleTables, inputs: StepInputs) -> None:
+def verify(
+    runs: Tensor, slots: SlotTensors, tables: RuleTables, inputs: StepInputs, survivals: Tensor | None = None
+) -> None:
     """Cut runs int32 [max_rows, width] of chosen tokens to what is emitted; update the slots and the rules' counts.
 
-    inputs: with row_drafts.
+    inputs: with row_drafts. survivals: float32 [K], how often drafts count whatever was chosen; None: if chosen.
     """
-    if runs.is_cuda:
-        launch_verify(runs, slots, tables, inputs)
-    else:
-        verify_reference(runs, slots, tables, inputs)
+    run = launch_verify if runs.is_cuda else verify_reference
+    run(runs, slots, tables, inputs, survivals)
 
 
-def launch_verify(runs: Tensor, slots: SlotTensors, tables: RuleTables, inputs: StepInputs) -> None:
+def launch_verify(
+    runs: Tensor, slots: SlotTensors, tables: RuleTables, inputs: StepInputs, survivals: Tensor | None = None
+) -> None:
     """Launch the kernel on a grid that depends only on shapes."""
     (rows, width), state = runs.shape, slots.survivals
     assert runs.is_contiguous()
@@ -105,12 +119,14 @@ def launch_verify(runs: Tensor, slots: SlotTensors, tables: RuleTables, inputs: 
     verify_kernel[(rows,)](
         runs, slots.words, tables.counts, tables.seen, tables.repeats, tables.breakers, slots.drafts, state.estimates,
         state.survivals, state.right, state.tried, state.model, inputs.row_drafts, inputs.row_slot, inputs.context_len,
-        tables.counts.shape[1], NUM=slots.drafts.shape[1], WIDTH=width,
+        survivals, tables.counts.shape[1], NUM=slots.drafts.shape[1], WIDTH=width,
         LANES=triton.next_power_of_2(width), HISTORY=tables.history, num_warps=1,
     )  # fmt: skip
 
 
-def verify_reference(runs: Tensor, slots: SlotTensors, tables: RuleTables, inputs: StepInputs) -> None:
+def verify_reference(
+    runs: Tensor, slots: SlotTensors, tables: RuleTables, inputs: StepInputs, survivals: Tensor | None = None
+) -> None:
     assert inputs.row_drafts is not None
     rows = zip(inputs.row_drafts.tolist(), inputs.row_slot.tolist(), inputs.context_len.tolist())
     outcomes = []
@@ -119,7 +135,14 @@ def verify_reference(runs: Tensor, slots: SlotTensors, tables: RuleTables, input
             runs[row] = TokenCode.END
             continue
         tokens, guesses = runs[row, : verified + 1].tolist(), slots.drafts[slot, :verified].tolist()
-        accepted = next((k for k, guess in enumerate(guesses) if tokens[k] != guess), verified)
+        same = [token == guess >= 0 for token, guess in zip(tokens, guesses)]
+        if survivals is not None:
+            number = torch.tensor([context - verified - int(slots.word(SlotWord.PROMPT_LEN)[slot])]).clamp(min=0)
+            forced = int(surviving_reference(slots, torch.tensor([slot]), number, survivals))
+            same = [k < forced and min(pair) >= 0 for k, pair in enumerate(zip(tokens, guesses))]
+        accepted = next((k for k, each in enumerate(same) if not each), verified)
+        tokens[:accepted] = guesses[:accepted]
+        runs[row, :accepted] = torch.tensor(guesses[:accepted], dtype=torch.int32)
         count = accepted + (tokens[accepted] >= 0)
         runs[row, max(count, 1) :] = TokenCode.END - RunEnd.INVALID * sum(guess < 0 for guess in guesses)
         slots.word(SlotWord.LAST_TOKEN)[slot] = max(tokens[count - 1], 0) if count else 0

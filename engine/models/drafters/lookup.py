@@ -35,17 +35,20 @@ def drafter_for(config: EngineConfig, target: Model) -> tuple[DraftConfig, Draft
     drafts, options = found
     assert isinstance(target, Decoder), "other models are refused"
     folder = target.config.folder if options is None else options.folder
-    shards = open_checkpoint(folder)
+    drawn = config.load_format == "dummy"  # such a head has no tensors that may be left out
+    shards = [] if drawn else open_checkpoint(folder)
     drafter: DraftModel
     if options is None:
         drafter = Mtp(target)
-        assign(drafter, drafter.weight_table(), target.config, shards)  # the layer may be quantised as the target is
+        # The layer may be quantised as the target is.
+        assign(drafter, drafter.weight_table(), target.config, None if drawn else shards)
     elif isinstance(options, BlockConfig):
         drafter = DFlash(options, target, shards)
     else:
         assert isinstance(options, EagleConfig)
         drafter = Eagle3(options, target, shards)
-    match(drafter, shards, folder)
+    if not drawn:
+        match(drafter, shards, folder)
     return drafts, drafter
 
 

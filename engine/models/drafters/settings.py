@@ -23,6 +23,7 @@ from engine.base.drafts import (
     MOST_DRAFTS,
     MTP,
     NGRAM,
+    REPLAY,
     SUFFIX,
     DraftConfig,
     check_keys,
@@ -48,13 +49,11 @@ READERS: dict[str, tuple[tuple[str, ...], Callable[[Files, ModelConfig], Drafter
 def drafts_of(config: EngineConfig, target: ModelConfig) -> tuple[DraftConfig, DrafterConfig | None] | None:
     """The drafts that the operator requests, with their drafter, if any; None: no drafts. Raises ConfigError."""
     drafts = draft_config(config.speculative)
-    if drafts is None or drafts.method in (NGRAM, SUFFIX):
+    if drafts is None or drafts.method in (NGRAM, SUFFIX, REPLAY):
         return None if drafts is None else (drafts, None)
     if drafts.method == DRAFT_MODEL or (drafts.method == BY_FILES and is_whole(drafts.model)):
         return draft_model_of(config, drafts, target), None
     check_keys(config.speculative, drafts.method or EAGLE3)
-    if config.load_format == "dummy":
-        raise ConfigError(f"{FLAG}: a drafter has no random weights; leave out --load-format dummy, or name ngram")
     if drafts.method == MTP:
         check_target(target)
         check_mtp(target)

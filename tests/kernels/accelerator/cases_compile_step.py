@@ -10,6 +10,7 @@ from engine.kernels.record import record_kernel
 from engine.kernels.sampling.append import append_kernel
 from engine.kernels.sampling.home import home_kernel
 from engine.kernels.sampling.ngram import ngram_kernel
+from engine.kernels.sampling.replay import replay_kernel
 from engine.kernels.sampling.suffix import CANDIDATES, SCANNED, matches_kernel, suffix_kernel
 from engine.kernels.sampling.verify import verify_kernel
 from engine.kernels.state_inputs import state_inputs_kernel
@@ -72,6 +73,12 @@ APPEND = {
     "longest": "i32",
     "lines": "i32",
 }
+REPLAY = {
+    **dict.fromkeys(("drafts", "words", "texts", "runs", "row_slot"), I),
+    "survivals": "*fp32",
+    "longest": "i32",
+    "vocab": "i32",
+}
 NGRAM = {
     "drafts": I, "best": "*i64", **dict.fromkeys(("arrived", "words", "texts", "runs", "row_slot"), I),
     "longest": "i32", "least": "i32",
@@ -84,10 +91,13 @@ SUFFIX = {
     **dict.fromkeys(("texts", "runs", "row_slot", "budget"), I), "longest": "i32", "least_probability": "fp32",
 }  # fmt: skip
 KERNELS = {
-    "verify": (
-        verify_kernel, {**VERIFY, "vocab": "i32"}, {"NUM": 4, "WIDTH": 6, "LANES": 8, "HISTORY": 4096},
-        {"num_warps": 1},
-    ),
+    **{
+        name: (
+            verify_kernel, {**VERIFY, "survivals_set": "*fp32", "vocab": "i32"},
+            {"NUM": 4, "WIDTH": 6, "LANES": 8, "HISTORY": 4096, **constants}, {"num_warps": 1},
+        )
+        for name, constants in (("verify", {"survivals_set": None}), ("verify, set", {}))
+    },
     **{
         f"deal {rows} {number}": (
             deal_drafts_kernel, DEAL, {"NUM": number, "ROWS": rows, "LANES": lanes, "BITS": 16},
@@ -96,6 +106,7 @@ KERNELS = {
         for rows, number, lanes, warps in ((256, 7, 8, 4), (1024, 63, 64, 32))
     },
     "append": (append_kernel, APPEND, {"BLOCK": 256}, {"num_warps": 4}),
+    "replay": (replay_kernel, REPLAY, {"NUM": 4, "WIDTH": 6, "LANES": 8}, {"num_warps": 1}),
     "ngram": (
         ngram_kernel, NGRAM, {"MOST": 5, "NUM": 4, "WIDTH": 6, "LANES": 8, "BLOCK": 1024, "BLOCKS": 4},
         {"num_warps": 4},

@@ -15,6 +15,7 @@ from engine.kernels.sampling import ngram, suffix
 from engine.kernels.sampling.append import append_reference, launch_append
 from engine.kernels.sampling.choose import choose_reference, choose_room, launch_choose
 from engine.kernels.sampling.ngram import launch_ngram, ngram_reference
+from engine.kernels.sampling.replay import launch_replay, replay_reference
 from engine.kernels.sampling.rules import COUNTED, SEEN
 from engine.kernels.sampling.suffix import empty_matches, launch_suffix, suffix_reference
 from engine.kernels.sampling.verify import launch_verify, verify_reference
@@ -56,6 +57,30 @@ def test_the_run_is_what_its_drafts_and_the_next_token_are(number):
         assert int(theirs[1].word(SlotWord.LENGTH)[slot]) == int(inputs.context_len[row]) - verified + len(tokens)
         lengths.add(len(tokens))
     assert lengths >= {0, 1, min(number + 1, 3)}
+
+
+@pytest.mark.parametrize("number", [1, 3, 7])
+def test_drafts_count_as_often_as_is_set(number):
+    runs, slots, tables, inputs = chosen_runs(40, number)
+    slots.drafts[::5, number // 2] = END
+    slots.seed[:] = 77 * torch.arange(41) - (1 << 62)
+    survivals = torch.tensor([0.75**place for place in range(number)])
+    mine, theirs = ([copy.deepcopy(each) for each in (runs, slots, tables)] for _ in range(2))
+    launch_verify(*mine, inputs, survivals)
+    verify_reference(*theirs, inputs, survivals)
+    assert torch.equal(mine[0], theirs[0])
+    assert torch.equal(mine[1].words, theirs[1].words)
+    assert torch.equal(mine[2].counts, theirs[2].counts)
+    for field in fields(Survivals):
+        assert torch.equal(getattr(mine[1].survivals, field.name), getattr(theirs[1].survivals, field.name))
+    accepted = 0
+    for run, slot, verified in zip(theirs[0].tolist(), inputs.row_slot.tolist(), inputs.row_drafts.tolist()):
+        count = sum(token >= 0 for token in run)
+        if count > 1:
+            assert run[: count - 1] == slots.drafts[slot, : count - 1].tolist()
+            accepted += count - 1
+        assert count <= max(verified, -1) + 1
+    assert accepted > 5
 
 
 @pytest.mark.parametrize(("rows", "number"), [(1, 1), (5, 7), (40, 4), (300, 3)])
@@ -213,3 +238,28 @@ def test_the_path_of_most_places_is_drafted(number, depth, factor, least, monkey
     assert torch.equal(mine[1], theirs[1])
     assert not mine[2].counts.any()
     assert counts.any()
+
+
+@pytest.mark.parametrize("number", [1, 4])
+def test_recorded_tokens_are_drafted_with_their_survivals(number):
+    rows, longest, vocab = 40, 120, 4
+    slots, texts, runs, row_slot = written_texts(rows, number, longest)
+    slots.seed[:] = 77 * torch.arange(rows + 1) - (1 << 62)
+    slots.word(SlotWord.PROMPT_LEN)[:] = 2
+    ends = drawn(21, rows + 1, low=1, high=longest)
+    texts.tokens[torch.arange(longest) >= ends[:, None]] = -1
+    survivals = torch.tensor([0.7 * 0.75**place for place in range(number)])
+    mine, theirs = (copy.deepcopy(slots) for _ in range(2))
+    launch_replay(mine, texts.tokens, runs, row_slot, survivals, vocab)
+    replay_reference(theirs, texts.tokens, runs, row_slot, survivals, vocab)
+    assert torch.equal(mine.words, theirs.words)
+    assert torch.equal(mine.drafts, theirs.drafts)
+    right = wrong = 0
+    for row, slot in enumerate(row_slot.tolist()):
+        if row % (number + 2):
+            length, count = int(slots.word(SlotWord.LENGTH)[slot]), int(mine.word(SlotWord.NUM_DRAFTS)[slot])
+            assert count == max(min(number, int(ends[slot]) - length), 0)
+            same = (mine.drafts[slot, :count] == texts.tokens[slot, length : length + count]).tolist()
+            assert same == sorted(same, reverse=True)
+            right, wrong = right + sum(same), wrong + same.count(False)
+    assert min(right, wrong) > 0

@@ -20,7 +20,9 @@ import torch
 from _fast.launcher import Launcher
 from _fast.layout import GraphKind
 from engine.base.config import EngineConfig
+from engine.base.drafts import draft_config
 from engine.base.mask_lines import Lines
+from engine.kernels.sampling.surviving import survivals_on
 from engine.kernels.sampling.top_logprobs import LINE
 from engine.kernels.sampling.verify import verify
 from engine.sampling.device import DeviceSampler
@@ -61,6 +63,8 @@ class DeviceForward(RankForward):
             sizes.max_lines,
         )
         self.ruled = self.sampler
+        drafts = draft_config(config.speculative)
+        self._survivals = survivals_on(() if drafts is None else drafts.forced, rank.accelerator.device)
         self._endings = endings
         self.launcher: Launcher  # set by the backend
 
@@ -77,7 +81,7 @@ class DeviceForward(RankForward):
         buffers = self._buffers
         slots, runs, inputs, drafting = buffers.slots.tensors, buffers.home.runs, buffers.inputs, self._drafts(variant)
         if drafting:
-            verify(runs, slots, self.sampler.lines.tables, inputs)
+            verify(runs, slots, self.sampler.lines.tables, inputs, self._survivals)
         count = len(hidden)
         lines = inputs.sample_row[:count], inputs.sample_slot[:count], inputs.sample_place[:count]
         chosen = Chosen(runs, inputs.row_slot, hidden, slots, lines)

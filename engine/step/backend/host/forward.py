@@ -11,7 +11,9 @@ import torch
 
 from _fast.layout import RowFlag, RunEnd, SlotWord, TokenCode
 from engine.base.config import EngineConfig
+from engine.base.drafts import draft_config
 from engine.base.mask_lines import Lines
+from engine.kernels.sampling.surviving import survivals_on
 from engine.layers.batch import Batch
 from engine.sampling.sampler import Sampler
 from engine.step.backend.host.slots import HostSlots
@@ -31,12 +33,14 @@ class HostForward:
     ) -> None:
         """`endings`: functions that run after each sampling."""
         self._model, self._vocab = rank.model, rank.model.config.text.vocab_size
-        self._slots, self._endings = slots, endings
+        self._slots, self._endings, drafts = slots, endings, draft_config(config.speculative)
+        self._survivals = survivals_on(() if drafts is None else drafts.forced, "cpu")
         self.sampler = Sampler(sizes.max_slots, self._vocab, config.logprobs_mode)
 
     def admit(self, slot: int, row: LiveRow, words: np.ndarray) -> None:
         request = row.request
         prompt = np.asarray(request.prompt_token_ids)
+        self._slots.tensors.seed[slot] = int(np.uint64(row.seed & 0xFFFF_FFFF_FFFF_FFFF).astype(np.int64))
         self.sampler.admit(slot, request.sampling, prompt, row.seed, words, request.is_masked)
 
     def reset(self, slot: int, poison: bool) -> None:
@@ -66,7 +70,8 @@ class HostForward:
         if logits is not None:
             sampled, resolved = rows.sampled, step.notes.pop("rows")
             if step.plan.drafting:
-                runs = verify(self.sampler, logits, resolved, self._slots, lines, step.home.logprobs)
+                slots_of, found = self._slots, step.home.logprobs
+                runs = verify(self.sampler, logits, resolved, slots_of, lines, found, self._survivals)
             else:
                 index = rows.computed[sampled] + rows.lens[sampled] - self._slots.positions.prompt_len[slots]
                 chosen, logprobs = self.sampler.sample(logits, slots, index, lines)
