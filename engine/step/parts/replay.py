@@ -42,7 +42,7 @@ class Replay(StepPart):
 
     def __init__(self, config: DraftConfig, sizes: Sizes, raw: bool, vocab: int) -> None:
         """`raw`: log-probabilities are those of the model's logits."""
-        self._config, self._sizes, self._raw, self._vocab = config, sizes, raw, vocab
+        self.config, self._sizes, self._raw, self._vocab = config, sizes, raw, vocab
         self._answers = read_recording(config.recording, vocab)
         self._texts: torch.Tensor  # int32 [max_slots + 1, longest]: recorded tokens by their place, -1 elsewhere
         self._survivals: torch.Tensor
@@ -54,17 +54,17 @@ class Replay(StepPart):
         sizes, device = self._sizes, steps.backend.rank.device
         shape = (sizes.max_slots + 1, sizes.max_model_len + 1)
         self._texts = torch.full(shape, -1, dtype=torch.int32, device=device)
-        found = survivals_on(self._config.survivals, device)
+        found = survivals_on(self.config.survivals, device)
         assert found is not None, "the settings of this method have survivals"
         self._survivals = found
 
     def line(self) -> str:
-        return f"drafts: {self._config.num_tokens} in a step, from {len(self._answers)} recorded answers"
+        return f"drafts: {self.config.num_tokens} in a step, from {len(self._answers)} recorded answers"
 
     def place(self, request: Request, place: Place, scheduler: Scheduler) -> None:
         drafted = takes_drafts(request.sampling, self._raw) and request.grammar is None and not place.traced
         if drafted and _key(request.prompt_token_ids) in self._answers:
-            place.drafts = self._config.num_tokens
+            place.drafts = self.config.num_tokens
 
     def admit(self, slot: int, row: LiveRow, words: np.ndarray) -> bool:
         """Writes the recorded answer. No step needs the host for drafts."""

@@ -64,7 +64,7 @@ class DeviceForward(RankForward):
         )
         self.ruled = self.sampler
         drafts = draft_config(config.speculative)
-        self._survivals = survivals_on(() if drafts is None else drafts.forced, rank.accelerator.device)
+        self.survivals = survivals_on(() if drafts is None else drafts.forced, rank.accelerator.device)
         self._endings = endings
         self.launcher: Launcher  # set by the backend
 
@@ -81,7 +81,7 @@ class DeviceForward(RankForward):
         buffers = self._buffers
         slots, runs, inputs, drafting = buffers.slots.tensors, buffers.home.runs, buffers.inputs, self._drafts(variant)
         if drafting:
-            verify(runs, slots, self.sampler.lines.tables, inputs, self._survivals)
+            verify(runs, slots, self.sampler.lines.tables, inputs, self.survivals)
         count = len(hidden)
         lines = inputs.sample_row[:count], inputs.sample_slot[:count], inputs.sample_place[:count]
         chosen = Chosen(runs, inputs.row_slot, hidden, slots, lines)

@@ -34,7 +34,7 @@ class HostForward:
         """`endings`: functions that run after each sampling."""
         self._model, self._vocab = rank.model, rank.model.config.text.vocab_size
         self._slots, self._endings, drafts = slots, endings, draft_config(config.speculative)
-        self._survivals = survivals_on(() if drafts is None else drafts.forced, "cpu")
+        self.survivals = survivals_on(() if drafts is None else drafts.forced, "cpu")
         self.sampler = Sampler(sizes.max_slots, self._vocab, config.logprobs_mode)
 
     def admit(self, slot: int, row: LiveRow, words: np.ndarray) -> None:
@@ -71,7 +71,7 @@ class HostForward:
             sampled, resolved = rows.sampled, step.notes.pop("rows")
             if step.plan.drafting:
                 slots_of, found = self._slots, step.home.logprobs
-                runs = verify(self.sampler, logits, resolved, slots_of, lines, found, self._survivals)
+                runs = verify(self.sampler, logits, resolved, slots_of, lines, found, self.survivals)
             else:
                 index = rows.computed[sampled] + rows.lens[sampled] - self._slots.positions.prompt_len[slots]
                 chosen, logprobs = self.sampler.sample(logits, slots, index, lines)
