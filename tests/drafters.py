@@ -44,6 +44,7 @@ class Form:
     kv_heads: int = 2
     layers: int = 1
     parallel: bool = False  # P-EAGLE: one pass guesses all drafts
+    hidden: int = HIDDEN
     joins: bool = True  # streams pass `fc`; else the features are the target's hidden states behind its final norm
 
     def __hash__(self) -> int:
@@ -71,11 +72,14 @@ class TorchEagle3:
         joined = torch.cat(streams, -1)
         return self.product("fc", self.norm("input_norm", joined) if options.get("norm_before_fc") else joined)
 
+    def embedded(self, token_ids: Tensor) -> Tensor:
+        """token_ids [n] at places 1 .. n -> [n, H]."""
+        return functional.embedding(token_ids, self.embedding)
+
     def layer(self, token_ids: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
         """token_ids [n] at places 1 .. n, before [n, H] -> logits [n, D] of the next tokens, features [n, H]."""
         normed = self.norm("layers.0.hidden_norm", before)
-        embed = functional.embedding(token_ids, self.embedding)
-        x = torch.cat([self.norm("layers.0.input_layernorm", embed), normed], -1)
+        x = torch.cat([self.norm("layers.0.input_layernorm", self.embedded(token_ids)), normed], -1)
         out = normed if self.form.options.get("norm_before_residual") else before
         for number in range(self.form.layers):
             stem = f"layers.{number}."
@@ -140,7 +144,7 @@ def eagle3(target: str, form: Form = Form()) -> Path:
 def write(folder: Path, tensors: dict[str, Tensor], form: Form, **changes: Any) -> None:
     """Writes config.json and model.safetensors in the form's dialect."""
     layer = {
-        "model_type": "llama", "hidden_size": HIDDEN, "intermediate_size": WIDTH, "num_attention_heads": HEADS,
+        "model_type": "llama", "hidden_size": form.hidden, "intermediate_size": WIDTH, "num_attention_heads": HEADS,
         "num_key_value_heads": form.kv_heads, "head_dim": HEAD_DIM, "num_hidden_layers": form.layers,
         "vocab_size": tiny.VOCAB_SIZE, "max_position_embeddings": 512, "rms_norm_eps": EPS,
         "rope_theta": 10_000.0, "hidden_act": "silu",
@@ -178,20 +182,26 @@ def oracle(folder: Path, model: Any, form: Form) -> TorchEagle3:
 
 def streams_of(model: Any, ids: list[int], form: Form) -> list[Tensor]:
     """The target's streams [n, hidden], number n is the output of layer n - 1; or its last hidden states."""
+    return decoder_streams(model.get_decoder(), form, input_ids=torch.tensor([ids]))
+
+
+def decoder_streams(decoder: Any, form: Form, **inputs: Tensor) -> list[Tensor]:
+    """As streams_of, of one text."""
     if not form.joins:
         with torch.no_grad():
-            return [model.get_decoder()(torch.tensor([ids]), use_cache=False).last_hidden_state[0]]
-    layers, found = model.get_decoder().layers, {}
+            return [decoder(**inputs, use_cache=False).last_hidden_state[0]]
+    layers, found = decoder.layers, {}
 
     def note(number: int) -> Any:
         def hook(_module: Any, _inputs: Any, made: Any) -> None:
-            found[number] = (made[0] if isinstance(made, tuple) else made).reshape(len(ids), -1).float().clone()
+            made = made[0] if isinstance(made, tuple) else made
+            found[number] = made.reshape(-1, made.shape[-1]).float().clone()
 
         return layers[number - 1].register_forward_hook(hook)
 
     hooks = [note(number) for number in set(form.streams)]
     with torch.no_grad():
-        model(torch.tensor([ids]), use_cache=False)
+        decoder(**inputs, use_cache=False)
     for hook in hooks:
         hook.remove()
     return [found[number] for number in form.streams]
@@ -227,44 +237,52 @@ def greedy(model: Any, ids: list[int], count: int) -> list[int]:
     return model.generate(given, max_new_tokens=count, **rules)[0].tolist()
 
 
-def layer_shapes(stem: str, width: int, kv_heads: int) -> dict[str, tuple[int, ...]]:
+def layer_shapes(stem: str, width: int, kv_heads: int, hidden: int = HIDDEN) -> dict[str, tuple[int, ...]]:
     """Tensors of a decoder layer whose attention reads `width` numbers."""
     keys = (kv_heads * HEAD_DIM, width)
     return {
-        f"{stem}input_layernorm.weight": (HIDDEN,),
+        f"{stem}input_layernorm.weight": (hidden,),
         f"{stem}self_attn.q_proj.weight": (HEADS * HEAD_DIM, width),
         f"{stem}self_attn.k_proj.weight": keys,
         f"{stem}self_attn.v_proj.weight": keys,
-        f"{stem}self_attn.o_proj.weight": (HIDDEN, HEADS * HEAD_DIM),
-        f"{stem}post_attention_layernorm.weight": (HIDDEN,),
-        f"{stem}mlp.gate_proj.weight": (WIDTH, HIDDEN),
-        f"{stem}mlp.up_proj.weight": (WIDTH, HIDDEN),
-        f"{stem}mlp.down_proj.weight": (HIDDEN, WIDTH),
+        f"{stem}self_attn.o_proj.weight": (hidden, HEADS * HEAD_DIM),
+        f"{stem}post_attention_layernorm.weight": (hidden,),
+        f"{stem}mlp.gate_proj.weight": (WIDTH, hidden),
+        f"{stem}mlp.up_proj.weight": (WIDTH, hidden),
+        f"{stem}mlp.down_proj.weight": (hidden, WIDTH),
     }
 
 
 def trained(model: Any, form: Form, rounds: int = 40) -> dict[str, Tensor]:
     """Tensors of a drafter that follows the target's greedy answers to a few random prompts."""
-    draw = torch.Generator().manual_seed(5)
     texts = [greedy(model, ids, 36) for ids in PROMPTS]
+    made, fixed = drawn(form, texts)
+    drafter = TorchEagle3(made, model.get_input_embeddings().weight.detach(), form)
+    teach(drafter, fixed, [(torch.tensor(text), streams_of(model, text, form)) for text in texts], rounds)
+    return {name: tensor.detach() for name, tensor in made.items()} | fixed
+
+
+def drawn(form: Form, texts: list[list[int]]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Random tensors of a drafter that can be trained, and the maps of its head, which has all tokens of the texts."""
+    draw, hidden = torch.Generator().manual_seed(5), form.hidden
     shapes: dict[str, tuple[int, ...]] = {
-        "fc.weight": (HIDDEN, len(form.streams) * HIDDEN),
-        "layers.0.hidden_norm.weight": (HIDDEN,),
-        "norm.weight": (HIDDEN,),
-        "lm_head.weight": (NUM_TOKENS if form.maps else tiny.VOCAB_SIZE, HIDDEN),
+        "fc.weight": (hidden, len(form.streams) * hidden),
+        "layers.0.hidden_norm.weight": (hidden,),
+        "norm.weight": (hidden,),
+        "lm_head.weight": (NUM_TOKENS if form.maps else tiny.VOCAB_SIZE, hidden),
     }
     if not form.joins:
         shapes.pop("fc.weight")
     for number in range(form.layers):
-        shapes |= layer_shapes(f"layers.{number}.", HIDDEN if number else 2 * HIDDEN, form.kv_heads)
+        shapes |= layer_shapes(f"layers.{number}.", hidden if number else 2 * hidden, form.kv_heads, hidden)
     if form.options.get("fc_norm"):
-        shapes |= {f"fc_norm.{number}.weight": (HIDDEN,) for number in range(len(form.streams))}
+        shapes |= {f"fc_norm.{number}.weight": (hidden,) for number in range(len(form.streams))}
     if form.options.get("norm_before_fc"):
-        shapes["input_norm.weight"] = (len(form.streams) * HIDDEN,)
+        shapes["input_norm.weight"] = (len(form.streams) * hidden,)
     if form.parallel:
-        shapes["mask_hidden"] = (1, 1, len(form.streams) * HIDDEN)
+        shapes["mask_hidden"] = (1, 1, len(form.streams) * hidden)
     if form.own_embedding:
-        shapes["embed_tokens.weight"] = (tiny.VOCAB_SIZE, HIDDEN)
+        shapes["embed_tokens.weight"] = (tiny.VOCAB_SIZE, hidden)
     made = {}
     for name, shape in shapes.items():
         noise = torch.randn(shape, generator=draw)
@@ -276,14 +294,21 @@ def trained(model: Any, form: Form, rounds: int = 40) -> dict[str, Tensor]:
         chosen = torch.tensor(sorted((used + rest)[:NUM_TOKENS]))
         fixed["d2t"] = chosen - torch.arange(NUM_TOKENS)
         fixed["t2d"] = torch.zeros(tiny.VOCAB_SIZE, dtype=torch.bool).index_fill_(0, chosen, True)
-    drafter = TorchEagle3(made, model.get_input_embeddings().weight.detach(), form)
-    data = [(torch.tensor(text), streams_of(model, text, form)) for text in texts]
-    optimizer = torch.optim.Adam(made.values(), 0.01)
+    return made, fixed
+
+
+def teach(
+    drafter: TorchEagle3, fixed: dict[str, Tensor], data: list[tuple[Tensor, list[Tensor]]], rounds: int = 40
+) -> None:
+    """Trains a drafter to follow texts, each with the target's streams."""
+    form = drafter.form
+    optimizer = torch.optim.Adam(drafter.tensors.values(), 0.01)
     for _ in range(rounds):
         loss = torch.zeros(())
         for ids, streams in data:
             wanted = ids[2:]
             if form.maps:
+                chosen = fixed["d2t"] + torch.arange(NUM_TOKENS)
                 inverse = torch.full((tiny.VOCAB_SIZE,), -100).index_copy_(0, chosen, torch.arange(NUM_TOKENS))
                 wanted = inverse[wanted]
             before = drafter.feature(streams)[:-2]
@@ -296,4 +321,3 @@ def trained(model: Any, form: Form, rounds: int = 40) -> dict[str, Tensor]:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    return {name: tensor.detach() for name, tensor in made.items()} | fixed

@@ -210,13 +210,17 @@ class Decoder(Model):
         residual = self.embedded(batch)
         if self._embedding_scale != 1.0:
             residual *= self._embedding_scale
+        return self.with_media(residual, batch)
+
+    def with_media(self, embedded: Tensor, batch: Batch) -> Tensor:
+        """Embeddings [T, hidden], which may be changed, with the batch's media rows in their places."""
         if batch.overlay is not None:
             visible, rows = batch.overlay
-            residual = torch.where(visible, self._visible(rows, residual), residual)
+            embedded = torch.where(visible, self._visible(rows, embedded), embedded)
         for start, length, rows in batch.media:
-            tokens = residual[start : start + length]
+            tokens = embedded[start : start + length]
             tokens.copy_(self._visible(rows, tokens))
-        return residual
+        return embedded
 
     def _visible(self, rows: Tensor, embedded: Tensor) -> Tensor:
         """The media rows, or the embeddings plus the media rows, in place of the embeddings."""

@@ -56,10 +56,10 @@ class ChainDrafter(DraftModel, Protocol):
         """The target's streams of T tokens, each [T, hidden] -> features [T, H]."""
 
     def inputs(self, batch: Batch) -> Tensor:
-        """The step's tokens for `store`: ids int64 [T], or embeddings [T, hidden] with media rows in their places."""
+        """The step's tokens for `store`: embeddings [T, H] with the target's media rows in their places."""
 
     def store(
-        self, tokens: Tensor, before: Tensor, positions: Tensor, meta: AttentionMeta, caches: list[LayerCache]
+        self, embedded: Tensor, before: Tensor, positions: Tensor, meta: AttentionMeta, caches: list[LayerCache]
     ) -> None:
         """Writes the entries of T tokens, from `inputs`; before [T, H]: the features of the tokens before them. With
         several caches, `meta` is for attention of the drafter's heads over its entries."""

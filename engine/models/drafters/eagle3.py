@@ -195,8 +195,11 @@ class Eagle3:
         return self.fc(joined if self.joined_norm is None else self.joined_norm(joined))
 
     def inputs(self, batch: Batch) -> Tensor:
-        """See ChainDrafter; in places of media the placeholder's token."""
-        return batch.token_ids
+        """See ChainDrafter."""
+        embedded = self.vocabulary.embedded(batch.token_ids)
+        if embedded.shape[1] != self._target.config.text.hidden_size:  # the target's media rows do not fit
+            return embedded
+        return self._target.with_media(embedded, batch)
 
     def masked(self) -> Tensor:
         """See ParallelDrafter."""
@@ -204,10 +207,10 @@ class Eagle3:
         return self.feature(list(self.mask.weight.chunk(len(self.streams), 1)))
 
     def store(
-        self, tokens: Tensor, before: Tensor, positions: Tensor, meta: AttentionMeta, caches: list[LayerCache]
+        self, embedded: Tensor, before: Tensor, positions: Tensor, meta: AttentionMeta, caches: list[LayerCache]
     ) -> None:
         """See ChainDrafter."""
-        embedded, rope = self.vocabulary.embedded(tokens), self._rope(places_before(positions))
+        rope = self._rope(places_before(positions))
         if not self.further:
             self.layer.attention.store(self.layer.joined(embedded, before)[0], rope, meta, caches[0])
             return

@@ -135,10 +135,10 @@ class Mtp:
         return self._target.merged(batch)
 
     def store(
-        self, tokens: Tensor, before: Tensor, positions: Tensor, meta: AttentionMeta, caches: list[LayerCache]
+        self, embedded: Tensor, before: Tensor, positions: Tensor, meta: AttentionMeta, caches: list[LayerCache]
     ) -> None:
         """See ChainDrafter."""
-        self.layer.store(self._stream(tokens, before), self._rope(self._places(positions)), (meta,), caches)
+        self.layer.store(self._stream(embedded, before), self._rope(self._places(positions)), (meta,), caches)
 
     def step(
         self, token_ids: Tensor, before: Tensor, positions: Tensor, meta: AttentionMeta, caches: list[LayerCache]
