@@ -146,10 +146,11 @@ def _device_blocks(config: EngineConfig, plan: Planned, weights: int, peak: int,
 
 
 def step_bytes(config: ModelConfig, sizes: Sizes, dtype: torch.dtype) -> int:
-    """About the bytes of the largest step: residual stream and one layer's products per token, logits per row."""
+    """About the bytes of the largest step: residual stream and one layer's products per token; logits, and logits after
+    rules, per place for which a token is chosen, drafted places included; the counts of rules per row."""
     text = config.text
     heads = (text.num_heads + 2 * text.num_kv_heads) * text.head_dim
     wide = 3 * max((layer.intermediate_size for layer in text.layers), default=0) or 3 * text.intermediate_size
     per_layer = 3 * len(text.layers) * text.hidden_size_per_layer_input
     per_token = (4 * text.hidden_size + wide + 2 * heads + per_layer) * dtype.itemsize
-    return sizes.max_tokens * per_token + 3 * 4 * sizes.max_rows * text.vocab_size
+    return sizes.max_tokens * per_token + 4 * (2 * sizes.max_lines + sizes.max_rows) * text.vocab_size

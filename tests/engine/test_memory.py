@@ -2,6 +2,7 @@
 
 import logging
 import re
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -17,8 +18,13 @@ from engine.cache.tokens import FullSpec
 from engine.device.host import choose_device
 from engine.device.memory import GIB, REMEDIES, DeviceMemory, enough_for
 from engine.kernels import target
+from engine.kernels.sampling.choose import choose_room
+from engine.kernels.sampling.rules import rule_tables
+from engine.models.registry import load_model_config
+from engine.run.estimate import step_bytes
 from engine.step.backend.device.startup import Startup
 from engine.step.plain import Executor
+from engine.step.sizes import Sizes
 from server import cli
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
@@ -84,6 +90,25 @@ def test_a_share_too_small_names_one_that_fits():
     assert (blocks(gpu_memory_utilization=smallest) - 1) * 16 >= 8192
     with pytest.raises(ConfigError, match=r"no value fits: lower --max-model-len or --max-num-batched-tokens"):
         blocks(peak=64 * GIB)
+
+
+@pytest.mark.parametrize("most", [0, 3])
+def test_the_estimate_counts_logits_and_their_rules_for_drafted_places(most):
+    """The difference between two vocabularies is the memory of logits, and of the tables and the room of rules."""
+    sizes = Sizes(64, 512, 100, 256, 512, 16, 512, width=most + 2 if most else 1)
+    read = load_model_config(tiny.checkpoint("qwen3"))
+    wide, narrow = 151_936, 30_016
+
+    def estimated(vocab):
+        return step_bytes(replace(read, text=replace(read.text, vocab_size=vocab)), sizes, torch.float32)
+
+    def allocated(vocab):
+        tables, room = rule_tables(sizes.max_rows, vocab, "meta"), choose_room(sizes.max_lines, vocab, "meta")
+        tensors = [getattr(held, field.name) for held in (tables, room) for field in fields(held)]
+        return 4 * vocab * sizes.max_lines + sum(tensor.nbytes for tensor in tensors)
+
+    assert sizes.max_lines == 64 * (1 + most)
+    assert estimated(wide) - estimated(narrow) == pytest.approx(allocated(wide) - allocated(narrow), rel=0.08)
 
 
 def test_weights_are_measured_before_they_are_read():
