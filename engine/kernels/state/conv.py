@@ -3,9 +3,10 @@
     active  silu(bias + sum over j of taps[j] * input of the position j earlier). The first 2 * KEY_HEADS pieces are
             heads of queries and keys: each is divided by its norm, and queries also by sqrt(KEY_DIM)
 
-For short rows conv_kernel writes the inputs and the columns LOW..HIGH of `active` into the ring; later steps read both.
-For long rows the scan's last kernel writes the ring, because other programs may still read it. before_kernel writes
-the inputs before each base that the step leaves into the run of that base. Sums are float32. Users: delta_rule, ssd.
+For short rows conv_kernel writes the inputs and the columns LOW..HIGH of `active` into the ring, and the inputs before
+a new base into the run of that base; later steps read all of them. For long rows the scan's last kernel writes the
+ring, because other programs may still read it, and before_kernel writes the inputs before each base that the step
+leaves. Sums are float32. Users: delta_rule, ssd, selective_rule.
 """
 
 from __future__ import annotations
@@ -66,6 +67,25 @@ def conv_rows(
                     tl.store(pages + at + column - LOW, made.to(pages.dtype.element_ty), mask=again)
 
 
+@triton.jit
+def write_before(
+    run, end, behind, begin, first, base_blocks, tail, runs, projected, pages, column, last, runs_stride,
+    projected_stride, page_stride, WIDTH: tl.constexpr, TAPS: tl.constexpr, RING: tl.constexpr,
+    BEFORE_FIRST: tl.constexpr, INPUT_FIRST: tl.constexpr, INPUT_EACH: tl.constexpr,
+):  # fmt: skip
+    """Writes columns below `last` of the TAPS - 1 inputs before position `end` into a run."""
+    left = runs + run.to(tl.int64) * runs_stride
+    for place in range(TAPS - 1):
+        position = end - (TAPS - 1) + place
+        source = input_row(
+            position, begin, behind, first, projected, pages, base_blocks, tail, projected_stride, page_stride,
+            WIDTH, RING, TAPS, BEFORE_FIRST, INPUT_FIRST, INPUT_EACH,
+        )  # fmt: skip
+        found = tl.load(source + column, mask=column < tl.where(position >= 0, last, 0), other=0.0)
+        target = pages + row_at(left, place, page_stride, run > 0, BEFORE_FIRST, INPUT_EACH, WIDTH)
+        tl.store(target + column, found, mask=column < last)
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def conv_kernel(
     active,  # [T, WIDTH]
@@ -73,7 +93,7 @@ def conv_kernel(
     taps,  # [TAPS, WIDTH] float32
     bias,  # [WIDTH] float32, or None
     pages,
-    runs, base_run, tail_run, base, start, query_start, checkpoint_run,
+    runs, base_run, write_run, tail_run, base, new_base, start, query_start, checkpoint_run,
     num_rows,
     runs_stride,
     projected_stride,
@@ -122,12 +142,21 @@ def conv_kernel(
             if SHORT | wanted:
                 base_blocks = runs + tl.load(base_run + row).to(tl.int64) * runs_stride
                 tail = runs + tl.load(tail_run + row).to(tl.int64) * runs_stride
+                begin, behind = tl.load(start + row), tl.load(base + row)
                 conv_rows(
-                    token, right, first, tl.load(start + row), tl.load(base + row), short, base_blocks, tail, active,
+                    token, right, first, begin, behind, short, base_blocks, tail, active,
                     projected, taps, bias, pages, column, last, is_key, scale, projected_stride, page_stride, WIDTH,
                     TAPS, KEY_HEADS, UNIT, LOW, HIGH, RING, BEFORE_FIRST, RING_FIRST, RING_EACH, AGAIN_FIRST,
                     AGAIN_EACH, GROUP, SHORT,
                 )  # fmt: skip
+                if SHORT:
+                    end = tl.load(new_base + row)
+                    if short & (token == first) & (end > behind):
+                        write_before(
+                            tl.load(write_run + row), end, behind, begin, first, base_blocks, tail, runs, projected,
+                            pages, column, last, runs_stride, projected_stride, page_stride, WIDTH, TAPS, RING,
+                            BEFORE_FIRST, RING_FIRST, RING_EACH,
+                        )  # fmt: skip
         token = tl.maximum(token, right)
         row += 1
 
@@ -147,10 +176,9 @@ def before_kernel(
     INPUT_FIRST: tl.constexpr,
     INPUT_EACH: tl.constexpr,
     COLUMNS: tl.constexpr,
-    SHORT: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One program writes COLUMNS columns of the inputs before one base: a row's new base, or a checkpoint."""
+    """One program writes COLUMNS columns of the inputs before one base of a long row: a new base, or a checkpoint."""
     grid_wait(OVERLAP)
     number, row = tl.program_id(1), tl.program_id(2)
     first = tl.load(query_start + row)
@@ -162,22 +190,15 @@ def before_kernel(
         ends = tl.load(checkpoint_at + row * CHECKPOINTS + number)
     behind, begin = tl.load(base + row), tl.load(start + row)
     chosen = (count > 0) & (run > 0) & (ends > behind)
-    if not SHORT:
-        chosen &= is_short(row, base, start, query_start, checkpoint_run, count > 0, RING) == 0
+    chosen &= is_short(row, base, start, query_start, checkpoint_run, count > 0, RING) == 0
     if chosen:
         column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
         base_blocks = runs + tl.load(base_run + row).to(tl.int64) * runs_stride
         tail = runs + tl.load(tail_run + row).to(tl.int64) * runs_stride
-        left = runs + run.to(tl.int64) * runs_stride
-        for place in range(TAPS - 1):
-            position = ends - (TAPS - 1) + place
-            source = input_row(
-                position, begin, behind, first, projected, pages, base_blocks, tail, projected_stride, page_stride,
-                WIDTH, RING, TAPS, BEFORE_FIRST, INPUT_FIRST, INPUT_EACH,
-            )  # fmt: skip
-            found = tl.load(source + column, mask=column < tl.where(position >= 0, WIDTH, 0), other=0.0)
-            target = pages + row_at(left, place, page_stride, chosen, BEFORE_FIRST, INPUT_EACH, WIDTH)
-            tl.store(target + column, found, mask=column < WIDTH)
+        write_before(
+            run, ends, behind, begin, first, base_blocks, tail, runs, projected, pages, column, WIDTH, runs_stride,
+            projected_stride, page_stride, WIDTH, TAPS, RING, BEFORE_FIRST, INPUT_FIRST, INPUT_EACH,
+        )  # fmt: skip
 
 
 def launch_conv(
@@ -202,8 +223,8 @@ def launch_conv(
     each = 1 if tokens <= 256 else TOKENS
     block = triton.next_power_of_2(max(piece, key_dim if key_heads else 1))
     conv_kernel[triton.cdiv(tokens, each), pieces](
-        active, projected, taps, bias, pages, meta.runs, meta.base_run, meta.tail_run, meta.base, meta.start,
-        meta.query_start, meta.checkpoint_run, rows,
+        active, projected, taps, bias, pages, meta.runs, meta.base_run, meta.write_run, meta.tail_run, meta.base,
+        meta.new_base, meta.start, meta.query_start, meta.checkpoint_run, rows,
         meta.runs.stride(0), projected.stride(0), pages.stride(0), WIDTH=width, TAPS=len(taps), KEY_HEADS=key_heads,
         KEY_DIM=key_dim, PIECE=piece, BLOCK=block, SCALE=key_dim**-0.5, UNIT=unit, LOW=again[0], HIGH=again[1],
         RING=ring, BEFORE_FIRST=before.first, RING_FIRST=inputs.first,
@@ -211,10 +232,11 @@ def launch_conv(
         STEPS=max(1, (rows - 1).bit_length()), TOKENS=each, GROUP=min(4, each), SHORT=short,
         num_warps=max(1, block // 128), **launch_options(),
     )  # fmt: skip
-    before_kernel[triton.cdiv(width, BEFORE), MAX_CHECKPOINTS + 1, rows](
-        projected, pages, meta.runs, meta.base_run, meta.write_run, meta.tail_run, meta.base, meta.new_base, meta.start,
-        meta.query_start, meta.checkpoint_run, meta.checkpoint_at, meta.runs.stride(0), projected.stride(0),
-        pages.stride(0), WIDTH=width, TAPS=len(taps), RING=ring, BEFORE_FIRST=before.first, INPUT_FIRST=inputs.first,
-        INPUT_EACH=inputs.per_page, COLUMNS=BEFORE, SHORT=short, num_warps=4, **launch_options(),
-    )  # fmt: skip
+    if not meta.decode_only:
+        before_kernel[triton.cdiv(width, BEFORE), MAX_CHECKPOINTS + 1, rows](
+            projected, pages, meta.runs, meta.base_run, meta.write_run, meta.tail_run, meta.base, meta.new_base,
+            meta.start, meta.query_start, meta.checkpoint_run, meta.checkpoint_at, meta.runs.stride(0),
+            projected.stride(0), pages.stride(0), WIDTH=width, TAPS=len(taps), RING=ring, BEFORE_FIRST=before.first,
+            INPUT_FIRST=inputs.first, INPUT_EACH=inputs.per_page, COLUMNS=BEFORE, num_warps=4, **launch_options(),
+        )  # fmt: skip
     return active

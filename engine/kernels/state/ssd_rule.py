@@ -1,4 +1,4 @@
-"""Runs Mamba-2's state space of a step on the device that holds the pages: three launches if every row is short."""
+"""Runs Mamba-2's state space of a step on the device that holds the pages: two launches if every row is short."""
 
 from __future__ import annotations
 

@@ -32,9 +32,8 @@ KERNELS = {
     **{
         f"conv {name}": (
             conv_kernel,
-            {"active": T, "projected": T, "taps": F, "bias": bias, "pages": T, "runs": N, "base_run": N, "tail_run": N,
-             "base": N, "start": N, "query_start": N, "checkpoint_run": N, "num_rows": "i32", "runs_stride": "i32",
-             "projected_stride": "i32", "page_stride": "i32"},
+            {"active": T, "projected": T, "taps": F, "bias": bias, "pages": T, **RUNS, **FEW,
+             "num_rows": "i32", "runs_stride": "i32", "projected_stride": "i32", "page_stride": "i32"},
             {"WIDTH": 8192, "TAPS": 4, "KEY_HEADS": heads, "KEY_DIM": 128, "PIECE": piece, "BLOCK": piece,
              "SCALE": 0.1, "UNIT": 1e-6, "LOW": low, "HIGH": 4096, "RING": 20, "BEFORE_FIRST": 64,
              "RING_FIRST": 17, "RING_EACH": 2, "AGAIN_FIRST": 0, "AGAIN_EACH": 8, "STEPS": 8, "TOKENS": tokens,
@@ -50,7 +49,7 @@ KERNELS = {
         {"projected": T, "pages": T, **RUNS, **ROWS, "runs_stride": "i32", "projected_stride": "i32",
          "page_stride": "i32"},
         {"WIDTH": 8192, "TAPS": 4, "RING": 20, "BEFORE_FIRST": 64, "INPUT_FIRST": 17, "INPUT_EACH": 2, "COLUMNS": 1024,
-         "SHORT": True, "OVERLAP": True},
+         "OVERLAP": True},
         {"num_warps": 4},
     ),
     "delta inputs": (

@@ -6,6 +6,7 @@ import pytest
 import torch
 import triton  # noqa: F401  (before any kernel file)
 
+from engine.kernels.state import conv
 from engine.kernels.state.chunks import chunks_reference, empty_work, fill_work, listed
 from engine.kernels.state.conv import launch_conv
 from engine.kernels.state.delta import DeltaShape, cut, delta_rule_reference
@@ -77,14 +78,22 @@ def test_delta_scans():
 
 
 @pytest.mark.parametrize(("rows", "norm"), [(SHORT, "behind gate"), (LONG, "before gate"), (SHORT[:2], "none")])
-def test_ssd(rows, norm):
+def test_ssd(rows, norm, monkeypatch):
+    """A step of short rows launches the convolution and the step, nothing else."""
     shape = SsdShape(4, 16, 2, 24, 4, 24, norm)
-    compared(rows, shape, shape.columns[-1], ssd_reference, launch_ssd, ssd_weights(shape))
+    short = rows is not LONG
+    if short:
+        monkeypatch.setattr(conv, "before_kernel", None)
+
+    def launch(projected, weights, shape, cache, meta):
+        return launch_ssd(projected, weights, shape, cache, replace(meta, decode_only=short))
+
+    compared(rows, shape, shape.columns[-1], ssd_reference, launch, ssd_weights(shape))
 
 
-def selective(projected, weights, shape, cache, meta, conv, scan):
-    """Calls both functions; inputs of `scan` are computed from the result of `conv`."""
-    x = conv(projected, weights, shape, cache, meta)
+def selective(projected, weights, shape, cache, meta, convolve, scan):
+    """Calls both functions; inputs of `scan` are computed from the result of `convolve`."""
+    x = convolve(projected, weights, shape, cache, meta)
     mixed = projected[:, : 2 * shape.state_size].sin()
     z, steps = projected[:, shape.inner :], (x * 0.5).roll(1, 1)
     given = SelectiveInputs(x, steps, mixed[:, : shape.state_size], mixed[:, shape.state_size :], z)
@@ -99,13 +108,13 @@ def selective_reference(*args):
 
 
 def launched_selective(*args):
-    def conv(projected, weights, shape, cache, meta):
+    def convolve(projected, weights, shape, cache, meta):
         return launch_conv(projected, weights.taps, weights.bias, cache, meta, shape.ring, (0, shape.inner))
 
     def scan(given, projected, weights, shape, *rest):
         return launch_selective(given, projected[:, : shape.inner], weights, shape, *rest)
 
-    return selective(*args, conv, scan)
+    return selective(*args, convolve, scan)
 
 
 @pytest.mark.parametrize("rows", [SHORT, [Row(0, 1), Row(17, 71, 16, 64, (48,)), Row(0, 30, 0, 16)]])
