@@ -1,7 +1,8 @@
-"""Tiny DFlash drafters: transformers' MuseGlimmerAssistantModel as an oracle, and checkpoints of it, briefly taught.
+"""Tiny block drafters: transformers' MuseGlimmerAssistantModel as an oracle, and checkpoints of it, briefly taught.
 
-transformers has DFlash's layers under that name; the test says which keys each layer's queries see. `folder_of` gives
-the folder of a drafter for a tests/tiny checkpoint, trained on greedy answers of the target, so some drafts are right.
+transformers has DFlash's layers under that name; the test says which keys each layer's queries see. What DSpark adds is
+plain torch. `folder_of` gives the folder of a drafter for a tests/tiny checkpoint, trained on greedy answers of the
+target, so some drafts are right.
 """
 
 from __future__ import annotations
@@ -40,6 +41,10 @@ class Form:
     maps: bool = False  # the head has fewer tokens than the target
     mask_embedding: bool = False
     sinks: bool = False
+    kind: str = "dflash"  # or "dspark"
+    skipped: int = 1  # 1: queries guess the tokens of their own places; 0: the tokens behind
+    rank: int = 0  # numbers that a guess reads of the token before
+    confident: str = ""  # what the confidence reads: "hidden" or "both"; "": there is none
 
     def __hash__(self) -> int:
         return hash(repr(self))
@@ -94,6 +99,28 @@ class TorchBlocks:
         self.embedding = self.own.get("embed_tokens.weight", target.get_input_embeddings().weight.detach())
         self.head = self.own.get("lm_head.weight", target.get_output_embeddings().weight.detach())
         self.tokens = torch.arange(len(self.head))  # the target's token of each token of the head
+        if form.kind == "dspark" and form.rank:
+            self.own["markov_head.markov_w1.weight"] = own(tiny.VOCAB_SIZE, form.rank)
+            self.own["markov_head.markov_w2.weight"] = own(len(self.head), form.rank)
+        if form.confident:
+            self.own["confidence_head.proj.weight"] = own(1, HIDDEN + form.rank * (form.confident == "both"))
+            self.own["confidence_head.proj.bias"] = own(1)
+
+    def scores(self, hidden: Tensor, before: Tensor) -> Tensor:
+        """Logits [..., D] of hidden states [..., H] behind the tokens [...]."""
+        logits = hidden @ self.head.T
+        if self.form.kind == "dspark" and self.form.rank:
+            known = functional.embedding(before, self.own["markov_head.markov_w1.weight"])
+            logits = logits + known @ self.own["markov_head.markov_w2.weight"].T
+        return logits
+
+    def confidence(self, hidden: Tensor, before: Tensor) -> Tensor:
+        """Logits [...] of the confidence in guesses."""
+        if self.form.confident == "both":
+            known = functional.embedding(before, self.own["markov_head.markov_w1.weight"])
+            hidden = torch.cat([hidden, known], -1)
+        product = hidden @ self.own["confidence_head.proj.weight"][0]
+        return product + self.own["confidence_head.proj.bias"]
 
     def hidden(self, context: Tensor, ids: Tensor, starts: list[int], size: int) -> Tensor:
         """context [n, streams * H]; ids [blocks * size], each block at the places from its start on -> [..., H]."""
@@ -118,10 +145,21 @@ class TorchBlocks:
     @torch.no_grad()
     def propose(self, text: list[int], streams: list[Tensor], count: int) -> list[int]:
         """Greedy drafts after a text of n tokens; streams: each [n - 1 or more, H]."""
-        last = len(text) - 1
-        ids = torch.tensor([text[-1]] + [MASK] * count)
-        hidden = self.hidden(torch.cat(streams, -1)[:last], ids, [last], 1 + count)
-        return self.tokens[(hidden[1:] @ self.head.T).argmax(-1)].tolist()
+        return self.proposed(text, streams, count)[0]
+
+    @torch.no_grad()
+    def proposed(self, text: list[int], streams: list[Tensor], count: int) -> tuple[list[int], list[float]]:
+        """The same, and the confidence in each."""
+        last, size = len(text) - 1, count + self.form.skipped
+        ids = torch.tensor([text[-1]] + [MASK] * (size - 1))
+        hidden = self.hidden(torch.cat(streams, -1)[:last], ids, [last], size)[self.form.skipped :]
+        found, sure = [text[-1]], []
+        for state in hidden:
+            before = torch.tensor(found[-1])
+            found.append(int(self.tokens[self.scores(state, before).argmax()]))
+            if self.form.confident:
+                sure.append(float(self.confidence(state, before).sigmoid()))
+        return found[1:], sure
 
 
 def used_tokens(texts: list[list[int]]) -> Tensor:
@@ -145,14 +183,20 @@ def taught(target: str, form: Form, rounds: int = 40) -> TorchBlocks:
         starts = list(range(2, len(text) - size, 2))
         streams = torch.cat(drafters.streams_of(model, text, drafters.Form(streams=form.streams)), -1)
         ids = torch.tensor([token for start in starts for token in [text[start]] + [MASK] * (size - 1)])
-        wanted = inverse[torch.tensor([text[start : start + size] for start in starts])]
-        data.append((streams, ids, starts, wanted[:, 1:].flatten()))
+        known = torch.tensor([text[start : start + size + 1 - form.skipped] for start in starts])
+        data.append((streams, ids, starts, known[:, :-1], inverse[known[:, 1:]]))
     optimizer = torch.optim.Adam([*drafter.model.parameters(), *drafter.own.values()], 0.01)
     for _ in range(rounds):
         optimizer.zero_grad()
-        for streams, ids, starts, wanted in data:
-            hidden = drafter.hidden(streams, ids, starts, size).view(len(starts), size, HIDDEN)[:, 1:].flatten(0, 1)
-            functional.cross_entropy(hidden @ drafter.head.T, wanted).backward()
+        for streams, ids, starts, before, wanted in data:
+            hidden = drafter.hidden(streams, ids, starts, size).view(len(starts), size, HIDDEN)[:, form.skipped :]
+            scores = drafter.scores(hidden, before)
+            loss = functional.cross_entropy(scores.flatten(0, 1), wanted.flatten())
+            if form.confident:
+                right = (scores.argmax(-1) == wanted).float()
+                sure = drafter.confidence(hidden.detach(), before)
+                loss = loss + functional.binary_cross_entropy_with_logits(sure, right)
+            loss.backward()
         optimizer.step()
     return drafter
 
@@ -189,14 +233,21 @@ def write(folder: Path, drafter: TorchBlocks) -> None:
         "sliding_window": max(form.windows) or None,
     }  # fmt: skip
     names = {"torch_dtype": "float32", "block_size": form.block, "draft_vocab_size": len(drafter.head)}
+    options = {"mask_token_id": MASK, **form.options}
+    if form.kind == "dspark":
+        options |= {"markov_rank": form.rank, "sample_from_anchor": not form.skipped}
+        both = form.confident == "both"
+        options |= {"enable_confidence_head": bool(form.confident), "confidence_head_with_markov": both}
     if form.dialect == "flat":
-        inner = {"target_layer_ids": [number - 1 for number in form.streams], "mask_token_id": MASK, **form.options}
-        config = {"architectures": ["DFlashDraftModel"], **layer, **names, "dflash_config": inner}
+        inner = {"target_layer_ids": [number - 1 for number in form.streams], **options}
+        at_top = {"dflash_config": inner} if form.kind == "dflash" else inner
+        named = {"dflash": "DFlashDraftModel", "dspark": "Qwen3DSparkModel"}[form.kind]
+        config = {"architectures": [named], **layer, **names, **at_top}
     else:
         config = {
-            "architectures": ["DFlashSpeculator"], "speculators_model_type": "dflash",
+            "architectures": ["ASpeculator"], "speculators_model_type": form.kind,
             "transformer_layer_config": layer, "aux_hidden_state_layer_ids": list(form.streams),
-            "mask_token_id": MASK, **names, **form.options,
+            **names, **options,
         }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
     save_file({name: each.contiguous() for name, each in tensors_of(drafter).items()}, folder / "model.safetensors")

@@ -20,7 +20,7 @@ MOST_LOOKUP = 32  # tokens of a match
 MOST_DEPTH = 64  # tokens of a match, for SUFFIX
 NGRAM, SUFFIX, EAGLE3, MTP, DRAFT_MODEL = "ngram", "suffix", "eagle3", "mtp", "draft_model"
 REPLAY = "replay"  # for measurements: recorded answers, of which a given part is right
-HEADS = (EAGLE3, "peagle", "dflash")  # drafters over hidden states; their files have the last word on which
+HEADS = (EAGLE3, "peagle", "dflash", "dspark")  # drafters over hidden states; their files have the last word on which
 BY_FILES = ""  # the files of `model` decide: one of HEADS, or DRAFT_MODEL
 METHODS = (NGRAM, SUFFIX, BY_FILES, *HEADS, MTP, DRAFT_MODEL, REPLAY)
 WITH_FILES = (BY_FILES, *HEADS, DRAFT_MODEL)
@@ -40,7 +40,7 @@ ADAPTIVE, BY_ROWS = "enable_adaptive_verification", "num_speculative_tokens_per_
 KEYS = ("method", "model", "revision", "num_speculative_tokens", *OWNERS, ADAPTIVE, BY_ROWS, *survivals.KEYS)
 GREEDY, PROBABILISTIC = "greedy", "probabilistic"
 # Methods of other servers that have no drafter here.
-OTHERS = ("eagle", "medusa", "mlp_speculator", "dspark")
+OTHERS = ("eagle", "medusa", "mlp_speculator")
 EXAMPLES = '{"method": "ngram", "num_speculative_tokens": 4} or {"model": DRAFTER, "num_speculative_tokens": 3}'
 
 

@@ -60,6 +60,7 @@ SGLANG = {
     "speculative-algorithm": drafted_by(
         {
             "DFLASH": "dflash",
+            "DSPARK": "dspark",
             "EAGLE3": "eagle3",
             "NEXTN": "mtp",
             "NGRAM": "ngram",

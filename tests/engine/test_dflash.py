@@ -36,16 +36,16 @@ def asked(most: int, form: str = "flat", **more: Any) -> dict[str, Any]:
     return {"model": str(block_drafters.folder_of(TARGET, FORMS[form])), "num_speculative_tokens": most, **more}
 
 
-def expected(number: int, most: int, form: str) -> tuple[int, int, int]:
+def expected(number: int, most: int, form: Form) -> tuple[int, int, int]:
     """Steps with drafts, drafts, and right drafts of an answer, by the drafter in torch."""
-    full, own = list(text(number)), block_drafters.taught(TARGET, FORMS[form])
-    streams = drafters.streams_of(target(), full, drafters.Form(streams=FORMS[form].streams))
+    full, own = list(text(number)), block_drafters.taught(TARGET, form)
+    streams = drafters.streams_of(target(), full, drafters.Form(streams=form.streams))
     steps = drafters.steps_of(full, len(PROMPTS[number]), most, lambda known, k: own.propose(known, streams, k))
     return drafters.summed(steps)
 
 
 async def check_counts(own: Engine, number: int, most: int, form: str) -> None:
-    wanted = expected(number, most, form)
+    wanted = expected(number, most, FORMS[form])
     assert wanted[2] >= 8, "a drafter that is never right would not show an error"
     assert await counts(own, number) == wanted
 
@@ -88,8 +88,8 @@ async def test_answers_are_those_without_drafts(on_path, settings, most):
     await compare_answers(tiny.checkpoint(TARGET), asked(most, "sliding"), requests, settings)
 
 
-def copy_of(folder: Path, change: Any, config: dict[str, Any]) -> Path:
-    shutil.copytree(block_drafters.folder_of(TARGET, FORMS["flat"]), folder, dirs_exist_ok=True)
+def copy_of(folder: Path, change: Any, config: dict[str, Any], form: Form = FORMS["flat"]) -> Path:
+    shutil.copytree(block_drafters.folder_of(TARGET, form), folder, dirs_exist_ok=True)
     block_drafters.changed(folder, change, config)
     return folder
 

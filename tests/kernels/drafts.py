@@ -97,3 +97,11 @@ def drafter_step(
     }
     assert len(line) == padded
     return step, held, tensors
+
+
+def confidences(rows: int, number: int) -> tuple[DraftedRows, Tensor]:
+    """A step's rows with drafts, and the confidence of their drafter, of which some is no number."""
+    step = accepted(rows, number, 4)[0]
+    confidence = torch.rand(rows + 1, number, generator=torch.Generator().manual_seed(21)) * 1.3 - 0.15
+    confidence[::7] = float("nan")
+    return step, confidence

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from engine.kernels.drafts_blocks import block_places, block_places_reference, empty_block
+from engine.kernels.drafts_confidence import take_confidence, take_confidence_reference
 from engine.kernels.drafts_features import (
     Features,
     accept_features,
@@ -24,7 +25,7 @@ from engine.kernels.drafts_places import (
     put_drafts,
     put_drafts_reference,
 )
-from tests.kernels.drafts import accepted, drafter_step, drawn
+from tests.kernels.drafts import accepted, confidences, drafter_step, drawn
 from tests.kernels.test_on_device_drafts import there
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
@@ -77,3 +78,11 @@ def test_accepted_features_equal_the_reference():
     accept_features_reference(held, step, *numbers)
     assert torch.equal(mine.of_slots.cpu(), held.of_slots)
     assert torch.equal(ours.state.words.cpu(), step.state.words)
+
+
+def test_survivals_of_a_confident_drafter_equal_the_reference():
+    step, confidence = confidences(300, 7)
+    ours = there(copy.deepcopy(step))
+    take_confidence(ours, confidence.cuda())
+    take_confidence_reference(step, confidence)
+    assert torch.equal(ours.state.survivals.survivals.cpu(), step.state.survivals.survivals)

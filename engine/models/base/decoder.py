@@ -239,11 +239,15 @@ class Decoder(Model):
         """The tokens' embeddings, a new tensor [T, hidden]."""
         return self.embed(batch.token_ids)
 
-    def logits(self, hidden: Tensor, adapters: Tensor | None = None) -> Tensor:
+    def products(self, hidden: Tensor, adapters: Tensor | None = None) -> Tensor:
+        """`logits` before their scale and soft cap."""
         assert self.head is not None, "a model with a pooler has no head"
         if self.head_chosen is not None:
             self.head_chosen.begin(adapters)
-        logits = self.head(hidden)
+        return self.head(hidden)
+
+    def logits(self, hidden: Tensor, adapters: Tensor | None = None) -> Tensor:
+        logits = self.products(hidden, adapters)
         scale, cap = self.config.text.logit_scale, self.config.text.logit_softcap
         if scale != 1.0:
             logits *= scale

@@ -1,7 +1,7 @@
 """DraftModel: what the step needs of a model that guesses tokens over a target's hidden states.
 
 Owner: device thread; weights are filled once. Two kinds: a chain guesses one draft after the other, a block drafter all
-drafts of a row in one pass.
+drafts of a row in one pass, and may then choose them in order.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from engine.models.base.model import Model
 from engine.weights.table import Weighted
 
 FIRST_ENTRY = 1  # the first place with an entry
+Kind = Literal["chain", "block", "parallel", "walk"]
+Passed = tuple[Tensor, ...]  # what a pass over N queries leaves for the walk over their guesses, by query
 
 
 class DraftModel(Weighted, Protocol):
     """A drafter without state besides its entries in the cache."""
 
-    kind: Literal["chain", "block", "parallel"]
+    kind: Kind
 
     @property
     def text(self) -> TextConfig:
@@ -79,7 +81,7 @@ class ParallelDrafter(ChainDrafter, Protocol):
         """The feature before each mask, [1, H]."""
 
 
-class BlockDrafter(DraftModel, Protocol):
+class MaskedDrafter(DraftModel, Protocol):
     """One pass for all drafts, over the newest token and masks. The entry of a token depends only on the target's
     streams of the token."""
 
@@ -90,10 +92,31 @@ class BlockDrafter(DraftModel, Protocol):
     def store(self, streams: list[Tensor], positions: Tensor, meta: AttentionMeta, caches: list[LayerCache]) -> None:
         """Writes the entries of T tokens; the target's streams, each [T, hidden]."""
 
+
+class BlockDrafter(MaskedDrafter, Protocol):
+    """The pass gives every draft its logits."""
+
     def block(
         self, token_ids: Tensor, positions: Tensor, metas: list[AttentionMeta], caches: list[LayerCache]
     ) -> Tensor:
         """Logits [N, vocabulary of the target] of N queries; `metas`: for each layer."""
+
+
+class WalkingDrafter(MaskedDrafter, Protocol):
+    """Behind the pass, drafts are chosen in order: the logits of a draft depend on the token before it."""
+
+    confident: bool  # it estimates how often its drafts are right
+
+    def passed(
+        self, token_ids: Tensor, positions: Tensor, metas: list[AttentionMeta], caches: list[LayerCache]
+    ) -> Passed:
+        """The pass over N queries; `metas`: for each layer."""
+
+    def walked(self, found: Passed, queries: Tensor, before: Tensor) -> Tensor:
+        """Logits [B, vocabulary of the target] of the guesses of queries int64 [B] behind tokens int64 [B]."""
+
+    def confidence(self, found: Passed, queries: Tensor, before: Tensor) -> Tensor:
+        """How probable it is that these guesses are right if those before them are, float32 [B]."""
 
 
 def guest_specs(target: Model, text: TextConfig, count: int = 1) -> list[CacheSpec]:

@@ -11,7 +11,6 @@ Thread: device. Source: arXiv:2602.06036 and the files of z-lab; options as vLLM
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -30,7 +29,7 @@ from engine.layers.rope import Rope, RopeTable
 from engine.layers.stream import Product, Stream
 from engine.models.base.decoder import Decoder
 from engine.models.drafters import vocabulary
-from engine.models.drafters.base import config_of, guest_specs, text_places
+from engine.models.drafters.base import Kind, config_of, guest_specs, text_places
 from engine.models.drafters.dflash_settings import BlockConfig
 from engine.models.drafters.vocabulary import Vocabulary
 from engine.weights.files import Shard
@@ -115,8 +114,7 @@ class BlockLayer:
 class DFlash:
     """One drafter; the target lends its embedding and head if the files have none."""
 
-    kind: Literal["chain", "block", "parallel"] = "block"
-    skipped = 1
+    kind: Kind = "block"
     named = "DFlash"
 
     def __init__(self, config: BlockConfig, target: Decoder, shards: list[Shard]) -> None:
@@ -133,7 +131,7 @@ class DFlash:
         self.layers = [BlockLayer(text, layer) for layer in text.layers]
         self.norm = RMSNorm(hidden, text.norm_eps)
         self._rope = RopeTable(text.layers[0].rope, target.device, longest)
-        self.mask_id, self.whole = config.mask_id, config.whole
+        self.skipped = config.skipped
 
     @property
     def text(self) -> TextConfig:
@@ -144,6 +142,16 @@ class DFlash:
     def streams(self) -> Sequence[int]:
         """The target's streams that it reads."""
         return self.options.streams
+
+    @property
+    def mask_id(self) -> int:
+        """See MaskedDrafter."""
+        return self.options.mask_id
+
+    @property
+    def whole(self) -> tuple[bool, ...]:
+        """See MaskedDrafter."""
+        return self.options.whole
 
     @property
     def described(self) -> str:
@@ -169,7 +177,7 @@ class DFlash:
         return guest_specs(self._target, self.text, len(self.layers))
 
     def store(self, streams: list[Tensor], positions: Tensor, meta: AttentionMeta, caches: list[LayerCache]) -> None:
-        """See BlockDrafter."""
+        """See MaskedDrafter."""
         rope, context = self._rope(text_places(positions)), self.hidden_norm(self.fc(torch.cat(streams, 1)))
         for layer, cache in zip(self.layers, caches, strict=True):
             layer.attention.store_context(context, rope, meta, cache)
@@ -178,10 +186,16 @@ class DFlash:
         self, token_ids: Tensor, positions: Tensor, metas: list[AttentionMeta], caches: list[LayerCache]
     ) -> Tensor:
         """See BlockDrafter."""
+        return self.vocabulary.logits(self.hidden(token_ids, positions, metas, caches))
+
+    def hidden(
+        self, token_ids: Tensor, positions: Tensor, metas: list[AttentionMeta], caches: list[LayerCache]
+    ) -> Tensor:
+        """The normed hidden states [N, H] of N queries."""
         rope, embedded = self._rope(text_places(positions)), self.vocabulary.embedded(token_ids)
         if self.mask is not None:
             embedded = torch.where((token_ids == self.mask_id)[:, None], self.mask.weight, embedded)
         x = Stream(embedded)
         for layer, meta, cache in zip(self.layers, metas, caches, strict=True):
             layer(x, rope, meta, cache)
-        return self.vocabulary.logits(self.norm(x.rows()))
+        return self.norm(x.rows())

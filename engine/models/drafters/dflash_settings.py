@@ -33,6 +33,7 @@ class BlockConfig(DrafterConfig):
     """A drafter that guesses blocks."""
 
     block_size: int  # the newest token and masks
+    skipped: int  # see MaskedDrafter
     mask_id: int
     whole: tuple[bool, ...]  # for each layer: queries see their whole block, not only the block up to themselves
 
@@ -40,24 +41,31 @@ class BlockConfig(DrafterConfig):
 def read(files: Files, target: ModelConfig) -> BlockConfig:
     """The configuration of a drafter. Raises ConfigError."""
     options = files.options("dflash_config")
+    refuse(options, projector_type="dflash", sample_from_anchor=False)
+    return BlockConfig(**common(files, options, target, skipped=1))
+
+
+def common(files: Files, options: Section, target: ModelConfig, skipped: int) -> dict[str, Any]:
+    """The fields of BlockConfig. Raises ConfigError."""
     text, whole = decoder_of(files, options, target)
-    block_size = options.integer("block_size", least=2)
-    refuse(options, projector_type="dflash", sample_from_anchor=False, use_aux_hidden_state=True, logit_scale=1.0)
+    block_size = options.integer("block_size", least=1 + skipped)
+    refuse(options, use_aux_hidden_state=True, logit_scale=1.0)
     streams, named = _streams(options, len(target.text.layers), len(text.layers))
-    return BlockConfig(
-        folder=files.folder,
-        text=text,
-        vocab_size=options.size("draft_vocab_size", text.vocab_size),
-        streams=streams,
-        stream_width=options.size("target_hidden_size", text.hidden_size),
-        torch_dtype=files.torch_dtype,
-        num_tokens=files.num_tokens or block_size - 1,
-        most_tokens=block_size - 1,
-        warning="" if named else unnamed(files.folder, streams),
-        block_size=block_size,
-        mask_id=mask_of(options, files.folder, text.vocab_size),
-        whole=whole,
-    )
+    return {
+        "folder": files.folder,
+        "text": text,
+        "vocab_size": options.size("draft_vocab_size", text.vocab_size),
+        "streams": streams,
+        "stream_width": options.size("target_hidden_size", text.hidden_size),
+        "torch_dtype": files.torch_dtype,
+        "num_tokens": files.num_tokens or block_size - skipped,
+        "most_tokens": block_size - skipped,
+        "warning": "" if named else unnamed(files.folder, streams),
+        "block_size": block_size,
+        "skipped": skipped,
+        "mask_id": mask_of(options, files.folder, text.vocab_size),
+        "whole": whole,
+    }
 
 
 def decoder_of(files: Files, options: Section, target: ModelConfig) -> tuple[TextConfig, tuple[bool, ...]]:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -35,7 +34,7 @@ from engine.layers.rope import Rope, RopeTable
 from engine.layers.stream import Product, Stream
 from engine.models.base.decoder import Decoder
 from engine.models.drafters import vocabulary
-from engine.models.drafters.base import config_of, guest_specs, places_before
+from engine.models.drafters.base import Kind, config_of, guest_specs, places_before
 from engine.models.drafters.eagle_settings import EagleConfig
 from engine.models.drafters.vocabulary import Vocabulary
 from engine.models.text.llama import LlamaLayer
@@ -113,7 +112,7 @@ class MaskStreams:
 class Eagle3:
     """One drafter; the target lends its embedding and head if the files have none."""
 
-    kind: Literal["chain", "block", "parallel"]
+    kind: Kind
 
     def __init__(self, config: EagleConfig, target: Decoder, shards: list[Shard]) -> None:
         text = config.text

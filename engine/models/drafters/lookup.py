@@ -17,6 +17,8 @@ from engine.models.drafters.base import DraftModel
 from engine.models.drafters.dflash import DFlash
 from engine.models.drafters.dflash_settings import BlockConfig
 from engine.models.drafters.draft_model import SmallDecoder
+from engine.models.drafters.dspark import DSpark
+from engine.models.drafters.dspark_settings import DSparkConfig
 from engine.models.drafters.eagle3 import Eagle3
 from engine.models.drafters.eagle_settings import EagleConfig
 from engine.models.drafters.mtp import Mtp
@@ -42,6 +44,8 @@ def drafter_for(config: EngineConfig, target: Model) -> tuple[DraftConfig, Draft
         drafter = Mtp(target)
         # The layer may be quantised as the target is.
         assign(drafter, drafter.weight_table(), target.config, None if drawn else shards)
+    elif isinstance(options, DSparkConfig):
+        drafter = DSpark(options, target, shards)
     elif isinstance(options, BlockConfig):
         drafter = DFlash(options, target, shards)
     else:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -30,7 +29,7 @@ from engine.layers.norm import RMSNorm
 from engine.layers.rope import RopeTable
 from engine.layers.stream import Stream
 from engine.models.base.decoder import Decoder
-from engine.models.drafters.base import guest_specs, places_before
+from engine.models.drafters.base import Kind, guest_specs, places_before
 from engine.weights.table import Row, Table
 
 COPIES = ("embed_tokens.weight", "shared_head.head.weight")  # the target's own tensors, a second time
@@ -79,7 +78,7 @@ class Further(Table):
 class Mtp:
     """The first layer for multi-token prediction of one target."""
 
-    kind: Literal["chain", "block", "parallel"] = "chain"
+    kind: Kind = "chain"
     warning = ""
     described = "the model's own MTP layer"
 

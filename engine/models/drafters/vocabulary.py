@@ -76,5 +76,12 @@ class Vocabulary:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [n, hidden] -> logits [n, vocabulary of the target]."""
-        logits = self._target.logits(hidden) if self.head is None else self.head(hidden)
+        return self.widened(self._target.logits(hidden) if self.head is None else self.head(hidden))
+
+    def products(self, hidden: Tensor) -> Tensor:
+        """hidden [n, hidden] -> new logits [n, tokens of the head], without the target's scale and soft cap."""
+        return self._target.products(hidden) if self.head is None else self.head(hidden)
+
+    def widened(self, logits: Tensor) -> Tensor:
+        """Logits [n, tokens of the head] -> logits [n, vocabulary of the target]."""
         return logits if self.token_map is None else self.token_map.widened(logits)

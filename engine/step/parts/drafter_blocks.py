@@ -1,4 +1,5 @@
-"""BlockSteps: a drafter that guesses all drafts of a row in one pass over its newest token and masks.
+"""BlockSteps: a drafter that guesses all drafts of a row in one pass over its newest token and masks; MaskedSteps:
+what it shares with one that walks over its guesses (drafter_walk).
 
     step n    | guesses: one pass over blocks | forward: streams -> entries of the same tokens | choice, verified |
 
@@ -14,19 +15,21 @@ from torch import Tensor
 
 from engine.attention.meta import AttentionMeta, WorkList
 from engine.cache.spec import LayerCache
-from engine.kernels.drafts_blocks import block_places, empty_block
+from engine.kernels.drafts_blocks import BlockPlaces, block_places, empty_block
 from engine.kernels.drafts_features import accept_drafts
 from engine.kernels.drafts_places import Queries, put_drafts
 from engine.kernels.drafts_rows import DraftedRows
 from engine.layers.batch import Batch
-from engine.models.drafters.base import BlockDrafter
+from engine.models.drafters.base import BlockDrafter, MaskedDrafter
 from engine.step.parts.drafter_steps import DrafterSteps, Runs
 
+Given = tuple[Tensor, Tensor, list[AttentionMeta], list[LayerCache]]  # ids, positions, by layer: metas and caches
 
-class BlockSteps(DrafterSteps):
+
+class MaskedSteps(DrafterSteps):
     """A drafter whose entry of a token follows from the target's streams of that token alone."""
 
-    def __init__(self, drafter: BlockDrafter, runs: Runs) -> None:
+    def __init__(self, drafter: MaskedDrafter, runs: Runs) -> None:
         super().__init__(drafter.text, runs)
         self._drafter = drafter
         self._works: dict[bool, WorkList | None] = {}  # of layers whose queries see their whole block, and of others
@@ -37,8 +40,8 @@ class BlockSteps(DrafterSteps):
         queries = self.sizes.max_rows * most
         self._works = {whole: self.work_list(num_blocks, most, queries) for whole in dict.fromkeys(self._drafter.whole)}
 
-    def draft(self, batch: Batch, rows: DraftedRows) -> None:
-        """See DrafterSteps."""
+    def queries(self, batch: Batch, rows: DraftedRows) -> tuple[BlockPlaces, Given]:
+        """The queries of a step's drafts, and the arguments of the drafter's pass over them."""
         found, drafter = self.meta_of(batch), self._drafter
         most = rows.most * (self.sizes.num_drafts + drafter.skipped)
         places = empty_block(rows.most, min(len(batch.token_ids), most, self.sizes.max_lines), batch.token_ids.device)
@@ -49,10 +52,7 @@ class BlockSteps(DrafterSteps):
             for whole, work in self._works.items()
         }
         at = batch.positions.index_select(-1, places.token)
-        logits = drafter.block(places.ids, at, [metas[whole] for whole in drafter.whole], self.caches)
-        guesses = self.guess(logits, places.slot, places.run, places.place)
-        queries = Queries(places.token, places.run, places.slot, 1 - drafter.skipped)
-        put_drafts(rows.state, batch.token_ids, guesses, queries)
+        return places, (places.ids, at, [metas[whole] for whole in drafter.whole], self.caches)
 
     def enter(self, batch: Batch, streams: list[Tensor]) -> None:
         """See DrafterSteps."""
@@ -61,3 +61,18 @@ class BlockSteps(DrafterSteps):
     def settle(self, rows: DraftedRows, runs: Tensor) -> None:
         """Every row gets drafts in its next step."""
         accept_drafts(rows, runs)
+
+
+class BlockSteps(MaskedSteps):
+    """A drafter whose pass gives all drafts."""
+
+    def __init__(self, drafter: BlockDrafter, runs: Runs) -> None:
+        super().__init__(drafter, runs)
+        self._block = drafter.block
+
+    def draft(self, batch: Batch, rows: DraftedRows) -> None:
+        """See DrafterSteps."""
+        places, given = self.queries(batch, rows)
+        guesses = self.guess(self._block(*given), places.slot, places.run, places.place)
+        queries = Queries(places.token, places.run, places.slot, 1 - self._drafter.skipped)
+        put_drafts(rows.state, batch.token_ids, guesses, queries)

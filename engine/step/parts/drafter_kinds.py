@@ -13,11 +13,13 @@ from engine.step.parts.drafter_blocks import BlockSteps
 from engine.step.parts.drafter_chain import ChainSteps
 from engine.step.parts.drafter_parallel import ParallelSteps
 from engine.step.parts.drafter_steps import DrafterSteps, Runs
+from engine.step.parts.drafter_walk import WalkSteps
 
 STEPS: dict[str, Callable[[Any, Runs], DrafterSteps]] = {
     "chain": ChainSteps,
     "block": BlockSteps,
     "parallel": ParallelSteps,
+    "walk": WalkSteps,
 }
 
 
@@ -28,4 +30,4 @@ def steps_of(drafter: DraftModel, runs: Runs) -> DrafterSteps:
 
 def has_features(drafter: DraftModel) -> bool:
     """Whether entries read the feature of the token before."""
-    return drafter.kind != "block"
+    return drafter.kind not in ("block", "walk")

@@ -5,7 +5,8 @@ streams, the chosen tokens. Out: drafts, in the step's token ids and in the slot
 
     step n    | guesses: passes of the drafter  | forward: streams -> entries | choice, verified |
 
-A class for each way to guess: drafter_chain (a pass for each draft), drafter_blocks (one pass for all drafts).
+A class for each way to guess: drafter_chain (a pass for each draft), drafter_blocks (one pass for all drafts),
+drafter_walk (one pass, then draft after draft).
 """
 
 from __future__ import annotations

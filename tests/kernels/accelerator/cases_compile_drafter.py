@@ -4,6 +4,7 @@ import pytest
 import triton  # noqa: F401  (must precede the import of any kernel file)
 
 from engine.kernels.drafts_blocks import block_places_kernel
+from engine.kernels.drafts_confidence import take_confidence_kernel
 from engine.kernels.drafts_features import accept_features_kernel, features_before_kernel, keep_features_kernel
 from engine.kernels.drafts_places import draft_places_kernel, put_drafts_kernel
 from tests.kernels.accelerator.targets import cases, compiles
@@ -32,6 +33,11 @@ def held(dtype: str, *names: str) -> dict[str, str]:
 KERNELS = {
     "places": (draft_places_kernel, PLACES, {"PASSES": 3, "ROWS": 256}, {"num_warps": 4}),
     "block": (block_places_kernel, BLOCK, {"SKIPPED": 1, "WIDTH": 9, "ROWS": 256}, {"num_warps": 4}),
+    "confidence": (
+        take_confidence_kernel,
+        {**dict.fromkeys(("survivals", "estimates"), I), "confidence": "*fp32", "row_slot": I, "row_drafts": I},
+        {"NUM": 7, "LANES": 8}, {"num_warps": 1},
+    ),
     "put": (put_drafts_kernel, PUT, {"AHEAD": 1, "NUM": 3}, {"num_warps": 1}),
     **{
         f"before {dtype}": (

@@ -8,6 +8,7 @@ import torch
 import triton  # noqa: F401  (must precede the import of any kernel file; TRITON_INTERPRET sets the mode)
 
 from engine.kernels.drafts_blocks import block_places_reference, empty_block, launch_block_places
+from engine.kernels.drafts_confidence import launch_take_confidence, take_confidence_reference
 from engine.kernels.drafts_features import (
     Features,
     accept_features_reference,
@@ -26,7 +27,7 @@ from engine.kernels.drafts_places import (
     launch_put_drafts,
     put_drafts_reference,
 )
-from tests.kernels.drafts import accepted, drafter_step, drawn
+from tests.kernels.drafts import accepted, confidences, drafter_step, drawn
 
 
 @pytest.mark.parametrize("number", [1, 3, 7])
@@ -110,3 +111,16 @@ def test_rows_of_a_drafter_without_features_get_drafts():
     launch_accept(None, ours, None, runs)
     accept_reference(step, runs)
     assert torch.equal(ours.state.words, step.state.words)
+
+
+@pytest.mark.parametrize("number", [1, 5, 8])
+def test_survivals_follow_from_the_confidence_of_a_drafter(number):
+    step, confidence = confidences(20, number)
+    ours = copy.deepcopy(step)
+    launch_take_confidence(ours, confidence)
+    before = step.state.survivals.survivals.clone()
+    take_confidence_reference(step, confidence)
+    assert torch.equal(ours.state.survivals.survivals, step.state.survivals.survivals)
+    changed = (before != step.state.survivals.survivals).any(1).nonzero().flatten()
+    assert 3 < len(changed) < 20
+    assert set(changed.tolist()) <= set(step.slots[step.drafts > 0].tolist())

@@ -144,7 +144,7 @@ def test_a_flag_with_the_meaning_of_ours_is_taken_as_ours(line, expected, capsys
     ("line", "words"),
     [
         ("--speculative-eagle-topk 4", "drafts are chains, not trees"),
-        ("--speculative-algorithm DSPARK", "takes DFLASH, EAGLE3, NEXTN, NGRAM, STANDALONE here"),
+        ("--speculative-algorithm EAGLE", "takes DFLASH, DSPARK, EAGLE3, NEXTN, NGRAM, STANDALONE here"),
         ("--spec-type draft-dflash", "takes draft-eagle3, draft-mtp"),
         ("--speculative-num-draft-tokens 1", "give 2 to 65"),
         ("--speculative-token-map x", "read from its files"),
