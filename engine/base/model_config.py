@@ -91,6 +91,7 @@ class Routing:
     scale: float = 1.0  # multiplies the weights
     expert_scale: bool = False  # a learned number per expert multiplies its weight
     weigh_input: bool = False  # an expert's weight multiplies the input of gate and up; else the expert's result
+    first: int = 0  # the expert that has number 0 in results; the numbers of experts before it follow the last
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,7 @@ class ExpertsConfig:
     router_norm: bool = False  # the router reads the residual stream through its own norm
     correction_line: bool = False  # the checkpoint's correction is a matrix of one row
     first: int = 0  # the number of the first of these experts in the checkpoint
+    held: int = 0  # a rank's experts, from routing.first on, if ranks have whole experts; 0: all
     media_width: int = 0  # the intermediate size of a second group of experts, for the tokens of media; 0: none
 
 

@@ -8,13 +8,14 @@
 An expert without a gate is down(activate(up(n))).
 
 Thread: device. In: n. Out: an Addend, whose sum is computed when the stream adds it (engine/layers/stream.py).
-The router's logits, its correction and the scores are float32 for every checkpoint dtype.
+The router's logits, its correction and the scores are float32 for every checkpoint dtype. Of an engine's ranks each may
+have some of the experts: all ranks route alike, and the sum over k is a rank's partial sum over its own experts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -113,8 +114,8 @@ class Experts:
     """The gate_up matrices or the down matrices of all experts."""
 
     __slots__ = (
-        "first", "in_features", "is_down", "layout", "making", "num_experts", "pieces", "scheme", "site", "stacked",
-        "weight",
+        "first", "in_features", "is_down", "is_whole", "layout", "making", "num_experts", "pieces", "scheme", "site",
+        "stacked", "weight",
     )  # fmt: skip
 
     scheme: Scheme  # only for the layout "apart"
@@ -124,8 +125,9 @@ class Experts:
     weight: ExpertsWeight
 
     def __init__(self, config: ExpertsConfig, in_features: int, *pieces: int, is_down: bool = False) -> None:
-        self.num_experts = config.routing.num_experts
-        self.first = config.first  # the number of the first expert in the checkpoint
+        self.num_experts = config.held or config.routing.num_experts  # of this rank
+        self.first = config.first + config.routing.first  # the number of the first expert in the checkpoint
+        self.is_whole = False  # whether ranks have whole experts; else each has a part of every expert's width
         self.layout = config.layout
         self.in_features = in_features
         self.pieces = pieces  # rows of gate and of up, of up, or of down
@@ -260,14 +262,15 @@ class SparseMLP:
     """A sparse MLP; replaces GatedMLP."""
 
     __slots__ = (
-        "activation", "correction", "down", "expert_scale", "gate_up", "lasting", "latent_in", "latent_out", "newest",
-        "number", "router", "router_norm", "routing", "shared", "shared_gate",
+        "activation", "correction", "down", "expert_scale", "gate_up", "held", "lasting", "latent_in", "latent_out",
+        "newest", "number", "router", "router_norm", "routing", "shared", "shared_gate",
     )  # fmt: skip
 
     def __init__(self, text: TextConfig, config: ExpertsConfig) -> None:
         hidden, routing = text.hidden_size, config.routing
         self.activation = Activation.CLAMPED_SWIGLU if config.clamped else BY_NAME[text.activation]
         self.routing = routing
+        self.held = config.held  # experts of this rank, if other ranks have the rest; 0: all
         self.number = 0  # index among the model's layers with experts
         # For engine/step/parts/expert_load: the experts that the newest step's rows chose; `lasting`: a buffer on an
         # accelerator, int32 [tokens * top_k]; `newest`: on a CPU, [rows, top_k].
@@ -313,7 +316,9 @@ class SparseMLP:
             chosen.masked_fill_(others, self.routing.num_experts)
         if not rows.is_cuda:
             self.newest = chosen
-        pairs = self.gate_up.weight.pairs(chosen)
+        pairs, own = self.gate_up.weight.pairs(chosen), None
+        if self.held:
+            pairs, own = replace(pairs, share=self.held / self.routing.num_experts), chosen
         before, weights = (given, None) if self.routing.weigh_input else (None, given)
         inner, first, second = rows, self.gate_up.weight, self.down.weight
         if self.latent_in is not None:
@@ -324,9 +329,9 @@ class SparseMLP:
             made = first.of_ungated(second, inner, pairs, self.activation)
         shared = None if self.shared is None else self.shared.of_rows(rows)
         if self.latent_out is not None:
-            return Latent(self.latent_out, combine(made, weights, None, None, None, count), shared)
+            return Latent(self.latent_out, combine(made, weights, None, None, None, count, own, self.held), shared)
         gate = None if self.shared_gate is None else self.shared_gate(rows)
-        return Mixture(made, weights, shared, gate, count)
+        return Mixture(made, weights, shared, gate, count, own, self.held)
 
 
 @dataclass(slots=True, eq=False)
@@ -338,14 +343,22 @@ class Mixture:
     shared: Tensor | None  # [T, hidden]
     gate: Tensor | None  # [T, 1]
     count: Tensor | None  # [1] int32: rows from here on are padding
+    own: Tensor | None = None  # [T, top_k] int32: experts, of which this rank has those below `held`; None: all
+    held: int = 0
 
     def value(self) -> Tensor:
-        return combine(self.made, self.weights, self.shared, self.gate, None, self.count)
+        return self._combined(None)
 
     def add_to(self, residual: Tensor) -> None:
-        combine(self.made, self.weights, self.shared, self.gate, residual, self.count)
+        self._combined(residual)
+
+    def _combined(self, residual: Tensor | None) -> Tensor:
+        return combine(
+            self.made, self.weights, self.shared, self.gate, residual, self.count, chosen=self.own, held=self.held
+        )
 
     def add_then(self, residual: Tensor, norm: RMSNorm) -> Normed:
+        assert self.own is None, "several ranks exchange their sums before the norm"
         summed = self.made, self.weights, self.shared, self.gate
         after = combine_then_norm(*summed, residual, norm.weight, norm.eps, self.count)
         return Normed(norm, residual, after)

@@ -9,7 +9,7 @@ with the values that its codes have.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -80,18 +80,21 @@ def rank_bytes(member: Weighted, rank: int) -> int:
 
 def deal_codes(whole: Weighted, member: Weighted, rank: int, ranks: int) -> None:
     """Gives the parts of a rank's model the schemes of the whole model's parts, with slices in them."""
-    ours = {path: part for path, _, part in addressed(member.weight_table(), member)}
+    ours: dict[str, Any] = {path: part for path, _, part in addressed(member.weight_table(), member)}
     part: Any
     for path, names, part in addressed(whole.weight_table(), whole):
         scheme = getattr(part, "scheme", None)
+        if isinstance(part, Experts) and part.is_whole:
+            _hand_over(part, ours[path])
+            continue
         if (
             getattr(part, "stacked", None) is not None
             or getattr(part, "making", None) is not None
             or (isinstance(part, Experts) and part.stacked_codes)
         ):
             raise ConfigError(
-                f"{names[0]} has the codes of all experts in one tensor, which is not dealt out over ranks yet; leave "
-                "--tensor-parallel-size out"
+                f"{names[0]} has the codes of all experts in one tensor, whose width is not dealt out over ranks yet; "
+                "give --enable-expert-parallel, with which each rank has whole experts"
             )
         if not isinstance(scheme, Quantised):
             continue
@@ -101,6 +104,16 @@ def deal_codes(whole: Weighted, member: Weighted, rank: int, ranks: int) -> None
             rows, columns, shape = _axes_of(part, number)
             pieces.append(stored and DealtStored(stored, shape, rows, columns, rank, ranks))
         own.scheme = Quantised(tuple(pieces), scheme.modules)
+
+
+def _hand_over(part: Experts, own: Experts) -> None:
+    """Gives a rank's experts the storage of these among all experts."""
+    own.making, own.stacked = part.making, part.stacked and replace(part.stacked, count=own.num_experts)
+    scheme = getattr(part, "scheme", None)
+    if isinstance(scheme, Quantised):
+        each, first = len(part.pieces), own.first - part.first
+        span = slice(first * each, (first + own.num_experts) * each)
+        own.scheme = Quantised(scheme.pieces[span], scheme.modules[span])
 
 
 def _axes_of(part: Any, number: int) -> tuple[Axis | None, Axis | None, tuple[int, int]]:

@@ -23,6 +23,7 @@ from engine.layers.attention import DealtNorm
 from engine.layers.batch import Batch
 from engine.layers.embed import Head
 from engine.layers.linear import Linear
+from engine.layers.moe import Experts
 from engine.models.base.decoder import Decoder
 from engine.models.base.model import Model
 from engine.models.text.llama import LlamaLayer, ParallelLayer
@@ -32,7 +33,7 @@ from engine.parallel.host import HostGroup
 from engine.parallel.pieces import DealtPieces, check_marks, check_slices, parts_of_towers
 from engine.parallel.slices import config_of
 from engine.quant.kv import numbers_line
-from engine.weights.table import Table
+from engine.weights.table import Table, addressed
 
 DEALT = (LlamaLayer, ParallelLayer)  # every addend of these layers is a product whose columns are dealt out
 Build = Callable[[ModelConfig, int], Model]
@@ -41,14 +42,20 @@ Build = Callable[[ModelConfig, int], Model]
 class SplitModel(Model):
     """One model on several ranks."""
 
-    def __init__(self, whole: Model, build: Build, ranks: int, group: Group | None = None) -> None:
+    def __init__(
+        self, whole: Model, build: Build, ranks: int, group: Group | None = None, whole_experts: bool = False
+    ) -> None:
         """`whole`: the model of the whole checkpoint, never filled; `build`: makes the model of a ModelConfig for a
-        rank; `group`: of so many ranks, by default on this CPU. Raises ConfigError if a layer or a tensor cannot be
-        dealt out."""
+        rank; `group`: of so many ranks, by default on this CPU; `whole_experts`: each rank has some of the experts,
+        else a part of the width of each. Raises ConfigError if a layer or a tensor cannot be dealt out."""
         self.whole = dealt(whole)
         self.config, self.dtype, self.device = whole.config, whole.dtype, whole.device
         self.group = HostGroup(ranks) if group is None else group
-        self.members = [dealt(build(config_of(whole.config, rank, ranks), rank)) for rank in range(ranks)]
+        configs = [config_of(whole.config, rank, ranks, whole_experts) for rank in range(ranks)]
+        self.members = [dealt(build(config, rank)) for rank, config in enumerate(configs)]
+        for _, _, part in addressed(whole.weight_table(), whole):
+            if isinstance(part, Experts):
+                part.is_whole = whole_experts
         for model in (whole, *self.members):
             for part in parts_of_towers(model):
                 if isinstance(part, Linear):

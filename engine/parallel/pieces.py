@@ -2,8 +2,8 @@
 
 Owner: the thread that builds the model. In: the tensors of the whole checkpoint, once each. Out: for every rank its
 slice of each tensor, added to the rank's own Pieces, which fills the rank's parts. A part says how its axes are dealt
-out (`rows`, `columns`: engine/layers/linear.py); a tensor without axes goes to every rank. Of the bias of a product
-whose columns are dealt out all ranks but the first get zeros, because the ranks' results are summed.
+out (`rows`, `columns`: engine/layers/linear.py); a tensor without axes goes to every rank that has its part. Of the
+bias of a product whose columns are dealt out all ranks but the first get zeros, because the ranks' results are summed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import zip_longest
 import torch
 from torch import Tensor
 
-from engine.base.dealing import Axis, ranges, width
+from engine.base.dealing import Axis, Section, ranges, width
 from engine.base.errors import ConfigError
 from engine.kernels.gemm.pack import Placement
 from engine.layers.linear import Linear
@@ -31,6 +31,8 @@ def axes_of(place: Place) -> tuple[Axis | None, ...]:
     """How the axes of a tensor are dealt out; None, and axes that are not named: every rank has all of them."""
     scheme = getattr(place.part, "scheme", None)
     own_bias = place.kind == "bias" and any(getattr(place.part, "biases", ()))
+    if isinstance(place.part, Experts) and place.part.is_whole:
+        return axes_of_whole(place.part, place)
     if isinstance(scheme, Quantised) and not own_bias and scheme.pieces[place.index] is not None:
         return ()  # every rank reads the whole matrix, and cuts its codes (codes.py)
     if isinstance(place.part, Experts):
@@ -58,11 +60,26 @@ def axes_of_experts(part: Experts, kind: str) -> tuple[Axis | None, ...]:
     return (None, along, None) if part.is_down == turned else (None, None, along)
 
 
+def axes_of_whole(part: Experts, place: Place) -> tuple[Axis | None, ...]:
+    """Whole experts are dealt out: in one tensor they are its first axis, else each tensor belongs to one rank."""
+    shared = part.stacked is not None and place.kind in part.stacked.shared_names
+    if part.layout == "apart" or shared:
+        return ()
+    return ((Section(part.num_experts, place.wanted.shape[0] // part.num_experts),),)
+
+
 def is_summed(place: Place) -> bool:
     """Whether the tensor is the bias of a product whose results are summed over the ranks."""
     part = place.part
+    if isinstance(part, Experts) and part.is_whole:
+        return False
     columns = part.is_down if isinstance(part, Experts) else getattr(part, "columns", None) is not None
     return columns and place.kind.endswith("bias")
+
+
+def is_of_one_rank(place: Place) -> bool:
+    """Whether the tensor belongs to one expert, which one rank has."""
+    return isinstance(place.part, Experts) and place.part.is_whole and place.part.layout == "apart"
 
 
 def cut(tensor: Tensor, axes: Sequence[Axis | None], rank: int, ranks: int) -> Tensor:
@@ -90,6 +107,8 @@ def places_on(model: Weighted, rank: int) -> dict[str, Place]:
 def check_marks(model: Weighted) -> None:
     """Raises ConfigError if the family's table contradicts the parts about what is dealt out."""
     for row, names, part in parts_of(model.weight_table(), model):
+        if isinstance(part, Experts) and part.is_whole:
+            continue
         if isinstance(part, Experts):
             axis: str | None = "columns" if part.is_down else "rows"
         elif isinstance(part, Linear):
@@ -107,14 +126,17 @@ def check_slices(whole: Weighted, models: Sequence[Weighted]) -> None:
     """Raises ConfigError unless the slices of all tensors have the shapes that the ranks' parts want."""
     places = expand(whole.weight_table(), whole)
     of_towers = places.keys() - places_on(whole, 1).keys()
-    for rank, model in enumerate(models):
-        own = places_on(model, rank)
-        for name, place in places.items():
+    found = [places_on(model, rank) for rank, model in enumerate(models)]
+    for name, place in places.items():
+        holders = list(range(1 if name in of_towers else len(models)))
+        if is_of_one_rank(place):
+            holders = [rank for rank, own in enumerate(found) if name in own] or holders
+        for rank in holders:
             shape = tuple(
                 length if axis is None else sum(end - start for start, end in ranges(axis, rank, len(models)))
                 for length, axis in zip_longest(place.wanted.shape, axes_of(place)[: len(place.wanted.shape)])
             )
-            if (name not in own or own[name].wanted.shape != shape) and not (rank and name in of_towers):
+            if name not in found[rank] or found[rank][name].wanted.shape != shape:
                 raise ConfigError(
                     f"{whole.config.architecture} is not dealt out over ranks yet: {name} has no slice for rank {rank} "
                     f"of {len(models)}; leave --tensor-parallel-size out"

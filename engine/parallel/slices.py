@@ -10,12 +10,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from engine.base.config import EngineConfig
-from engine.base.dealing import width, width_of
+from engine.base.dealing import Section, share, width, width_of
 from engine.base.errors import ConfigError
 from engine.base.model_config import LayerConfig, ModelConfig, TextConfig
 
 MOST_RANKS = 8
 FLAG = "--tensor-parallel-size"
+EXPERTS_FLAG = "--enable-expert-parallel"
 
 
 def check_dealt(config: ModelConfig, asked: EngineConfig, on_devices: bool) -> None:
@@ -31,12 +32,28 @@ def check_dealt(config: ModelConfig, asked: EngineConfig, on_devices: bool) -> N
             raise ConfigError(f"{FLAG} {ranks}: {flag} is not served on several ranks yet; leave one of them out")
     if lacking := _lacking(config):
         raise ConfigError(f"{FLAG} {ranks}: {config.architecture} {lacking}; leave the flag out")
+    check_experts(config, asked)
     works = [each for each in range(1, MOST_RANKS + 1) if _divides(config.text, each)]
     if ranks not in works:
         text = config.text
         raise ConfigError(
             f"{FLAG} {ranks}: {text.num_heads} heads and {text.num_kv_heads} key-value heads cannot be dealt out so; "
             f"possible: {', '.join(map(str, works))}"
+        )
+
+
+def check_experts(config: ModelConfig, asked: EngineConfig) -> None:
+    """Raises ConfigError if ranks shall have whole experts and cannot."""
+    counts = {layer.experts.routing.num_experts for layer in config.text.layers if layer.experts is not None}
+    ranks = asked.tensor_parallel
+    if not asked.expert_parallel or config.implementation != "native":
+        return
+    if not counts:
+        raise ConfigError(f"{EXPERTS_FLAG}: {config.architecture} has no experts; leave the flag out")
+    if min(counts) < ranks:
+        raise ConfigError(
+            f"{EXPERTS_FLAG}: {min(counts)} experts of a layer are fewer than {ranks} ranks; give {FLAG} "
+            f"{min(counts)} or less, or leave {EXPERTS_FLAG} out: each rank then has a part of every expert"
         )
 
 
@@ -64,29 +81,32 @@ def _divides(text: TextConfig, ranks: int) -> bool:
     return text.num_heads % ranks == 0 and fits and not (copies and text.qkv_layout == "by head")
 
 
-def config_of(config: ModelConfig, rank: int, ranks: int) -> ModelConfig:
-    """The configuration of one rank's slice, without quantisation: the whole model's parts have the schemes."""
+def config_of(config: ModelConfig, rank: int, ranks: int, whole_experts: bool = False) -> ModelConfig:
+    """The configuration of one rank's slice, without quantisation: the whole model's parts have the schemes.
+
+    whole_experts: the rank has some of the experts; else a part of the width of each."""
     text = config.text
     sliced = replace(
         text,
         num_heads=text.num_heads // ranks,
         num_kv_heads=max(1, text.num_kv_heads // ranks),
         intermediate_size=width_of(width(text.intermediate_size), rank, ranks),
-        layers=tuple(_layer_of(layer, rank, ranks) for layer in text.layers),
+        layers=tuple(_layer_of(layer, rank, ranks, whole_experts) for layer in text.layers),
     )
     raw = {key: value for key, value in config.raw.items() if key != "quantization_config"}
     return replace(config, text=sliced, raw=raw)
 
 
-def _layer_of(layer: LayerConfig, rank: int, ranks: int) -> LayerConfig:
+def _layer_of(layer: LayerConfig, rank: int, ranks: int, whole_experts: bool) -> LayerConfig:
     heads, inner, experts = layer.num_kv_heads, layer.intermediate_size, layer.experts
     if experts is not None:
         shared = experts.shared_width
-        experts = replace(
-            experts,
-            width=width_of(width(experts.width), rank, ranks),
-            shared_width=width_of(width(shared), rank, ranks) if shared else 0,
-        )
+        experts = replace(experts, shared_width=width_of(width(shared), rank, ranks) if shared else 0)
+        if whole_experts:
+            first, end = share(Section(experts.routing.num_experts), rank, ranks)
+            experts = replace(experts, routing=replace(experts.routing, first=first), held=end - first)
+        else:
+            experts = replace(experts, width=width_of(width(experts.width), rank, ranks))
     return replace(
         layer,
         experts=experts,

@@ -54,6 +54,12 @@ class Stacked:
             if kind != SHAPE or kind in self.names
         }
 
+    @property
+    def shared_names(self) -> frozenset[str]:
+        """Names, below the layer's module, of the tensors that all experts share."""
+        product = self.module.rpartition(".")[2]
+        return frozenset(self.names.get(kind, f"{product}_{kind}") for kind in self.shared)
+
     def matrices(self, pieces: Mapping[str, list[Tensor | None]], placement: Placement) -> list[Codes]:
         """Each expert's matrix, in the file's order of rows."""
         found = {kind: pieces[name][0] for kind, name in self.names.items() if name in pieces}

@@ -22,7 +22,7 @@ from engine.models.registry import build_model
 from engine.parallel.device import DeviceGroup, Needs, room_bytes
 from engine.parallel.group import Group
 from engine.parallel.model import SplitModel
-from engine.parallel.slices import check_dealt
+from engine.parallel.slices import check_dealt, check_experts
 from engine.quant.forms import form_line
 from engine.step.sizes import Sizes
 from engine.weights.files import Shard
@@ -42,6 +42,9 @@ def built(
     """The model; `shards`: the headers of its files, if they decide about its layers; `accelerators`: of the ranks."""
     build = functools.partial(build_model, dtype=dtype, device=device, shards=shards)
     ranks = config.tensor_parallel
+    check_experts(model_config, config)
+    if ranks == 1 and config.expert_parallel:
+        log.info("--enable-expert-parallel has no effect: one rank has all experts")
     if ranks > 1:
         check_dealt(model_config, config, bool(accelerators))
         if not accelerators:
@@ -56,7 +59,8 @@ def built(
     def slice_of(sliced: ModelConfig, rank: int) -> Model:
         return build(sliced, device=str(accelerators[rank].device) if accelerators else device)
 
-    return SplitModel(whole, slice_of, ranks, group_of(accelerators, needs_of(model_config, sizes, dtype)))
+    group = group_of(accelerators, needs_of(model_config, sizes, dtype))
+    return SplitModel(whole, slice_of, ranks, group, config.expert_parallel)
 
 
 def needs_of(config: ModelConfig, sizes: Sizes, dtype: torch.dtype) -> Needs:

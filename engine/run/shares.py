@@ -20,7 +20,7 @@ from engine.models.registry import build_model
 from engine.parallel.codes import rank_bytes
 from engine.parallel.device import room_bytes
 from engine.parallel.model import SplitModel
-from engine.parallel.slices import check_dealt
+from engine.parallel.slices import check_dealt, check_experts
 from engine.run.built import needs_of
 from engine.step.sizes import Sizes
 from engine.weights.files import Shard, TensorInfo
@@ -48,6 +48,7 @@ def shares_of(
 ) -> Shares:
     """The shares of the ranks of a model; `names`: from `match`. Raises ConfigError if the start would raise it."""
     ranks = config.tensor_parallel
+    check_experts(model.config, config)
     if ranks == 1:
         mapped = shards and device == "cpu" and model.config.implementation == "native"
         mapped = mapped and not any(shard.gguf for shard in shards or ())  # GGUF codes are widened during reading
@@ -61,7 +62,12 @@ def shares_of(
         for rank in range(ranks):
             now = device_memory(f"cuda:{rank}")
             memories.append(replace(now, free=now.free - rooms))
-    split = SplitModel(model, lambda sliced, _rank: build_model(sliced, model.dtype, "cpu", shards), ranks)
+    split = SplitModel(
+        model,
+        lambda sliced, _rank: build_model(sliced, model.dtype, "cpu", shards),
+        ranks,
+        whole_experts=config.expert_parallel,
+    )
     held = tuple(map(rank_bytes, split.members, range(ranks)))
     return Shares(split, split.members[0].config, held, tuple(memories))
 

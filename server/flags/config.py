@@ -130,6 +130,7 @@ class ModelFlags:
     tensor_parallel_size: int = flag(
         1, "GPUs of this machine that share every layer; with --device cpu: simulated, for tests", low=1
     )
+    enable_expert_parallel: bool = flag(False, "each rank has whole experts, not a part of every expert's width")
     trust_remote_code: bool = flag(False, "accepted without effect: code in a checkpoint never runs")
 
 
@@ -364,6 +365,7 @@ class Config:
             logprobs_mode=model.logprobs_mode,
             num_threads=model.num_threads,
             tensor_parallel=model.tensor_parallel_size,
+            expert_parallel=model.enable_expert_parallel,
             driver_variables={name: os.environ[name] for name in DRIVER_VARIABLES if name in os.environ},
             step_timeout=rows.step_timeout,
             failures=FailureLimits(rows.max_failed_steps, rows.max_oom, rows.stall_exit),

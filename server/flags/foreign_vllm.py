@@ -65,7 +65,6 @@ VLLM = {
     "enable-dbo": Foreign(ONE_DEVICE, switch=True),
     "enable-elastic-ep": Foreign(NO_BALANCE, switch=True),
     "enable-eplb": Foreign(NO_BALANCE, switch=True),
-    "enable-expert-parallel": always("one device holds all experts"),
     "enable-layerwise-nvtx-tracing": Foreign(
         "use --enable-dev-endpoints and POST /start_profile?kernels=true", switch=True
     ),

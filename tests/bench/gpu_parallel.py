@@ -1,9 +1,9 @@
 """One engine on several GPUs: the exchange by size, then steps of models on ranks, with what each must reach.
 
 Random weights of real shapes, a process per case, so that a case that fails or hangs ends alone (after --limit
-seconds). A case is "exchange", or a shape of shapes.py, a form of its weights, and "on RANKS": "llama-70b fp8 on 2".
-Each line is printed and written into --out at once (gpu_parallel.json); the last lines compare several ranks with one.
-All default cases take about 8 minutes on two H200.
+seconds). A case is "exchange", or a shape of shapes.py, a form of its weights, "experts" for whole experts per rank,
+and "on RANKS": "llama-70b fp8 on 2", "30b-a3b experts on 2". Each line is printed and written into --out at once
+(gpu_parallel.json); the last lines compare several ranks with one. All default cases take about 8 minutes on two H200.
 Run: python -m tests.bench.gpu_parallel [--cases "exchange,8b on 1,8b on 2"] [--seconds 540] [--limit 130] [--out DIR]
 """
 
@@ -30,7 +30,8 @@ from tests.bench.shapes import SHAPES, write_folder
 
 FILE = "gpu_parallel.json"
 CASES = "exchange,8b on 1,8b on 2,32b on 2,llama-70b fp8 on 2,llama-70b on 2"  # of issue 48
-FURTHER = "gpt-oss-120b on 1,gpt-oss-120b on 2,30b-a3b on 1,30b-a3b on 2"  # reported without a must
+# Reported without a must.
+FURTHER = "gpt-oss-120b on 1,gpt-oss-120b experts on 2,30b-a3b on 1,30b-a3b on 2,30b-a3b experts on 2"
 WIDTH = 8192  # of the exchanges
 WHAT = {  # shape -> its measurements
     "8b": ("1x576", "host", "prompt", "256x1024"),
@@ -59,16 +60,20 @@ class Case:
 
     shape: str
     form: str
+    experts: bool  # whole experts per rank
     ranks: int
 
     @classmethod
     def of(cls, name: str) -> Case:
         """Raises SystemExit for names that have no shape or no number of ranks."""
         model, _, ranks = name.partition(" on ")
-        shape, _, form = model.partition(" ")
+        shape, *words = model.split() or [""]
         if shape not in WHAT or not ranks.isdigit():
-            raise SystemExit(f"--cases {name}: a case is exchange, or SHAPE [FORM] on RANKS; {', '.join(WHAT)}")
-        return cls(shape, form, int(ranks))
+            raise SystemExit(
+                f"--cases {name}: a case is exchange, or SHAPE [FORM] [experts] on RANKS; {', '.join(WHAT)}"
+            )
+        form = " ".join(word for word in words if word != "experts")
+        return cls(shape, form, "experts" in words, int(ranks))
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -76,6 +81,7 @@ class Case:
         what = WHAT[self.shape]
         rows = sorted({int(name.partition("x")[0]) for name in what if name[0].isdigit()})
         found: dict[str, Any] = {"tensor_parallel": self.ranks, "max_num_seqs": rows[-1]}
+        found["expert_parallel"] = self.experts
         if self.shape.startswith("tiny"):
             return {**TINY_ENGINE, **found}
         if "prompt" in what:

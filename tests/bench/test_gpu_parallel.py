@@ -30,7 +30,8 @@ def test_a_line_is_compared_with_its_must():
 
 
 def test_names_of_cases():
-    assert Case.of("llama-70b fp8 on 2") == Case("llama-70b", "fp8", 2)
+    assert Case.of("llama-70b fp8 on 2") == Case("llama-70b", "fp8", False, 2)
+    assert Case.of("30b-a3b experts on 2").settings["expert_parallel"]
     for name in ("8b", "9b on 2", "8b on two"):
         with pytest.raises(SystemExit, match="SHAPE"):
             Case.of(name)
@@ -46,7 +47,7 @@ async def test_launches_and_gaps_of_ranks_are_measured(monkeypatch, tmp_path):
         return opened[-1]
 
     monkeypatch.setattr(engine.run.start, "open_accelerator", open_accelerator)
-    folder, settings = write_folder(tmp_path, SHAPES["tiny"]), Case("tiny", "", 2).settings
+    folder, settings = write_folder(tmp_path, SHAPES["tiny"]), Case("tiny", "", False, 2).settings
     found = [line async for line in RankEngine(str(folder), "cpu", **settings).measure(["host", "1x96"], 8)]
     assert [line["what"] for line in found] == [
         "start", "launch of a graph on all ranks", "idle between steps", "1 rows at 96",

@@ -20,6 +20,7 @@ from engine.layers.batch import Batch
 from engine.layers.states import Recurrent
 from engine.models.base.model import Model
 from engine.models.registry import build_model, load_model_config
+from engine.quant.online import requested
 from engine.weights.files import open_checkpoint
 from engine.weights.load import load_weights
 from tests.models.state_room import Held, StateRoom
@@ -27,9 +28,9 @@ from tests.models.state_room import Held, StateRoom
 BLOCK = 16
 
 
-def load(folder, dtype: str = "auto", load_format: str = "auto", seed: int = 0) -> Model:
+def load(folder, dtype: str = "auto", load_format: str = "auto", seed: int = 0, quantization: str = "") -> Model:
     """A model with its weights, loaded from its folder as the server loads it."""
-    config = load_model_config(folder)
+    config = requested(load_model_config(folder), quantization)
     activations = resolve_dtype(config, dtype, "cpu")
     model = build_model(config, activations, shards=None if load_format == "dummy" else open_checkpoint(folder))
     load_weights(model, str(folder), load_format, seed=seed)

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 import engine.run.start
 from engine.base.errors import ConfigError
@@ -23,6 +23,7 @@ from tests.engine.host_accelerator import HostAccelerator
 from tests.engine_kit import answer, running, text_request
 from tests.models.harness import Harness, load
 from tests.quant import oracle
+from tests.quant.experts import gpt_oss_folders, in_codes, in_one, rewritten, sparse_folder
 from tests.quant.written import VARIANTS
 
 TOKENS = [5, 9, 200, 17, 33, 250, 61, 4, 90, 91, 92]
@@ -36,56 +37,16 @@ DIALECTS = (
     "awq 64",
     "bnb nf4 nested",
 )
-SIZES = {"hidden_size": 192, "num_hidden_layers": 2, "mlp_only_layers": [0], "intermediate_size": 320}
-EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 320, "norm_topk_prob": True}
-E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
-
-
-def rewritten(source, folder, tensors, **changes):
-    """Writes the checkpoint `source` with other tensors and a changed configuration."""
-    folder.mkdir()
-    for path in source.iterdir():
-        if path.suffix != ".safetensors":
-            (folder / path.name).write_bytes(path.read_bytes())
-    config = {**json.loads((source / "config.json").read_text()), **changes}
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
-    return folder
 
 
 @pytest.fixture(scope="module")
 def sparse(tmp_path_factory):
-    """A float checkpoint of Qwen3-MoE with one dense layer and one layer of experts."""
-    made = tiny.causal("Qwen3MoeForCausalLM", "Qwen3MoeConfig", head_dim=32, **SIZES, **EXPERTS)()
-    return tiny.save(made, tmp_path_factory.mktemp("sparse") / "floats")
+    return sparse_folder(tmp_path_factory.mktemp("sparse"))
 
 
 @pytest.fixture(scope="module")
 def gpt_oss(tmp_path_factory):
-    """gpt-oss in MXFP4, and its dequantised floats, transposed as in transformers' layout."""
-    root = tmp_path_factory.mktemp("gpt-oss")
-    sizes = {"hidden_size": 96, "intermediate_size": 64, "num_local_experts": 5, "num_experts_per_tok": 2}
-    made = tiny.causal("GptOssForCausalLM", "GptOssConfig", head_dim=16, num_hidden_layers=2, **sizes)()
-    source = tiny.save(made, root / "source")
-    coded, floats = {}, {}
-    draw = torch.Generator().manual_seed(1)
-    for name, tensor in load_file(source / "model.safetensors").items():
-        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
-            coded[name] = floats[name] = tensor
-            continue
-        experts, columns, rows = tensor.shape
-        blocks = torch.randint(0, 256, (experts, rows, columns // 32, 16), generator=draw).to(torch.uint8)
-        scales = torch.randint(121, 126, (experts, rows, columns // 32), generator=draw).to(torch.uint8)
-        scales[0, 0, 0] = 0
-        coded[f"{name}_blocks"], coded[f"{name}_scales"] = blocks, scales
-        pairs = np.stack([E2M1[blocks.numpy() & 15], E2M1[blocks.numpy() >> 4]], axis=-1)
-        values = pairs.reshape(experts, rows, columns // 32, 32) * 2.0 ** (scales.numpy()[..., None] - 127.0)
-        floats[name] = torch.from_numpy(values.reshape(experts, rows, columns)).float().transpose(1, 2)
-    settings = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
-    return (
-        rewritten(source, root / "codes", coded, quantization_config=settings),
-        rewritten(source, root / "floats", floats),
-    )
+    return gpt_oss_folders(tmp_path_factory.mktemp("gpt-oss"))
 
 
 def logits(folder, chunk=0):
@@ -101,15 +62,7 @@ def check_logits(coded, floats):
 
 @pytest.mark.parametrize("name", DIALECTS)
 def test_experts_of_a_dialect_have_the_logits_of_a_float_model(sparse, name, tmp_path):
-    variant, draw = VARIANTS[name], torch.Generator().manual_seed(2)
-    tensors = {}
-    for key, tensor in load_file(sparse / "model.safetensors").items():
-        module, _, kind = key.rpartition(".")
-        if module.endswith("_proj") and kind == "weight":
-            tensors |= {f"{module}.{kind}": each for kind, each in variant.write(draw, *tensor.shape).items()}
-        else:
-            tensors[key] = tensor
-    coded = rewritten(sparse, tmp_path / "codes", tensors, quantization_config=variant.settings)
+    coded = in_codes(sparse, tmp_path / "codes", name)
     wide = {key: torch.from_numpy(value).float() for key, value in oracle.dequantised(coded).items()}
     check_logits(coded, rewritten(sparse, tmp_path / "floats", wide))
 
@@ -328,30 +281,8 @@ def test_a_router_of_codes_is_read_as_the_floats_that_they_stand_for(sparse, nam
 )
 def test_codes_of_all_experts_may_lie_as_the_floats_do(name, form, tmp_path, request):
     """One tensor has all experts in ModelOpt's Llama 4 and gpt-oss (shared scales), in Gemma 4 and Qwen."""
-    if name == "gpt_oss":
-        source = request.getfixturevalue("gpt_oss")[1]
-    else:
-        source = tiny.save(LYING[name](), tmp_path / "source") if name in LYING else tiny.checkpoint(name)
-    variant, draw = VARIANTS[form], torch.Generator().manual_seed(3)
-    tensors, wanted, upright = {}, {}, name == "gemma4"
-    for key, tensor in load_file(source / "model.safetensors").items():
-        if not key.endswith(("experts.gate_up_proj", "experts.down_proj")):
-            tensors[key] = wanted[key] = tensor
-            continue
-        count, rows, columns = tensor.shape if upright else tensor.transpose(1, 2).shape
-        made = [variant.write(draw, rows, columns) for _ in range(count)]
-        each = made if upright else [{**expert, **numbers_of(made[0])} for expert in made]
-        wide = torch.from_numpy(np.stack([oracle.matrix(variant.settings, expert) for expert in each])).float()
-        wanted[key] = wide if upright else wide.transpose(1, 2)
-        for kind in each[0].keys() - {"weight_shape"}:
-            short = kind.removeprefix("weight_") if upright or form.startswith("fp8") else kind
-            called = key if kind == "weight" else f"{key}_{short}"
-            if each[0][kind].numel() == 1:
-                tensors[called] = each[0][kind]
-            else:
-                tensors[called] = torch.stack([expert[kind] if upright else expert[kind].T for expert in each])
-    coded = rewritten(source, tmp_path / "codes", tensors, quantization_config=variant.settings)
-    floats = rewritten(source, tmp_path / "floats", wanted)
+    source = request.getfixturevalue("gpt_oss")[1] if name == "gpt_oss" else None
+    coded, floats = in_one(name, form, tmp_path, source)
     got, want = load(coded, "float32"), load(floats, "float32")
     pairs = [(layer.experts, other.experts) for layer, other in zip(got.layers, want.layers) if layer.experts]
     assert len(pairs) == 2
@@ -363,22 +294,3 @@ def test_codes_of_all_experts_may_lie_as_the_floats_do(name, form, tmp_path, req
     named = {"modelopt nvfp4": "NVFP4", "ct w4 32": "INT4 by 32", "fp8 blocks": "FP8 by 128 x 128"}
     said = f"{sum(3 * layer.gate_up.num_experts for layer, _ in pairs)} {named.get(form, 'FP8 by matrices')}"
     assert said in form_line(got, None)
-
-
-def numbers_of(expert):
-    return {kind: tensor for kind, tensor in expert.items() if tensor.numel() == 1}
-
-
-LYING = {
-    "llama4": tiny.causal(
-        "Llama4ForCausalLM", "Llama4TextConfig", head_dim=20, hidden_size=192, intermediate_size=64,
-        intermediate_size_mlp=100, num_local_experts=5, num_hidden_layers=2, interleave_moe_layer_step=1,
-        attention_chunk_size=11,
-    ),
-    "gemma4": tiny.causal(
-        "Gemma4ForCausalLM", "Gemma4TextConfig", head_dim=12, global_head_dim=24, num_hidden_layers=2, hidden_size=96,
-        attention_k_eq_v=True, num_key_value_heads=3, num_global_key_value_heads=1, hidden_size_per_layer_input=0,
-        sliding_window=8, tie_word_embeddings=True, layer_types=["sliding_attention", "full_attention"],
-        enable_moe_block=True, num_experts=5, top_k_experts=3, moe_intermediate_size=64,
-    ),
-}  # fmt: skip

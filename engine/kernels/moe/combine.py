@@ -2,7 +2,8 @@
 
 The sum is in float32, in the order of the token's choices, then the shared MLP's result (times the sigmoid of its
 gate), then the residual, and is rounded once. With few rows a following product gets the rows prescaled for its norm
-(gemm/epilogue), so that the norm needs no kernel. Experts add nothing to padding rows.
+(gemm/epilogue), so that the norm needs no kernel. Experts add nothing to padding rows, and experts of other ranks add
+nothing to any row.
 Users: engine/layers/moe.
 """
 
@@ -32,6 +33,8 @@ def combine_kernel(
     residual,  # [rows, width], or None
     gain,  # [width] float32 when AFTER
     count,  # [1] int32: rows from here on are padding; None: no padding
+    chosen,  # [rows, TOP_K] int32: experts, or None: all are this rank's
+    held,  # this rank's experts are 0 to held - 1
     width,
     TOP_K: tl.constexpr,
     AFTER: tl.constexpr,
@@ -48,7 +51,10 @@ def combine_kernel(
     if count is not None:
         real = column < tl.where(row < tl.load(count), width, 0)
     for slot in tl.static_range(TOP_K):  # all loads are issued at once
-        each = tl.load(made + (row * TOP_K + slot) * width + column, mask=real, other=0.0).to(tl.float32)
+        there = real
+        if chosen is not None:
+            there = column < tl.where(tl.load(chosen + row * TOP_K + slot) < held, tl.where(real, width, 0), 0)
+        each = tl.load(made + (row * TOP_K + slot) * width + column, mask=there, other=0.0).to(tl.float32)
         if weights is not None:
             each *= tl.load(weights + row * TOP_K + slot)
         total += each
@@ -76,14 +82,16 @@ def combine(
     gate: Tensor | None,
     residual: Tensor | None,
     count: Tensor | None = None,
+    chosen: Tensor | None = None,
+    held: int = 0,
 ) -> Tensor:
     """made [T, top_k, H], weights [T, top_k] float32 -> [T, H] of made's dtype: `residual`, in place, or new.
 
     shared [T, H]: the shared MLP's result; gate [T, 1]: its sigmoid multiplies `shared`; count: as in moe/route.
-    weights None: all weights are 1.
+    weights None: all weights are 1. chosen, held: int32 [T, top_k], experts of which only those below `held` add.
     """
     launch = launch_combine if made.is_cuda else combine_reference
-    return launch(made, weights, shared, gate, residual, None, count)
+    return launch(made, weights, shared, gate, residual, None, count, chosen, held)
 
 
 def combine_then_norm(
@@ -112,18 +120,21 @@ def launch_combine(
     residual: Tensor | None,
     after: Unscaled | None,
     count: Tensor | None = None,
+    chosen: Tensor | None = None,
+    held: int = 0,
 ) -> Tensor:
     """The Triton kernel; `after`, from `empty_unscaled` with BLOCK, gets the data for the norm of the result."""
     rows, top_k, width = made.shape
     out = made.new_empty(rows, width) if residual is None else residual
     assert made.is_contiguous() and out.is_contiguous() and out.dtype is made.dtype
     assert weights is None or weights.is_contiguous()
+    assert chosen is None or (chosen.is_contiguous() and chosen.dtype is torch.int32)
     assert shared is None or (shared.shape == out.shape and shared.is_contiguous())
     if rows:
         combine_kernel[(rows, triton.cdiv(width, BLOCK))](
             out, out if after is None else after.rows, out if after is None else after.squares, made, weights,
-            shared, gate, residual, out if after is None else after.gain, count, width, TOP_K=top_k,
-            AFTER=after is not None, BLOCK=BLOCK, num_warps=4, **launch_options(),
+            shared, gate, residual, out if after is None else after.gain, count, chosen, held, width,
+            TOP_K=top_k, AFTER=after is not None, BLOCK=BLOCK, num_warps=4, **launch_options(),
         )  # fmt: skip
     return out
 
@@ -136,12 +147,16 @@ def combine_reference(
     residual: Tensor | None,
     after: Unscaled | None,
     count: Tensor | None = None,
+    chosen: Tensor | None = None,
+    held: int = 0,
 ) -> Tensor:
     wide = torch.float64 if made.dtype == torch.float64 else torch.float32
     weights = made.new_ones(made.shape[:2]) if weights is None else weights
     weights = weights.to(wide)
     if count is not None:
         made = made.masked_fill(torch.arange(len(made), device=made.device)[:, None, None] >= count, 0.0)
+    if chosen is not None:
+        made = made.masked_fill((chosen >= held)[:, :, None], 0.0)
     total = made[:, 0].to(wide) * weights[:, :1]
     for slot in range(1, made.shape[1]):
         total += made[:, slot].to(wide) * weights[:, slot : slot + 1]

@@ -6,6 +6,8 @@
     experts = the top_k highest ranks; among equal ranks the lower number wins
     weights = these experts' scores, divided by their sum if renormalised, times the routing's and the expert's scale
 
+Of an engine's ranks each may have some of the experts. Then experts are numbered from the rank's first on, and numbers
+from `held` on mean no expert of this rank. All ranks choose alike, because the numbers change after the choice.
 A token with a NaN among its ranks chooses the experts 0 ... top_k - 1, all with weight NaN: its own request fails like
 any request with a NaN, and no other token changes. A row's bits depend on no other row. Padding rows choose the expert
 `num_experts`, which does not exist, with weight 0: the following kernels read no weights for them.
@@ -63,9 +65,15 @@ def keep_groups(ranks, column, GROUPS: tl.constexpr, TOPK_GROUP: tl.constexpr, S
 
 
 @triton.jit
+def numbered(expert, first, experts):
+    """Return experts' numbers as counted from expert `first` on."""
+    return tl.where(expert < first, expert - first + experts, expert - first)
+
+
+@triton.jit
 def choose_tile(
-    chosen, weights, capture, mapping, capture_line, logits, correction, scales, m, rows, live, experts, eps, least_sum,
-    scale, SIGMOID: tl.constexpr, NEAR: tl.constexpr, TOP_K: tl.constexpr, RENORMALISE: tl.constexpr,
+    chosen, weights, capture, mapping, capture_line, logits, correction, scales, m, rows, live, experts, first, eps,
+    least_sum, scale, SIGMOID: tl.constexpr, NEAR: tl.constexpr, TOP_K: tl.constexpr, RENORMALISE: tl.constexpr,
     GROUPS: tl.constexpr, TOPK_GROUP: tl.constexpr, SIZE: tl.constexpr, TWO: tl.constexpr, COLUMNS: tl.constexpr,
     SLOTS: tl.constexpr,
 ):  # fmt: skip
@@ -115,7 +123,7 @@ def choose_tile(
         given *= tl.load(scales + numbers)
     target = m.to(tl.int64)[:, None] * TOP_K + slot
     inside, real_row = (m < rows)[:, None] & (slot < TOP_K), (m < live)[:, None]
-    tl.store(chosen + target, tl.where(real_row, numbers, experts), mask=inside)
+    tl.store(chosen + target, tl.where(real_row, numbered(numbers, first, experts), experts), mask=inside)
     tl.store(weights + target, tl.where(real_row, given, 0.0), mask=inside)
     if capture is not None:
         place = tl.load(mapping + m, mask=m < live, other=-1)[:, None]
@@ -124,7 +132,7 @@ def choose_tile(
         )
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "first"])
 def route_kernel(
     chosen,  # [rows, TOP_K] int32
     weights,  # [rows, TOP_K] float32
@@ -141,6 +149,7 @@ def route_kernel(
     capture_line,
     rows,
     experts,
+    first,  # the expert that has number 0 in `chosen`
     depth,
     eps,
     least_sum,
@@ -170,8 +179,8 @@ def route_kernel(
     if count is not None:
         live = tl.minimum(tl.load(count), rows)
     end = tl.where(tile * BLOCK_M < live, depth, 0)  # a tile of padding reads neither rows nor router
-    for first in range(0, end, BLOCK_K):
-        k = first + tl.arange(0, BLOCK_K)
+    for begin in range(0, end, BLOCK_K):
+        k = begin + tl.arange(0, BLOCK_K)
         inside = (k < depth)[None, :]
         x_at = x + m.to(tl.int64)[:, None] * depth + k[None, :]
         tokens = tl.load(x_at, mask=(m < live)[:, None] & inside, other=0.0)
@@ -185,8 +194,8 @@ def route_kernel(
     programs = tl.num_programs(0)
     if tl.atomic_add(arrived + tile, 1, sem="acq_rel") == programs - 1:
         choose_tile(chosen, weights, capture, mapping, capture_line, logits, correction, scales, m, rows, live, experts,
-                    eps, least_sum, scale, SIGMOID, NEAR, TOP_K, RENORMALISE, GROUPS, TOPK_GROUP, SIZE, TWO, COLUMNS,
-                    SLOTS)  # fmt: skip
+                    first, eps, least_sum, scale, SIGMOID, NEAR, TOP_K, RENORMALISE, GROUPS, TOPK_GROUP, SIZE, TWO,
+                    COLUMNS, SLOTS)  # fmt: skip
         tl.store(arrived + tile, 0)
 
 
@@ -247,9 +256,9 @@ def launch_route(
         block_n = next((wide for least, wide in WIDER if rows >= least and experts >= wide), BLOCK_N)
     route_kernel[(triton.cdiv(experts, block_n), tiles)](
         chosen, weights, ids, logits, arrivals(x.device), x, router, bias, correction, scales, count, mapping, line,
-        rows, experts, depth, routing.eps, routing.least_sum, routing.scale, SIGMOID=routing.score == "sigmoid",
-        NEAR=routing.nearness if routing.score == "near" else None, TOP_K=routing.top_k,
-        RENORMALISE=routing.norm_topk_prob, GROUPS=routing.n_group, TOPK_GROUP=routing.topk_group,
+        rows, experts, routing.first, depth, routing.eps, routing.least_sum, routing.scale,
+        SIGMOID=routing.score == "sigmoid", NEAR=routing.nearness if routing.score == "near" else None,
+        TOP_K=routing.top_k, RENORMALISE=routing.norm_topk_prob, GROUPS=routing.n_group, TOPK_GROUP=routing.topk_group,
         SIZE=experts // routing.n_group, TWO=routing.group_rank == "best two",
         COLUMNS=triton.next_power_of_2(experts), SLOTS=triton.next_power_of_2(routing.top_k),
         BLOCK_M=BLOCK_M, BLOCK_N=block_n, BLOCK_K=BLOCK_K, num_warps=4,
@@ -273,7 +282,9 @@ def route_reference(
 
 
 def without_padding(chosen: Tensor, weights: Tensor, routing: Routing, count: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the choice, changed so that rows from `count` on choose no expert."""
+    """Return the choice, numbered from routing.first on, and changed so that rows from `count` on choose no expert."""
+    if routing.first:
+        chosen = (chosen - routing.first) % routing.num_experts
     if count is None:
         return chosen, weights
     padding = torch.arange(len(chosen), device=chosen.device)[:, None] >= count

@@ -23,7 +23,7 @@ from engine.kernels.gemm.quantise_floats import CodedRows, code_row, empty_coded
 from engine.kernels.gemm.split_k import arrivals
 from engine.kernels.gemm.weight import Weight
 from engine.kernels.moe.capture import Capture
-from engine.kernels.moe.route import route, route_reference
+from engine.kernels.moe.route import numbered, route, route_reference
 from engine.kernels.norm import rms_norm, rms_norm_reference
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import target, tl, triton
@@ -37,8 +37,8 @@ LEAST_KEY = tl.constexpr(-(1 << 62))
 
 @triton.jit
 def choose_row(
-    chosen, weights, capture, mapping, capture_line, logits, correction, scales, row, real_row, experts, eps, least_sum,
-    scale, SIGMOID: tl.constexpr, TOP_K: tl.constexpr, RENORMALISE: tl.constexpr, COLUMNS: tl.constexpr,
+    chosen, weights, capture, mapping, capture_line, logits, correction, scales, row, real_row, experts, first, eps,
+    least_sum, scale, SIGMOID: tl.constexpr, TOP_K: tl.constexpr, RENORMALISE: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Choose the experts of one row, whose logits are already written."""
     mine = tl.arange(0, COLUMNS)
@@ -71,14 +71,14 @@ def choose_row(
     given *= scale
     if scales is not None:
         given *= tl.load(scales + mine, mask=real, other=0.0)
-    tl.store(chosen + row * TOP_K + place, tl.where(real_row, mine, experts), mask=taken)
+    tl.store(chosen + row * TOP_K + place, tl.where(real_row, numbered(mine, first, experts), experts), mask=taken)
     tl.store(weights + row * TOP_K + place, tl.where(real_row, given, 0.0), mask=taken)
     if capture is not None:
         line = tl.where(taken & real_row, tl.load(mapping + row), -1)
         tl.store(capture + line * capture_line + place, mine.to(capture.dtype.element_ty), mask=line >= 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first"])
 def route_rows_kernel(
     chosen,  # [rows, TOP_K] int32
     weights,  # [rows, TOP_K] float32
@@ -99,6 +99,7 @@ def route_rows_kernel(
     mapping,  # [rows] int64: the place where each row's experts are captured, negative: none; or None
     capture_line,
     experts,
+    first,  # the expert that has number 0 in `chosen`
     depth,
     norm_eps,
     eps,
@@ -142,7 +143,7 @@ def route_rows_kernel(
         tl.debug_barrier()  # every thread's logits are written before the arrival is counted
         if tl.atomic_add(arrived + row, 1, sem="acq_rel") == tl.num_programs(0) - LAST:
             choose_row(chosen, weights, capture, mapping, capture_line, logits, correction, scales, row, real_row,
-                       experts, eps, least_sum, scale, SIGMOID, TOP_K, RENORMALISE, COLUMNS)  # fmt: skip
+                       experts, first, eps, least_sum, scale, SIGMOID, TOP_K, RENORMALISE, COLUMNS)  # fmt: skip
             tl.store(arrived + row, 0)
 
 
@@ -204,10 +205,11 @@ def launch_route_rows(
     block_n = 4 if block_k <= MAX_DEPTH // 2 else 2
     route_rows_kernel[(triton.cdiv(experts, block_n) + (inputs is not None), rows)](
         chosen, weights, normed, codes, code_scales, form.scale, ids, logits, arrivals(x.device), x, gain, router,
-        bias, correction, scales, count, mapping, line, experts, depth, norm_eps, routing.eps, routing.least_sum,
-        routing.scale, SIGMOID=routing.score == "sigmoid", TOP_K=top_k, RENORMALISE=routing.norm_topk_prob,
-        COLUMNS=triton.next_power_of_2(experts), BLOCK_N=block_n, BLOCK_K=block_k, STATIC=form.scale is not None,
-        POWERS=form.powers, GROUP=form.group, NATIVE=native, num_warps=WARPS, num_stages=1, **launch_options(),
+        bias, correction, scales, count, mapping, line, experts, routing.first, depth, norm_eps, routing.eps,
+        routing.least_sum, routing.scale, SIGMOID=routing.score == "sigmoid", TOP_K=top_k,
+        RENORMALISE=routing.norm_topk_prob, COLUMNS=triton.next_power_of_2(experts), BLOCK_N=block_n, BLOCK_K=block_k,
+        STATIC=form.scale is not None, POWERS=form.powers, GROUP=form.group, NATIVE=native, num_warps=WARPS,
+        num_stages=1, **launch_options(),
     )  # fmt: skip
     return normed, chosen, weights, coded
 

@@ -1,7 +1,8 @@
 """Pairs: a step's (token, expert) pairs, sorted by expert so that each expert's matrix is read once.
 
-In: the experts that the tokens chose, [T, top_k]. Out: an order of pairs in which an expert's pairs are adjacent,
-tokens ascending, and the end of each expert's pairs. Padding pairs, whose expert is `num_experts`, come after the last
+In: the experts that the tokens chose, [T, top_k]. Numbers from `num_experts` on mean no expert: padding, or experts of
+other ranks. Out: an order of pairs in which an expert's pairs are adjacent,
+tokens ascending, and the end of each expert's pairs. Pairs without an expert come after the last
 end. On an accelerator each expert has a program, which reads all pairs: it counts the pairs of lower experts and writes
 its own pairs after them. So there is one launch, nothing is counted twice and no program waits for another.
 Users: engine/layers/moe; read by the forms of ExpertsWeight.
@@ -31,6 +32,7 @@ class Pairs:
     # [pairs]: the pairs sorted by expert; entries after the last end are arbitrary; None: few pairs, handled one by one
     order: Tensor | None
     ends: Tensor | None  # [E]: the end of each expert's pairs in `order`
+    share: float = 1.0  # the part of the pairs that is expected to have an expert here
 
     @property
     def count(self) -> int:
@@ -64,7 +66,7 @@ def sort_kernel(
 
 
 def sort_pairs(chosen: Tensor, num_experts: int) -> Pairs:
-    """Sort the pairs of chosen [T, top_k] int32: experts 0 to num_experts - 1; num_experts means no expert."""
+    """Sort the pairs of chosen [T, top_k] int32: experts 0 to num_experts - 1; higher numbers mean no expert."""
     return launch_sort_pairs(chosen, num_experts) if chosen.is_cuda else sort_pairs_reference(chosen, num_experts)
 
 

@@ -107,7 +107,7 @@ def count_of(pairs: Pairs, experts: int, invariant: bool) -> int:
     forms."""
     if invariant:
         return SAME * experts
-    return 0 if pairs.order is None else pairs.count
+    return 0 if pairs.order is None else round(pairs.count * pairs.share)
 
 
 def measured_tile(form: str, shape: Shape, each: float) -> Tile | None:

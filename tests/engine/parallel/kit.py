@@ -11,17 +11,26 @@ from engine.checkpoint.config import resolve_dtype
 from engine.models.registry import build_model, load_model_config
 from engine.parallel.model import SplitModel
 from engine.parallel.slices import check_dealt
+from engine.quant.online import requested
 from engine.weights.files import open_checkpoint
 from engine.weights.load import load_weights
 from tests.models.harness import Harness
 
 
-def split(folder: Path, ranks: int, load_format: str = "auto", dtype: str = "auto") -> SplitModel:
+def split(
+    folder: Path,
+    ranks: int,
+    load_format: str = "auto",
+    dtype: str = "auto",
+    whole_experts: bool = False,
+    quantization: str = "",
+) -> SplitModel:
     """The checkpoint's model on so many ranks, loaded as at a start."""
-    config = load_model_config(folder)
-    check_dealt(config, EngineConfig(model=str(folder), tensor_parallel=ranks), on_devices=False)
+    config = requested(load_model_config(folder), quantization)
+    asked = EngineConfig(model=str(folder), tensor_parallel=ranks, expert_parallel=whole_experts)
+    check_dealt(config, asked, on_devices=False)
     build = functools.partial(build_model, dtype=resolve_dtype(config, dtype, "cpu"), shards=open_checkpoint(folder))
-    model = SplitModel(build(config), lambda config, _rank: build(config), ranks)
+    model = SplitModel(build(config), lambda config, _rank: build(config), ranks, whole_experts=whole_experts)
     load_weights(model.whole, str(folder), load_format, pieces_of=model.pieces)
     return model
 

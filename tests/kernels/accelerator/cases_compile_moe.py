@@ -28,7 +28,7 @@ T = "*bf16"
 ROUTE = {
     "chosen": "*i32", "weights": "*fp32", "capture": "*u8", "logits": "*fp32", "arrived": "*i32", "x": T, "router": T,
     "bias": T, "correction": "*fp32", "scales": "*fp32", "count": "*i32", "mapping": "*i64", "capture_line": "i32",
-    "rows": "i32", "experts": "i32", "depth": "i32", "eps": "fp32",
+    "rows": "i32", "experts": "i32", "first": "i32", "depth": "i32", "eps": "fp32",
     "least_sum": "fp32", "scale": "fp32",
 }  # fmt: skip
 ROUTE_ROWS = {
@@ -43,7 +43,7 @@ GROUPED = {
 }  # fmt: skip
 COMBINE = {
     "out": T, "gained": T, "counted": "*fp32", "made": T, "weights": "*fp32", "shared": T, "gate": T, "residual": T,
-    "gain": "*fp32", "count": "*i32", "width": "i32",
+    "gain": "*fp32", "count": "*i32", "chosen": "*i32", "held": "i32", "width": "i32",
 }  # fmt: skip
 CODED = {
     "out": T, "x": T, "codes": "*i16", "scales": T, "zeros": "*i8", "row_scales": "*fp32", "bias": "*fp32",
@@ -171,7 +171,8 @@ KERNELS = {
             {"num_warps": 4},
         )
         for name, after, rest in (
-            ("alone", False, dict.fromkeys(("weights", "shared", "gate", "residual", "count"))), ("whole", True, {}),
+            ("alone", False, dict.fromkeys(("weights", "shared", "gate", "residual", "count", "chosen"))),
+            ("whole", True, {"chosen": None}), ("of a rank", False, dict.fromkeys(("gate", "residual"))),
         )
     },
 }  # fmt: skip

@@ -5,6 +5,7 @@ Products run in float32 and float16: the interpreter stores bfloat16 as integers
 
 import itertools
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -135,6 +136,41 @@ def test_padding_chooses_no_expert_and_reads_no_weight(tokens, real):
         torch.testing.assert_close(got[real:], shared[real:] + residual[real:])
         torch.testing.assert_close(got, combine_reference(made, weights, shared, None, residual.clone(), None, count))
         assert not got.isnan().any()
+
+
+@pytest.mark.parametrize(("first", "held"), [(0, 3), (3, 2), (5, 2)])
+@pytest.mark.parametrize("few", [False, True])
+def test_a_rank_multiplies_its_own_experts(first, held, few):
+    """Experts are numbered from the rank's first on; rows of other ranks' experts are not written and add nothing."""
+    routing, width, depth, rows = Routing(7, 3, norm_topk_prob=True, first=first), 24, 40, 6
+    x, router, gain, count = torch.randn(rows, depth), torch.randn(7, depth) / 4, torch.ones(depth), torch.tensor([5])
+    rest = None, None, routing, count.int()
+    if few:
+        x, chosen, weights, _ = launch_route_rows(x, gain, 1e-5, router, *rest)
+    else:
+        chosen, weights = launch_route(x, router, *rest)
+    want, weighed = route_reference(x, router, *rest)
+    assert torch.equal(chosen, want)
+    of_all, given = route_reference(x, router, None, None, replace(routing, first=0), count.int())
+    assert torch.equal((chosen[:5] + first) % 7, of_all[:5])
+    torch.testing.assert_close(weights, weighed, rtol=1e-5, atol=1e-6)
+    gate_up, down = torch.randn(7, 2 * width, depth) / 8, torch.randn(7, depth, width) / 8
+    own = slice(first, first + held)
+    for each in (launch_sort_pairs(chosen, held), Pairs(3, chosen, None, None)):
+        tile = Tile(16, 32, 32, 2, 4)
+        made = launch_grouped(x, gate_up[own].contiguous(), None, each, Activation.SILU, tile)
+        made = launch_grouped(made, down[own].contiguous(), None, each, None, tile).view(rows, 3, depth)
+        got = launch_combine(made, weights, None, None, None, None, count.int(), chosen, held)
+        torch.testing.assert_close(
+            got, combine_reference(made, weights, None, None, None, None, count.int(), chosen, held)
+        )
+        for row in range(5):
+            total = torch.zeros(depth)
+            for expert, weight in zip(of_all[row].tolist(), given[row]):
+                if first <= expert < first + held:
+                    gate, up = (gate_up[expert] @ x[row]).chunk(2)
+                    total += weight * (down[expert] @ (torch.nn.functional.silu(gate) * up))
+            torch.testing.assert_close(got[row], total, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16])

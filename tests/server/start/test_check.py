@@ -189,6 +189,14 @@ def test_ranks_share_the_bytes_of_the_weights(quantization):
     runtime.model.close()
 
 
+def test_ranks_share_the_experts():
+    folder = str(tiny.checkpoint("mixtral"))
+    config = EngineConfig(folder, tensor_parallel=2, expert_parallel=True, **SETTINGS)
+    found = estimate(config, open_checkpoint(folder)).of_ranks
+    by_width = estimate(replace(config, expert_parallel=False), open_checkpoint(folder)).of_ranks
+    assert found[1] < by_width[1] < by_width[0] < found[0]  # three and two of five experts
+
+
 LLAMA_8B = {
     "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336, "vocab_size": 128256,
     "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131072,
