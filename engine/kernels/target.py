@@ -18,6 +18,8 @@ from typing import Any, Literal
 
 import torch
 
+from engine.kernels.launchers import separate
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -191,5 +193,6 @@ HAS_TRITON = "triton" in sys.modules or (
 if HAS_TRITON:
     triton: Any = importlib.import_module("triton")
     tl: Any = importlib.import_module("triton.language")
+    separate(importlib.import_module("triton.runtime.build"))
 else:
     triton = tl = _NoTriton()
