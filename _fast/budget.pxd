@@ -13,7 +13,9 @@ cdef class Budget:
     cdef const double[::1] plain  # seconds of a step in which all rows decode, by rows; empty: no times are known
     cdef const double[::1] mixed  # seconds of the forward of any other step, by tokens
     cdef const double[::1] choice  # seconds of the choice of tokens, by places for which one is chosen
+    cdef double reading  # seconds of a step per token of its rows' contexts
     # The step that is being planned:
+    cdef int64_t contexts  # tokens that its rows attend to
     cdef int32_t count  # drafts that could be verified
     cdef int32_t rows_with  # rows that have them
     cdef int32_t eligible  # rows that decode and may have drafts

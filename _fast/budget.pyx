@@ -5,7 +5,9 @@ Out: the number of drafts of the step that is planned. The survival of a row's d
 estimates 1 .. j (estimates.pyx), each of how often this draft is right if all before it are. With B drafts a step
 yields
 
-    (rows + sum of the B largest survivals) / seconds(tokens + B)        tokens per second; B is where this is largest
+    (rows + sum of the B largest survivals) / (seconds(tokens + B) + reading * contexts)
+
+tokens per second; B is where this is largest.
 
 The drafts of a row that are among the B largest are its first ones, because survivals fall along a row. Which rows get
 the B drafts is decided on the device, where the newest outcomes are (engine/kernels/deal_drafts). If B is 0, the
@@ -50,6 +52,13 @@ cdef class Budget:
         self.plain, self.mixed, self.choice = plain, mixed, choice
         self.adaptive = True
 
+    def set_reading(self, double seconds):
+        """Take the seconds that a step takes longer for every token of its rows' contexts; the times have no contexts.
+        """
+        if not seconds >= 0.0:
+            raise ValueError(f"reading={seconds:g}: seconds of a token, 0 or more")
+        self.reading = seconds
+
     def set_most(self, ranges):
         """Limit a row's drafts by the number of running rows: [(least rows, most rows, drafts)]."""
         cdef int32_t rows
@@ -63,16 +72,17 @@ cdef class Budget:
         """Let the drafter rest in steps without drafts; `variant`: the bit of the graphs in which it does not."""
         self.rests, self.variant = True, variant
 
-    def sized(self, survivals, int32_t rows, int32_t tokens, int32_t most, bint decodes):
+    def sized(self, survivals, int32_t rows, int32_t tokens, int32_t most, bint decodes, int64_t contexts=0):
         """Return the number of drafts for a step of so many sampled rows and tokens (for tests and benchmarks).
 
         survivals: of the drafts, in units of 1 / 32768, in any order; most: room for drafts; decodes: without drafts
-        every row has one token.
+        every row has one token; contexts: tokens of all rows' contexts.
         """
         cdef int32_t k
         if len(survivals) > self.survivals.shape[0]:
             raise ValueError(f"{len(survivals)} drafts: there is room for {self.survivals.shape[0]}")
         self.begin()
+        self.contexts = contexts
         for k in range(<int32_t>len(survivals)):
             self.survivals[k] = survivals[k]
         self.count = <int32_t>len(survivals)
@@ -91,6 +101,7 @@ cdef class Budget:
     cdef void begin(self) noexcept nogil:
         """Begin a plan: no drafts are offered."""
         self.count = self.rows_with = self.eligible = 0
+        self.contexts = 0
         self.rest.first_only = False
 
     cdef void offer(self, slot_t slot, int32_t drafts) noexcept nogil:
@@ -138,6 +149,7 @@ cdef class Budget:
         cdef int32_t longest = <int32_t>self.mixed.shape[0] - 1
         cdef int32_t places = <int32_t>self.choice.shape[0] - 1
         cdef int64_t yielded = <int64_t>rows * ACCEPTANCE_ONE
+        cdef double fixed = self.reading * <double>self.contexts
         cdef double seconds = mixed[min(tokens, longest)] + choice[min(rows, places)]
         cdef double fastest
         cdef double speed
@@ -145,11 +157,12 @@ cdef class Budget:
         cdef int32_t k
         if decodes:
             seconds = self.plain[min(tokens, <int32_t>self.plain.shape[0] - 1)]
-        fastest = <double>yielded / seconds
+        fastest = <double>yielded / (seconds + fixed)
         self._sort()
         for k in range(min(self.count, most)):
             yielded += self.survivals[k]
-            speed = <double>yielded / (mixed[min(tokens + k + 1, longest)] + choice[min(rows + k + 1, places)])
+            seconds = mixed[min(tokens + k + 1, longest)] + choice[min(rows + k + 1, places)]
+            speed = <double>yielded / (seconds + fixed)
             if speed > fastest:
                 fastest = speed
                 found = k + 1

@@ -48,6 +48,8 @@ cdef class Drafts:
             tokens += count
             sampled += count > 0 and count == self.seqs.left(slot)
             deciding += count == 1
+            if count:
+                self.budget.contexts += self.seqs.computed[slot] + count
             self.of[slot] = self._offered(slot, most)
             if self.of[slot]:
                 self.budget.offer(slot, self.of[slot])

@@ -32,6 +32,7 @@ def set_budget(runtime: Runtime) -> None:
         return
     found = times_of(runtime)
     budget.set_times(found.plain, found.mixed, found.choice)
+    budget.set_reading(found.reading)
     if variant := runtime.executor.backend.drafting_variant:
         budget.let_rest(variant)
 

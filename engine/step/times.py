@@ -21,6 +21,7 @@ class Times:
     plain: np.ndarray  # by rows: a step in which every row has one token
     mixed: np.ndarray  # by tokens: the forward of any other step
     choice: np.ndarray  # by places for which a token is chosen
+    reading: float = 0.0  # in addition, for each token of the rows' contexts
 
 
 def some(sizes: Sequence[int], count: int) -> list[int]:

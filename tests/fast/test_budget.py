@@ -27,7 +27,7 @@ def survivals_of(draw, rows, most):
     return found
 
 
-def brute_force(survivals, rows, tokens, most, decodes, times):
+def brute_force(survivals, rows, tokens, most, decodes, times, fixed):
     plain, mixed, choice = times
     best, fastest = 0, -1.0
     for count in range(min(len(survivals), most) + 1):
@@ -35,8 +35,8 @@ def brute_force(survivals, rows, tokens, most, decodes, times):
         seconds = mixed[min(tokens + count, len(mixed) - 1)] + choice[min(rows + count, len(choice) - 1)]
         if decodes and not count:
             seconds = plain[min(tokens, len(plain) - 1)]
-        if yielded / seconds > fastest:
-            best, fastest = count, yielded / seconds
+        if yielded / (seconds + fixed) > fastest:
+            best, fastest = count, yielded / (seconds + fixed)
     return best
 
 
@@ -51,8 +51,10 @@ def test_the_number_of_drafts_is_the_maximum_of_tokens_per_second():
         budget.set_times(*(np.array(values) for values in times))
         survivals = survivals_of(draw, rows, draw.choice([1, 3, 7]))
         given = rows, rows + draw.choice([0, 0, 30]), draw.choice([0, 5, 500]), draw.random() < 0.7
-        found = budget.sized(survivals, *given)
-        assert found == brute_force(survivals, *given, times), case
+        contexts, reading = draw.choice([0, 4096, 1 << 40]), draw.choice([0.0, 2.0**-20])
+        budget.set_reading(reading)
+        found = budget.sized(survivals, *given, contexts)
+        assert found == brute_force(survivals, *given, times, reading * contexts), case
         seen.add(0 if not found else 2 if found == min(len(survivals), given[2]) else 1)
     assert seen == {0, 1, 2}
 
@@ -180,3 +182,13 @@ def test_wrong_limits_are_refused():
         Budget(1, 1).estimates.values(1, 1)
     with pytest.raises(ValueError, match="there is room"):
         Budget(1, 1).sized([1] * 129, 1, 1, 1, True)
+
+
+def test_long_contexts_let_more_drafts_pay():
+    """The time that a step reads is spent anyway, so further tokens cost less of the whole."""
+    budget, times = Budget(8, 8), 0.004 + 0.001 * np.arange(33)
+    budget.set_times(times, times, np.zeros(1))
+    budget.set_reading(1e-6)
+    assert [budget.sized([ONE // 4] * 8, 8, 8, 8, True, contexts) for contexts in (0, 20_000, 40_000)] == [0, 0, 8]
+    with pytest.raises(ValueError, match="reading=-1"):
+        budget.set_reading(-1.0)

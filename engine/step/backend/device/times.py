@@ -1,21 +1,27 @@
 """Measures the seconds of an accelerator's steps by size, from replays of its graphs, for a server with drafts.
 
-Thread: device, at the end of the start. Replays run over inputs without rows. So reading the contexts' keys is not part
-of the times; it takes as long with drafts as without.
+Thread: device, at the end of the start. Replays run over inputs without rows. So reading the contexts' keys and values
+is not part of their times; it takes as long with drafts as without, and is estimated from the memory's speed.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
 
+import torch
+
+from _fast import kinds
 from _fast.layout import GraphKind
 from engine.base.config import EngineConfig
+from engine.cache.layout import CacheLayout
 from engine.step.backend.device.backend import DeviceBackend
 from engine.step.sizes import decode_sizes, line_sizes, mixed_sizes
 from engine.step.times import MOST_SECONDS, Times, curve, some, timed
 
 MOST_SIZES = 6  # of a kind of graph
+READ_BYTES = 512 << 20  # of the timed pass: more than the device's caches hold
 
 
 def measured_on_device(config: EngineConfig, backend: DeviceBackend) -> Times:
@@ -35,17 +41,36 @@ def measured_on_device(config: EngineConfig, backend: DeviceBackend) -> Times:
         calls = [(size, partial(replayed, config, backend, kind, size, variant)) for size in some(graphs, MOST_SIZES)]
         until = begun + MOST_SECONDS * number / len(kinds)
         curves.append(curve(timed(calls, until, time.perf_counter), most, graphs))
-    return Times(curves[2] + curves[3], curves[0], curves[1])
+    reading = context_bytes(backend.rank.layout) * seconds_per_byte(backend)
+    return Times(curves[2] + curves[3], curves[0], curves[1], reading)
+
+
+def context_bytes(layout: CacheLayout) -> float:
+    """Bytes that a step reads for each token of a long context: of layers that read every earlier token."""
+    specs = [spec for spec in layout.specs if spec.kind.has_tables and spec.kind.number == kinds.FULL]
+    return sum(spec.block_bytes(layout.block_size) for spec in specs) / layout.block_size
+
+
+def seconds_per_byte(backend: DeviceBackend) -> float:
+    """Seconds in which the device reads a byte of the KV cache, from one pass over a part of it."""
+    cache = backend.rank.caches[0][0]
+    words = torch.empty(0, dtype=torch.int32, device=cache.device).set_(cache.untyped_storage())[: READ_BYTES // 4]
+    return timed_call(backend, words.amax) / (4 * len(words))
 
 
 def replayed(config: EngineConfig, backend: DeviceBackend, kind: int, size: int, variant: int) -> float:
     """Seconds of a graph, after a first replay."""
     if config.enforce_eager:
         return 1.0
+    return timed_call(backend, lambda: backend.launcher.replay(kind, size, variant))
+
+
+def timed_call(backend: DeviceBackend, launch: Callable[[], object]) -> float:
+    """Seconds of what `launch` launches, after a first time."""
     seconds, done = 0.0, backend.accelerator.event()
     for _ in range(2):
         begun = time.perf_counter()
-        backend.launcher.replay(kind, size, variant)
+        launch()
         done.record()
         done.synchronize()
         seconds = time.perf_counter() - begun
