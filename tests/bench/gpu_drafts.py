@@ -1,4 +1,4 @@
-"""Drafts on a card: the speed of an 8B model with drafters, beside the same model without them.
+"""Drafts on a card: the speed of an 8B model with drafters, and of the same model without them.
 
 Random weights of real shapes, one engine per process, without HTTP. Drafters are an EAGLE-3 head and a DFlash drafter
 of the sizes published for this model; how many of their drafts are right is set (rejection_sample_method synthetic).
