@@ -24,7 +24,7 @@ import torch
 
 import engine.step.parts.drafter
 from _fast.layout import SlotWord
-from engine import Engine, EngineConfig, FinishReason, Request, SamplingParams
+from engine import Delta, Engine, EngineConfig, FinishReason, Request, SamplingParams
 from engine.base.stats import SettledBy, StepStats
 from engine.kernels.sampling.ngram import empty_texts, ngram
 from engine.kernels.step_tensors import empty_slots
@@ -147,11 +147,23 @@ async def run(own: Engine, prompts: list[np.ndarray], answer: int, rules: dict[s
     sampling = SamplingParams(max_tokens=answer, **{"temperature": 0.0, "ignore_eos": True, **rules})
 
     async def one(number: int) -> None:
-        async with own.submit(Request(prompts[number], sampling)) as stream:
-            async for delta in stream:
-                if delta.finish_reason is FinishReason.ERROR:
-                    raise RuntimeError(f"a request failed: {delta.error!r}")
-                arrived[number].append((time.perf_counter(), len(delta.token_ids)))
+        done = asyncio.get_running_loop().create_future()
+
+        def take(delta: Delta) -> None:
+            arrived[number].append((time.perf_counter(), len(delta.token_ids)))
+            if done.done():
+                return
+            if delta.finish_reason is FinishReason.ERROR:
+                done.set_exception(RuntimeError(f"a request failed: {delta.error!r}"))
+            elif delta.finish_reason is not FinishReason.NONE:
+                done.set_result(None)
+
+        stream = own.submit(Request(prompts[number], sampling))
+        stream.subscribe(take)
+        try:
+            await done
+        finally:
+            stream.close()
 
     own.on_step = steps.append
     try:
@@ -159,6 +171,8 @@ async def run(own: Engine, prompts: list[np.ndarray], answer: int, rules: dict[s
     finally:
         own.on_step = None
     begun, ended = max(events[0][0] for events in arrived), min(events[-1][0] for events in arrived)
+    if ended <= begun:
+        raise RuntimeError(f"no time in which all {len(prompts)} streams ran: the first ended before the last began")
     tokens = sum(count for events in arrived for at, count in events if begun < at <= ended)
     rate = tokens / (ended - begun)
     return {"tokens/s": rate, "ms/token": 1e3 * len(prompts) / rate, **of_steps(steps, len(prompts), begun, ended)}

@@ -77,6 +77,16 @@ async def test_rules_and_reports_go_with_the_drafts_that_count(on_path, caplog):
     assert "answers are NOT the model's" in caplog.text
 
 
+@pytest.mark.parametrize("on_path", PATHS[2:], indirect=True)
+async def test_reported_probabilities_are_those_of_the_answer(on_path):
+    """A draft that is forced has none, so rows with log-probabilities have no drafts."""
+    asked = {"model": str(eagle3(TARGET)), "num_speculative_tokens": 3, "synthetic_acceptance_length": 3, **FIXED}
+    async with running(tiny.checkpoint(TARGET), speculative=asked) as own:
+        (((tokens, entries, _),),) = await collected(own, [text_request([5, 9, 11], 12, ignore_eos=True, logprobs=1)])
+        assert [entry[0] for entry in entries] == tokens
+        assert drafts_of(own).counts[:3] == (0, 0, 0)
+
+
 def test_the_number_of_right_drafts_has_the_frequencies_that_are_set():
     slots = empty_slots(4000, 1, 1, "cpu", 3)
     slots.seed[:] = torch.arange(4001)

@@ -73,6 +73,6 @@ class DraftModel(StepPart):
         self._steps.offer(chosen)
 
     def place(self, request: Request, place: Place, scheduler: Scheduler) -> None:
-        raw = self._config.logprobs_mode.startswith("raw")
+        raw = self._config.logprobs_mode.startswith("raw") and not self._drafts.forced
         if takes_drafts(request.sampling, raw) and request.grammar is None and not place.traced:
             place.drafts = self._drafts.num_tokens

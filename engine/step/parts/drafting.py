@@ -32,7 +32,7 @@ def drafting_part(config: EngineConfig, model: Model, specs: Sequence[CacheSpec]
         return None
     if drafts.forced:
         log.warning("rejection_sample_method 'synthetic': drafts count by chance, so answers are NOT the model's")
-    raw = config.logprobs_mode.startswith("raw")
+    raw = config.logprobs_mode.startswith("raw") and not drafts.forced
     if drafts.method == REPLAY:
         return Replay(drafts, sizes, raw, model.config.text.vocab_size)
     if drafts.method in (NGRAM, SUFFIX):

@@ -75,7 +75,10 @@ class Drafts(StepPart):
 
 
 def takes_drafts(params: SamplingParams, raw: bool) -> bool:
-    """Whether a row can choose several tokens in a step: none of its rules and reports needs the host between them."""
+    """Whether a row can choose several tokens in a step: none of its rules and reports needs the host between them.
+
+    `raw`: log-probabilities are those of the model's logits, for tokens that the model chose.
+    """
     several = any(len(word) > 1 for word in params.bad_words)
     reports = params.logprobs is not None and not (raw and 0 <= params.logprobs <= MOST)
     waits = params.logprob_token_ids or params.timestamps is not None or params.dry_multiplier
