@@ -62,7 +62,8 @@ async def test_useless_drafts_end_with_steps_of_a_server_without_drafts(on_path,
         assert len(looks) - before < steps / 2
 
 
-async def test_every_draft_is_verified_where_the_operator_wants_it(monkeypatch):
+@pytest.mark.parametrize("on_path", PATHS, indirect=True)
+async def test_every_draft_is_verified_where_the_operator_wants_it(on_path, monkeypatch):
     steps_that_take(monkeypatch, 9.0)
     requests = [text_request(np.tile(np.arange(5, 14), 6), 40, ignore_eos=True)] * 3
     async with running(tiny.checkpoint("qwen3"), speculative=ngram(4)) as own:

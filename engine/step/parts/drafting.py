@@ -36,8 +36,9 @@ def drafting_part(config: EngineConfig, model: Model, specs: Sequence[CacheSpec]
     if drafts.method == REPLAY:
         return Replay(drafts, sizes, raw, model.config.text.vocab_size)
     if drafts.method in (NGRAM, SUFFIX):
-        # A state's rows read their slots' lengths, which steps without drafts do not write.
-        rests = not any(isinstance(spec, StateSpec) for spec in specs)
+        # Only the budget lets a part rest. A state's rows read their slots' lengths, which steps without drafts do not
+        # write.
+        rests = drafts.adaptive and not any(isinstance(spec, StateSpec) for spec in specs)
         return Drafts(drafts, sizes, raw, rests)
     if (small := draft_model_for(config, model)) is not None:
         return DraftModel(config, *small, sizes)
