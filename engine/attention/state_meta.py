@@ -22,6 +22,7 @@ class StateWork:
 
     chunks: Tensor  # [capacity, 4] int32: row, first token, tokens, 0; in no order
     count: Tensor  # [1] int32
+    query_start: Tensor | None = None  # [num_rows + 1] int32: tokens of rows that are replayed from their base
 
 
 @dataclass(frozen=True, slots=True, eq=False)

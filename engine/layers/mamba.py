@@ -21,7 +21,7 @@ from engine.kernels.state.ssd_rule import ssd
 from engine.layers.linear import Linear
 from engine.layers.norm import Normed, RMSNorm
 from engine.layers.rope import Rope
-from engine.layers.state import ConvTaps, Numbers, StateForm, StateMixer
+from engine.layers.state import FOLD, ConvTaps, Numbers, StateForm, StateMixer
 from engine.weights.table import Wanted
 
 
@@ -81,6 +81,7 @@ class Mamba1(StateMixer):
     __slots__ = ("_gains", "conv", "mixed", "norms", "numbers", "o", "plain", "product", "rank", "steps")
 
     shape: SelectiveShape
+    exact_chunk = FOLD  # its recurrence is exact everywhere, position by position
 
     def __init__(
         self,

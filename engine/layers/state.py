@@ -16,10 +16,12 @@ from engine.cache.spec import CacheSpec, LayerCache
 from engine.cache.state import StateSpec
 from engine.kernels.gemm.pack import Placement
 from engine.kernels.state.delta import StatePages, cut
+from engine.kernels.state.delta_prepare import SIZE
 from engine.kernels.state.places import Part
 from engine.weights.table import Wanted
 
 FOLD = 16  # positions that an accelerator folds at once
+EXACT = SIZE  # the same, if no bit may depend on the cuts between steps: a base is where a chunk of a scan begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +31,16 @@ class StateForm:
     chunk: int  # positions that are folded at once; a base is a multiple of `chunk`
     ring: int  # positions that a tail holds: a chunk, and two steps in flight
     dtype: torch.dtype = torch.float32  # of states
+    exact: bool = False  # no bit depends on the cuts between steps; on a CPU without it as well
 
 
-def state_form(device: str, drafts: int = 0, dtype: torch.dtype = torch.float32) -> StateForm:
-    """The form for a device if a row may compute 1 + drafts tokens in a step."""
-    chunk = 1 if torch.device(device).type == "cpu" else FOLD
-    return StateForm(chunk, max(chunk + 2 * (1 + drafts), chunk - 1 + 3 * (1 + drafts)), dtype)
+def state_form(
+    device: str, drafts: int = 0, dtype: torch.dtype = torch.float32, chunk: int = FOLD, exact: bool = False
+) -> StateForm:
+    """The form for a device if a row may compute 1 + drafts tokens in a step; `chunk`, `exact`: for an accelerator."""
+    if torch.device(device).type == "cpu":
+        chunk, exact = 1, False
+    return StateForm(chunk, max(chunk + 2 * (1 + drafts), chunk - 1 + 3 * (1 + drafts)), dtype, exact)
 
 
 class PagesOf:
@@ -65,6 +71,7 @@ class StateMixer:
     __slots__ = ("_pages", "dtype", "form", "shape")
 
     shape: Any  # DeltaShape, SsdShape or SelectiveShape
+    exact_chunk = EXACT  # positions that an exact layer folds at once
 
     def __init__(self, shape: Any, form: StateForm, dtype: torch.dtype) -> None:
         self.shape, self.dtype = shape, dtype
@@ -72,7 +79,7 @@ class StateMixer:
 
     def set_form(self, form: StateForm) -> None:
         """Sets the form; callers do so before the cache is laid out."""
-        self.form, self.shape = form, replace(self.shape, ring=form.ring)
+        self.form, self.shape = form, replace(self.shape, ring=form.ring, exact=form.exact)
         self._pages = PagesOf(self.shape.parts(self.dtype, form.dtype), form.ring)
 
     def cache_spec(self, dtype: torch.dtype) -> CacheSpec:

@@ -18,7 +18,7 @@ from engine.kernels.state.selective import SelectiveShape
 from engine.kernels.state.ssd import SsdShape
 from engine.layers.delta import GatedDelta
 from engine.layers.mamba import Mamba1, Mamba2
-from engine.layers.state import StateMixer, state_form
+from engine.layers.state import FOLD, StateMixer, state_form
 
 Recurrent = GatedDelta | Mamba1 | Mamba2
 
@@ -41,8 +41,9 @@ def recurrent(
     return Mamba2(width, SsdShape(*sizes, config.norm, config.eps), form, dtype, config.bias, config.conv_bias)
 
 
-def set_states(model: Any, config: StateConfig, on_host: bool, drafts: int = 0) -> None:
-    """Sets the form of a model's states; `drafts`: most drafts of a row in a step.
+def set_states(model: Any, config: StateConfig, on_host: bool, drafts: int = 0, exact: bool = False) -> None:
+    """Sets the form of a model's states; `drafts`: most drafts of a row in a step; `exact`: no bit of a
+    row's results may depend on how its positions are cut into steps.
 
     ConfigError: the settings configure states, but the model has none. Type "auto": the dtype that the checkpoint
     specifies, nearly always float32.
@@ -56,7 +57,8 @@ def set_states(model: Any, config: StateConfig, on_host: bool, drafts: int = 0) 
                 raise ConfigError(f"--mamba-{flag} {value}: no layer of this model has a state; leave the flag out")
         return
     dtype = config.dtype if config.dtype != "auto" else _stated(model.config.raw)
-    form = state_form("cpu" if on_host else "cuda", drafts, getattr(torch, dtype))
+    chunk = max(mixer.exact_chunk for mixer in mixers) if exact else FOLD
+    form = state_form("cpu" if on_host else "cuda", drafts, getattr(torch, dtype), chunk, exact)
     for mixer in mixers:
         mixer.set_form(form)
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.base.config import EngineConfig
-from engine.base.errors import ConfigError
 from engine.cache.layout import CacheLayout
 from engine.layers.batch import LayerHook
 from engine.layers.states import set_states
@@ -55,14 +54,9 @@ def planned(
     config: EngineConfig, model: Model, sizes: Sizes, shards: list[Shard] | None, on_host: bool, read: bool = True
 ) -> Planned:
     """Plans parts, claims and cache layout of a model; `shards`, `read`: see stored_specs. Raises ConfigError."""
-    set_states(model, config.states, on_host, sizes.num_drafts)
+    set_states(model, config.states, on_host, sizes.num_drafts, config.deterministic)
     specs = stored_specs(model, config.kv_cache_dtype, config.kv_cache_skip_layers, shards, read)
     parts = parts_of(Setting(config, model, sizes, specs, on_host))
     claim = claims_of(parts)
     layout = CacheLayout([*specs, *claim.specs], sizes.block_size, claim.token_bytes)
-    if layout.runs is not None and config.deterministic and not on_host:
-        raise ConfigError(
-            "--deterministic: on an accelerator not for models with recurrent layers, which compute prompts in other "
-            "sums than their answers; leave the flag out, or use --device cpu"
-        )
     return Planned(model, sizes, parts, claim, layout)

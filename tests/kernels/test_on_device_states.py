@@ -9,6 +9,7 @@ from engine.kernels.state.conv import launch_conv
 from engine.kernels.state.delta import DeltaShape, DeltaWeights, cut, delta_rule_reference
 from engine.kernels.state.delta_prepare import SIZE
 from engine.kernels.state.delta_rule import launch_delta_rule
+from engine.kernels.state.replay import launch_replay, replay_reference, replayed
 from engine.kernels.state.selective import (
     SelectiveInputs,
     SelectiveShape,
@@ -21,6 +22,7 @@ from engine.kernels.state.ssd_rule import launch_ssd
 from engine.kernels.state_inputs import state_inputs, state_inputs_reference
 from tests.kernels.state_plans import StatePlans, same
 from tests.kernels.states import Row, delta_weights, drawn_cache, history, meta_of, on, selective_weights, ssd_weights
+from tests.layers.state_rows import Sequence, in_steps
 
 pytestmark = pytest.mark.gpu
 ROWS = [Row(0, 1), Row(15, 17), Row(33, 34, 16, 32), Row(20, 151, 16, 144, (64, 128)), Row(0, 70, 0, 64), Row(0, 18)]
@@ -106,6 +108,56 @@ def check(shape, width, reference, launch, weights):
         if run:
             mine, theirs = (cache.state[0].read(each, table[run]) for each in (pages.cpu(), cache.pages))
             assert (mine - theirs).norm() / theirs.norm() < 1e-4, row
+
+
+def of_selective(projected, weights, shape, cache, meta):
+    launch_conv(projected, weights.taps, weights.bias, cache, meta, shape.ring, (0, shape.inner))
+    return selective(projected, weights, shape, cache, meta, launch_selective)
+
+
+DELTA, SSD = DeltaShape(2, 4, 128, 128, 4, 66, exact=True), SsdShape(8, 64, 2, 128, 4, 66, exact=True)
+SELECTIVE = SelectiveShape(256, 16, 4, 20, exact=True)
+RULES = {
+    "delta": (DELTA, DELTA.columns[-1], 64, launch_delta_rule, delta_weights(DELTA)),
+    "ssd": (SSD, SSD.columns[-1], 64, launch_ssd, ssd_weights(SSD)),
+    "selective": (SELECTIVE, 512, 16, of_selective, selective_weights(SELECTIVE)),
+}
+
+
+@pytest.mark.parametrize("state", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", RULES)
+def test_cuts_change_no_bit(name, dtype, state):
+    """Exact layers: steps of 1, 7, 64 tokens leave the results of one step."""
+    torch.manual_seed(0)
+    shape, width, chunk, launch, weights = RULES[name]
+    parts, tail, held = *shape.parts(dtype, state), moved(weights)
+
+    def results(cuts):
+        def call(x, meta, pages):
+            return launch(x, held, shape, cut(pages, parts, tail, shape.ring), meta)
+
+        return Sequence(call, parts, tail, chunk, shape.ring, "cuda", 8192).prompt(x, cuts)
+
+    x = torch.randn(200, width, device="cuda").to(dtype)
+    whole = results([200])
+    assert whole.isfinite().all()
+    for size in (1, 7, 64):
+        assert torch.equal(results(in_steps(200, size)), whole), size
+
+
+def test_gathered_columns():
+    torch.manual_seed(0)
+    rows = [Row(70, 73, 64), Row(3, 4), Row(0, 2), Row(64, 65, 0, 64), Row(9, 150, 0, 128)]
+    parts, tail = SSD.parts(torch.float32, torch.float32)
+    cache, table = drawn_cache(parts, tail, SSD.ring, 8 * len(rows), 8192)
+    cache.pages[:] = torch.randn(len(cache.pages), 2048).view(torch.uint8)
+    x, meta = torch.randn(155, SSD.columns[-1]), meta_of(rows, table, 2)
+    again, count = replayed(on(meta, "cuda"), len(x), SSD.ring, SIZE), 230
+    held = cut(cache.pages.cuda(), parts, tail, SSD.ring)
+    got = launch_replay(x.cuda(), SSD.tail_columns, SSD.ring, held, on(meta, "cuda"), again)
+    want = replay_reference(x, SSD.tail_columns, SSD.ring, cache, meta)
+    assert torch.equal(got[:count].cpu(), want[:count])
 
 
 def test_chunks():

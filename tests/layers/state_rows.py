@@ -18,13 +18,20 @@ class Sequence:
     """A row without other rows in its steps; unwritten pages are NaN."""
 
     def __init__(
-        self, call: Call, parts: tuple[Part, ...], tail: tuple[Part, ...], chunk: int, ring: int, device: str = "cpu"
+        self,
+        call: Call,
+        parts: tuple[Part, ...],
+        tail: tuple[Part, ...],
+        chunk: int,
+        ring: int,
+        device: str = "cpu",
+        page_bytes: int = PAGE_BYTES,
     ) -> None:
         self.call, self.chunk, self.ring = call, chunk, ring
-        blocks = max(placed(parts, PAGE_BYTES)[1], placed(tail, PAGE_BYTES, ring)[1])
+        blocks = max(placed(parts, page_bytes)[1], placed(tail, page_bytes, ring)[1])
         self.table = torch.zeros(4, blocks, dtype=torch.int32)
         self.table[1:] = 1 + torch.randperm(3 * blocks).view(3, blocks)
-        self.pages = torch.full((1 + 3 * blocks, PAGE_BYTES), 255, dtype=torch.uint8, device=device)
+        self.pages = torch.full((1 + 3 * blocks, page_bytes), 255, dtype=torch.uint8, device=device)
         self.base, self.base_run, self.other_run = 0, 1, 2
         self.device = device
 

@@ -211,6 +211,7 @@ def launch_conv(
     Without `short`, the kernels skip short rows. `again`: the columns of `active` that go into the tail's first part;
     the last part of the tail and of the state holds inputs. `key_heads`, `key_dim`: number and columns of the heads of
     keys (as many of queries); `piece`: columns of each other piece; `unit`: added to the sum of squares of a head.
+    `ring`: 0 if each row begins at its base.
     """
     (before, inputs), width = (cache.state[-1], cache.tail[-1]), taps.shape[1]
     pages, rows, tokens = cache.pages.view(inputs.dtype), len(meta.base), len(projected)
@@ -220,7 +221,7 @@ def launch_conv(
     assert inputs.per_page == before.per_page, "lines of inputs are equal"
     active = projected.new_empty(tokens, width)
     pieces = 2 * key_heads + triton.cdiv(width - 2 * key_heads * key_dim, piece)
-    each = 1 if tokens <= 256 else TOKENS
+    each = 1 if tokens <= 256 and ring else TOKENS  # a replay computes every step with the same program
     block = triton.next_power_of_2(max(piece, key_dim if key_heads else 1))
     conv_kernel[triton.cdiv(tokens, each), pieces](
         active, projected, taps, bias, pages, meta.runs, meta.base_run, meta.write_run, meta.tail_run, meta.base,

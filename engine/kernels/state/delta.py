@@ -19,7 +19,7 @@ from torch.nn.functional import silu, softplus
 
 from engine.attention.state_meta import StateMeta
 from engine.kernels.state.conv_reference import convolved
-from engine.kernels.state.places import Part, Place, placed
+from engine.kernels.state.places import Columns, Part, Place, placed
 from engine.kernels.state.rows import StepRow, by_token, step_rows, wide
 
 UNIT = 1e-6  # added to the sum of squares of a query and of a key
@@ -38,6 +38,7 @@ class DeltaShape:
     eps: float = 1e-6  # epsilon of the gated norm
     per_channel: bool = False  # True: one gate per channel of a key; False: one per value head
     sigmoid: bool = False  # the norm's gate is sigmoid(z) instead of silu(z)
+    exact: bool = False  # rows are replayed from their base (replay.py), and the tail holds columns of the product
 
     @property
     def key_width(self) -> int:
@@ -64,10 +65,18 @@ class DeltaShape:
         a = b + self.value_heads
         return 0, z, b, a, a + self.gate_width
 
+    @property
+    def tail_columns(self) -> Columns:
+        """Columns of the product that the tail of an exact layer holds: q | k | v, and b | a."""
+        _, _, b, _, end = self.columns
+        return Columns(0, self.conv_width, b, end - b)
+
     def parts(
         self, dtype: torch.dtype, state: torch.dtype, deltas: torch.dtype | None = None
     ) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
         """Returns a state's parts (S, inputs before the base) and a tail's, per position (k, u, g, input).
+
+        An exact layer's tail: (b | a, input).
 
         `dtype`: of the model; `state`: of S; `deltas`: of u, None for the dtype of S.
         """
@@ -75,6 +84,8 @@ class DeltaShape:
             Part(self.value_heads * self.key_dim, self.value_dim, state),
             Part(self.taps - 1, self.conv_width, dtype),
         )
+        if self.exact:
+            return state_part, self.tail_columns.parts(dtype)
         return state_part, (
             Part(1, self.key_width, dtype),
             Part(self.value_heads, self.value_dim, deltas or state),

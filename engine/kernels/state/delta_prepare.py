@@ -163,12 +163,20 @@ def delta_prepare_kernel(
 
 
 def launch_prepare(
-    active: Tensor, projected: Tensor, weights: DeltaWeights, shape: DeltaShape, work: StateWork
+    active: Tensor,
+    projected: Tensor,
+    weights: DeltaWeights,
+    shape: DeltaShape,
+    work: StateWork,
+    gates: tuple[int, int] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Returns inverse, mixed (dtype of `active`, zeros above the diagonal); levels, betas [value_heads, T] float32."""
+    """Returns inverse, mixed (dtype of `active`, zeros above the diagonal); levels, betas [value_heads, T] float32.
+
+    `gates`: the first columns of b and of a in `projected`; None: those of the shape.
+    """
     inverse, mixed = active.new_empty(2, len(active), shape.value_heads, SIZE).unbind(0)
     levels, betas = weights.a_log.new_empty(2, shape.value_heads, len(active)).unbind(0)
-    _, _, b, a, _ = shape.columns
+    b, a = gates or shape.columns[2:4]
     delta_prepare_kernel[shape.value_heads, len(work.chunks)](
         inverse, mixed, levels, betas, active, projected, weights.a_log, weights.dt_bias, work.chunks, work.count,
         levels.stride(0), projected.stride(0), KEY_HEADS=shape.key_heads, VALUE_HEADS=shape.value_heads,

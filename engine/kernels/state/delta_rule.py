@@ -8,6 +8,7 @@ from engine.attention.state_meta import StateMeta
 from engine.kernels.state.conv import launch_conv
 from engine.kernels.state.delta import UNIT, DeltaShape, DeltaWeights, StatePages
 from engine.kernels.state.delta_channels import launch_channel_step
+from engine.kernels.state.delta_replay import launch_delta_replay
 from engine.kernels.state.delta_scan import launch_delta_scan
 from engine.kernels.state.delta_step import launch_delta_step
 from engine.kernels.state.host import delta_rule_on_host
@@ -29,6 +30,9 @@ def launch_delta_rule(
 ) -> Tensor:
     """Launches the Triton kernels; arguments as `delta_rule`."""
     out = projected.new_empty(len(projected), shape.value_width)
+    if shape.exact:
+        launch_delta_replay(projected, weights, shape, cache, meta, out)
+        return out
     if shape.per_channel:
         assert meta.decode_only, "rows with a gate per channel of keys are not scanned in chunks"
         active = convolved_heads(projected, weights, shape, cache, meta, short=True)

@@ -6,10 +6,11 @@ With S the state before a chunk, G the sums of its gates and A = strictly lower(
     carry     U = X beta (V - e^G K S);  O = e^G Q S + M U;  S = e^{G_n} S + (e^{G_n - G} K)' U     chunks in order
     finish    the gated norm; the tail's keys, gates and inputs                                   tokens in parallel
 
-`carry` first folds the tail into the base. A state that is due within a chunk is written without ending the chunk, so
-u of a position does not depend on where states are written. Products take the model's dtype; sums and the state are
-float32. Products have columns of the state as rows, 32 at a time: too few rows for the matrix instructions of four
-warps (sm_90), because some versions of Triton compile these instructions wrongly in such kernels.
+`carry` first folds the tail into the base; a replay (replay.py) has no tail, RING is 0, and its states are due at ends
+of chunks. Otherwise a state that is due within a chunk is written without ending the chunk, so u of a position does not
+depend on where states are written. Products take the model's dtype; sums and the state are float32. Products have
+columns of the state as rows, 32 at a time: too few rows for the matrix instructions of four warps (sm_90), because some
+versions of Triton compile these instructions wrongly in such kernels.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from engine.kernels.state.delta import DeltaShape, DeltaWeights, StatePages
 from engine.kernels.state.delta_inputs import gate_of
 from engine.kernels.state.delta_prepare import SIZE, launch_prepare
 from engine.kernels.state.delta_step import places_of
-from engine.kernels.state.folds import any_between, ends_of, exact_product, write_states
+from engine.kernels.state.folds import any_between, ends_of, exact_product, store_due, write_states
 from engine.kernels.state.runs import decay_between, is_short, row_at, run_of, running_sum, sigmoid
 from engine.kernels.target import target, tl, triton
 
@@ -60,7 +61,7 @@ def delta_carry_kernel(
         state_at = row_at(base_blocks, head * KEY_DIM + c, state_stride, has, STATE_FIRST, STATE_EACH, VALUE_DIM)
         state = tl.load(states + state_at[None, :] + d[:, None], mask=has[None, :] & in_value[:, None], other=0.0)
         state = state.to(tl.float32)
-        if begin > behind:
+        if RING > 0 and begin > behind:  # a replay begins at the base
             j = tl.arange(0, PLACES)
             held, slot = j < begin - behind, (behind + j) % RING
             at = row_at(tail, slot, key_stride, held, KEY_FIRST, KEY_EACH, KEY_HEADS * KEY_DIM) + key_head * KEY_DIM
@@ -86,8 +87,7 @@ def delta_carry_kernel(
         for chunk in tl.range(begin // SIZE, (begin + count - 1) // SIZE + 1, num_stages=STAGES):
             left = tl.maximum(chunk * SIZE, begin)
             right = tl.minimum((chunk + 1) * SIZE, begin + count)
-            there = i < right - left
-            token = (first + left - begin + i).to(tl.int64)
+            there, token = i < right - left, (first + left - begin + i).to(tl.int64)
             in_chunk = in_value[:, None] & there[None, :]
             line = active + token * width
             q_at = line[None, :] + key_head * KEY_DIM + c[:, None]
@@ -111,13 +111,13 @@ def delta_carry_kernel(
             o += tl.dot(u.to(kind), m, input_precision="ieee")
             place = out + (token * (VALUE_HEADS * VALUE_DIM))[None, :] + head * VALUE_DIM + d[:, None]
             tl.store(place, o.to(out.dtype.element_ty), mask=in_chunk)
-            if any_between(ends, left, right):
+            if RING > 0 and any_between(ends, left, right):
                 write_states(
                     state, k, u, level, left, right, row, states, runs, write_run, new_base, checkpoint_run,
                     checkpoint_at, head, d, runs_stride, state_stride, KEY_DIM, VALUE_DIM, STATE_FIRST, STATE_EACH,
                     BLOCK_K, SIZE, False,
                 )  # fmt: skip
-            if right > newest:
+            if RING > 0 and right > newest:
                 position = left + i
                 kept_lanes = there & (position >= newest)
                 slots = position % RING * VALUE_HEADS + head
@@ -127,6 +127,11 @@ def delta_carry_kernel(
             total = tl.sum(tl.where(i == right - left - 1, level, 0.0), 0)
             u *= decay_between(total, level, there)[None, :]
             state = state * tl.exp(total) + tl.dot(u.to(kind), k, input_precision="ieee")
+            if RING == 0:  # each state that a later step may start from is one of these
+                state = store_due(
+                    state, ends, left, right, row, states, runs, write_run, new_base, checkpoint_run, checkpoint_at,
+                    head, d, runs_stride, state_stride, KEY_DIM, VALUE_DIM, STATE_FIRST, STATE_EACH, BLOCK_K,
+                )  # fmt: skip
 
 
 @triton.jit
@@ -226,8 +231,9 @@ def launch_core(
     meta: StateMeta,
     out: Tensor,
     tuning: dict[str, Any] | None = None,
+    gates: tuple[int, int] | None = None,
 ) -> None:
-    """Launches `prepare` and `carry`; `meta` has the list of chunks."""
+    """Launches `prepare` and `carry`; `meta` has the list of chunks. `gates`: see launch_prepare."""
     views, (runs_stride, *strides), found = places_of(cache, meta)
     work, heads = meta.work, shape.value_heads
     assert work is not None
@@ -237,7 +243,7 @@ def launch_core(
     options = {"BLOCK_V": min(32, most), "num_warps": 8}
     deep = target().loads_past_registers and active.dtype.itemsize == 2  # three chunks of float32 exceed shared memory
     options |= {"STAGES": 3 if deep else 1, **(tuning or {})}
-    inverse, mixed, levels, betas = launch_prepare(active, projected, weights, shape, work)
+    inverse, mixed, levels, betas = launch_prepare(active, projected, weights, shape, work, gates)
     delta_carry_kernel[triton.cdiv(shape.value_dim, options["BLOCK_V"]), heads, len(meta.base)](
         out, inverse, mixed, levels, betas, active, *views, meta.runs, meta.base_run, meta.write_run, meta.tail_run,
         meta.base, meta.new_base, meta.start, meta.query_start, meta.checkpoint_run, meta.checkpoint_at,

@@ -81,3 +81,29 @@ def ends_of(row, write_run, new_base, checkpoint_run, checkpoint_at):
 def any_between(ends, begin, end):
     """True if a state is due after begin + 1..end tokens."""
     return tl.sum(((ends > begin) & (ends <= end)).to(tl.int32), 0) > 0
+
+
+@triton.jit
+def store_due(
+    state, ends, begin, end, row, states, runs, write_run, new_base, checkpoint_run, checkpoint_at, head, d,
+    runs_stride, state_stride, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, FIRST: tl.constexpr, EACH: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Rounds the state after `end` tokens to the dtype of `states`, writes it where it is due, returns it as float32.
+
+    `ends`: from `ends_of`; `begin`: where the chunk that ends here began.
+    """
+    rounded = state.to(states.dtype.element_ty)
+    if any_between(ends, begin, end):
+        for number in range(CHECKPOINTS + 1):
+            if number == CHECKPOINTS:
+                run, at = tl.load(write_run + row), tl.load(new_base + row)
+            else:
+                run = tl.load(checkpoint_run + row * CHECKPOINTS + number)
+                at = tl.load(checkpoint_at + row * CHECKPOINTS + number)
+            if (run > 0) & (at == end):
+                store_state(
+                    rounded, run, states, runs, head, d, runs_stride, state_stride, KEY_DIM, VALUE_DIM, FIRST, EACH,
+                    BLOCK_K,
+                )  # fmt: skip
+    return rounded.to(tl.float32)

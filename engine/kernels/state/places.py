@@ -35,6 +35,20 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
+class Columns:
+    """Columns of a product that the tail of replayed rows holds: `width` from `first` on, `few` from `few_first` on."""
+
+    first: int  # inputs of the convolution
+    width: int
+    few_first: int
+    few: int
+
+    def parts(self, dtype: torch.dtype) -> tuple[Part, Part]:
+        """The parts of the tail, per position: the few columns, the inputs."""
+        return Part(1, self.few, dtype), Part(1, self.width, dtype)
+
+
+@dataclass(frozen=True, slots=True)
 class Place:
     """The place of one part in a run."""
 

@@ -61,7 +61,10 @@ def row_of(token, query_start, num_rows, STEPS: tl.constexpr):
 
 @triton.jit
 def is_short(row, base, start, query_start, checkpoint_run, mask, RING: tl.constexpr):
-    """True if a step kernel computes the row: no checkpoint, and the positions after the base fit in the ring."""
+    """True if a step kernel computes the row: no checkpoint, and the positions after the base fit in the ring.
+
+    Without a ring (replay) it computes none.
+    """
     behind = tl.load(base + row, mask=mask, other=0)
     count = tl.load(query_start + row + 1, mask=mask, other=0) - tl.load(query_start + row, mask=mask, other=0)
     held = tl.load(start + row, mask=mask, other=0) - behind
@@ -118,9 +121,11 @@ def input_row(
 
     `begin`: the position of the row's token `first`; `before`, `tail`: block tables of the base run and the tail's run.
     """
-    held = position >= behind
-    line = tl.where(held, position % RING, TAPS - 1 + position - behind)
-    blocks = tl.where(held, tail + INPUT_FIRST, before + BEFORE_FIRST)
+    line, blocks = TAPS - 1 + position - behind, before + BEFORE_FIRST
+    if RING > 0:  # otherwise the step has all positions after the base
+        held = position >= behind
+        line = tl.where(held, position % RING, line)
+        blocks = tl.where(held, tail + INPUT_FIRST, blocks)
     inside = (position < begin) & (position >= 0)
     page = tl.load(blocks + line // INPUT_EACH, mask=inside, other=0, cache_modifier=".cg" if EARLY else "").to(
         tl.int64

@@ -30,6 +30,7 @@ class SelectiveShape:
     state_size: int
     taps: int
     ring: int  # positions that a tail holds
+    exact: bool = False  # states are rounded to their dtype after every 16 positions, wherever the base is
 
     def parts(self, dtype: torch.dtype, state: torch.dtype) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
         """Returns a state's parts (h, inputs before the base) and a tail's, per position (x, steps, B, input).

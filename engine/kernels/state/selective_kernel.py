@@ -19,6 +19,7 @@ from engine.kernels.state.selective import SelectiveInputs, SelectiveShape, Sele
 from engine.kernels.target import tl, triton
 
 BLOCK_D = 64  # channels that one program computes
+EVERY = 16  # divides each base of an accelerator
 
 
 @triton.jit
@@ -40,6 +41,7 @@ def selective_kernel(
     INNER: tl.constexpr, STATE: tl.constexpr, RING: tl.constexpr,
     STATE_FIRST: tl.constexpr, STATE_EACH: tl.constexpr, X_FIRST: tl.constexpr, X_EACH: tl.constexpr,
     STEP_FIRST: tl.constexpr, B_FIRST: tl.constexpr, B_EACH: tl.constexpr, INPUT_FIRST: tl.constexpr,
+    EVERY: tl.constexpr,  # positions after which a state is rounded as a base is; 0: never
     BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One program computes BLOCK_D channels of one row."""
@@ -107,6 +109,9 @@ def selective_kernel(
                         put_at = row_at(blocks, d, state_stride, inside, STATE_FIRST, STATE_EACH, STATE)
                         place = states + put_at[:, None] + n[None, :]
                         tl.store(place, state.to(states.dtype.element_ty), mask=whole)
+            if EVERY > 0:
+                rounded = state.to(states.dtype.element_ty).to(tl.float32)
+                state = tl.where((position + 1) % EVERY == 0, rounded, state)
 
 
 @triton.jit
@@ -156,7 +161,8 @@ def launch_selective(
         meta.query_start, meta.checkpoint_run, meta.checkpoint_at, meta.runs.stride(0), given.b.stride(0),
         given.z.stride(0), states.stride(0), pages.stride(0), INNER=shape.inner, STATE=shape.state_size,
         RING=shape.ring, STATE_FIRST=state_part.first, STATE_EACH=state_part.per_page, X_FIRST=x.first,
-        X_EACH=x.per_page, STEP_FIRST=steps.first, INPUT_FIRST=taps.first, BLOCK_D=BLOCK_D, **places, num_warps=4,
+        X_EACH=x.per_page, STEP_FIRST=steps.first, INPUT_FIRST=taps.first, EVERY=EVERY * shape.exact, BLOCK_D=BLOCK_D,
+        **places, num_warps=4,
         **launch_options(),
     )  # fmt: skip
     if not meta.decode_only:

@@ -20,7 +20,7 @@ from torch.nn.functional import silu, softplus
 from engine.attention.state_meta import StateMeta
 from engine.kernels.state.conv_reference import convolved
 from engine.kernels.state.delta import StatePages
-from engine.kernels.state.places import Part
+from engine.kernels.state.places import Columns, Part
 from engine.kernels.state.rows import StepRow, by_token, step_rows, wide
 
 NormOrder = Literal["none", "before gate", "behind gate"]
@@ -38,6 +38,7 @@ class SsdShape:
     ring: int  # positions that a tail holds
     norm: NormOrder = "behind gate"
     eps: float = 1e-5  # epsilon of the norm
+    exact: bool = False  # rows are replayed from their base (replay.py), and the tail holds columns of the product
 
     @property
     def inner(self) -> int:
@@ -59,12 +60,19 @@ class SsdShape:
         dt = self.inner + self.conv_width
         return 0, self.inner, dt, dt + self.heads
 
+    @property
+    def tail_columns(self) -> Columns:
+        """Columns of the product that the tail of an exact layer holds: x | B | C, and dt."""
+        return Columns(self.inner, self.conv_width, self.columns[2], self.heads)
+
     def parts(self, dtype: torch.dtype, state: torch.dtype) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
         """Returns a state's parts (h, inputs before the base) and a tail's, per position (x | B, dt, input).
 
-        `dtype`: of the model; `state`: of h.
+        `dtype`: of the model; `state`: of h. An exact layer's tail: (dt, input).
         """
         before = Part(self.taps - 1, self.conv_width, dtype)
+        if self.exact:
+            return (Part(self.heads * self.state_size, self.head_dim, state), before), self.tail_columns.parts(dtype)
         tail = (Part(1, self.again_width, dtype), Part(1, self.heads, wide(state)), Part(1, self.conv_width, dtype))
         return (Part(self.heads * self.state_size, self.head_dim, state), before), tail
 

@@ -9,6 +9,7 @@ from engine.kernels.state.conv import launch_conv
 from engine.kernels.state.delta import StatePages
 from engine.kernels.state.host import ssd_on_host
 from engine.kernels.state.ssd import SsdShape, SsdWeights
+from engine.kernels.state.ssd_replay import launch_ssd_replay
 from engine.kernels.state.ssd_scan import launch_ssd_scan
 from engine.kernels.state.ssd_step import launch_ssd_step
 
@@ -24,9 +25,12 @@ def ssd(projected: Tensor, weights: SsdWeights, shape: SsdShape, cache: StatePag
 
 def launch_ssd(projected: Tensor, weights: SsdWeights, shape: SsdShape, cache: StatePages, meta: StateMeta) -> Tensor:
     """Launches the Triton kernels; arguments as `ssd`."""
+    out = projected.new_empty(len(projected), shape.inner)
+    if shape.exact:
+        launch_ssd_replay(projected, weights, shape, cache, meta, out)
+        return out
     inputs, again = projected[:, shape.inner :], (0, shape.again_width)
     active = launch_conv(inputs, weights.taps, weights.bias, cache, meta, shape.ring, again)
-    out = projected.new_empty(len(projected), shape.inner)
     launch_ssd_step(active, projected, weights, shape, cache, meta, out)
     if not meta.decode_only:
         launch_ssd_scan(active, projected, weights, shape, cache, meta, out)

@@ -18,7 +18,7 @@ from engine.attention.state_meta import StateMeta
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.state.chunks import with_work
 from engine.kernels.state.delta import StatePages
-from engine.kernels.state.folds import any_between, ends_of, exact_product, write_states
+from engine.kernels.state.folds import any_between, ends_of, exact_product, store_due, write_states
 from engine.kernels.state.runs import decay_between, is_short, row_at, run_of, running_sum, softplus
 from engine.kernels.state.ssd import SsdShape, SsdWeights
 from engine.kernels.state.ssd_step import ORDERS, dims_of, gated_group, places_of
@@ -37,6 +37,7 @@ def ssd_carry_kernel(
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, GROUPS: tl.constexpr, STATE: tl.constexpr, RING: tl.constexpr,
     STATE_FIRST: tl.constexpr, STATE_EACH: tl.constexpr, AGAIN_FIRST: tl.constexpr, AGAIN_EACH: tl.constexpr,
     STEP_FIRST: tl.constexpr, STEP_EACH: tl.constexpr,
+    TIMES: tl.constexpr,  # first column of dt in `projected`
     PLACES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, SIZE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One program computes BLOCK_P channels of one head of one row, chunk by chunk in order."""
@@ -57,7 +58,7 @@ def ssd_carry_kernel(
         state_at = row_at(base_blocks, head * STATE + n, state_stride, has, STATE_FIRST, STATE_EACH, HEAD_DIM)
         state = tl.load(states + state_at[None, :] + p[:, None], mask=in_head[:, None] & has[None, :], other=0.0)
         state, rate = state.to(tl.float32), -tl.exp(tl.load(a_log + head))
-        if begin > behind:
+        if RING > 0 and begin > behind:  # a replay begins at the base
             held, slot = j < begin - behind, (behind + j) % RING
             at = row_at(tail, slot, again_stride, held, AGAIN_FIRST, AGAIN_EACH, again_width)
             lanes = held[:, None] & in_state[None, :]
@@ -91,7 +92,7 @@ def ssd_carry_kernel(
             b = tl.load(b_at, mask=there[:, None] & in_state[None, :], other=0.0)
             c_at = line[None, :] + again_width + group * STATE + n[:, None]
             c = tl.load(c_at, mask=in_state[:, None] & there[None, :], other=0.0)
-            dt = projected + token * projected_stride + 2 * inner + 2 * GROUPS * STATE + head
+            dt = projected + token * projected_stride + TIMES + head
             size = softplus(tl.load(dt, mask=there, other=0.0).to(tl.float32) + bias)
             level = running_sum(tl.where(there, rate * size, 0.0), SIZE)
             u = x * size[None, :]
@@ -101,7 +102,7 @@ def ssd_carry_kernel(
             y += tl.dot(u.to(kind), mixed.to(kind), input_precision="ieee")
             place = out + (token * inner)[None, :] + head * HEAD_DIM + p[:, None]
             tl.store(place, y.to(out.dtype.element_ty), mask=in_chunk)
-            if any_between(ends, left, right):
+            if RING > 0 and any_between(ends, left, right):
                 write_states(
                     state, b, u, level, left, right, row, states, runs, write_run, new_base, checkpoint_run,
                     checkpoint_at, head, p, runs_stride, state_stride, STATE, HEAD_DIM, STATE_FIRST, STATE_EACH,
@@ -110,6 +111,11 @@ def ssd_carry_kernel(
             total = tl.sum(tl.where(i == right - left - 1, level, 0.0), 0)
             u *= decay_between(total, level, there)[None, :]
             state = state * tl.exp(total) + tl.dot(u.to(kind), b, input_precision="ieee")
+            if RING == 0:  # each state that a later step may start from is one of these
+                state = store_due(
+                    state, ends, left, right, row, states, runs, write_run, new_base, checkpoint_run, checkpoint_at,
+                    head, p, runs_stride, state_stride, STATE, HEAD_DIM, STATE_FIRST, STATE_EACH, BLOCK_N,
+                )  # fmt: skip
 
 
 @triton.jit
@@ -179,22 +185,37 @@ def launch_ssd_scan(
     meta = with_work(meta, len(active), shape.ring, SIZE)
     work, inputs = meta.work, cache.tail[2]
     assert work is not None
+    launch_carry(active, projected, weights, shape, cache, meta, out, shape.columns[2])
     views, (runs_stride, *strides), found = places_of(cache, meta)
-    block_n, most = (max(16, triton.next_power_of_2(size)) for size in (shape.state_size, shape.head_dim))
-    block_p, dims = min(16, most), dims_of(shape)
-    ssd_carry_kernel[triton.cdiv(shape.head_dim, block_p), shape.heads, len(meta.base)](
-        out, active, projected, weights.a_log, weights.dt_bias, weights.d, *views, meta.runs, meta.base_run,
-        meta.write_run, meta.tail_run, meta.base, meta.new_base, meta.start, meta.query_start, meta.checkpoint_run,
-        meta.checkpoint_at, runs_stride, projected.stride(0), *strides, **dims, **found,
-        PLACES=max(16, triton.next_power_of_2(shape.ring)), BLOCK_N=block_n, BLOCK_P=block_p, SIZE=SIZE, num_warps=2,
-        num_stages=1, **launch_options(),
-    )  # fmt: skip
     names = ("AGAIN_FIRST", "AGAIN_EACH", "STEP_FIRST", "STEP_EACH")
     ssd_finish_kernel[shape.groups, len(work.chunks)](
         out, active, projected, weights.dt_bias, weights.norm, *views[1:], meta.runs, meta.tail_run, meta.new_base,
         meta.start, meta.query_start, work.chunks, work.count, shape.eps, runs_stride, projected.stride(0),
-        *strides[1:], **dims, ORDER=ORDERS[shape.norm], **{name: found[name] for name in names},
+        *strides[1:], **dims_of(shape), ORDER=ORDERS[shape.norm], **{name: found[name] for name in names},
         INPUT_FIRST=inputs.first, INPUT_EACH=inputs.per_page,
         BLOCK_G=triton.next_power_of_2(shape.inner // shape.groups), BLOCK_H=triton.next_power_of_2(shape.heads),
         COLUMNS=1024, num_warps=4, **launch_options(),
+    )  # fmt: skip
+
+
+def launch_carry(
+    active: Tensor,
+    projected: Tensor,
+    weights: SsdWeights,
+    shape: SsdShape,
+    cache: StatePages,
+    meta: StateMeta,
+    out: Tensor,
+    times: int,
+) -> None:
+    """Launches `carry`; `times`: the first column of dt in `projected`."""
+    views, (runs_stride, *strides), found = places_of(cache, meta)
+    block_n, most = (max(16, triton.next_power_of_2(size)) for size in (shape.state_size, shape.head_dim))
+    block_p = min(16, most)
+    ssd_carry_kernel[triton.cdiv(shape.head_dim, block_p), shape.heads, len(meta.base)](
+        out, active, projected, weights.a_log, weights.dt_bias, weights.d, *views, meta.runs, meta.base_run,
+        meta.write_run, meta.tail_run, meta.base, meta.new_base, meta.start, meta.query_start, meta.checkpoint_run,
+        meta.checkpoint_at, runs_stride, projected.stride(0), *strides, **dims_of(shape), **found,
+        TIMES=times, PLACES=max(16, triton.next_power_of_2(shape.ring)), BLOCK_N=block_n, BLOCK_P=block_p, SIZE=SIZE,
+        num_warps=2, num_stages=1, **launch_options(),
     )  # fmt: skip

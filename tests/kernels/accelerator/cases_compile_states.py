@@ -8,9 +8,12 @@ from engine.kernels.state.conv import before_kernel, conv_kernel
 from engine.kernels.state.delta_channels import channel_step_kernel
 from engine.kernels.state.delta_inputs import delta_inputs_kernel
 from engine.kernels.state.delta_prepare import delta_prepare_kernel
+from engine.kernels.state.delta_replay import delta_own_kernel
 from engine.kernels.state.delta_scan import delta_carry_kernel, delta_finish_kernel
 from engine.kernels.state.delta_step import delta_step_kernel
+from engine.kernels.state.replay import replay_kernel
 from engine.kernels.state.selective_kernel import selective_kernel, tail_kernel
+from engine.kernels.state.ssd_replay import ssd_own_kernel
 from engine.kernels.state.ssd_scan import ssd_carry_kernel, ssd_finish_kernel
 from engine.kernels.state.ssd_step import ssd_step_kernel
 from tests.kernels.accelerator.targets import cases, compiles
@@ -28,6 +31,14 @@ PLACES = {
     "GATE_FIRST": 16, "GATE_EACH": 256, "RING": 20,
 }  # fmt: skip
 DELTA = {"active": T, "projected": T, "a_log": F, "dt_bias": F}
+OWN = {
+    **dict.fromkeys(("runs", "tail_run", "base", "new_base", "start", "query_start", "replay_start"), N),
+    "num_rows": "i32", "eps": "fp32", "runs_stride": "i32", "projected_stride": "i32", "page_stride": "i32",
+}  # fmt: skip
+KEPT = {
+    "FIRST": 0, "WIDTH": 8192, "FEW_FIRST": 12288, "FEW": 64, "INPUT_PAGE": 5, "INPUT_EACH": 2, "FEW_PAGE": 0,
+    "FEW_EACH": 256, "RING": 66, "STEPS": 8, "COLUMNS": 1024, "OVERLAP": True,
+}  # fmt: skip
 KERNELS = {
     **{
         f"conv {name}": (
@@ -96,6 +107,28 @@ KERNELS = {
          "OVERLAP": True},
         {"num_warps": 8},
     ),
+    "delta carry of a replay": (
+        delta_carry_kernel,
+        {"out": T, "inverse": T, "mixed": T, "levels": F, "betas": F, "active": T, **PAGES, **RUNS, **ROWS,
+         "level_stride": "i32", **{name: "i32" for name in STRIDES if name != "projected_stride"}},
+        {**HEADS, **PLACES, "RING": 0, "PLACES": 16, "BLOCK_K": 128, "BLOCK_V": 32, "SIZE": 64, "STAGES": 1,
+         "OVERLAP": True},
+        {"num_warps": 8},
+    ),
+    "replay": (
+        replay_kernel,
+        {"given": T, "projected": T, "pages": T,
+         **{name: kind for name, kind in OWN.items() if name not in ("new_base", "eps")}},
+        {**KEPT, "POSITIONS": 8},
+        {"num_warps": 4},
+    ),
+    "delta own tokens": (
+        delta_own_kernel,
+        {"out": T, "made": T, "projected": T, "norm": F, "pages": T, **OWN},
+        {**KEPT, "VALUE_HEADS": 32, "VALUE_DIM": 128, "Z": 8192, "SIGMOID": False, "PARTS": 4, "HEADS": 8,
+         "BLOCK_V": 128},
+        {"num_warps": 4},
+    ),
     "delta finish": (
         delta_finish_kernel,
         {"out": T, **DELTA, "norm": F, "keys": T, "gates": F, "runs": N, "tail_run": N, **FEW, "chunks": N,
@@ -125,8 +158,20 @@ KERNELS |= {
     "ssd carry": (
         ssd_carry_kernel,
         {"out": T, **SSM, **SSD_PAGES, **RUNS, **ROWS, **SSD_STRIDES},
-        {**GROUPS, **SSD, "BLOCK_P": 16, "SIZE": 64},
+        {**GROUPS, **SSD, "TIMES": 10240, "BLOCK_P": 16, "SIZE": 64},
         {"num_warps": 2, "num_stages": 1},
+    ),
+    "ssd carry of a replay": (
+        ssd_carry_kernel,
+        {"out": T, **SSM, **SSD_PAGES, **RUNS, **ROWS, **SSD_STRIDES},
+        {**GROUPS, **SSD, "RING": 0, "TIMES": 6144, "PLACES": 16, "BLOCK_P": 16, "SIZE": 64},
+        {"num_warps": 2, "num_stages": 1},
+    ),
+    "ssd own tokens": (
+        ssd_own_kernel,
+        {"out": T, "made": T, "projected": T, "norm": F, "pages": T, **OWN},
+        {**KEPT, "INNER": 4096, "GROUPS": 8, "ORDER": 2, "BLOCK_G": 512},
+        {"num_warps": 4},
     ),
     "ssd finish": (
         ssd_finish_kernel,
@@ -143,7 +188,7 @@ KERNELS |= {
          "states": F, "pages": T, **RUNS, **ROWS, "runs_stride": "i32", "mixed_stride": "i32",
          "projected_stride": "i32", "state_stride": "i32", "page_stride": "i32"},
         {"INNER": 8192, "STATE": 16, "RING": 20, "STATE_FIRST": 0, "STATE_EACH": 512, "X_FIRST": 0, "X_EACH": 2,
-         "STEP_FIRST": 10, "B_FIRST": 20, "B_EACH": 1024, "INPUT_FIRST": 21, "BLOCK_D": 64, "BLOCK_N": 16,
+         "EVERY": 16, "STEP_FIRST": 10, "B_FIRST": 20, "B_EACH": 1024, "INPUT_FIRST": 21, "BLOCK_D": 64, "BLOCK_N": 16,
          "OVERLAP": True},
         {"num_warps": 4},
     ),
