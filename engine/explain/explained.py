@@ -27,6 +27,7 @@ from engine.explain.runs import DECODED, fill, steps_of, towers_of
 from engine.explain.sections import Section, Steps
 from engine.kernels.gemm.pack import Placement
 from engine.kernels.target import target
+from engine.layers.states import set_states
 from engine.models.base.model import Model
 from engine.models.registry import build_model, family_of, load_model_config
 from engine.quant.kv import stored_specs
@@ -56,6 +57,7 @@ def explain(config: EngineConfig, device: str) -> Iterator[str]:
     owners: dict[int, str] = {}
     with torch.no_grad(), Launches(owners, device, pretend=True) as launches:
         model = build_model(model_config, dtype, device)
+        set_states(model, config.states, device == "cpu", exact=config.deterministic)
         parts = Parts(model)
         owners |= parts.paths | {id(model): ""}
         specs = stored_specs(model, config.kv_cache_dtype, config.kv_cache_skip_layers, None, read=False)
