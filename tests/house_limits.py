@@ -116,7 +116,7 @@ ATTRIBUTES = {
     "server/dialects/llama_cpp/schema.py: LlamaFields": 21,
     "server/dialects/sglang/schema.py: SglangBody": 19,
     "server/flags/config.py: ChatConfig": 20,
-    "server/flags/config.py: ModelFlags": 24,
+    "server/flags/config.py: ModelFlags": 23,
     "server/flags/config.py: ServerConfig": 34,
     "server/flags/limits_flags.py: LimitsConfig": 62,
     "server/output/tools/base.py: ToolFormat": 16,

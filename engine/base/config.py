@@ -52,6 +52,14 @@ class LoraConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class RanksConfig:
+    """Settings of an engine with several ranks."""
+
+    whole_experts: bool = False  # each rank has whole experts; else a part of every expert's width
+    driver_variables: Mapping[str, str] = field(default_factory=dict)  # of the environment, for the driver and torch
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything the engine needs to load a model and run steps."""
 
@@ -93,8 +101,7 @@ class EngineConfig:
     encoder_cache_tokens: int = 0  # tower rows cached; 0 = derived
     num_threads: int = 0  # CPU compute threads; 0 = all cores
     tensor_parallel: int = 1  # ranks over which every layer is dealt out
-    expert_parallel: bool = False  # each rank has whole experts; else a part of every expert's width
-    driver_variables: dict[str, str] = field(default_factory=dict)  # of the environment, for the driver and torch
+    ranks: RanksConfig = field(default_factory=RanksConfig)
     step_timeout: float = 60.0  # seconds without an iteration of the device thread until the engine counts as stalled
     failures: FailureLimits = field(default_factory=FailureLimits)
     enforce_eager: bool = False  # launch forwards and sampling kernel by kernel; only the input preparation is a graph

@@ -262,7 +262,7 @@ class SparseMLP:
     """A sparse MLP; replaces GatedMLP."""
 
     __slots__ = (
-        "activation", "correction", "down", "expert_scale", "gate_up", "held", "lasting", "latent_in", "latent_out",
+        "activation", "correction", "down", "expert_scale", "gate_up", "lasting", "latent_in", "latent_out",
         "newest", "number", "router", "router_norm", "routing", "shared", "shared_gate",
     )  # fmt: skip
 
@@ -270,7 +270,6 @@ class SparseMLP:
         hidden, routing = text.hidden_size, config.routing
         self.activation = Activation.CLAMPED_SWIGLU if config.clamped else BY_NAME[text.activation]
         self.routing = routing
-        self.held = config.held  # experts of this rank, if other ranks have the rest; 0: all
         self.number = 0  # index among the model's layers with experts
         # For engine/step/parts/expert_load: the experts that the newest step's rows chose; `lasting`: a buffer on an
         # accelerator, int32 [tokens * top_k]; `newest`: on a CPU, [rows, top_k].
@@ -316,9 +315,9 @@ class SparseMLP:
             chosen.masked_fill_(others, self.routing.num_experts)
         if not rows.is_cuda:
             self.newest = chosen
-        pairs, own = self.gate_up.weight.pairs(chosen), None
-        if self.held:
-            pairs, own = replace(pairs, share=self.held / self.routing.num_experts), chosen
+        pairs, own, held = self.gate_up.weight.pairs(chosen), None, self.gate_up.num_experts
+        if held < self.routing.num_experts:  # other ranks have the rest
+            pairs, own = replace(pairs, share=held / self.routing.num_experts), chosen
         before, weights = (given, None) if self.routing.weigh_input else (None, given)
         inner, first, second = rows, self.gate_up.weight, self.down.weight
         if self.latent_in is not None:
@@ -329,9 +328,9 @@ class SparseMLP:
             made = first.of_ungated(second, inner, pairs, self.activation)
         shared = None if self.shared is None else self.shared.of_rows(rows)
         if self.latent_out is not None:
-            return Latent(self.latent_out, combine(made, weights, None, None, None, count, own, self.held), shared)
+            return Latent(self.latent_out, combine(made, weights, None, None, None, count, own, held), shared)
         gate = None if self.shared_gate is None else self.shared_gate(rows)
-        return Mixture(made, weights, shared, gate, count, own, self.held)
+        return Mixture(made, weights, shared, gate, count, own, held)
 
 
 @dataclass(slots=True, eq=False)

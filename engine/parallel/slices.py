@@ -46,7 +46,7 @@ def check_experts(config: ModelConfig, asked: EngineConfig) -> None:
     """Raises ConfigError if ranks shall have whole experts and cannot."""
     counts = {layer.experts.routing.num_experts for layer in config.text.layers if layer.experts is not None}
     ranks = asked.tensor_parallel
-    if not asked.expert_parallel or config.implementation != "native":
+    if not asked.ranks.whole_experts or config.implementation != "native":
         return
     if not counts:
         raise ConfigError(f"{EXPERTS_FLAG}: {config.architecture} has no experts; leave the flag out")

@@ -43,7 +43,7 @@ def built(
     build = functools.partial(build_model, dtype=dtype, device=device, shards=shards)
     ranks = config.tensor_parallel
     check_experts(model_config, config)
-    if ranks == 1 and config.expert_parallel:
+    if ranks == 1 and config.ranks.whole_experts:
         log.info("--enable-expert-parallel has no effect: one rank has all experts")
     if ranks > 1:
         check_dealt(model_config, config, bool(accelerators))
@@ -60,7 +60,7 @@ def built(
         return build(sliced, device=str(accelerators[rank].device) if accelerators else device)
 
     group = group_of(accelerators, needs_of(model_config, sizes, dtype))
-    return SplitModel(whole, slice_of, ranks, group, config.expert_parallel)
+    return SplitModel(whole, slice_of, ranks, group, config.ranks.whole_experts)
 
 
 def needs_of(config: ModelConfig, sizes: Sizes, dtype: torch.dtype) -> Needs:

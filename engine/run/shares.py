@@ -57,7 +57,7 @@ def shares_of(
     check_dealt(model.config, config, device != "cpu")
     memories = []
     if device != "cpu":
-        check_cards(ranks, cards_of(ranks), config.driver_variables)
+        check_cards(ranks, cards_of(ranks), config.ranks.driver_variables)
         rooms = room_bytes(ranks, needs_of(model.config, sizes, model.dtype))
         for rank in range(ranks):
             now = device_memory(f"cuda:{rank}")
@@ -66,7 +66,7 @@ def shares_of(
         model,
         lambda sliced, _rank: build_model(sliced, model.dtype, "cpu", shards),
         ranks,
-        whole_experts=config.expert_parallel,
+        whole_experts=config.ranks.whole_experts,
     )
     held = tuple(map(rank_bytes, split.members, range(ranks)))
     return Shares(split, split.members[0].config, held, tuple(memories))

@@ -36,6 +36,7 @@ GROUPS = {  # groups of Config and their headings in --help
     "lora": "adapters that requests name as their model",
     "health": "memory, probes and what ends a server",
     "batches": "uploaded files, and batches of requests",
+    "ranks": "one model on several GPUs",
 }
 UNITS = {1 << 30: "GiB", 1 << 20: "MiB", 1 << 10: "KiB"}
 SIZE = re.compile(r"([\d.]+) ?([KMGT])iB")

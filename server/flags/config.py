@@ -21,10 +21,9 @@ from server.flags.health_flags import HealthFlags
 from server.flags.limits_flags import MAX_QUEUE_WAIT_S, LimitsConfig
 from server.flags.lora_flags import LoraFlags, module_of
 from server.flags.pooling_flags import PoolingFlags
+from server.flags.rank_flags import RankFlags
 from server.flags.rows_flags import RowsFlags
 
-# Variables that change how the driver launches and how torch allocates.
-DRIVER_VARIABLES = ("CUDA_LAUNCH_BLOCKING", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 EMBEDDED = Path(__file__).parents[1] / "embedded"
 SAMPLERS = (
     "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers", "top_n_sigma",
@@ -127,10 +126,6 @@ class ModelFlags:
         "auto", "compute text that a grammar determines in one step; auto: on a CPU"
     )
     num_threads: int = flag(0, "compute threads on a CPU; 0: all cores", low=0)
-    tensor_parallel_size: int = flag(
-        1, "GPUs of this machine that share every layer; with --device cpu: simulated, for tests", low=1
-    )
-    enable_expert_parallel: bool = flag(False, "each rank has whole experts, not a part of every expert's width")
     trust_remote_code: bool = flag(False, "accepted without effect: code in a checkpoint never runs")
 
 
@@ -264,6 +259,7 @@ class Config:
     lora: LoraFlags = field(default_factory=LoraFlags)
     health: HealthFlags = field(default_factory=HealthFlags)
     batches: BatchFlags = field(default_factory=BatchFlags)
+    ranks: RankFlags = field(default_factory=RankFlags)
 
     @property
     def folder(self) -> str:
@@ -364,9 +360,8 @@ class Config:
             max_logprobs=self.limits.max_logprobs,
             logprobs_mode=model.logprobs_mode,
             num_threads=model.num_threads,
-            tensor_parallel=model.tensor_parallel_size,
-            expert_parallel=model.enable_expert_parallel,
-            driver_variables={name: os.environ[name] for name in DRIVER_VARIABLES if name in os.environ},
+            tensor_parallel=self.ranks.tensor_parallel_size,
+            ranks=self.ranks.engine(os.environ),
             step_timeout=rows.step_timeout,
             failures=FailureLimits(rows.max_failed_steps, rows.max_oom, rows.stall_exit),
             enforce_eager=rows.enforce_eager,

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.base.config import RanksConfig
 from tests.bench import targets
 from tests.bench.gpu_offline import TINY_ENGINE, device_name
 from tests.bench.shapes import SHAPES, write_folder
@@ -81,7 +82,7 @@ class Case:
         what = WHAT[self.shape]
         rows = sorted({int(name.partition("x")[0]) for name in what if name[0].isdigit()})
         found: dict[str, Any] = {"tensor_parallel": self.ranks, "max_num_seqs": rows[-1]}
-        found["expert_parallel"] = self.experts
+        found["ranks"] = RanksConfig(whole_experts=self.experts)
         if self.shape.startswith("tiny"):
             return {**TINY_ENGINE, **found}
         if "prompt" in what:

@@ -31,7 +31,7 @@ def test_a_line_is_compared_with_its_must():
 
 def test_names_of_cases():
     assert Case.of("llama-70b fp8 on 2") == Case("llama-70b", "fp8", False, 2)
-    assert Case.of("30b-a3b experts on 2").settings["expert_parallel"]
+    assert Case.of("30b-a3b experts on 2").settings["ranks"].whole_experts
     for name in ("8b", "9b on 2", "8b on two"):
         with pytest.raises(SystemExit, match="SHAPE"):
             Case.of(name)

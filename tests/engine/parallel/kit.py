@@ -7,6 +7,7 @@ from copy import deepcopy
 from pathlib import Path
 
 from engine import EngineConfig
+from engine.base.config import RanksConfig
 from engine.checkpoint.config import resolve_dtype
 from engine.models.registry import build_model, load_model_config
 from engine.parallel.model import SplitModel
@@ -27,7 +28,7 @@ def split(
 ) -> SplitModel:
     """The checkpoint's model on so many ranks, loaded as at a start."""
     config = requested(load_model_config(folder), quantization)
-    asked = EngineConfig(model=str(folder), tensor_parallel=ranks, expert_parallel=whole_experts)
+    asked = EngineConfig(model=str(folder), tensor_parallel=ranks, ranks=RanksConfig(whole_experts))
     check_dealt(config, asked, on_devices=False)
     build = functools.partial(build_model, dtype=resolve_dtype(config, dtype, "cpu"), shards=open_checkpoint(folder))
     model = SplitModel(build(config), lambda config, _rank: build(config), ranks, whole_experts=whole_experts)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from engine import Engine, EngineConfig
+from engine.base.config import RanksConfig
 from engine.base.errors import ConfigError
 from engine.layers.moe import Experts
 from engine.weights.table import addressed, expand
@@ -118,7 +119,7 @@ def test_experts_that_are_quantised_while_they_are_read(name):
 
 async def test_an_engine_with_whole_experts_gives_the_tokens_of_one_rank():
     found = []
-    for settings in ({}, {"tensor_parallel": 2, "expert_parallel": True}):
+    for settings in ({}, {"tensor_parallel": 2, "ranks": RanksConfig(True)}):
         async with running(tiny.checkpoint("mixtral"), **settings) as engine:
             found.append([await answer(engine, greedy(number)) for number in range(len(PROMPTS))])
     assert found[0] == found[1]
@@ -133,13 +134,13 @@ async def test_an_engine_with_whole_experts_gives_the_tokens_of_one_rank():
     ],
 )
 async def test_what_has_no_whole_experts_is_refused(name, ranks, said):
-    asked = EngineConfig(model=str(tiny.checkpoint(name)), **SMALL, tensor_parallel=ranks, expert_parallel=True)
+    asked = EngineConfig(model=str(tiny.checkpoint(name)), **SMALL, tensor_parallel=ranks, ranks=RanksConfig(True))
     with pytest.raises(ConfigError, match=said):
         await Engine(asked).start()
 
 
 async def test_one_rank_has_all_experts(caplog):
     with caplog.at_level("INFO", "omniloop.engine"):
-        async with running(tiny.checkpoint("mixtral"), expert_parallel=True) as engine:
+        async with running(tiny.checkpoint("mixtral"), ranks=RanksConfig(True)) as engine:
             assert await answer(engine, greedy(0))
     assert "--enable-expert-parallel has no effect: one rank has all experts" in caplog.text

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer
 
-from engine.base.config import EngineConfig
+from engine.base.config import EngineConfig, RanksConfig
 from engine.base.errors import ConfigError
 from engine.device.cards import Card
 from engine.device.memory import GIB, DeviceMemory
@@ -191,9 +191,9 @@ def test_ranks_share_the_bytes_of_the_weights(quantization):
 
 def test_ranks_share_the_experts():
     folder = str(tiny.checkpoint("mixtral"))
-    config = EngineConfig(folder, tensor_parallel=2, expert_parallel=True, **SETTINGS)
+    config = EngineConfig(folder, tensor_parallel=2, ranks=RanksConfig(whole_experts=True), **SETTINGS)
     found = estimate(config, open_checkpoint(folder)).of_ranks
-    by_width = estimate(replace(config, expert_parallel=False), open_checkpoint(folder)).of_ranks
+    by_width = estimate(replace(config, ranks=RanksConfig()), open_checkpoint(folder)).of_ranks
     assert found[1] < by_width[1] < by_width[0] < found[0]  # three and two of five experts
 
 
