@@ -12,6 +12,7 @@ import asyncio
 import math
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -30,6 +31,8 @@ from server.output.response_store import ResponseStore
 from server.render.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
     from engine.base.trace import Trace
     from engine.grammar.compile import GrammarCompiler
     from engine.lora.home import Home
@@ -158,7 +161,7 @@ class AppState:
         )
         share = math.inf if trusted or not self.keys else USUAL_PART
         self.batches = batches_of(config.batches, share, self.pool)
-        self.metrics.others.append(self.batches.families)
+        self.metrics.others += [self.batches.families, self.rank_families]
         self.media = None
         self.canary: Checks | None = None  # set once the engine is ready
         self.whisper: WhisperTokens | None = None  # None if not a Whisper model; it may still take audio in chat
@@ -173,6 +176,11 @@ class AppState:
     def follows_requests(self) -> bool:
         """Whether a timeline or spans report each request."""
         return self.trace is not None or self.spans is not None
+
+    def rank_families(self) -> Iterator[Metric]:
+        """Series of the engine's ranks, once it has started."""
+        limits: Any = getattr(getattr(self, "engine", None), "limits", None)  # None: the engine is still loading
+        return self.metrics.of_ranks(() if limits is None else limits.of_ranks)
 
     def resume(self) -> None:
         """End a pause, if there is one."""

@@ -97,7 +97,7 @@ def lists_arguments(node: ast.AST) -> bool:
 ATTRIBUTES = {
     # Settings of files, flags and clients: one field for each.
     "engine/base/config.py: EngineConfig": 47,
-    "engine/base/limits.py: Limits": 22,
+    "engine/base/limits.py: Limits": 23,
     "engine/base/model_config.py: LayerConfig": 17,
     "engine/base/model_config.py: ModelConfig": 19,
     "engine/base/model_config.py: PoolingConfig": 30,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -31,6 +31,14 @@ MAX_EDITS = 2048  # token ids of one request whose logits are changed one by one
 def idle_slots(rows: int) -> int:
     """Slots for idle choices of an engine with `rows` rows: those of a step, and some that replace the ended ones."""
     return rows + rows // 4 + 4
+
+
+class RankMemory(NamedTuple):
+    """Bytes that a rank holds."""
+
+    weights: int
+    kv_cache: int
+    exchange: int  # where the sums of all ranks meet
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +65,7 @@ class Limits:
     adds_media: bool = False  # spans may extend beyond the prompt; the answer ends where the spans end
     max_rows: int = 1  # rows in a step
     adapters: tuple[str, ...] = ()  # the media of the checkpoint's own adapters
+    of_ranks: tuple[RankMemory, ...] = ()
     num_drafts: int = 0  # most drafts of a row in a step
     picture_bytes: int = 0  # largest decoded picture that the device scales and cuts; 0: the device takes patches only
 

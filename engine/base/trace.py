@@ -1,7 +1,7 @@
 """Trace: a timeline of loop, pool and device, in a format that Perfetto and chrome://tracing open.
 
 Owner: loop; threads of the pool append their own spans (one append each, no lock). In: each step's numbers as they
-reach the loop, deliveries, work of the pool, requests, and kernels if a DeviceProfile has run. Out: events in
+reach the loop, deliveries, work of the pool, requests, and kernels and ranks if a DeviceProfile has run. Out: events in
 Chrome's JSON format. A Trace costs the device thread nothing: steps report their numbers with or without a Trace.
 
 A step is drawn twice: as its parts on the device thread's track, and as one bar from its launch until its tokens were
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from engine.base.stats import StepStats
 
 LOOP, DEVICE_THREAD, IN_FLIGHT = 1, 2, (3, 4)  # tracks
-POOL, STREAMS = 10, 1000  # the first track of the pool's threads, and of the device's streams
+# The first track of the pool's threads, of ranks, and of the streams of the first device.
+POOL, RANKS, STREAMS = 10, 900, 1000
+OF_DEVICE = 1000  # tracks of one device's streams
 NAMES = {
     LOOP: "event loop",
     DEVICE_THREAD: "device thread",
@@ -101,8 +103,7 @@ class Trace:
     def document(self) -> dict[str, Any]:
         """Everything so far, in Chrome's trace format."""
         names = NAMES | dict(self._threads.values())
-        streams = sorted({span.track for span in self.spans if span.track >= STREAMS})
-        names |= {track: f"stream {track - STREAMS}: kernels and copies" for track in streams}
+        names |= {track: name_of(track) for track in sorted({span.track for span in self.spans if span.track >= RANKS})}
         events = [
             {"ph": "M", "name": "thread_name", "pid": PID, "tid": track, "args": {"name": name}}
             for track, name in names.items()
@@ -152,6 +153,15 @@ class Trace:
             blocks = {"in use": stats.blocks_used}
             events.append({"ph": "C", "name": "KV blocks", "pid": PID, "tid": 0, "ts": at, "args": blocks})
         return events
+
+
+def name_of(track: int) -> str:
+    """The name of a track of a rank or of a device's stream."""
+    if track < STREAMS:
+        return f"rank {track - RANKS}"
+    device, stream = divmod(track - STREAMS, OF_DEVICE)
+    whose = f"rank {device}, " if device else ""
+    return f"{whose}stream {stream}: kernels and copies"
 
 
 def parts_of(stats: StepStats) -> list[Span]:

@@ -7,6 +7,8 @@ same part of everything.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +19,8 @@ from engine.base.errors import ConfigError
 from engine.device.memory import gib
 
 FLAG = "--tensor-parallel-size"
+DRIVER = "libcuda.so.1"
+NATIVE_ATOMICS = 3  # CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
 COPIED = 256 << 20  # bytes of a timed copy
 LEAST_FREE = 0.9  # of the free memory of the card that has most
 
@@ -85,7 +89,17 @@ def ranks_line(devices: Sequence[torch.device], room_bytes: int) -> str:
     line = f"{len(devices)} ranks on {len(set(devices))} x {kinds}, {gib(room_bytes)} for exchanges on each"
     if len(set(devices)) == 1:
         return line
-    return f"{line}; a copy between GPU 0 and 1 runs at {peer_rate(devices[0], devices[1]) / 1e9:.0f} GB/s"
+    rate = peer_rate(devices[0], devices[1]) / 1e9
+    return f"{line}; a copy between GPU 0 and 1 runs at {rate:.0f} GB/s {link_between(0, 1)}".rstrip()
+
+
+def link_between(one: int, other: int) -> str:
+    """Words for the link between two cards: over NVLink cards have atomic operations on each other's memory."""
+    found = ctypes.c_int()
+    with contextlib.suppress(OSError, AttributeError):  # a build for AMD's cards
+        if not ctypes.CDLL(DRIVER).cuDeviceGetP2PAttribute(ctypes.byref(found), NATIVE_ATOMICS, one, other):
+            return "over NVLink" if found.value else "over PCIe"
+    return ""
 
 
 def peer_rate(one: torch.device, other: torch.device) -> float:

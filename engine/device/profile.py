@@ -7,19 +7,22 @@ device. The profiler costs some microseconds per kernel and seconds at its first
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from engine.base.trace import STREAMS, Span
+from engine.base.trace import OF_DEVICE, STREAMS, Span
 
 
 class DeviceProfile:
     """One run of the profiler."""
 
-    def __init__(self) -> None:
+    def __init__(self, devices: Sequence[torch.device | str]) -> None:
+        """`devices`: of the ranks."""
         from torch.profiler import ProfilerActivity, profile
 
+        self._devices = devices
         self._profile = profile(activities=[ProfilerActivity.CUDA], acc_events=True)
 
     def start(self) -> None:
@@ -27,7 +30,8 @@ class DeviceProfile:
 
     def stop(self) -> list[Span]:
         """Stops the profiler; returns the spans of kernels and copies since `start`."""
-        torch.cuda.synchronize()
+        for device in self._devices:
+            torch.cuda.synchronize(device)
         self._profile.stop()
         clock_offset = time.time() - time.perf_counter()  # the profiler uses the wall clock
         found: Any = self._profile.profiler
@@ -36,6 +40,7 @@ class DeviceProfile:
 
 
 def span_of(event: Any, clock_offset: float) -> Span:
-    """The Span of a kernel or a copy, on the track of its stream."""
+    """The Span of a kernel or a copy, on the track of its stream. Rank 0 has device 0."""
     begun, ended = event.start_ns() / 1e9 - clock_offset, event.end_ns() / 1e9 - clock_offset
-    return Span(STREAMS + event.device_resource_id(), event.name(), begun, ended, {})
+    track = STREAMS + OF_DEVICE * event.device_index() + event.device_resource_id() % OF_DEVICE
+    return Span(track, event.name(), begun, ended, {})

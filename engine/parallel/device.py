@@ -111,6 +111,10 @@ class DeviceGroup(Group):
         rooms = [room.memory for rooms in self._rooms.values() for room in rooms]
         return [*rooms, *(room.memory for room in self._choice)]
 
+    def exchange_bytes(self, rank: int) -> int:
+        of_kinds = sum(rooms[rank].memory.nbytes for rooms in self._rooms.values())
+        return of_kinds + self._choice[rank].memory.nbytes
+
     def enter(self, rank: int) -> None:
         self._accelerators[rank].enter()
 

@@ -8,6 +8,7 @@ DeviceGroup (device.py) drives one device for each rank.
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -41,6 +42,7 @@ class Group(ABC):
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
         self.error = torch.zeros(1, dtype=torch.int32)  # not 0 after a rank's kernel has waited in vain
+        self.spans: list[tuple[int, float, float]] | None = None  # (rank, begun, ended) of work, while a profile runs
         self._streams: list[HostStream] = []  # of the ranks from rank 1 on; made by the first work
 
     def run(self, work: Callable[[int], Made]) -> list[Made]:
@@ -79,6 +81,10 @@ class Group(ABC):
     def ready(self) -> None:  # noqa: B027 (simulated ranks always wait for each other)
         """Called at the end of the start. Before, no rank waits for another, so results are useless."""
 
+    def exchange_bytes(self, rank: int) -> int:
+        """Bytes of a rank's device in which the sums of all ranks meet."""
+        return 0
+
     def enter(self, rank: int) -> None:  # noqa: B027 (threads on a host need no device)
         """The first call on a rank's own thread."""
 
@@ -98,8 +104,13 @@ class Group(ABC):
         return self._streams[rank - 1]
 
     def _run(self, rank: int, work: Callable[[int], Made], done: Future[Made]) -> None:
+        begun = time.perf_counter()
         try:
-            done.set_result(work(rank))
+            made = work(rank)
         except Exception as error:
             self.fail()
             done.set_exception(error)
+            return
+        if self.spans is not None:
+            self.spans.append((rank, begun, time.perf_counter()))
+        done.set_result(made)

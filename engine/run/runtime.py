@@ -14,12 +14,14 @@ from _fast.states import ALIGN, ALL, NONE
 from engine.base.config import EngineConfig
 from engine.base.inbox import Inbox
 from engine.base.limits import Limits, idle_slots
-from engine.base.trace import Span
+from engine.base.trace import RANKS, Span
 from engine.cache.layout import CacheLayout
 from engine.device.profile import DeviceProfile
 from engine.encoders.tower import each
 from engine.models.base.model import Model
+from engine.parallel.model import SplitModel
 from engine.run.admission import Admission
+from engine.run.rank_memory import memory_of_ranks
 from engine.run.steady import SteadySteps
 from engine.step.parts.media import Media
 from engine.step.plain import Executor
@@ -50,7 +52,7 @@ class Runtime:
         self.config, self.executor, self.sizes, self.layout = config, executor, sizes, rank.layout
         self.model: Model = rank.model
         self.model_config = rank.model.config
-        self.limits = limits_of(config, rank.model, sizes, blocks)
+        self.limits = limits_of(config, rank.model, sizes, blocks, blocks * rank.layout.block_bytes)
         bidirectional = self.model_config.bidirectional
         patches = config.encoder_budget or PATCHES_PER_TOKEN * max(
             sizes.max_tokens, CPU_ENCODE_TOKENS if rank.on_host else DEVICE_ENCODE_TOKENS
@@ -119,17 +121,23 @@ class Runtime:
         return True
 
     def start_profile(self) -> bool:
-        """Starts recording kernels and copies of the accelerator. False on a CPU."""
-        if self.executor.backend.rank.on_host:
-            return False
-        self._profile = DeviceProfile()
-        self._profile.start()
-        return True
+        """Starts recording kernels and copies of accelerators, and the work of ranks. False: there are neither."""
+        group = self.model.group if isinstance(self.model, SplitModel) else None
+        if group is not None:
+            group.spans = []
+        if not self.executor.backend.rank.on_host:
+            self._profile = DeviceProfile([rank.device for rank in self.executor.ranks])
+            self._profile.start()
+        return group is not None or self._profile is not None
 
     def stop_profile(self) -> list[Span]:
-        """Ends the recording and returns the spans of kernels and copies."""
+        """Ends the recording and returns the spans of kernels and copies, and of ranks."""
         profile, self._profile = self._profile, None
-        return [] if profile is None else profile.stop()
+        found = [] if profile is None else profile.stop()
+        if isinstance(self.model, SplitModel) and self.model.group.spans is not None:
+            found += [Span(RANKS + rank, "work", begun, end, {}) for rank, begun, end in self.model.group.spans]
+            self.model.group.spans = None
+        return found
 
 
 def state_settings(config: EngineConfig, layout: CacheLayout) -> dict[str, Any]:
@@ -146,8 +154,9 @@ def state_settings(config: EngineConfig, layout: CacheLayout) -> dict[str, Any]:
     }
 
 
-def limits_of(config: EngineConfig, model: Model, sizes: Sizes, blocks: int) -> Limits:
-    """Limits against which the event loop checks requests; `blocks`: blocks of the cache with the dummy block."""
+def limits_of(config: EngineConfig, model: Model, sizes: Sizes, blocks: int, cache_bytes: int) -> Limits:
+    """Limits against which the event loop checks requests; `blocks`: blocks of the cache with the dummy block;
+    `cache_bytes`: of all blocks."""
     prompt_rows = ("prompt",) if config.enable_prompt_embeds else ()
     found, text = model.config, model.config.text
     most = sizes.max_slots - idle_slots(sizes.max_rows)
@@ -173,5 +182,6 @@ def limits_of(config: EngineConfig, model: Model, sizes: Sizes, blocks: int) -> 
         axes=found.axes,
         adds_media=found.adds_media,
         adapters=model.adapters,
+        of_ranks=memory_of_ranks(model, cache_bytes),
         picture_bytes=max((tower.picture_bytes(sizes.encoder_rows) for tower in each(model.towers)), default=0),
     )

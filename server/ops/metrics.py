@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from _fast.histogram import Histogram
+from engine.base.limits import RankMemory
 from engine.base.stats import DraftCounts, EncoderCounts, SettledBy, StateCounts
 from server.ops.adapter_metrics import AdapterMetrics
 from server.ops.draft_metrics import draft_families
 from server.ops.logs import lines_dropped
+from server.ops.rank_metrics import rank_families
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -321,6 +323,10 @@ class Metrics:
             family = HistogramMetricFamily(f"vllm:{name}", HISTOGRAMS[name], labels=names)
             family.add_metric(values, histogram.buckets(), histogram.total)
             yield family
+
+    def of_ranks(self, ranks: Sequence[RankMemory]) -> Iterator[Metric]:
+        """Series of the memory of an engine's ranks."""
+        return rank_families(ranks, self.model_name)
 
     def _http_families(self) -> Iterator[Metric]:
         from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily

@@ -16,6 +16,7 @@ def metric_table() -> str:
     """Markdown: a row for each metric with its name, kind, labels and meaning."""
     metrics = Metrics()
     metrics.helpers = lambda: HelperCounts(0, 0, 0, 0)
+    metrics.others.append(lambda: metrics.of_ranks(()))
     metrics.others.append(lambda: batch_families(BatchCounts()))
     served = SimpleNamespace(counts=AdapterCounts, parked=lambda: 0)
     metrics.adapters = AdapterMetrics(Home(None, None, 1), 1, served, list)

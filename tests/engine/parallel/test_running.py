@@ -12,10 +12,13 @@ import torch
 import engine.run.start
 from engine import Engine, EngineConfig, FinishReason
 from engine.base.errors import ConfigError
+from engine.base.trace import RANKS
 from engine.device.cards import Card, check_cards
 from engine.models.registry import load_model_config
 from engine.parallel.group import Group
 from engine.parallel.slices import check_dealt
+from engine.weights.load import weight_bytes
+from server.ops.rank_metrics import rank_families
 from tests import tiny
 from tests.engine_kit import SMALL, answer, answer_deltas, prompts, running, text_request
 
@@ -120,6 +123,30 @@ async def test_a_rank_that_fails_ends_the_step_and_the_next_request_is_answered(
         assert ends[-1] is FinishReason.ERROR
         failing.clear()
         assert await answer(engine, greedy(0)) == [expected(0)]
+
+
+async def test_a_profile_has_the_work_of_each_rank():
+    async with running(QWEN2, tensor_parallel=4) as engine:
+        assert await engine.start_profile()
+        await answer(engine, greedy(0))
+        spans = await engine.stop_profile()
+        assert {span.track - RANKS for span in spans} == {0, 1, 2, 3}
+        assert len(spans) >= 4 * LENGTH
+        assert all(span.begun <= span.ended for span in spans)
+        assert await engine.stop_profile() == []
+
+
+async def test_every_rank_reports_what_it_holds():
+    async with running(QWEN2, tensor_parallel=2) as engine:
+        one, other = engine.limits.of_ranks
+        assert one.kv_cache == other.kv_cache > 0
+        assert one.exchange == other.exchange == 0  # simulated ranks share memory
+        whole = weight_bytes(engine.inspect().runtime.model.whole)
+        assert whole / 2 <= one.weights < whole
+    (gauge,) = rank_families((one, other), "m")
+    assert {(sample.labels["rank"], sample.labels["kind"]): sample.value for sample in gauge.samples} == {
+        (rank, kind): value for rank, held in (("0", one), ("1", other)) for kind, value in held._asdict().items()
+    }
 
 
 async def test_the_ranks_threads_end_with_the_engine(caplog):

@@ -120,7 +120,11 @@ async def test_kernels_need_an_accelerator_and_have_a_track_for_each_stream(oper
     async def spans() -> list[Any]:
         begun = int(operator.state.trace.begun * 1e9)
         found = {"start_ns": begun + 5000, "end_ns": begun + 9000, "name": "rms_norm", "device_resource_id": 7}
-        return [span_of(SimpleNamespace(**{key: lambda value=value: value for key, value in found.items()}), 0.0)]
+        events = [{**found, "device_index": device} for device in (0, 1)]
+        return [
+            span_of(SimpleNamespace(**{key: lambda value=value: value for key, value in each.items()}), 0.0)
+            for each in events
+        ]
 
     monkeypatch.setattr(operator.state.engine, "start_profile", yes)
     monkeypatch.setattr(operator.state.engine, "stop_profile", spans)
@@ -128,7 +132,8 @@ async def test_kernels_need_an_accelerator_and_have_a_track_for_each_stream(oper
     events = checked((await operator.post("/stop_profile")).json())
     (kernel,) = of(events, STREAMS + 7)
     assert (kernel["name"], kernel["dur"]) == ("rms_norm", pytest.approx(4, abs=0.5))
-    assert "stream 7: kernels and copies" in {e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    named = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert {"stream 7: kernels and copies", "rank 1, stream 7: kernels and copies"} <= named
 
 
 def test_parts_of_the_device_thread_do_not_overlap_and_a_full_trace_counts_what_it_leaves_out(monkeypatch):
