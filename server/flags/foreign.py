@@ -27,7 +27,8 @@ NO_CODE = "code from a request or a checkpoint never runs; leave the flag out"
 NO_DRAFTS = 'use --speculative-config {"method": "ngram", "num_speculative_tokens": 4}, or {"model": EAGLE-3 head}'
 SHARED_POOL = "states and tokens share one pool of blocks; --state-cache-share bounds the states of idle prefixes"
 NO_TRANSFER = "the cache is not shared with other processes; leave the flag out"
-NO_BALANCE = "one device holds all experts; leave the flag out"
+NO_BALANCE = "experts are neither copied nor moved between ranks; leave the flag out"
+NO_STAGES = "every rank has a part of each layer, none has whole layers: use --tensor-parallel-size"
 NO_OFFLOAD = "keys and values stay on the device; leave the flag out"
 NO_CLIENT_CERTIFICATES = "clients authenticate by keys (--api-key); a proxy in front can check certificates"
 

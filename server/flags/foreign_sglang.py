@@ -5,6 +5,7 @@ from __future__ import annotations
 from server.flags.foreign import (
     DRAFTER,
     NO_OFFLOAD,
+    NO_STAGES,
     NO_TRANSFER,
     NUM_DRAFTS,
     ONE_DEVICE,
@@ -18,6 +19,7 @@ from server.flags.foreign import (
     taken,
 )
 
+WHOLE_EXPERTS = "use --enable-expert-parallel, with --tensor-parallel-size"
 SGLANG = {
     "mamba-scheduler-strategy": Foreign("use --mamba-cache-mode", ("auto",)),
     "mamba-ssm-dtype": taken("mamba-ssm-cache-dtype"),
@@ -32,11 +34,11 @@ SGLANG = {
     "tp-size": taken("tensor-parallel-size"),
     "attn-cp-size": Foreign(ONE_DEVICE, ("1",)),
     "dist-init-addr": Foreign(ONE_DEVICE),
-    "ep": Foreign(ONE_DEVICE, ("1",)),
-    "ep-size": Foreign(ONE_DEVICE, ("1",)),
+    "ep": Foreign(WHOLE_EXPERTS, ("1",)),
+    "ep-size": Foreign(WHOLE_EXPERTS, ("1",)),
     "moe-a2a-backend": Foreign(ONE_DEVICE, ("none",)),
     "moe-dp-size": Foreign(ONE_DEVICE, ("1",)),
-    "pp-size": Foreign(ONE_DEVICE, ("1",)),
+    "pp-size": Foreign(NO_STAGES, ("1",)),
     "base-gpu-id": Foreign("set CUDA_VISIBLE_DEVICES; leave the flag out", ("0",)),
     "enable-dp-attention": hint("one device has nothing to divide"),
     "enable-flashinfer-allreduce-fusion": hint("one device has nothing to reduce"),

@@ -8,6 +8,7 @@ from server.flags.foreign import (
     NO_CODE,
     NO_DRAFTS,
     NO_OFFLOAD,
+    NO_STAGES,
     NO_TRANSFER,
     ONE_DEVICE,
     Foreign,
@@ -136,7 +137,7 @@ VLLM = {
     "performance-mode": Foreign(
         "use --max-num-batched-tokens: more tokens per second, or a sooner first token", ("balanced",)
     ),
-    "pipeline-parallel-size": Foreign(ONE_DEVICE, ("1",)),
+    "pipeline-parallel-size": Foreign(NO_STAGES, ("1",)),
     "preemption-mode": Foreign("a preempted request is always computed again; leave the flag out", ("recompute",)),
     "prefill-context-parallel-size": Foreign(ONE_DEVICE, ("1",)),
     "prefix-match-unit": passed_over("prefixes match in blocks of --block-size tokens"),
