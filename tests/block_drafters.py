@@ -1,8 +1,8 @@
 """Tiny block drafters: transformers' MuseGlimmerAssistantModel as an oracle, and checkpoints of it, briefly taught.
 
-transformers has DFlash's layers under that name; the test says which keys each layer's queries see. What DSpark adds is
-plain torch. `folder_of` gives the folder of a drafter for a tests/tiny checkpoint, trained on greedy answers of the
-target, so some drafts are right.
+transformers has DFlash's layers under that name; the test says which keys each layer's queries see. What DSpark and
+DFlash2 add is plain torch. `folder_of` gives the folder of a drafter for a tests/tiny checkpoint, trained on greedy
+answers of the target, so some drafts are right.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tests import drafters, tiny
 from tests.drafters import EPS, HEAD_DIM, HEADS, HIDDEN, NUM_TOKENS, PROMPTS, WIDTH
 
 MASK = 3  # the token of the masks
+GROUP = 16  # columns with the same change of a convolution's kernel
 NAMES = (("encoder.fc", "fc"), ("encoder.output_norm_enc", "hidden_norm"))  # transformers' names and z-lab's
 
 
@@ -41,9 +42,10 @@ class Form:
     maps: bool = False  # the head has fewer tokens than the target
     mask_embedding: bool = False
     sinks: bool = False
-    kind: str = "dflash"  # or "dspark"
+    kind: str = "dflash"  # or "dspark", "dflash2"
     skipped: int = 1  # 1: queries guess the tokens of their own places; 0: the tokens behind
     rank: int = 0  # numbers that a guess reads of the token before
+    taps: int = 0  # of convolutions around the sublayers, for 16 columns at a time
     confident: str = ""  # what the confidence reads: "hidden" or "both"; "": there is none
 
     def __hash__(self) -> int:
@@ -105,10 +107,56 @@ class TorchBlocks:
         if form.confident:
             self.own["confidence_head.proj.weight"] = own(1, HIDDEN + form.rank * (form.confident == "both"))
             self.own["confidence_head.proj.bias"] = own(1)
+        if form.kind == "dflash2":
+            for name in ("predecessor_codebook", "successor_codebook"):
+                self.own[f"candidate_selector.{name}"] = own(tiny.VOCAB_SIZE, form.rank)
+            self.own["candidate_selector.hidden_projection.weight"] = own(form.rank, HIDDEN)
+        self._places = torch.empty(0)
+        for number, layer in enumerate(self.model.layers if form.taps else ()):
+            for name, first, last in (
+                (f"layers.{number}.attention_conv.", layer.input_layernorm, layer.self_attn),
+                (f"layers.{number}.mlp_conv.", layer.post_attention_layernorm, layer.mlp),
+            ):
+                self.own[name + "base_kernel"] = own(2, form.taps, HIDDEN)
+                self.own[name + "kernel_projection.weight"] = own(2 * form.taps * HIDDEN // GROUP, HIDDEN)
+                self.convolve(name, first, last)
+
+    def convolve(self, name: str, norm: Any, sublayer: Any) -> None:
+        """Wraps a sublayer with convolutions of its input and its output, inside each block."""
+        kernels: list[Tensor] = []
+
+        def convolved(rows: Tensor, side: int) -> Tensor:
+            weight = self.own[name + "base_kernel"][side] + kernels[0][:, side]
+            parts = [weight[:, 0] * rows]
+            for tap in range(1, self.form.taps):
+                shifted = functional.pad(rows, (0, 0, tap, 0))[:, : rows.shape[1]]
+                parts.append(weight[:, tap] * shifted * (self._places >= tap)[:, None])
+            return torch.stack(parts).sum(0)
+
+        def before(_module: Any, _given: Any, rows: Tensor) -> Tensor:
+            delta = (rows[0] @ self.own[name + "kernel_projection.weight"].T).view(rows.shape[1], 2, self.form.taps, -1)
+            kernels[:] = [delta.repeat_interleave(GROUP, 3)]
+            return convolved(rows, 0)
+
+        def behind(_module: Any, _given: Any, made: Any) -> Any:
+            rows = convolved(made[0] if isinstance(made, tuple) else made, 1)
+            return (rows, *made[1:]) if isinstance(made, tuple) else rows
+
+        norm.register_forward_hook(before)
+        sublayer.register_forward_hook(behind)
 
     def scores(self, hidden: Tensor, before: Tensor) -> Tensor:
         """Logits [..., D] of hidden states [..., H] behind the tokens [...]."""
         logits = hidden @ self.head.T
+        if self.form.kind == "dflash2":
+            logits = logits * self.form.options.get("output_multiplier", 1.0)
+            if cap := self.form.options.get("final_logit_softcapping"):
+                logits = cap * (logits / cap).tanh()
+            projected = hidden @ self.own["candidate_selector.hidden_projection.weight"].T
+            known = functional.embedding(before, self.own["candidate_selector.predecessor_codebook"])
+            further = (known * projected) @ self.own["candidate_selector.successor_codebook"].T
+            fewest = logits.topk(self.form.options["selector_top_k"]).values[..., -1:]
+            return logits + further.where(logits >= fewest, -1e9)
         if self.form.kind == "dspark" and self.form.rank:
             known = functional.embedding(before, self.own["markov_head.markov_w1.weight"])
             logits = logits + known @ self.own["markov_head.markov_w2.weight"].T
@@ -137,7 +185,8 @@ class TorchBlocks:
             if window:
                 seen &= at > places[:, None] - window
             masks[kind] = torch.zeros(seen.shape).masked_fill(~seen, float("-inf"))[None, None]
-        embedded = functional.embedding(ids, self.embedding)
+        self._places = torch.arange(size).repeat(len(starts))
+        embedded = functional.embedding(ids, self.embedding) * self.form.options.get("input_embedding_scale", 1.0)
         if "mask_embedding" in self.own:
             embedded = torch.where((ids == MASK)[:, None], self.own["mask_embedding"], embedded)
         return self.model(embedded[None], context[None], masks, at[None]).last_hidden_state[0]
@@ -238,10 +287,12 @@ def write(folder: Path, drafter: TorchBlocks) -> None:
         options |= {"markov_rank": form.rank, "sample_from_anchor": not form.skipped}
         both = form.confident == "both"
         options |= {"enable_confidence_head": bool(form.confident), "confidence_head_with_markov": both}
+    if form.kind == "dflash2":
+        options |= {"conv_kernel_size": form.taps, "conv_group_size": GROUP, "selector_rank": form.rank}
     if form.dialect == "flat":
         inner = {"target_layer_ids": [number - 1 for number in form.streams], **options}
-        at_top = {"dflash_config": inner} if form.kind == "dflash" else inner
-        named = {"dflash": "DFlashDraftModel", "dspark": "Qwen3DSparkModel"}[form.kind]
+        at_top = {"dflash_config": inner} if form.kind != "dspark" else inner
+        named = {"dflash": "DFlashDraftModel", "dspark": "Qwen3DSparkModel", "dflash2": "DFlash2DraftModel"}[form.kind]
         config = {"architectures": [named], **layer, **names, **at_top}
     else:
         config = {

@@ -36,6 +36,7 @@ class BlockPlaces:
     run: Tensor  # [N] int32: place of the guess among runs of `width` per row; -1: no guess
     place: Tensor  # [N] int32: number of the guess in the answer
     slot: Tensor  # [N] int32
+    before: Tensor  # [N] int32: queries of the same row before it
     query_start: Tensor  # [B + 1] int32
     context: Tensor  # [B] int32: tokens up to the row's last query
     line: Tensor  # [B] int32: the row's line of the block tables
@@ -48,8 +49,8 @@ def empty_block(rows: int, queries: int, device: str | torch.device) -> BlockPla
         return new_indices(count, dtype=dtype, device=device)
 
     token, ids, mapping = (made(queries, torch.int64) for _ in range(3))
-    run, place, slot = (made(queries) for _ in range(3))
-    return BlockPlaces(token, ids, mapping, run, place, slot, made(rows + 1), made(rows), made(rows))
+    run, place, slot, before = (made(queries) for _ in range(4))
+    return BlockPlaces(token, ids, mapping, run, place, slot, before, made(rows + 1), made(rows), made(rows))
 
 
 @triton.jit
@@ -57,9 +58,10 @@ def block_places_kernel(
     token,  # [queries] int64, as the next two
     ids,
     mapping,
-    run,  # [queries] int32, as the next two
+    run,  # [queries] int32, as the next three
     place,
     slot,
+    before,
     starts,  # [rows + 1] int32
     context,  # [rows] int32, as the next
     line,
@@ -92,6 +94,7 @@ def block_places_kernel(
         tl.store(run + at, none - 1, mask=inside)
         tl.store(place + at, none, mask=inside)
         tl.store(slot + at, none + max_slots, mask=inside)
+        tl.store(before + at, none, mask=inside)
     drafts = tl.load(row_drafts + lane, mask=lane < max_rows, other=0)
     number = tl.cumsum((drafts > 0).to(tl.int32), 0) - 1
     here = (drafts > 0) & (number < rows)
@@ -116,6 +119,7 @@ def block_places_kernel(
         tl.store(ids + at, tl.where(none + j == 0, newest, mask_id), mask=inside)
         tl.store(mapping + at, tl.load(slot_mapping + begin + j, mask=inside, other=-1), mask=inside)
         tl.store(slot + at, own, mask=inside)
+        tl.store(before + at, none + j, mask=inside)
         guesses = inside & (none + j >= SKIPPED)
         tl.store(run + at, number * WIDTH + j - SKIPPED, mask=guesses)
         tl.store(place + at, answered + j - SKIPPED, mask=guesses)
@@ -137,10 +141,10 @@ def launch_block_places(
     rows, words, max_rows = len(out.context), step.state.words, len(step.drafts)
     assert step.lines is not None
     block_places_kernel[(1,)](
-        out.token, out.ids, out.mapping, out.run, out.place, out.slot, out.query_start, out.context, out.line, words,
-        step.drafts, step.slots, step.context_len, step.query_start, step.lines, slot_mapping, token_ids, mask_id, rows,
-        len(out.token), max_rows, len(words) - 1, SKIPPED=skipped, WIDTH=step.state.drafts.shape[1] + 2,
-        ROWS=triton.next_power_of_2(max(rows + 1, max_rows)), num_warps=4,
+        out.token, out.ids, out.mapping, out.run, out.place, out.slot, out.before, out.query_start, out.context,
+        out.line, words, step.drafts, step.slots, step.context_len, step.query_start, step.lines, slot_mapping,
+        token_ids, mask_id, rows, len(out.token), max_rows, len(words) - 1, SKIPPED=skipped,
+        WIDTH=step.state.drafts.shape[1] + 2, ROWS=triton.next_power_of_2(max(rows + 1, max_rows)), num_warps=4,
     )  # fmt: skip
 
 
@@ -148,8 +152,10 @@ def block_places_reference(
     out: BlockPlaces, step: DraftedRows, token_ids: Tensor, slot_mapping: Tensor, mask_id: int, skipped: int
 ) -> None:
     rows, dummy, width = len(out.context), len(step.state.words) - 1, step.state.drafts.shape[1] + 2
-    for tensor, value in ((out.token, 0), (out.ids, 0), (out.mapping, -1), (out.run, -1), (out.place, 0)):
-        tensor.fill_(value)
+    for tensor in (out.token, out.ids, out.place, out.before):
+        tensor.zero_()
+    for tensor in (out.mapping, out.run):
+        tensor.fill_(-1)
     out.slot.fill_(dummy)
     out.context.fill_(0)
     out.line.fill_(dummy)
@@ -168,6 +174,7 @@ def block_places_reference(
     out.ids[query] = torch.where(j == 0, token_ids[token], mask_id)
     out.mapping[query] = slot_mapping[token]
     out.slot[query] = own[number]
+    out.before[query] = j.int()
     guesses = (j >= skipped).nonzero().flatten()
     row, ahead = number[guesses], j[guesses] - skipped
     out.run[guesses] = (row * width + ahead).int()

@@ -105,3 +105,15 @@ def confidences(rows: int, number: int) -> tuple[DraftedRows, Tensor]:
     confidence = torch.rand(rows + 1, number, generator=torch.Generator().manual_seed(21)) * 1.3 - 0.15
     confidence[::7] = float("nan")
     return step, confidence
+
+
+def convolved_blocks(
+    queries: int, groups: int, group: int, taps: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Rows of blocks of several lengths, what they add to a convolution's kernel, the kernel, and places in blocks."""
+    draw = torch.Generator().manual_seed(23)
+    lengths = drawn(24, queries, low=1, high=9).tolist()
+    before = torch.cat([torch.arange(count) for count in lengths])[:queries].int()
+    width = groups * group
+    x, delta = (torch.randn(queries, size, generator=draw).to(dtype) for size in (width, 2 * taps * groups))
+    return x, delta, torch.randn(2, taps, width, generator=draw), before

@@ -6,6 +6,7 @@ from dataclasses import fields
 import pytest
 import torch
 
+from engine.kernels.block_convolution import block_convolution, block_convolution_reference
 from engine.kernels.drafts_blocks import block_places, block_places_reference, empty_block
 from engine.kernels.drafts_confidence import take_confidence, take_confidence_reference
 from engine.kernels.drafts_features import (
@@ -25,7 +26,7 @@ from engine.kernels.drafts_places import (
     put_drafts,
     put_drafts_reference,
 )
-from tests.kernels.drafts import accepted, confidences, drafter_step, drawn
+from tests.kernels.drafts import accepted, confidences, convolved_blocks, drafter_step, drawn
 from tests.kernels.test_on_device_drafts import there
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
@@ -86,3 +87,11 @@ def test_survivals_of_a_confident_drafter_equal_the_reference():
     take_confidence(ours, confidence.cuda())
     take_confidence_reference(step, confidence)
     assert torch.equal(ours.state.survivals.survivals.cpu(), step.state.survivals.survivals)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_convolutions_of_blocks_equal_the_reference(dtype):
+    x, delta, base, before = convolved_blocks(300, 416, 16, 2, dtype)
+    for side in range(2):
+        mine = block_convolution(x.cuda(), delta.cuda(), base.cuda(), before.cuda(), side)
+        torch.testing.assert_close(mine.cpu(), block_convolution_reference(x, delta, base, before, side))

@@ -7,7 +7,7 @@ drafts of a row in one pass, and may then choose them in order.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -23,6 +23,16 @@ from engine.weights.table import Weighted
 FIRST_ENTRY = 1  # the first place with an entry
 Kind = Literal["chain", "block", "parallel", "walk"]
 Passed = tuple[Tensor, ...]  # what a pass over N queries leaves for the walk over their guesses, by query
+
+
+class Block(NamedTuple):
+    """N queries of a masked drafter: of each row with drafts the newest token and masks, adjacent."""
+
+    token_ids: Tensor  # [N] int64
+    positions: Tensor  # [N] or [axes, N]
+    before: Tensor  # [N] int32: queries of the same row before it
+    metas: list[AttentionMeta]  # for each layer, as the next
+    caches: list[LayerCache]
 
 
 class DraftModel(Weighted, Protocol):
@@ -96,24 +106,24 @@ class MaskedDrafter(DraftModel, Protocol):
 class BlockDrafter(MaskedDrafter, Protocol):
     """The pass gives every draft its logits."""
 
-    def block(
-        self, token_ids: Tensor, positions: Tensor, metas: list[AttentionMeta], caches: list[LayerCache]
-    ) -> Tensor:
-        """Logits [N, vocabulary of the target] of N queries; `metas`: for each layer."""
+    def block(self, queries: Block) -> Tensor:
+        """Logits [N, vocabulary of the target] of N queries."""
 
 
 class WalkingDrafter(MaskedDrafter, Protocol):
     """Behind the pass, drafts are chosen in order: the logits of a draft depend on the token before it."""
 
-    confident: bool  # it estimates how often its drafts are right
+    confident: bool  # it is a ConfidentDrafter
 
-    def passed(
-        self, token_ids: Tensor, positions: Tensor, metas: list[AttentionMeta], caches: list[LayerCache]
-    ) -> Passed:
-        """The pass over N queries; `metas`: for each layer."""
+    def passed(self, queries: Block) -> Passed:
+        """The pass over N queries."""
 
     def walked(self, found: Passed, queries: Tensor, before: Tensor) -> Tensor:
         """Logits [B, vocabulary of the target] of the guesses of queries int64 [B] behind tokens int64 [B]."""
+
+
+class ConfidentDrafter(WalkingDrafter, Protocol):
+    """It estimates how often its drafts are right."""
 
     def confidence(self, found: Passed, queries: Tensor, before: Tensor) -> Tensor:
         """How probable it is that these guesses are right if those before them are, float32 [B]."""

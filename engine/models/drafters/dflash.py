@@ -11,6 +11,7 @@ Thread: device. Source: arXiv:2602.06036 and the files of z-lab; options as vLLM
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ from engine.layers.rope import Rope, RopeTable
 from engine.layers.stream import Product, Stream
 from engine.models.base.decoder import Decoder
 from engine.models.drafters import vocabulary
-from engine.models.drafters.base import Kind, config_of, guest_specs, text_places
+from engine.models.drafters.base import Block, Kind, config_of, guest_specs, text_places
 from engine.models.drafters.dflash_settings import BlockConfig
 from engine.models.drafters.vocabulary import Vocabulary
 from engine.weights.files import Shard
@@ -106,7 +107,8 @@ class BlockLayer:
         self.o = output_product(text)
         self.mlp = decoder_mlp(text)
 
-    def __call__(self, x: Stream, rope: Rope, meta: AttentionMeta, cache: LayerCache) -> None:
+    def __call__(self, x: Stream, rope: Rope, meta: AttentionMeta, cache: LayerCache, before: Tensor) -> None:
+        """`before`: see Block; a layer without convolutions regards each query alone."""
         x.add(Product(self.o, self.attention(x.normed(self.attention_norm), rope, meta, cache)))
         x.add(self.mlp(x.normed(self.mlp_norm)))
 
@@ -128,10 +130,14 @@ class DFlash:
         self.fc = Linear(len(config.streams) * config.stream_width, hidden)
         self.hidden_norm = RMSNorm(hidden, text.norm_eps)
         self.mask = MaskEmbedding(hidden) if MASK in names else None
-        self.layers = [BlockLayer(text, layer) for layer in text.layers]
+        self.layers = self.layers_of(config)
         self.norm = RMSNorm(hidden, text.norm_eps)
         self._rope = RopeTable(text.layers[0].rope, target.device, longest)
         self.skipped = config.skipped
+
+    def layers_of(self, config: Any) -> Sequence[BlockLayer]:
+        """The layers, without weights; `config`: the drafter's, of its own kind."""
+        return [BlockLayer(config.text, layer) for layer in config.text.layers]
 
     @property
     def text(self) -> TextConfig:
@@ -182,20 +188,24 @@ class DFlash:
         for layer, cache in zip(self.layers, caches, strict=True):
             layer.attention.store_context(context, rope, meta, cache)
 
-    def block(
-        self, token_ids: Tensor, positions: Tensor, metas: list[AttentionMeta], caches: list[LayerCache]
-    ) -> Tensor:
+    def block(self, queries: Block) -> Tensor:
         """See BlockDrafter."""
-        return self.vocabulary.logits(self.hidden(token_ids, positions, metas, caches))
+        hidden = self.hidden(queries)
+        if self.options.scales_logits:
+            return self.vocabulary.widened(self.products(hidden))
+        return self.vocabulary.logits(hidden)
 
-    def hidden(
-        self, token_ids: Tensor, positions: Tensor, metas: list[AttentionMeta], caches: list[LayerCache]
-    ) -> Tensor:
+    def products(self, hidden: Tensor) -> Tensor:
+        """New logits [n, tokens of the head] of hidden states [n, H], with the files' own scale and soft cap."""
+        return self.options.scaled(self.vocabulary.products(hidden))
+
+    def hidden(self, queries: Block) -> Tensor:
         """The normed hidden states [N, H] of N queries."""
-        rope, embedded = self._rope(text_places(positions)), self.vocabulary.embedded(token_ids)
+        ids, rope = queries.token_ids, self._rope(text_places(queries.positions))
+        embedded, scale = self.vocabulary.embedded(ids), self.options.embedding_scale
         if self.mask is not None:
-            embedded = torch.where((token_ids == self.mask_id)[:, None], self.mask.weight, embedded)
-        x = Stream(embedded)
-        for layer, meta, cache in zip(self.layers, metas, caches, strict=True):
-            layer(x, rope, meta, cache)
+            embedded = torch.where((ids == self.mask_id)[:, None], self.mask.weight, embedded)
+        x = Stream(embedded if scale == 1.0 else embedded * scale)
+        for layer, meta, cache in zip(self.layers, queries.metas, queries.caches, strict=True):
+            layer(x, rope, meta, cache, queries.before)
         return self.norm(x.rows())

@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from engine.base.drafts import FLAG
 from engine.base.errors import ConfigError
 from engine.base.model_config import ModelConfig, TextConfig
@@ -36,6 +38,20 @@ class BlockConfig(DrafterConfig):
     skipped: int  # see MaskedDrafter
     mask_id: int
     whole: tuple[bool, ...]  # for each layer: queries see their whole block, not only the block up to themselves
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_softcap: float = 0.0  # 0: none
+
+    @property
+    def scales_logits(self) -> bool:
+        """Whether the files say how logits follow from the head's products; else they do as in the target."""
+        return self.logit_scale != 1.0 or self.logit_softcap != 0.0
+
+    def scaled(self, products: Tensor) -> Tensor:
+        """Logits of the head's products."""
+        if self.logit_scale != 1.0:
+            products = products * self.logit_scale
+        return (products / self.logit_softcap).tanh() * self.logit_softcap if self.logit_softcap else products
 
 
 def read(files: Files, target: ModelConfig) -> BlockConfig:
@@ -65,6 +81,9 @@ def common(files: Files, options: Section, target: ModelConfig, skipped: int) ->
         "skipped": skipped,
         "mask_id": mask_of(options, files.folder, text.vocab_size),
         "whole": whole,
+        "embedding_scale": options.number("input_embedding_scale", 1.0),
+        "logit_scale": options.number("output_multiplier", 1.0),
+        "logit_softcap": max(options.number("final_logit_softcapping", 0.0), 0.0),
     }
 
 

@@ -13,13 +13,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.attention.meta import AttentionMeta
-from engine.cache.spec import LayerCache
 from engine.kernels.gemm.pack import Placement
 from engine.layers.embed import Embedding, Head
 from engine.models.base.decoder import Decoder
 from engine.models.drafters import vocabulary
-from engine.models.drafters.base import Kind, Passed
+from engine.models.drafters.base import Block, Kind, Passed
 from engine.models.drafters.dflash import IGNORED, MASK, ROWS, SPELLED, DFlash
 from engine.models.drafters.dspark_settings import DSparkConfig
 from engine.weights.files import Shard
@@ -77,12 +75,10 @@ class DSpark(DFlash):
         """The tensors, by the names of DeepSpec's files."""
         return Table(ROWS + vocabulary.ROWS + HEADS, ("model.",), (*IGNORED, MASK), SPELLED)
 
-    def passed(
-        self, token_ids: Tensor, positions: Tensor, metas: list[AttentionMeta], caches: list[LayerCache]
-    ) -> Passed:
+    def passed(self, queries: Block) -> Passed:
         """See WalkingDrafter."""
-        hidden = self.hidden(token_ids, positions, metas, caches)
-        return hidden, self.vocabulary.products(hidden)
+        hidden = self.hidden(queries)
+        return hidden, self.products(hidden)
 
     def walked(self, found: Passed, queries: Tensor, before: Tensor) -> Tensor:
         """See WalkingDrafter."""

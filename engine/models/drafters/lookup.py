@@ -14,13 +14,8 @@ from engine.base.errors import ConfigError
 from engine.models.base.decoder import Decoder
 from engine.models.base.model import Model
 from engine.models.drafters.base import DraftModel
-from engine.models.drafters.dflash import DFlash
-from engine.models.drafters.dflash_settings import BlockConfig
 from engine.models.drafters.draft_model import SmallDecoder
-from engine.models.drafters.dspark import DSpark
-from engine.models.drafters.dspark_settings import DSparkConfig
-from engine.models.drafters.eagle3 import Eagle3
-from engine.models.drafters.eagle_settings import EagleConfig
+from engine.models.drafters.kinds import drafter_of
 from engine.models.drafters.mtp import Mtp
 from engine.models.drafters.settings import drafts_of, read_draft_model
 from engine.models.registry import build_model
@@ -44,13 +39,8 @@ def drafter_for(config: EngineConfig, target: Model) -> tuple[DraftConfig, Draft
         drafter = Mtp(target)
         # The layer may be quantised as the target is.
         assign(drafter, drafter.weight_table(), target.config, None if drawn else shards)
-    elif isinstance(options, DSparkConfig):
-        drafter = DSpark(options, target, shards)
-    elif isinstance(options, BlockConfig):
-        drafter = DFlash(options, target, shards)
     else:
-        assert isinstance(options, EagleConfig)
-        drafter = Eagle3(options, target, shards)
+        drafter = drafter_of(options, target, shards)
     if not drawn:
         match(drafter, shards, folder)
     return drafts, drafter

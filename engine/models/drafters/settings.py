@@ -33,7 +33,7 @@ from engine.base.errors import ConfigError
 from engine.base.model_config import ModelConfig
 from engine.checkpoint.files import read_json
 from engine.checkpoint.section import Section
-from engine.models.drafters import dflash_settings, dspark_settings, eagle_settings
+from engine.models.drafters import dflash2_settings, dflash_settings, dspark_settings, eagle_settings
 from engine.models.drafters.drafter_config import DrafterConfig, Files
 from engine.models.drafters.fit import check_target, check_tokenizer
 from engine.models.drafters.mtp import check_mtp
@@ -43,6 +43,7 @@ READERS: dict[str, tuple[tuple[str, ...], Callable[[Files, ModelConfig], Drafter
     "eagle3": (eagle_settings.CLASSES, eagle_settings.read),
     "peagle": ((), eagle_settings.read),
     "dflash": (dflash_settings.CLASSES, dflash_settings.read),
+    "dflash2": (dflash2_settings.CLASSES, dflash2_settings.read),
     "dspark": (dspark_settings.CLASSES, dspark_settings.read),
 }
 

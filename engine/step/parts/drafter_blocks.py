@@ -20,10 +20,8 @@ from engine.kernels.drafts_features import accept_drafts
 from engine.kernels.drafts_places import Queries, put_drafts
 from engine.kernels.drafts_rows import DraftedRows
 from engine.layers.batch import Batch
-from engine.models.drafters.base import BlockDrafter, MaskedDrafter
+from engine.models.drafters.base import Block, BlockDrafter, MaskedDrafter
 from engine.step.parts.drafter_steps import DrafterSteps, Runs
-
-Given = tuple[Tensor, Tensor, list[AttentionMeta], list[LayerCache]]  # ids, positions, by layer: metas and caches
 
 
 class MaskedSteps(DrafterSteps):
@@ -40,8 +38,8 @@ class MaskedSteps(DrafterSteps):
         queries = self.sizes.max_rows * most
         self._works = {whole: self.work_list(num_blocks, most, queries) for whole in dict.fromkeys(self._drafter.whole)}
 
-    def queries(self, batch: Batch, rows: DraftedRows) -> tuple[BlockPlaces, Given]:
-        """The queries of a step's drafts, and the arguments of the drafter's pass over them."""
+    def queries(self, batch: Batch, rows: DraftedRows) -> tuple[BlockPlaces, Block]:
+        """The queries of a step's drafts."""
         found, drafter = self.meta_of(batch), self._drafter
         most = rows.most * (self.sizes.num_drafts + drafter.skipped)
         places = empty_block(rows.most, min(len(batch.token_ids), most, self.sizes.max_lines), batch.token_ids.device)
@@ -52,7 +50,8 @@ class MaskedSteps(DrafterSteps):
             for whole, work in self._works.items()
         }
         at = batch.positions.index_select(-1, places.token)
-        return places, (places.ids, at, [metas[whole] for whole in drafter.whole], self.caches)
+        of_layers = [metas[whole] for whole in drafter.whole]
+        return places, Block(places.ids, at, places.before, of_layers, self.caches)
 
     def enter(self, batch: Batch, streams: list[Tensor]) -> None:
         """See DrafterSteps."""
@@ -72,7 +71,7 @@ class BlockSteps(MaskedSteps):
 
     def draft(self, batch: Batch, rows: DraftedRows) -> None:
         """See DrafterSteps."""
-        places, given = self.queries(batch, rows)
-        guesses = self.guess(self._block(*given), places.slot, places.run, places.place)
+        places, block = self.queries(batch, rows)
+        guesses = self.guess(self._block(block), places.slot, places.run, places.place)
         queries = Queries(places.token, places.run, places.slot, 1 - self._drafter.skipped)
         put_drafts(rows.state, batch.token_ids, guesses, queries)

@@ -8,7 +8,7 @@ writes this over the survivals that the budget of drafts reads. Thread: the stre
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from engine.kernels.drafts_confidence import take_confidence
 from engine.kernels.drafts_places import Queries, put_drafts
 from engine.kernels.drafts_rows import DraftedRows
 from engine.layers.batch import Batch
-from engine.models.drafters.base import WalkingDrafter
+from engine.models.drafters.base import ConfidentDrafter, WalkingDrafter
 from engine.step.parts.drafter_blocks import MaskedSteps
 from engine.step.parts.drafter_steps import Runs
 
@@ -41,22 +41,23 @@ class WalkSteps(MaskedSteps):
     def __init__(self, drafter: WalkingDrafter, runs: Runs) -> None:
         super().__init__(drafter, runs)
         self._walking, sizes, device = drafter, runs.sizes, runs.rank.device
+        self._confident = cast(ConfidentDrafter, drafter) if drafter.confident else None
         self._ahead = torch.arange(sizes.num_drafts, device=device)[:, None]
         self._confidence = torch.zeros(sizes.max_slots + 1, sizes.num_drafts, device=device)
 
     def draft(self, batch: Batch, rows: DraftedRows) -> None:
         """See DrafterSteps."""
-        places, given = self.queries(batch, rows)
+        places, block = self.queries(batch, rows)
         drafter, walk = self._walking, self._walk(places)
-        found, before = drafter.passed(*given), [walk.first]
+        found, before = drafter.passed(block), [walk.first]
         for j in range(self.sizes.num_drafts):
             logits = drafter.walked(found, walk.queries[j], before[j])
             guesses = self.guess(logits, walk.slots[j], walk.run[j], walk.place[j])
             queries = Queries(walk.tokens[j], walk.run[j], walk.slots[j], 1 - drafter.skipped)
             put_drafts(rows.state, batch.token_ids, guesses, queries)
             before.append(rows.state.drafts[:, j].index_select(0, walk.own).clamp(min=0).long())
-        if drafter.confident:
-            confidence = drafter.confidence(found, walk.queries.flatten(), torch.cat(before[:-1]))
+        if self._confident is not None:
+            confidence = self._confident.confidence(found, walk.queries.flatten(), torch.cat(before[:-1]))
             self._confidence[walk.own] = confidence.view(walk.queries.shape).T
 
     def _walk(self, places: BlockPlaces) -> Walk:
@@ -75,5 +76,5 @@ class WalkSteps(MaskedSteps):
     def settle(self, rows: DraftedRows, runs: Tensor) -> None:
         """See MaskedSteps."""
         super().settle(rows, runs)
-        if self._walking.confident:
+        if self._confident is not None:
             take_confidence(rows, self._confidence)

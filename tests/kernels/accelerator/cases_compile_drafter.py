@@ -3,6 +3,7 @@
 import pytest
 import triton  # noqa: F401  (must precede the import of any kernel file)
 
+from engine.kernels.block_convolution import block_convolution_kernel
 from engine.kernels.drafts_blocks import block_places_kernel
 from engine.kernels.drafts_confidence import take_confidence_kernel
 from engine.kernels.drafts_features import accept_features_kernel, features_before_kernel, keep_features_kernel
@@ -17,8 +18,8 @@ PLACES = {
 }  # fmt: skip
 BLOCK = {
     **dict.fromkeys(("token", "ids", "mapping"), L),
-    **dict.fromkeys(("run", "place", "slot", "starts", "context", "line", "words", "row_drafts", "row_slot"), I),
-    **dict.fromkeys(("context_len", "query_start", "lines"), I), "slot_mapping": L, "token_ids": L,
+    **dict.fromkeys(("run", "place", "slot", "before", "starts", "context", "line", "words", "row_drafts"), I),
+    **dict.fromkeys(("row_slot", "context_len", "query_start", "lines"), I), "slot_mapping": L, "token_ids": L,
     **dict.fromkeys(("mask_id", "rows", "queries", "max_rows", "max_slots"), "i32"),
 }  # fmt: skip
 PUT = {"token_ids": L, "drafts": I, "guesses": I, "token": L, "run": I, "slot": I, "num_tokens": "i32"}
@@ -33,6 +34,14 @@ def held(dtype: str, *names: str) -> dict[str, str]:
 KERNELS = {
     "places": (draft_places_kernel, PLACES, {"PASSES": 3, "ROWS": 256}, {"num_warps": 4}),
     "block": (block_places_kernel, BLOCK, {"SKIPPED": 1, "WIDTH": 9, "ROWS": 256}, {"num_warps": 4}),
+    **{
+        f"convolution {dtype}": (
+            block_convolution_kernel,
+            {**held(dtype, "out", "x", "delta"), "base": "*fp32", "before": I, "width": "i32"},
+            {"SIDE": 1, "TAPS": 2, "GROUP": 16, "BLOCK": 1024}, {"num_warps": 4},
+        )
+        for dtype in ("bf16", "fp32")
+    },
     "confidence": (
         take_confidence_kernel,
         {**dict.fromkeys(("survivals", "estimates"), I), "confidence": "*fp32", "row_slot": I, "row_drafts": I},

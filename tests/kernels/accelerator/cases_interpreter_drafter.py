@@ -7,6 +7,7 @@ import pytest
 import torch
 import triton  # noqa: F401  (must precede the import of any kernel file; TRITON_INTERPRET sets the mode)
 
+from engine.kernels.block_convolution import block_convolution_reference, launch_block_convolution
 from engine.kernels.drafts_blocks import block_places_reference, empty_block, launch_block_places
 from engine.kernels.drafts_confidence import launch_take_confidence, take_confidence_reference
 from engine.kernels.drafts_features import (
@@ -27,7 +28,7 @@ from engine.kernels.drafts_places import (
     launch_put_drafts,
     put_drafts_reference,
 )
-from tests.kernels.drafts import accepted, confidences, drafter_step, drawn
+from tests.kernels.drafts import accepted, confidences, convolved_blocks, drafter_step, drawn
 
 
 @pytest.mark.parametrize("number", [1, 3, 7])
@@ -124,3 +125,15 @@ def test_survivals_follow_from_the_confidence_of_a_drafter(number):
     changed = (before != step.state.survivals.survivals).any(1).nonzero().flatten()
     assert 3 < len(changed) < 20
     assert set(changed.tolist()) <= set(step.slots[step.drafts > 0].tolist())
+
+
+@pytest.mark.parametrize("side", [0, 1])
+@pytest.mark.parametrize(("groups", "group", "taps"), [(4, 16, 2), (33, 32, 3), (5, 1, 1)])
+def test_convolutions_stay_inside_their_blocks(groups, group, taps, side):
+    """Width 1,056 takes two programs a query."""
+    x, delta, base, before = convolved_blocks(21, groups, group, taps, torch.float32)
+    wanted = block_convolution_reference(x, delta, base, before, side)
+    assert torch.allclose(launch_block_convolution(x, delta, base, before, side), wanted, atol=1e-5)
+    first = before == 0
+    alone = (base[side, 0] + delta.view(21, 2, taps, groups)[:, side, 0].repeat_interleave(group, 1)) * x
+    assert torch.allclose(wanted[first], alone[first], atol=1e-5)
