@@ -28,7 +28,6 @@ PASSED = {
     "draft_tensor_parallel_size": Passed("a drafter is on one device; give 1", (None, 1)),
     "enforce_eager": Passed("use --enforce-eager", (None, False)),
     "kv_cache_dtype": Passed("a drafter's layers have a type of their own; leave it out", (None, "auto")),
-    "quantization": Passed("a drafter's weights are as in its files; leave it out"),
     "speculative_token_tree": Passed(TREES),
     "tensor_parallel_size": Passed("a drafter is on one device; give 1", (None, 1)),
     "use_local_argmax_reduction": Passed("one device has nothing to reduce; leave it out", (None, False, True)),

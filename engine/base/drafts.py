@@ -28,11 +28,11 @@ LOOKUP = ("prompt_lookup_min", "prompt_lookup_max")
 DEPTH, STORED, FACTOR, LEAST = (
     f"suffix_decoding_{name}" for name in ("max_tree_depth", "max_cached_requests", "max_spec_factor", "min_token_prob")
 )
-SAMPLED, LONGEST, RECORDING = "draft_sample_method", "max_model_len", "replay_file"
+SAMPLED, LONGEST, RECORDING, OF_HEAD = "draft_sample_method", "max_model_len", "replay_file", "quantization"
 OWNERS = {  # the methods of a key that others lack
     **dict.fromkeys(LOOKUP, (NGRAM,)),
     **dict.fromkeys((DEPTH, STORED, FACTOR, LEAST), (SUFFIX,)),
-    SAMPLED: (*WITH_FILES, MTP),
+    **dict.fromkeys((SAMPLED, OF_HEAD), (*WITH_FILES, MTP)),
     LONGEST: (BY_FILES, DRAFT_MODEL),
     RECORDING: (REPLAY,),
 }
@@ -66,6 +66,7 @@ class DraftConfig:
     suffix: SuffixRules | None = None  # for SUFFIX
     longest: int = 0  # tokens of a row that a draft model computes; 0: as many as its files and the target allow
     adaptive: bool = True  # a step verifies as many drafts as make tokens come fastest; False: all
+    fp8_head: bool = False  # drafts come from an FP8 copy of the head
     by_rows: tuple[tuple[int, int, int], ...] = ()  # (least rows, most rows, most drafts of a row while so many run)
     survivals: tuple[float, ...] = ()  # for measurements: how often drafts are right, by place; see base/survivals
     recording: str = ""  # for REPLAY: the path of the recorded answers
@@ -80,7 +81,7 @@ def draft_config(given: Mapping[str, Any]) -> DraftConfig | None:
     """Reads the object of the flag; an empty object: no drafts. Raises ConfigError."""
     if not given:
         return None
-    given = without_passed(FLAG, given)
+    given = without_passed(FLAG, {key: value for key, value in given.items() if (key, value) != (OF_HEAD, None)})
     found = _drafts(given)
     adaptive = given.get(ADAPTIVE, True)
     if not isinstance(adaptive, bool):
@@ -163,8 +164,15 @@ def _drafter(given: Mapping[str, Any], method: str, model: str) -> DraftConfig:
     how = given.get(SAMPLED, PROBABILISTIC)
     if how not in (GREEDY, PROBABILISTIC):
         raise ConfigError(f"{FLAG}: {SAMPLED} is {how!r}; give {GREEDY!r} or {PROBABILISTIC!r}")
+    if (head := given.get(OF_HEAD)) not in (None, "fp8"):
+        raise ConfigError(
+            f"{FLAG}: {OF_HEAD} is {head!r}: a drafter's weights are as in its files, but for its head; give 'fp8' for "
+            "an FP8 copy of the head, or leave it out"
+        )
     longest = _number(given, LONGEST, 0, 2 if LONGEST in given else 0, 1 << 30)
-    return DraftConfig(number, method=method, model=model, greedy=how == GREEDY, longest=longest)
+    return DraftConfig(
+        number, method=method, model=model, greedy=how == GREEDY, fp8_head=head == "fp8", longest=longest
+    )
 
 
 def _suffix(given: Mapping[str, Any]) -> DraftConfig:

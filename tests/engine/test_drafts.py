@@ -215,7 +215,7 @@ async def test_an_answer_that_is_left_in_a_run_leaves_nothing():
         (ngram(3, num_speculative_tokens_per_batch_size=[[1, 2, 4]]), "[1, 2, 4]; ranges of rows are from 1 on"),
         (ngram(3, num_speculative_tokens_per_batch_size=[[1, 4, 2], [4, 8, 1]]), "[4, 8, 1]; ranges of rows"),
         (ngram(3, quantisation="fp8"), "unknown key 'quantisation'; there are method, model"),
-        (ngram(3, quantization="fp8"), "quantization='fp8': a drafter's weights are as in its files"),
+        (ngram(3, quantization="fp8"), "quantization is for method eagle3 or peagle"),
         (ngram(3, draft_tensor_parallel_size=True), "draft_tensor_parallel_size=True: a drafter is on one device"),
         (ngram(3, speculative_token_tree="[(0,)]"), "speculative_token_tree='[(0,)]': drafts are chains"),
         (ngram(3, model="x"), "model='x' is for a drafter; method ngram has none"),

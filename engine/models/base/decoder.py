@@ -247,7 +247,10 @@ class Decoder(Model):
         return self.head(hidden)
 
     def logits(self, hidden: Tensor, adapters: Tensor | None = None) -> Tensor:
-        logits = self.products(hidden, adapters)
+        return self.scaled(self.products(hidden, adapters))
+
+    def scaled(self, logits: Tensor) -> Tensor:
+        """Logits of the head's products, which are overwritten."""
         scale, cap = self.config.text.logit_scale, self.config.text.logit_softcap
         if scale != 1.0:
             logits *= scale

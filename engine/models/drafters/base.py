@@ -18,6 +18,7 @@ from engine.cache.spec import CacheSpec, LayerCache
 from engine.cache.tokens import FullSpec, GuestSpec
 from engine.layers.batch import Batch
 from engine.models.base.model import Model
+from engine.models.drafters.fp8_head import LentHead
 from engine.weights.table import Weighted
 
 FIRST_ENTRY = 1  # the first place with an entry
@@ -51,6 +52,10 @@ class DraftModel(Weighted, Protocol):
     @property
     def described(self) -> str:
         """A few words about it for the log."""
+
+    @property
+    def lent(self) -> LentHead | None:
+        """The head that the target lends; None: the drafter has its own."""
 
     @property
     def warning(self) -> str:

@@ -32,6 +32,7 @@ from engine.models.base.decoder import Decoder
 from engine.models.drafters import vocabulary
 from engine.models.drafters.base import Block, Kind, config_of, guest_specs, text_places
 from engine.models.drafters.dflash_settings import BlockConfig
+from engine.models.drafters.fp8_head import LentHead
 from engine.models.drafters.vocabulary import Vocabulary
 from engine.weights.files import Shard
 from engine.weights.table import Row, Table, Wanted
@@ -126,7 +127,7 @@ class DFlash:
         self.config = config_of(self.named, config.folder, text, config.torch_dtype, longest)
         table = self.weight_table()
         names = {table.canonical(name) for shard in shards for name in shard.tensors}
-        self.vocabulary = Vocabulary(target, names, hidden, config.vocab_size)
+        self.vocabulary = Vocabulary(target, names, hidden, config.vocab_size, config.fp8_head)
         self.fc = Linear(len(config.streams) * config.stream_width, hidden)
         self.hidden_norm = RMSNorm(hidden, text.norm_eps)
         self.mask = MaskEmbedding(hidden) if MASK in names else None
@@ -168,6 +169,11 @@ class DFlash:
             f"{options.vocab_size:,} of {options.text.vocab_size:,} tokens, over the inputs of layers "
             f"{', '.join(map(str, options.streams))}"
         )
+
+    @property
+    def lent(self) -> LentHead | None:
+        """See DraftModel."""
+        return self.vocabulary.lent
 
     @property
     def warning(self) -> str:

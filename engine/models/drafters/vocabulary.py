@@ -16,6 +16,7 @@ from engine.base.errors import ConfigError
 from engine.kernels.gemm.pack import Placement
 from engine.layers.embed import Embedding, Head
 from engine.models.base.decoder import Decoder
+from engine.models.drafters.fp8_head import LentHead, quantise
 from engine.weights.table import Row, Wanted
 
 UNLIKELY = -1e30  # logit of the target's tokens that the drafter's head lacks; finite, as the samplers want it
@@ -59,8 +60,11 @@ class TokenMap:
 class Vocabulary:
     """Embedding, head and token map; None: the target's, or no map."""
 
-    def __init__(self, target: Decoder, names: Collection[str], hidden_size: int, head_size: int) -> None:
-        """`names`: canonical names of the files' tensors; `head_size`: tokens of the drafter's head, if it has one."""
+    def __init__(
+        self, target: Decoder, names: Collection[str], hidden_size: int, head_size: int, fp8: bool = False
+    ) -> None:
+        """`names`: canonical names of the files' tensors; `head_size`: tokens of the drafter's head, if it has one;
+        `fp8`: of the head, see fp8_head."""
         text = target.config.text
         maps, fits = "d2t" in names or head_size != text.vocab_size, hidden_size == text.hidden_size
         heads = "lm_head.weight" in names or maps or not fits or target.head is None
@@ -68,6 +72,9 @@ class Vocabulary:
         self.embed = Embedding(text.vocab_size, hidden_size, None) if embeds else None
         self.head = Head(head_size, hidden_size, False) if heads else None
         self.token_map = TokenMap(head_size, text.vocab_size) if maps else None
+        self.lent = None if heads else LentHead(target, fp8)
+        if fp8 and self.head is not None:
+            quantise(self.head)
         self._target = target
 
     def embedded(self, token_ids: Tensor) -> Tensor:
@@ -76,11 +83,14 @@ class Vocabulary:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [n, hidden] -> logits [n, vocabulary of the target]."""
-        return self.widened(self._target.logits(hidden) if self.head is None else self.head(hidden))
+        return self.widened(self.products(hidden) if self.lent is None else self.lent.logits(hidden))
 
     def products(self, hidden: Tensor) -> Tensor:
         """hidden [n, hidden] -> new logits [n, tokens of the head], without the target's scale and soft cap."""
-        return self._target.products(hidden) if self.head is None else self.head(hidden)
+        if self.lent is not None:
+            return self.lent.products(hidden)
+        assert self.head is not None
+        return self.head(hidden)
 
     def widened(self, logits: Tensor) -> Tensor:
         """Logits [n, tokens of the head] -> logits [n, vocabulary of the target]."""

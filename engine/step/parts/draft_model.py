@@ -18,6 +18,7 @@ from engine.cache.spec import LayerCache
 from engine.device.memory import gib
 from engine.layers.batch import LayerHook
 from engine.models.drafters.draft_model import SmallDecoder
+from engine.models.drafters.fp8_head import tied_bytes
 from engine.step.live import Place
 from engine.step.parts.draft_model_steps import DraftModelHook, DraftModelSteps
 from engine.step.parts.drafter_load import guess_of, load_drafter
@@ -44,15 +45,21 @@ class DraftModel(StepPart):
         self._steps: DraftModelSteps
 
     def line(self) -> str:
-        size, block_size = gib(weight_bytes(self._drafter.model)), self._sizes.block_size
+        size, block_size = gib(self._weights()), self._sizes.block_size
         each = sum(spec.block_bytes(block_size) for spec in self._drafter.specs) * 1000 / block_size / 2**20
+        head = ", with an FP8 head" if self._drafts.fp8_head else ""
         return (
-            f"drafts: {self._drafts.num_tokens} in a step, by {self._drafter.described}; weights of {size}, "
+            f"drafts: {self._drafts.num_tokens} in a step, by {self._drafter.described}{head}; weights of {size}, "
             f"{each:.1f} MiB of the KV cache per 1,000 tokens"
         )
 
+    def _weights(self) -> int:
+        """Bytes of the weights."""
+        model = self._drafter.model
+        return weight_bytes(model) + tied_bytes(model.head)
+
     def claim(self) -> Claim:
-        return Claim(weight_bytes=weight_bytes(self._drafter.model), specs=self._drafter.specs)
+        return Claim(weight_bytes=self._weights(), specs=self._drafter.specs)
 
     def start(self, steps: Steps) -> None:
         """Loads the weights."""

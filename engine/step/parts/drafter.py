@@ -48,19 +48,24 @@ class Drafter(StepPart):
         self._config, self._drafts, self._sizes = config, drafts, sizes
         self._drafter, self._model = drafter, model
         self._specs = tuple(drafter.cache_specs())
+        self._copy = None if drafter.lent is None else drafter.lent.copy  # of the target's head
         self._steps: DrafterSteps
 
     def line(self) -> str:
-        size = gib(weight_bytes(self._drafter))
-        return f"drafts: {self._drafts.num_tokens} in a step, by {self._drafter.described}; weights of {size}"
+        size, head = gib(self._weights()), ", with an FP8 head" if self._drafts.fp8_head else ""
+        return f"drafts: {self._drafts.num_tokens} in a step, by {self._drafter.described}{head}; weights of {size}"
+
+    def _weights(self) -> int:
+        """Bytes of the weights."""
+        return weight_bytes(self._drafter) + (0 if self._copy is None else self._copy.num_bytes)
 
     def claim(self) -> Claim:
         sizes, feature = self._sizes, self._drafter.text.hidden_size * self._model.dtype.itemsize
         if not has_features(self._drafter):
-            return Claim(weight_bytes=weight_bytes(self._drafter), specs=self._specs)
+            return Claim(weight_bytes=self._weights(), specs=self._specs)
         return Claim(
             token_bytes=-(-feature // sizes.block_size),
-            weight_bytes=weight_bytes(self._drafter) + feature * (sizes.max_slots + 1 + sizes.max_tokens),
+            weight_bytes=self._weights() + feature * (sizes.max_slots + 1 + sizes.max_tokens),
             specs=self._specs,
         )
 
@@ -70,7 +75,7 @@ class Drafter(StepPart):
         group = rank.layout.group_of[next(n for n, one in enumerate(rank.layout.specs) if one is self._specs[0])]
         guess = guess_of(self._drafts, steps.backend.sampler)
         self._steps = steps_of(self._drafter, Runs(rank, self._sizes, group, guess))
-        load_drafter(self._drafter, self._config, rank)
+        load_drafter(self._drafter, self._config, rank, self._copy)
         if self._drafter.warning:
             log.warning("%s", self._drafter.warning)
 

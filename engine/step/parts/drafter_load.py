@@ -13,6 +13,7 @@ from torch import Tensor
 from engine.base.config import EngineConfig
 from engine.base.drafts import DraftConfig
 from engine.kernels.gemm.pack import Placement
+from engine.models.drafters.fp8_head import HeadCopy
 from engine.step.backend.base import StepSampler
 from engine.step.rank import Rank
 from engine.weights.load import load_weights
@@ -21,13 +22,16 @@ from engine.weights.table import Weighted
 Guess = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # StepSampler.guess
 
 
-def load_drafter(drafter: Weighted, config: EngineConfig, rank: Rank) -> None:
-    """Reads a drafter's weights from its folder into the rank's memory, or draws them."""
+def load_drafter(drafter: Weighted, config: EngineConfig, rank: Rank, copy: HeadCopy | None = None) -> None:
+    """Reads a drafter's weights from its folder into the rank's memory, or draws them; then the copy of the target's
+    head, if it drafts with one."""
     placement = None
     if (found := rank.accelerator) is not None:
         placement = Placement(drafter.dtype, drafter.device, False, found.algorithms, found.scaled, found.long)
     with torch.inference_mode():
         load_weights(drafter, drafter.config.folder, config.load_format, placement, config.seed)
+        if copy is not None:
+            copy.load(config.load_format, placement, config.seed)
 
 
 def guess_of(drafts: DraftConfig, sampler: StepSampler) -> Guess:

@@ -1,0 +1,92 @@
+"""FP8 heads of drafters: half the bytes of a product that each draft needs. The target's own head stays as it is.
+
+A head of the drafter's files is quantised while it is read. For a head that the target lends there is a copy, made of
+the target's embedding if they are tied, else of the target's files. Each row has its scale (engine/quant/online). A
+head of codes is used as it is. Owner: device thread; weights are filled once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from engine.kernels.gemm.pack import Placement
+from engine.layers.embed import Head
+from engine.models.base.decoder import Decoder
+from engine.quant.base import UNQUANTISED, Quantised
+from engine.quant.online import Floats
+from engine.weights.load import load_weights, weight_bytes
+from engine.weights.table import Table
+
+FP8 = Quantised((Floats(),), ("lm_head",))
+
+
+def quantise(head: Head) -> None:
+    """Makes FP8 of an unquantised head when it is filled."""
+    if head.scheme is UNQUANTISED:
+        head.scheme = FP8
+
+
+def tied_bytes(head: Head | None) -> int:
+    """Bytes of an FP8 head that is made of the embedding; 0: another head."""
+    return head.in_features * sum(head.out_features) if head is not None and head.tied and head.scheme is FP8 else 0
+
+
+@dataclass(frozen=True, slots=True)
+class OfHead(Table):
+    """The row of a head; all other tensors belong to the target."""
+
+    def ignored(self, name: str) -> bool:
+        """Whether a canonical name may be left over."""
+        return True
+
+
+class HeadCopy:
+    """The FP8 copy of a target's head."""
+
+    def __init__(self, target: Decoder) -> None:
+        text, head = target.config.text, target.head
+        assert head is not None, "a model with a pooler has no drafter"
+        self.config, self.dtype, self.device, self._target = target.config, target.dtype, target.device, target
+        self.head = Head(text.vocab_size, text.hidden_size, False, text.head_bias)
+        quantise(self.head)
+
+    def weight_table(self) -> Table:
+        """See Weighted."""
+        table = self._target.weight_table()
+        rows = tuple(row for row in table.rows if row.target == "head")
+        return OfHead(rows, table.prefixes, (), table.spelled, True)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes on an accelerator."""
+        return weight_bytes(self)
+
+    def load(self, load_format: str, placement: Placement | None, seed: int) -> None:
+        """Fills the copy; the target has its weights."""
+        if self.config.text.tie_embeddings:
+            place = placement or Placement(self.dtype, self.device)
+            self.head.fill({"weight": [self._target.embed.table]}, place)
+        else:
+            load_weights(self, self.config.folder, load_format, placement, seed)
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """hidden [n, hidden] -> new logits [n, vocabulary], before the target's scale and soft cap."""
+        return self.head(hidden)
+
+
+class LentHead:
+    """The target's head, or an FP8 copy of it."""
+
+    def __init__(self, target: Decoder, fp8: bool) -> None:
+        codes = target.head is None or target.head.scheme is not UNQUANTISED
+        self._target, self.copy = target, HeadCopy(target) if fp8 and not codes else None
+
+    def products(self, hidden: Tensor) -> Tensor:
+        """hidden [n, hidden] -> new logits [n, vocabulary], before the target's scale and soft cap."""
+        return self._target.products(hidden) if self.copy is None else self.copy(hidden)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [n, hidden] -> logits [n, vocabulary]."""
+        return self._target.scaled(self.products(hidden))
