@@ -201,7 +201,8 @@ cdef class Scheduler:
         sampled: plan.width values per row: the row's tokens, then TokenCode.END. They are ignored for rows that do not
         sample; END at the first place ends the row without a token.
 
-        finish_override: if not 0, ends the row with this reason; a token of -1 then means no token.
+        finish_override: if not 0, ends the row with this reason, after the last token of its run; a token of -1 then
+        means no token.
         """
         cdef int32_t n = plan.num_rows
         if plan.step_id < 0 and n == 0:

@@ -51,9 +51,11 @@ cdef class Settler:
     def redo(self, int32_t slot):
         """Drop the slot's sample from the only step in flight, so that the position is computed again.
 
-        For a row whose newest, just committed token changes which tokens may follow. False: the row has ended.
+        For a row whose newest, just committed token changes which tokens may follow. False: the row has ended, or no
+        such step is in flight; the next step takes the newest token from here, without drafts.
         """
         self._check_slot(slot)
+        self.seqs.chained[slot] = 0
         if self.seqs.state[slot] != RUNNING or not self._drop_choice(slot):
             return False
         self.seqs.computed[slot] = self.seqs.num_tokens[slot] - 1
@@ -170,11 +172,11 @@ cdef class Settler:
     cdef int32_t _sample(self, StepPlan plan, int32_t row, const token_t* run, int32_t override) noexcept nogil:
         """Append a row's tokens up to the first that ends its request; return the reason, or FINISH_NONE.
 
-        An empty run ends the request, too: such a row yields other results than tokens.
+        override: the reason for which the run's last token ends the request. An empty run ends the request, too: such a row yields other results than tokens.
         """
         cdef slot_t slot = plan.row_slot[row]
         cdef token_t* out = plan.lines.out_token + row * plan.width
-        cdef int32_t why = override
+        cdef int32_t why = FINISH_NONE
         cdef int32_t k
         if run[0] <= TOKEN_END:
             return override if override else FINISH_STOP
@@ -185,7 +187,9 @@ cdef class Settler:
                 return override if override and run[k] < 0 else FINISH_ERROR
             out[k] = run[k]
             plan.lines.out_count[row] = <uint8_t>(k + 1)
-            why = override if override else self.seqs.verdict(slot, run[k])
+            why = self.seqs.verdict(slot, run[k])
+            if override and (k + 1 == plan.width or run[k + 1] <= TOKEN_END):
+                return override
             if why:
                 break
         return why

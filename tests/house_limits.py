@@ -145,7 +145,7 @@ ATTRIBUTES = {
     # All other classes have too many attributes: split them by noun.
     "_fast/steady.pxd: SteadyLoop": 24,
     "engine/engine.py: Engine": 22,
-    "engine/grammar/advance.py: GrammarRow": 22,
+    "engine/grammar/row.py: GrammarRow": 22,
     "engine/models/base/decoder.py: Decoder": 23,
     "engine/run/loop.py: DeviceThread": 17,
     "engine/sampling/device.py: DeviceSampler": 16,

@@ -7,7 +7,7 @@ library has different bytes than the detokenizer, masks would allow the wrong te
     bits of a line:  0 .. num_tokens - 1 | end | padding        bit t is bit t % 32 of word t // 32
 
 `end` is an extra id after all tokens; its bit means "the answer may end here". The ids that end an answer differ by
-request (ignore_eos, stop_token_ids), so engine/grammar/advance.py replaces the end bit by the bits of these ids.
+request (ignore_eos, stop_token_ids), so engine/grammar/row.py replaces the end bit by the bits of these ids.
 """
 
 from __future__ import annotations

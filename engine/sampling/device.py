@@ -23,7 +23,7 @@ from _fast.layout import SLOT_WORDS, SamplerWord, SlotWord
 from engine.base.config import LogprobsMode
 from engine.base.request import SamplingParams, TokenLogprob
 from engine.kernels.sampling.choose import choose, choose_room
-from engine.kernels.sampling.rules import COUNTED, REPEATS, SEEN
+from engine.kernels.sampling.rules import ALONG, COUNTED, REPEATS, SEEN
 from engine.kernels.sampling.top_logprobs import MOST, top_logprobs
 from engine.sampling.dry import LEAST_HISTORY
 from engine.sampling.lines import RuleLines, allowed_bits
@@ -69,7 +69,8 @@ class DeviceSampler:
         self._as_logits = logprobs_mode in ("raw_logits", "processed_logits")
         self._room = choose_room(max_lines or max_rows, vocab, self._device)
         self._tops = torch.zeros_like(self._room.chosen)
-        self.lines = RuleLines(max_rows, vocab, self._device, history)
+        places = len(self._room.best) if logprob_words.shape[2] > 1 else 0  # for drafts
+        self.lines = RuleLines(max_rows, vocab, self._device, history, places)
         self.logprob_words = logprob_words
         self.asked = np.zeros(max_slots, np.uint8)  # by slot: 1 + top log-probabilities to report; 0: no report
         self._how = np.zeros(max_slots, np.uint8)  # by slot: bits SPECIAL, MOVES, APART
@@ -165,7 +166,7 @@ class DeviceSampler:
 
     @property
     def allowed_table(self) -> Tensor:
-        """The masks of allowed tokens, int32 [lines, ceil(vocab / 32)]; `line` gives a slot's line."""
+        """The masks of allowed tokens, int32 [lines, ceil(vocab / 32)]; `line` and `line_behind` give the lines."""
         return self.lines.tables.allowed
 
     def may_sleep(self, slot: int) -> bool:
@@ -176,13 +177,26 @@ class DeviceSampler:
         return not (rules.moves or rules.kinds & (SEEN | COUNTED | REPEATS) or rules.params.min_tokens or reports)
 
     def set_asleep(self, slot: int, asleep: bool) -> None:
-        """Sets whether a slot's grammar sleeps; if the slot may sleep, its steps are plain meanwhile."""
+        """Sets whether a slot's grammar sleeps; if the slot may sleep, its steps are plain meanwhile, and no masks come
+        for the tokens behind its drafts."""
         waits = not (asleep and self.may_sleep(slot))
         self._how[slot] = self._how[slot] & ~SPECIAL | SPECIAL * waits
+        if self.logprob_words.shape[2] > 1:  # the server has drafts
+            words = self._words[slot]
+            kinds = self._rules[slot].kinds | ALONG * waits
+            if slot in self.lines and words[SlotWord.RULE_KINDS] != kinds:
+                self._slots.word(SlotWord.RULE_KINDS)[slot : slot + 1].copy_(
+                    send(np.array([kinds], np.int32), self._device)
+                )
+            words[SlotWord.RULE_KINDS] = kinds
 
     def line(self, slot: int) -> int:
         """A slot's line in the tables; valid from the launch of its step on."""
         return self.lines[slot]
+
+    def line_behind(self, place: int) -> int:
+        """The line of masks for the token behind a draft; place: its line of logits in the step."""
+        return len(self.lines.tables.counts) + place
 
     def allowed_of(self, slot: int) -> np.ndarray | None:
         """bool [vocab]: the tokens that a slot's rules allow, without its grammar; None: all."""
@@ -231,7 +245,7 @@ class DeviceSampler:
         """See StepSampler; the rules of a row count the drafts before its guess. Can be captured."""
         width = self.logprob_words.shape[2]
         found = torch.empty(len(slots) * width, dtype=torch.int32, device=logits.device)
-        choose(found, self._slots, self.lines.tables, self._room, logits, run, slots, place, False, width)
+        choose(found, self._slots, self.lines.tables, self._room, logits, run, slots, place, False, width, True)
         return found
 
     def warm_up(self, inputs: StepInputs, logits: Tensor, tokens_out: Tensor) -> None:

@@ -24,9 +24,10 @@ HISTORIES = 8  # lines of repetitions per copy: a mebibyte with the longest hist
 class RuleLines:
     """The tables, and which slot holds which line."""
 
-    def __init__(self, num_lines: int, vocab: int, device: torch.device, history: int) -> None:
-        """history: tokens of a slot's text in which DRY finds repetitions, a power of two."""
-        self.tables = rule_tables(num_lines, vocab, device, history)
+    def __init__(self, num_lines: int, vocab: int, device: torch.device, history: int, places: int = 0) -> None:
+        """history: tokens of a slot's text in which DRY finds repetitions, a power of two; places: lines of logits of a
+        step with drafts."""
+        self.tables = rule_tables(num_lines, vocab, device, history, places)
         self._vocab = vocab
         self._free = list(range(num_lines))
         self._line_of: dict[int, int] = {}  # by slot

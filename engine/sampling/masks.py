@@ -31,11 +31,11 @@ SPARE_WORDS = 8  # a tokenizer may have more ids than the model has logits
 class LineUpload:
     """The blocks, and the table that the masks are copied to."""
 
-    def __init__(self, accelerator: Accelerator, table: Tensor, max_rows: int) -> None:
-        """table int32 [lines, ceil(vocab / 32)] on the device."""
-        self._table, self._max_rows = table, max_rows
+    def __init__(self, accelerator: Accelerator, table: Tensor, most: int) -> None:
+        """table int32 [lines, ceil(vocab / 32)] on the device; most: masks of a step."""
+        self._table = table
         self._words = table.shape[1] + SPARE_WORDS
-        size = max_rows * (3 + self._words)  # per row: line of the table (int64), tail, words
+        size = most * (3 + self._words)  # per mask: line of the table (int64), tail, words
         self._pinned = [accelerator.pinned(size) for _ in range(BLOCKS)]
         self._device = [torch.zeros(size, dtype=torch.int32, device=table.device) for _ in range(BLOCKS)]
         self._copied = [accelerator.event() for _ in range(BLOCKS)]

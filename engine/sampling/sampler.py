@@ -159,7 +159,8 @@ class Sampler:
         lines: Lines | None = None,
         stated: np.ndarray | None = None,
     ) -> tuple[np.ndarray, dict[int, TokenLogprob]]:
-        """Tokens int64 [rows] (-1 if a row's logits are not finite), and log-probabilities of rows that want them.
+        """Tokens int64 [rows] (-1: a row's logits are not finite, or no token is left), and log-probabilities of rows
+        that want them.
 
         logits float32 [rows, vocab], may be changed; slots, index int [rows]: the row's slot and its token's number
         in the answer; lines: masks of the rows with grammars; stated int64 [rows]: tokens that rows get whatever they
@@ -199,6 +200,7 @@ class Sampler:
             if rules is not None:
                 line = lines.flags(allowed[row], self._vocab) if lines is not None and row in allowed else None
                 rules.apply(logits[row], int(index[row]), line)
+                finite[row] &= bool(logits[row].max() > float("-inf"))
         if not self._raw:
             values = {row: self._processed(logits[row], slots[row : row + 1], index[row : row + 1]) for row in asked}
         tokens = self._tokens(logits, slots, index, finite, stated)

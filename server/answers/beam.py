@@ -24,7 +24,7 @@ import numpy as np
 
 from engine.base.errors import EngineError
 from engine.base.request import Delta, FinishReason, Request, SamplingParams, TokenLogprob
-from engine.grammar.advance import GrammarRow
+from engine.grammar.row import GrammarRow
 from server.answers.answer import Answer
 from server.answers.beam_lines import Line, grown_rows, lines_of
 from server.errors import from_engine

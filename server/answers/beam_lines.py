@@ -13,7 +13,7 @@ import numpy as np
 
 from engine.base.errors import EngineError
 from engine.base.request import FinishReason, TokenLogprob
-from engine.grammar.advance import GrammarRow, take_ends
+from engine.grammar.row import GrammarRow, take_ends
 
 MOST_LISTED = 1024  # most allowed tokens that are requested by id; for more, the likeliest tokens often suffice
 

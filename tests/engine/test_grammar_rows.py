@@ -12,8 +12,9 @@ import engine.run.start
 from _fast.layout import TokenCode
 from engine import FinishReason, SamplingParams
 from engine.base.grammar import GrammarSpec
-from engine.grammar.advance import GrammarRow, GrammarRows
+from engine.grammar.advance import GrammarRows
 from engine.grammar.compile import compile_now
+from engine.grammar.row import GrammarRow
 from engine.grammar.vocabulary import GrammarVocabulary
 from engine.run.loop import DeviceThread
 from server.render.load_tokenizer import load_tokenizer

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from engine import FinishReason
 from engine.base.errors import StepFailedError
 from engine.base.request import SamplingParams
-from engine.grammar.advance import GrammarRow, chooses_freely, settled
+from engine.grammar.row import GrammarRow, chooses_freely, settled
 from tests import tiny
 from tests.engine.test_faults import model_of
 from tests.engine.test_grammar_rows import (

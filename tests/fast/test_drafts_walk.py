@@ -147,11 +147,15 @@ class DraftWalk(Walk):
         if broken:
             ended = ERROR
         elif plan.row_flags[row] & SAMPLE:
-            for token in [token for token in run if token >= 0]:
+            tokens = [token for token in run if token >= 0]
+            for number, token in enumerate(tokens, 1):
                 request.settled += 1
                 expected.append(token)
                 assert token == request.tokens[request.settled - 1]
-                if ended := forced or request.verdict(self.settings["max_model_len"]):
+                ended = request.verdict(self.settings["max_model_len"])
+                if forced and number == len(tokens):
+                    ended = forced
+                if ended:
                     break
         assert (emitted, why) == (expected, ended)
         if plan.row_flags[row] & SAMPLE and not broken:

@@ -64,6 +64,7 @@ def choose(
     sample_place: Tensor,
     thresholds: bool = False,
     width: int = 1,
+    guesses: bool = False,
 ) -> None:
     """Write tokens_out[sample_row] and SlotWord.LAST_TOKEN of sample_slot (0 for -1); sample_row -1 writes nothing.
 
@@ -71,10 +72,10 @@ def choose(
     thresholds: fill room.bounds of every row, which greedy rows and rows with only top-p do not need otherwise. The
     tokens are the same. width: places of a run; above 1, sample_row is a place among all runs, tokens_out are the runs
     int32 [max_rows * width], the slot's drafts before the place count for the rules, and LAST_TOKEN and the rules'
-    counts are left to `verify`.
+    counts are left to `verify`. guesses: the tokens are drafts, see `groups`.
     """
     run = launch_choose if logits.is_cuda else choose_reference
-    run(tokens_out, slots, tables, room, logits, sample_row, sample_slot, sample_place, thresholds, width)
+    run(tokens_out, slots, tables, room, logits, sample_row, sample_slot, sample_place, thresholds, width, guesses)
 
 
 def launch_choose(
@@ -88,6 +89,7 @@ def launch_choose(
     sample_place: Tensor,
     thresholds: bool = False,
     width: int = 1,
+    guesses: bool = False,
 ) -> None:
     """Launch the three kernels on grids that depend only on shapes."""
     rows, vocab = logits.shape
@@ -96,7 +98,7 @@ def launch_choose(
     num_groups = room.best.shape[1]
     assert len(sample_place) >= rows and len(room.best) >= rows and tokens_out.is_contiguous()
     sampled = sample_row, sample_slot, sample_place
-    groups(room.best, room.mass, room.moments, room.work, logits, slots, tables, *sampled, width)
+    groups(room.best, room.mass, room.moments, room.work, logits, slots, tables, *sampled, width, guesses)
     first = tokens_out, room.bounds, room.chosen, room.best, room.mass, room.work, logits, slots.words
     last = *sampled, vocab, logits.stride(0), num_groups
     same = {"RUNS": width > 1, "OPEN": OPEN, "TRIALS": TRIALS, "GROUP": GROUP, "num_warps": 8}
@@ -121,9 +123,10 @@ def choose_reference(
     sample_place: Tensor,
     thresholds: bool = False,
     width: int = 1,
+    guesses: bool = False,
 ) -> None:
     sampled = sample_row, sample_slot, sample_place
-    groups_reference(room.best, room.mass, room.moments, room.work, logits, slots, tables, *sampled, width)
+    groups_reference(room.best, room.mass, room.moments, room.work, logits, slots, tables, *sampled, width, guesses)
     for row, (target, slot) in enumerate(zip(sample_row.tolist()[: len(logits)], sample_slot.tolist())):
         if target < 0:
             continue

@@ -25,6 +25,8 @@ from engine.kernels.sampling.rules import (
     RuleTables,
     lengths_in,
     line_of,
+    mask_of,
+    mask_reference,
     ruled,
     ruled_reference,
 )
@@ -85,6 +87,7 @@ def groups_kernel(
     vocab,
     logits_stride,
     num_groups,
+    along,  # the first line of `allowed` of those by line of logits; -1: drafts are guessed
     WIDTH: tl.constexpr,  # of a run
     GROUP: tl.constexpr,
     TILE: tl.constexpr,
@@ -105,9 +108,9 @@ def groups_kernel(
             sum_up(best + own, mass + own, x, group, num_groups, scale)
         else:
             place = tl.load(sample_place + row)
-            guesses = drafts
+            guesses, mask = drafts, line
             if drafts is not None:
-                guesses = drafts + slot * (WIDTH - 2)
+                guesses, mask = drafts + slot * (WIDTH - 2), mask_of(words, slot, line, row, target % WIDTH > 0, along)
             count, mean, square = 0.0, 0.0, 0.0
             if (line >= 0) & ((tl.load(word(words, slot, RULE_KINDS)) & IS_REPEATS) != 0):
                 first = tl.program_id(0) * TILE * GROUP
@@ -121,7 +124,7 @@ def groups_kernel(
                 first = (tl.program_id(0) * TILE + part) * GROUP
                 x = ruled(
                     x, token, first, first + PART * GROUP, vocab, work + row.to(tl.int64) * vocab, words, slot, line,
-                    place, counts, seen, allowed, edits, guesses, target % WIDTH,
+                    place, counts, seen, allowed, mask, edits, guesses, target % WIDTH,
                 )  # fmt: skip
                 sum_up(best + own, mass + own, x, group, num_groups, scale)
                 if sigma > 0.0:
@@ -147,12 +150,14 @@ def groups(
     sample_slot: Tensor,
     sample_place: Tensor,
     width: int = 1,
+    guesses: bool = False,
 ) -> None:
     """Write best and mass float32 [rows, num_groups], except lines of rows whose sample_row is -1.
 
     moments float32 [rows or more, ceil(num_groups / TILE), MOMENTS]: receives those of rows with top-n-sigma.
     work float32 [rows or more, vocab]: receives logits of rows with rules, after the rules. logits [rows, vocab],
-    bfloat16, float16 or float32, unit stride along the row; width: places of a run; the rest as in StepInputs.
+    bfloat16, float16 or float32, unit stride along the row; width: places of a run; guesses: tokens of drafts are
+    chosen, without the masks that change with each token; the rest as in StepInputs.
     """
     rows, vocab = logits.shape
     num_groups = best.shape[1]
@@ -163,7 +168,7 @@ def groups(
     groups_kernel[(triton.cdiv(num_groups, TILE), rows)](
         best, mass, moments, work, logits, slots.words, tables.counts, tables.seen, tables.allowed, tables.edits,
         tables.repeats, sample_row, sample_slot, sample_place, slots.drafts if width > 1 else None, vocab,
-        logits.stride(0), num_groups,
+        logits.stride(0), num_groups, -1 if guesses else len(tables.counts),
         WIDTH=width, GROUP=GROUP, TILE=TILE, HISTORY=tables.history, num_warps=4,
     )  # fmt: skip
 
@@ -180,6 +185,7 @@ def groups_reference(
     sample_slot: Tensor,
     sample_place: Tensor,
     width: int = 1,
+    guesses: bool = False,
 ) -> None:
     rows, vocab = logits.shape
     num_groups = best.shape[1]
@@ -190,7 +196,9 @@ def groups_reference(
         x, slot = logits[row].float(), int(sample_slot[row])
         if int(rule_line[slot]):
             before = int(sample_row[row]) % width
-            x = work[row] = ruled_reference(x, tables, slots, slot, int(sample_place[row]), before)
+            along = -1 if guesses else len(tables.counts)
+            mask = mask_reference(slots, slot, row, before > 0, along) if width > 1 else int(rule_line[slot]) - 1
+            x = work[row] = ruled_reference(x, tables, slots, slot, int(sample_place[row]), mask, before)
         if float(slots.real(SamplerWord.TOP_N_SIGMA)[slot]) > 0:
             moments[row] = moments_reference(x, TILE * GROUP)
         line = torch.full((num_groups * GROUP,), float("-inf"))

@@ -6,7 +6,8 @@
     x = x - frequency * count - presence * (count > 0)             count: times in the answer
     x = x - the penalty of repetitions                             (dry.py)
 
-A slot with rules has one line in each table of RuleTables; SlotWord defines the line and which entries are used. A ban
+A slot with rules has one line in each table of RuleTables; SlotWord defines the line and which entries are used. Behind
+a draft, a slot whose bits change with each token (ALONG) reads the bits of the step's line of logits instead. A ban
 adds -inf, so NaN and +inf still yield NaN and are detected. Other kernels call these functions: `groups` applies rules
 when it reads the logits, `cut` records the token.
 """
@@ -42,9 +43,9 @@ NUM_EDITS = tl.constexpr(int(SlotWord.NUM_EDITS))
 PRESENCE = tl.constexpr(int(SlotWord.PRESENCE))
 FREQUENCY = tl.constexpr(int(SlotWord.FREQUENCY))
 REPETITION = tl.constexpr(int(SlotWord.REPETITION))
-SEEN, COUNTED, ALLOWED, REPEATS = 1, 2, 4, 8  # bits of SlotWord.RULE_KINDS
+SEEN, COUNTED, ALLOWED, REPEATS, ALONG = 1, 2, 4, 8, 16  # bits of SlotWord.RULE_KINDS
 IS_SEEN, IS_COUNTED, IS_ALLOWED = tl.constexpr(SEEN), tl.constexpr(COUNTED), tl.constexpr(ALLOWED)
-IS_REPEATS = tl.constexpr(REPEATS)
+IS_REPEATS, IS_ALONG = tl.constexpr(REPEATS), tl.constexpr(ALONG)
 LINE_OF_EDITS = tl.constexpr(3 * MAX_EDITS)
 LANES = tl.constexpr(256)  # edits that are processed together
 
@@ -55,7 +56,8 @@ class RuleTables:
 
     counts: Tensor  # [lines, vocab] int32: times in the answer
     seen: Tensor  # [lines, ceil(vocab / 32)] int32, bits: in the prompt or the answer
-    allowed: Tensor  # [lines, ceil(vocab / 32)] int32, bits: may be chosen
+    # [lines + places, ceil(vocab / 32)] int32, bits: may be chosen; the last lines are those of a step's logits
+    allowed: Tensor
     edits: Tensor  # [lines, MAX_EDITS, 3] int32: token, value (float bits), until; no token twice
     repeats: Tensor  # [lines, dry.line_len(history)] int32
     breakers: Tensor  # [lines, ceil(vocab / 32)] int32, bits: ends repetitions
@@ -66,10 +68,11 @@ class RuleTables:
         return (self.repeats.shape[1] - HEAD_LEN) // PARTS
 
 
-def rule_tables(lines: int, vocab: int, device: str | torch.device, history: int = 64) -> RuleTables:
-    """Allocate tables of zeros; history: a power of two."""
+def rule_tables(lines: int, vocab: int, device: str | torch.device, history: int = 64, places: int = 0) -> RuleTables:
+    """Allocate tables of zeros; history: a power of two; places: lines of logits of a step with drafts."""
     bits = lines, -(-vocab // 32)
-    shapes = (lines, vocab), bits, bits, (lines, MAX_EDITS, 3), (lines, line_len(history)), bits
+    allowed = lines + places, bits[1]
+    shapes = (lines, vocab), bits, allowed, (lines, MAX_EDITS, 3), (lines, line_len(history)), bits
     return RuleTables(*(torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes))
 
 
@@ -101,10 +104,11 @@ def lengths_in(work):
 
 
 @triton.jit
-def ruled(x, token, first, end, vocab, work, words, slot, line, place, counts, seen, allowed, edits, guesses, before):
+def ruled(x, token, first, end, vocab, work, words, slot, line, place, counts, seen, allowed, mask, edits, guesses,
+          before):  # fmt: skip
     """Apply the slot's rules to the logits x of tokens first .. end - 1; also write them to `work`, the row's
-    [vocab], where `scatter` has written the lengths of repetitions. With `guesses`, the first `before` of them count as
-    tokens of the answer."""
+    [vocab], where `scatter` has written the lengths of repetitions. mask: the line of `allowed`, -1 for none. With
+    `guesses`, the first `before` of them count as tokens of the answer."""
     inside = token < vocab
     at, num_words = line.to(tl.int64), (vocab + 31) // 32
     kinds, num_edits = tl.load(word(words, slot, RULE_KINDS)), tl.load(word(words, slot, NUM_EDITS))
@@ -116,8 +120,8 @@ def ruled(x, token, first, end, vocab, work, words, slot, line, place, counts, s
         tl.store(work + token, x, mask=inside)
         add_edits(work, edits + at * LINE_OF_EDITS, num_edits, first, tl.minimum(end, vocab), place)
         x = tl.load(work + token, mask=inside, other=float("-inf"))
-    if (kinds & IS_ALLOWED) != 0:
-        x = tl.where(bits_at(allowed + at * num_words, token, inside), x, x + float("-inf"))
+    if ((kinds & IS_ALLOWED) != 0) & (mask >= 0):
+        x = tl.where(bits_at(allowed + mask.to(tl.int64) * num_words, token, inside), x, x + float("-inf"))
     if (kinds & IS_SEEN) != 0:
         factor = real(words, slot, REPETITION)
         is_seen = bits_at(seen + at * num_words, token, inside)
@@ -139,6 +143,14 @@ def ruled(x, token, first, end, vocab, work, words, slot, line, place, counts, s
 
 
 @triton.jit
+def mask_of(words, slot, line, row, behind, along):
+    """The line of `allowed` for line `row` of the step's logits, whose token is behind a draft or not; along: the first
+    line of those by line of logits, -1 while drafts are guessed: no mask is known there."""
+    moves = (tl.load(word(words, slot, RULE_KINDS)) & IS_ALONG) != 0
+    return tl.where(moves & (behind | (along < 0)), tl.where(along < 0, -1, along + row), line)
+
+
+@triton.jit
 def record_token(token, vocab, words, slot, line, place, counts, seen, repeats, breakers, HISTORY: tl.constexpr):
     """Record the token number `place` of the answer (0 <= token < vocab) in the slot's line."""
     at, kinds = line.to(tl.int64), tl.load(word(words, slot, RULE_KINDS))
@@ -153,18 +165,26 @@ def record_token(token, vocab, words, slot, line, place, counts, seen, repeats, 
         remember(token, vocab, words, slot, place, own, breaks, HISTORY)
 
 
+def mask_reference(slots: SlotTensors, slot: int, row: int, behind: bool, along: int) -> int:
+    """Specification of mask_of."""
+    moves = bool(int(slots.word(SlotWord.RULE_KINDS)[slot]) & ALONG)
+    if not moves or (along >= 0 and not behind):
+        return int(slots.word(SlotWord.RULE_LINE)[slot]) - 1
+    return -1 if along < 0 else along + row
+
+
 def ruled_reference(
-    logits: Tensor, tables: RuleTables, slots: SlotTensors, slot: int, place: int, before: int = 0
+    logits: Tensor, tables: RuleTables, slots: SlotTensors, slot: int, place: int, mask: int, before: int = 0
 ) -> Tensor:
-    """Specification: one row of logits [vocab] after the rules of its slot, float32; the slot's first `before` drafts
-    count as tokens of the answer."""
+    """Specification: one row of logits [vocab] after the rules of its slot, float32; mask: the line of `allowed`, -1
+    for none; the slot's first `before` drafts count as tokens of the answer."""
     x = logits.float().clone()
     line, kinds = int(slots.word(SlotWord.RULE_LINE)[slot]) - 1, int(slots.word(SlotWord.RULE_KINDS)[slot])
     edits = tables.edits[line, : int(slots.word(SlotWord.NUM_EDITS)[slot])]
     value, until = edits[:, 1].contiguous().view(torch.float32), edits[:, 2]
     x.index_add_(0, edits[:, 0].long(), torch.where(place < until, float("-inf"), value))
-    if kinds & ALLOWED:
-        x += torch.where(unpack(tables.allowed[line], len(x)), 0.0, float("-inf"))
+    if kinds & ALLOWED and mask >= 0:
+        x += torch.where(unpack(tables.allowed[mask], len(x)), 0.0, float("-inf"))
     if kinds & (SEEN | COUNTED):
         fields = SlotWord.PRESENCE, SlotWord.FREQUENCY, SlotWord.REPETITION
         numbers = [float(slots.real(field)[slot]) for field in fields]

@@ -194,6 +194,12 @@ class Backend(Protocol):
     def choose(self, step: Step) -> None:
         """On the stream: samples the tokens of a step whose sampling had to wait."""
 
+    def drafts_of(self, step: Step) -> np.ndarray:
+        """The number of drafts that the step verifies in each of its S sampled rows, and the drafts, int32 [S, 1 + K].
+
+        For a step with drafts whose sampling waits; waits for the forward's begin, where the drafts are made.
+        """
+
     def done(self, step: Step, call: Callable[[Step], None]) -> None:
         """Runs after the whole step is launched. A backend that learns early that the tokens can be read then calls
         call(step), on any thread."""

@@ -90,5 +90,6 @@ class Drafter(StepPart):
 
     def place(self, request: Request, place: Place, scheduler: Scheduler) -> None:
         raw = self._config.logprobs_mode.startswith("raw") and not self._drafts.forced
-        if takes_drafts(request.sampling, raw) and request.grammar is None and not place.traced:
+        masked = self._drafts.forced and request.grammar is not None
+        if takes_drafts(request.sampling, raw) and not masked and not place.traced:
             place.drafts = self._drafts.num_tokens

@@ -53,7 +53,7 @@ class Drafts(StepPart):
             self._matches = empty_matches(sizes.max_rows, longest, *shape, device)
 
     def place(self, request: Request, place: Place, scheduler: Scheduler) -> None:
-        if takes_drafts(request.sampling, self._raw) and request.grammar is None and not place.traced:
+        if takes_drafts(request.sampling, self._raw) and not place.traced:
             place.drafts = self._config.num_tokens
 
     def admit(self, slot: int, row: LiveRow, words: np.ndarray) -> bool:
@@ -75,7 +75,8 @@ class Drafts(StepPart):
 
 
 def takes_drafts(params: SamplingParams, raw: bool) -> bool:
-    """Whether a row can choose several tokens in a step: none of its rules and reports needs the host between them.
+    """Whether a row can choose several tokens in a step: none of its rules and reports needs the host between them. The
+    masks of grammars are filled along the drafts.
 
     `raw`: log-probabilities are those of the model's logits, for tokens that the model chose.
     """

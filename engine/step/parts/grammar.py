@@ -9,6 +9,9 @@ tokens (`collect`), then fill a mask line of allowed tokens for each row (`betwe
 If only one continuation is allowed, its tokens (a run) join the sequence after step N's token (`after`). Forward N+1
 computes step N's token, the token that it samples is dropped, and step N+2 computes the run.
 
+A step that verifies drafts of a row reads a mask for the token behind each of them, too. The device sends the drafts
+when the step's forward begins, so the masks are filled while the forward runs.
+
 A grammar may begin only after a token that ends free text, such as thinking. Until then the grammar sleeps: steps are
 plain, two are in flight, and the GIL-free loop returns to Python after a token that wakes the grammar. The step that
 was launched meanwhile sampled without the grammar; its token for the slot is dropped and sampled again (`redo`).
@@ -20,12 +23,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from _fast.layout import RowFlag
 from _fast.scheduler import Scheduler
 from _fast.steady import SPECIAL_ALWAYS, SPECIAL_WATCHED
 from engine.base.config import EngineConfig
 from engine.base.output import StepOutput
 from engine.base.request import FinishReason
-from engine.grammar.advance import GrammarRow, GrammarRows, RowEnd
+from engine.grammar.advance import GrammarRows
+from engine.grammar.row import GrammarRow, RowEnd
 from engine.step.live import LiveRow
 from engine.step.parts.part import ABSENT, JOINS, StepPart, Steps
 from engine.step.sizes import Sizes
@@ -41,6 +46,7 @@ class Grammar(StepPart):
         # A row with forced tokens misses the next step. By default that is worth it on a CPU: no step is in flight.
         jumps = on_host if config.jump_forward is None else config.jump_forward
         self._grammars = GrammarRows(sizes.max_slots, jumps)
+        self._room = np.zeros(sizes.max_slots, np.int32)  # tokens that a slot's answer may still get
         self._steps: Steps
 
     def start(self, steps: Steps) -> None:
@@ -66,9 +72,21 @@ class Grammar(StepPart):
 
     def between(self, step: Step) -> None:
         backend = self._steps.backend
-        lines = self._grammars.fill(step.sampled_slots, backend.masks.memory, backend.sampler.allowed_of)
+        given = backend.masks.memory, backend.sampler.allowed_of
+        lines = self._grammars.fill(step.sampled_slots, *given, self._drafts(step), self._room.__getitem__)
         if lines is not None:
             backend.masks.send(step, lines)
+
+    def _drafts(self, step: Step) -> list[list[int]]:
+        """The drafts of the step's sampled rows; []: no row with a grammar has drafts."""
+        rows = step.rows
+        if not step.plan.drafting:
+            return []
+        drafted = (rows.flags[rows.sampled] & RowFlag.FEED > 0) & (rows.lens[rows.sampled] > 1)
+        if not self._grammars.has_any(step.sampled_slots[drafted]):
+            return []
+        found = self._steps.backend.drafts_of(step)
+        return [tokens[: max(count, 0)] for count, *tokens in found.tolist()]
 
     def collect(self, step: Step) -> None:
         """Consumes the step's tokens: cuts and ends rows, and notes slots whose next step sampled without the grammar
@@ -76,17 +94,22 @@ class Grammar(StepPart):
         home, sampled = step.home, step.rows.sampled
         assert home.tokens is not None
         consumed = self._grammars.consume(step.sampled_slots, home.tokens[sampled])
+        runs = (home.tokens[sampled] >= 0).sum(1)
         for place, (count, end) in consumed.cuts.items():
             self._cut(step, int(sampled[place]), count, end)
         redone = []
         behind = self._steps.behind(step)
-        for slot in step.sampled_slots[consumed.turned].tolist():
+        for place in consumed.turned:
+            slot = int(step.sampled_slots[place])
             self._watch(slot)
             self._steps.mark(slot)
-            if behind is None or not behind.chosen or behind.error is not None:
+            if self._row(slot).is_waiting:
                 continue
-            if not self._row(slot).is_waiting and slot in behind.sampled_slots:
-                self._row(slot).redoes = True
+            # Of a run that was cut, the device has more tokens than the answer, so the next step began too far.
+            is_cut = place in consumed.cuts and consumed.cuts[place][0] < runs[place]
+            follows = behind is not None and behind.error is None and slot in behind.sampled_slots
+            if is_cut or (follows and behind is not None and behind.chosen):
+                self._row(slot).redoes = follows
                 redone.append(slot)
         step.notes[self.name] = redone
 
@@ -97,7 +120,10 @@ class Grammar(StepPart):
             settler.redo(slot)
         for row, slot in zip(step.rows.sampled.tolist(), step.sampled_slots.tolist()):
             matched = self._grammars.rows.get(slot)
-            if matched is None or not (tokens := matched.jump(settler.room(slot) - 1)):
+            if matched is None:
+                continue
+            room = self._room[slot] = settler.room(slot)
+            if not (tokens := matched.jump(room - 1)):
                 continue
             matched.redoes |= settler.extend(slot, np.asarray(tokens, np.int32))
             for token in tokens:

@@ -26,7 +26,7 @@ KERNELS = {
             groups_kernel,
             {"best": F, "mass": F, "moments": F, "work": F, "logits": dtype, "words": I, **COUNTED, "allowed": I,
              "edits": I, "repeats": I, "sample_row": I, "sample_slot": I, "sample_place": I, "drafts": I,
-             "vocab": "i32", "logits_stride": "i32", "num_groups": "i32"},
+             "vocab": "i32", "logits_stride": "i32", "num_groups": "i32", "along": "i32"},
             {"WIDTH": width, "GROUP": GROUP, "TILE": TILE, "HISTORY": MAX_HISTORY}
             | ({} if width > 1 else {"drafts": None}),
             {"num_warps": 4},

@@ -8,6 +8,7 @@ from engine.kernels.pool_home import pool_home_kernel
 from engine.kernels.pool_rows import KINDS, pool_kernel
 from engine.kernels.record import record_kernel
 from engine.kernels.sampling.append import append_kernel
+from engine.kernels.sampling.drafts_home import drafts_home_kernel
 from engine.kernels.sampling.home import home_kernel
 from engine.kernels.sampling.ngram import ngram_kernel
 from engine.kernels.sampling.replay import replay_kernel
@@ -135,6 +136,11 @@ KERNELS = {
         )
         for fed in (False, True)
     },
+    "drafts home": (
+        drafts_home_kernel,
+        {"ring": I, "home": I, "row_drafts": I, "row_slot": I, "drafts": I, "num_buffers": "i32", "max_rows": "i32"},
+        {"NUM": 7, "BLOCK": 256}, {"num_warps": 4},
+    ),
     "pool home": (pool_home_kernel, POOL_HOME, {"BLOCK": 1024, "OVERLAP": True}, {"num_warps": 4}),
     **{
         f"home {width} {drafting}": (

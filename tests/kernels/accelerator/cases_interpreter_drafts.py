@@ -13,10 +13,11 @@ from _fast.layout import Header, RowColumn, RowFlag, RunEnd, SlotWord, column_at
 from engine.kernels.deal_drafts import launch_deal_drafts
 from engine.kernels.sampling import ngram, suffix
 from engine.kernels.sampling.append import append_reference, launch_append
+from engine.kernels.sampling.bits import unpack
 from engine.kernels.sampling.choose import choose_reference, choose_room, launch_choose
 from engine.kernels.sampling.ngram import launch_ngram, ngram_reference
 from engine.kernels.sampling.replay import launch_replay, replay_reference
-from engine.kernels.sampling.rules import COUNTED, SEEN
+from engine.kernels.sampling.rules import ALLOWED, ALONG, COUNTED, SEEN, rule_tables
 from engine.kernels.sampling.suffix import empty_matches, launch_suffix, suffix_reference
 from engine.kernels.sampling.verify import launch_verify, verify_reference
 from engine.kernels.step_tensors import empty_slots
@@ -184,6 +185,35 @@ def test_rules_at_a_place_count_the_drafts_before(number):
         )
         choose_reference(token, one[0], tables, room, logits[line : line + 1], *parts)
         assert token[0] == found[1][0][target[line]]
+
+
+@pytest.mark.parametrize("guesses", [False, True])
+def test_masks_behind_drafts_are_those_of_the_line_of_logits(guesses):
+    """Slot 0 has such masks, slot 1 the same mask at every place, slot 2 no rules."""
+    vocab, number = 200, 3
+    width, lines, count = number + 2, number + 1, 3
+    slots, tables = empty_slots(count, 1, 1, "cpu", number), rule_tables(2, vocab, "cpu", places=count * (number + 1))
+    slots.word(SlotWord.RULE_LINE)[:2] = torch.tensor([2, 1])
+    slots.word(SlotWord.RULE_KINDS)[:2] = torch.tensor([ALLOWED | ALONG, ALLOWED])
+    tables.allowed.copy_(torch.randint(0, 2**31, tables.allowed.shape, generator=torch.Generator().manual_seed(2)))
+    tables.allowed[2 + lines - 1] = 0
+    slot = torch.arange(count, dtype=torch.int32).repeat_interleave(lines)
+    place = torch.arange(lines, dtype=torch.int32).repeat(count)
+    logits = torch.randn(len(slot), vocab, generator=torch.Generator().manual_seed(3))
+    found = []
+    for run in (launch_choose, choose_reference):
+        room, tokens = choose_room(len(slot), vocab, "cpu"), torch.full((count * width,), -7, dtype=torch.int32)
+        run(tokens, slots, tables, room, logits, slot * width + place, slot, place, False, width, guesses)
+        found.append(tokens.view(count, width)[:, :lines])
+    assert torch.equal(found[0], found[1])
+    for row in range(count):
+        for k in range(lines):
+            mask = [None if guesses else 2 + k if k else 1, 0, None][row]
+            x = logits[row * lines + k]
+            if mask is not None:
+                x = torch.where(unpack(tables.allowed[mask], vocab), x, float("-inf"))
+            assert int(found[0][row, k]) == (int(x.argmax()) if x.max() > float("-inf") else -1)
+    assert (int(found[0][0, -1]) == -1) != guesses, "a mask of zeros ends the run"
 
 
 @pytest.mark.parametrize(("least", "most"), [(1, 1), (1, 5), (2, 3), (3, 8)])

@@ -12,6 +12,7 @@ from _fast.layout import SLOT_WORDS, UPDATE_WORDS, Header, RowColumn, SlotWord, 
 from engine.kernels.pool_home import launch_pool_home, pool_home_reference
 from engine.kernels.pool_rows import KINDS, launch_pool, pool_rows_reference
 from engine.kernels.record import Records, records_in
+from engine.kernels.sampling.drafts_home import UNREAD, launch_drafts, send_drafts_reference
 from engine.kernels.sampling.home import launch_home, send_home_reference
 from engine.kernels.state_inputs import launch_state_inputs, state_inputs_reference
 from engine.kernels.step_inputs import launch_inputs, step_inputs_reference
@@ -138,6 +139,19 @@ def test_tokens_go_to_the_buffer_that_the_step_named(rows, width, home):
     launch_home(got, tokens, torch.tensor([home], dtype=torch.int32), row_slot, slots, drafts)
     send_home_reference(want, tokens, torch.tensor([home], dtype=torch.int32), row_slot, slots, drafts)
     assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("home", [-1, 0, 2, 9])
+@pytest.mark.parametrize(("rows", "most"), [(1, 1), (200, 3), (40, 64)])
+def test_drafts_go_to_the_buffer_that_the_step_named(rows, most, home):
+    row_slot, slots = torch.randperm(rows, dtype=torch.int32), empty_slots(rows, 1, 1, "cpu", most)
+    slots.drafts[:] = torch.randint(-3, 1000, slots.drafts.shape)
+    drafts, number = torch.randint(-1, most + 1, (rows,), dtype=torch.int32), torch.tensor([home], dtype=torch.int32)
+    got, want = (torch.full((3, rows, 1 + most), UNREAD, dtype=torch.int32) for _ in range(2))
+    launch_drafts(got, number, drafts, row_slot, slots)
+    send_drafts_reference(want, number, drafts, row_slot, slots)
+    assert torch.equal(got, want)
+    assert (got[min(max(home, 0), 2)] != UNREAD).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)

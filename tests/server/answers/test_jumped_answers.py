@@ -8,7 +8,7 @@ import jsonschema
 import orjson
 import pytest
 
-from engine.grammar.advance import GrammarRow
+from engine.grammar.row import GrammarRow
 from server.output.parser_choice import choose_parsers, made
 from server.output.reasoning import ReasoningFormat
 from tests.server.live import named_events

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from engine.grammar.advance import GrammarRow
+from engine.grammar.row import GrammarRow
 from server.output.parser import OutputParser
 from server.output.parser_choice import choose_parsers
 from tests.server.conftest import quiet

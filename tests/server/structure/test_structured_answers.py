@@ -8,7 +8,7 @@ import pytest
 from tokenizers import AddedToken
 
 from engine.base.grammar import GrammarSpec
-from engine.grammar.advance import GrammarRow
+from engine.grammar.row import GrammarRow
 from server.render.hf_tokenizer import HfTokenizer
 from server.render.load_tokenizer import load_tokenizer
 from server.start.makers import make_grammars

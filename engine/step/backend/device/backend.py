@@ -171,6 +171,9 @@ class DeviceBackend:
         assert isinstance(step.event, TokensHome), "the events of steps here are made here"
         step.event.asked = True
 
+    def drafts_of(self, step: Step) -> np.ndarray:
+        return self.buffers.home.drafts_of(step.number, step.rows.sampled, self.config.step_timeout)
+
     def done(self, step: Step, call: Callable[[Step], None]) -> None:
         """Does nothing: the launcher finds out when the tokens have arrived."""
 

@@ -37,7 +37,7 @@ def token_backend(
             for each in ranks[1:]
         ]
         forward.all = Forwards(forward, following, rank.model.group)
-    upload = LineUpload(rank.accelerator, forward.sampler.allowed_table, sizes.max_rows)
+    upload = LineUpload(rank.accelerator, forward.sampler.allowed_table, sizes.max_lines)
     backend = DeviceBackend(config, rank, sizes, buffers, forward, DeviceMasks(upload, forward.sampler))
     if rank.accelerator.has_steady_loop:
         backend.steady = DeviceSteady(backend, forward.sampler.asked, forward.logprob_words)

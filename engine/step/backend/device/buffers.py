@@ -115,7 +115,7 @@ class StepBuffers:
         )
         self.states = state_rows(rank.layout, sizes, self.plans[0], 1, device)
         self.slots = DeviceSlots(sizes, groups, config.axes, config.bidirectional, accelerator)
-        self.home: Home = Home(accelerator, rows, sizes.width, None if first is None else first.home.ring)
+        self.home: Home = Home(accelerator, rows, sizes.width, None if first is None else first.home)
         self.inputs = empty_inputs(
             rows,
             tokens,
@@ -234,6 +234,8 @@ class StepBuffers:
         )
         for hook in self.hooks:
             hook.begin(batch, self._drafted(tokens, decode_only))
+        if not decode_only:
+            self.home.send_drafts(self.inputs, self.slots.tensors)
         return batch
 
     @property

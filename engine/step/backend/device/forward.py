@@ -157,6 +157,8 @@ class DeviceForward(RankForward):
         plan, launcher, variant = step.plan, self.launcher, step.variant
         sample_size = launcher.pick(GraphKind.SAMPLE, plan.num_lines, variant) if plan.num_sampled else 0
         step.chosen = not step.waits
+        if not step.chosen and plan.drafting:
+            self._buffers.home.await_drafts(step.number)
         if step.chosen and size and (sample_size or not plan.num_sampled):
             launcher.launch(plan, step.number, kind, size, sample_size, variant)
             return
@@ -227,5 +229,9 @@ class DeviceMasks:
     def send(self, step: Step, lines: Lines) -> None:
         """Uploads the lines for the sampling that is launched next. The step's duration is unknown after that."""
         step.times.is_a_guess()
-        slots = step.sampled_slots
-        self._upload.send(lines, [self._sampler.line(int(slots[place])) for place in lines.places])
+        slots, sampler = step.sampled_slots, self._sampler
+        targets = [
+            sampler.line_behind(int(lines.firsts[place]) + after) if after else sampler.line(int(slots[place]))
+            for place, after in zip(lines.places, lines.after)
+        ]
+        self._upload.send(lines, targets)

@@ -30,6 +30,8 @@ from engine.step.rows import RowArrays
 from engine.step.sizes import Sizes
 from engine.step.step import Step
 
+PATIENCE = 0.05  # seconds after which a step whose drafts do not come is asked for its error
+
 
 class Forward(Protocol):
     """Computes a step: from a Batch to the results of its rows."""
@@ -106,7 +108,10 @@ class HostBackend:
         """Does nothing: a plan's step has been settled before the plan is used again."""
 
     def step(self, plan: StepPlan) -> Step:
-        return Step(plan, RowArrays(plan), HostEvent(), self.run, waits=True)
+        step = Step(plan, RowArrays(plan), HostEvent(), self.run, waits=True)
+        if plan.drafting:
+            step.notes["drafts"] = Future()
+        return step
 
     def begin(self, step: Step) -> None:
         step.times.started_at = time.perf_counter()
@@ -116,10 +121,22 @@ class HostBackend:
         if self.states is not None:
             self.states.read(step.plan, self.slots.tensors)
         rows = step.rows if step.plan.width == 1 else self.slots.resolve(step.rows)
-        self._forward.launch(step, rows, build(step, rows, self.slots, self.rank, self.states, self.hooks))
+        batch = build(step, rows, self.slots, self.rank, self.states, self.hooks)
+        if step.plan.drafting:
+            step.notes["drafts"].set_result(self.slots.drafts_of(rows))
+        self._forward.launch(step, rows, batch)
 
     def choose(self, step: Step) -> None:
         self._forward.choose(step)
+
+    def drafts_of(self, step: Step) -> np.ndarray:
+        made: Future[np.ndarray] = step.notes["drafts"]
+        while True:
+            try:
+                return made.result(PATIENCE)
+            except TimeoutError:
+                if step.error is not None:  # the forward failed before the drafts were made
+                    raise step.error from None
 
     def done(self, step: Step, call: Callable[[Step], None]) -> None:
         event = step.event

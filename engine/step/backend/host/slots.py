@@ -77,6 +77,13 @@ class HostSlots:
         computed[fed], lens[fed] = length - 1, 1 + drafts
         return rows.moved(computed, lens)
 
+    def drafts_of(self, rows: RowArrays) -> np.ndarray:
+        """See Backend; rows: from `resolve`. The drafts of rows that verify none may be anything."""
+        sampled = rows.sampled
+        fed = (rows.flags[sampled] & RowFlag.FEED) > 0
+        counts = np.where(fed, rows.lens[sampled] - 1, 0).astype(np.int32)
+        return np.column_stack((counts, self.tensors.drafts.numpy()[rows.slots[sampled]]))
+
     def apply(self, plan: StepPlan) -> None:
         """Writes the plan's changes of block tables; the last change of an entry wins."""
         updates = np.asarray(plan.updates)[: plan.num_updates]  # [num_updates, UPDATE_WORDS]

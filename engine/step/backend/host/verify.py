@@ -31,8 +31,9 @@ def verify(
     """Each sampled row's run of tokens, int32 [S, width], also written to `slots`; and their log-probabilities.
 
     logits float32 [num_lines, vocab]: a row's line for its first token, then a line per draft. rows: from `resolve`.
-    lines: masks of the first tokens. A run ends before a place with invalid logits; such a first place is -1. Its end
-    counts the drafts without valid logits of the drafter (RunEnd). logprobs: by plan row * width + place in the run.
+    lines: masks of all tokens of rows with grammars. A run ends before a place with invalid logits, or without a token
+    that may follow; such a first place is -1. Its end counts the drafts without valid logits of the drafter (RunEnd).
+    logprobs: by plan row * width + place in the run.
     survivals: see kernels/sampling/verify.
     """
     sampled, width = rows.sampled, slots.tensors.drafts.shape[1] + 2
@@ -52,7 +53,8 @@ def verify(
     for place in range(width):
         at = first[active] + place
         given = logits if len(at) == len(logits) else logits[torch.from_numpy(at)]
-        masks, stated = lines if place == 0 else None, None if forced is None else forced[active, place]
+        masks = None if lines is None else lines.behind(place, active)
+        stated = None if forced is None else forced[active, place]
         tokens, found = sampler.sample(given, slot_of[active], index[active] + place, masks, stated)
         for number, entry in found.items():
             logprobs[int(sampled[active[number]]) * width + place] = entry
