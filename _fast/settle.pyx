@@ -172,7 +172,8 @@ cdef class Settler:
     cdef int32_t _sample(self, StepPlan plan, int32_t row, const token_t* run, int32_t override) noexcept nogil:
         """Append a row's tokens up to the first that ends its request; return the reason, or FINISH_NONE.
 
-        override: the reason for which the run's last token ends the request. An empty run ends the request, too: such a row yields other results than tokens.
+        override: the reason for which the run's last token ends the request. An empty run ends the request, too: such a
+        row yields other results than tokens.
         """
         cdef slot_t slot = plan.row_slot[row]
         cdef token_t* out = plan.lines.out_token + row * plan.width
