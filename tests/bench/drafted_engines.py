@@ -78,7 +78,7 @@ SET = {"rejection_sample_method": "synthetic"}
 REPLAYED = {"method": "replay", "synthetic_acceptance_length": 1, "enable_adaptive_verification": False}
 DRAWN = {"temperature": 1.0}  # no text of random draws repeats itself
 HEAD = {"num_speculative_tokens": 3, "synthetic_acceptance_length": 3.0, **SET}
-BLOCK = {"num_speculative_tokens": 7, "synthetic_acceptance_length": 5.0, **SET}
+BLOCK = {"num_speculative_tokens": 7, "synthetic_acceptance_length": 5.0, **SET, "quantization": "fp8"}
 LOOKUP = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 3, "prompt_lookup_max": 5}
 KINDS = {
     "bf16": Kind(
