@@ -29,6 +29,7 @@ from typing import Any
 from engine.base.errors import ConfigError
 from engine.checkpoint.files import CONFIG, PARAMS
 from engine.checkpoint.pooling_tasks import ADAPTER_CONFIG, FOLDERS
+from engine.models.drafters.dflash_settings import MASK_FILE
 from engine.weights.files import (
     ADAPTER,
     CONSOLIDATED,
@@ -51,10 +52,10 @@ from server.start.gguf import chosen
 log = logging.getLogger("omniloop")
 
 # Files other than weights: configurations, all supported tokenizer formats, templates, the index of the weights.
-# FORM is read as text.
+# FORM is read as text. MASK_FILE is not read: a drafter with such a file is refused by its name, not served without.
 OTHER_FILES = (
     "*.json", "*.jinja", "*.model", "*.model.v*", "*.tiktoken", "merges.txt", "vocab.txt",
-    "additional_chat_templates/*.jinja", FORM,
+    "additional_chat_templates/*.jinja", FORM, MASK_FILE,
 )  # fmt: skip
 # The small files that show whether a model consists of adapters.
 ALWAYS = tuple(f"{name}/{ADAPTER_CONFIG}" for name in ("*-lora", *FOLDERS.values()))

@@ -207,6 +207,8 @@ async def test_a_layer_that_is_not_whole_is_refused_by_name(tmp_path):
         (changed(tmp_path / "less", ("mtp.fc.weight",)), "1 missing: mtp.fc.weight"),
         (changed(tmp_path / "more", (), ("mtp.own",)), "1 left over: mtp.own"),
         (changed(tmp_path / "none", mtp_num_hidden_layers=0), "names no layer for multi-token prediction"),
+        (changed(tmp_path / "two", mtp_num_hidden_layers=2), "names 2 layers for multi-token prediction, and one is"),
+        (changed(tmp_path / "own", mtp_use_dedicated_embeddings=True), "mtp_use_dedicated_embeddings=true: a layer"),
     ):
         with pytest.raises(ConfigError, match=re.escape(words)):
             async with running(folder, speculative=asked(2)):

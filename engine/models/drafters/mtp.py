@@ -168,8 +168,14 @@ def check_mtp(target: ModelConfig) -> None:
             f"{FLAG}: method mtp: multi-token-prediction layers of {target.architecture} are not served, only those of "
             f"{', '.join(FORMS)}; name a drafter, or use method ngram"
         )
-    if target.text.num_nextn_predict_layers < 1:
+    number, body = target.text.num_nextn_predict_layers, target.raw.get("text_config") or target.raw
+    if number != 1:
         raise ConfigError(
-            f"{FLAG}: method mtp: {target.folder}: config.json names no layer for multi-token prediction; name a "
-            "drafter, or use method ngram"
+            f"{FLAG}: method mtp: {target.folder}: config.json names {number or 'no'} layer{'s' * (number > 1)} for "
+            "multi-token prediction, and one is served; name a drafter, or use method ngram"
+        )
+    if body.get("mtp_use_dedicated_embeddings"):
+        raise ConfigError(
+            f"{FLAG}: method mtp: {target.folder}: mtp_use_dedicated_embeddings=true: a layer with an embedding of its "
+            "own is not served; name a drafter, or use method ngram"
         )

@@ -83,6 +83,11 @@ def test_only_what_serving_reads_is_fetched_and_only_once(fake, sharded):
     assert len(fake.asked) <= 2
 
 
+def test_a_file_for_which_a_drafter_is_refused_is_fetched():
+    names = ["config.json", "mask_embedding.pt", "optimizer.pt", "model.safetensors"]
+    assert hub_module.other_files(names) == ["config.json", "mask_embedding.pt"]
+
+
 def test_a_folder_of_that_name_comes_first(monkeypatch, tmp_path):
     assert is_hub_name("org/name")
     for name in ("/models/x", "./a/b", "org", "org/name/more", "../x", "~/x", "org/na me", ""):
