@@ -27,14 +27,19 @@ def steps_that_take(monkeypatch, marginal: float) -> None:
 
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("marginal", [0.05, 0.4, 3.0])
-@pytest.mark.parametrize("drafter", ["ngram", "eagle3", "dflash"])
+@pytest.mark.parametrize("drafter", ["ngram", "eagle3", "dflash", "dspark"])
 @pytest.mark.parametrize("on_path", PATHS, indirect=True)
 async def test_answers_do_not_depend_on_the_budget(on_path, drafter, marginal, monkeypatch):
     requests = requests_of(7, 8)
     async with running(tiny.checkpoint("qwen3"), max_num_seqs=8) as own:
         wanted = await collected(own, requests)
     steps_that_take(monkeypatch, marginal)
-    folders = {"eagle3": lambda: eagle3("qwen3"), "dflash": lambda: folder_of("qwen3", Form())}
+    sure = Form(kind="dspark", rank=16, skipped=0, confident="both", block=7)
+    folders = {
+        "eagle3": lambda: eagle3("qwen3"),
+        "dflash": lambda: folder_of("qwen3", Form()),
+        "dspark": lambda: folder_of("qwen3", sure),
+    }
     drafts = {"model": str(folders[drafter]()), "num_speculative_tokens": 3} if drafter in folders else ngram(4)
     async with running(tiny.checkpoint("qwen3"), max_num_seqs=8, speculative=drafts) as own:
         check(await collected(own, requests), wanted)
