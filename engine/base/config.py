@@ -56,6 +56,7 @@ class RanksConfig:
     """Settings of an engine with several ranks."""
 
     whole_experts: bool = False  # each rank has whole experts; else a part of every expert's width
+    require_peer_access: bool = False  # refuse devices that cannot address each other's memory
     driver_variables: Mapping[str, str] = field(default_factory=dict)  # of the environment, for the driver and torch
 
 

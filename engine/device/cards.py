@@ -47,7 +47,9 @@ def cards_of(ranks: int) -> list[Card]:
     ]
 
 
-def check_cards(ranks: int, cards: Sequence[Card], variables: Mapping[str, str]) -> None:
+def check_cards(
+    ranks: int, cards: Sequence[Card], variables: Mapping[str, str], require_peer_access: bool = False
+) -> None:
     """Raises ConfigError if `ranks` ranks cannot run on these cards; `variables`: of the process's environment."""
     said = f"{FLAG} {ranks}"
     if len(cards) < ranks:
@@ -66,10 +68,10 @@ def check_cards(ranks: int, cards: Sequence[Card], variables: Mapping[str, str])
                 f"{LEAST_FREE:.0%} of the most: end the processes that use it, or choose others with "
                 "CUDA_VISIBLE_DEVICES"
             )
-        if card.unreached:
+        if card.unreached and require_peer_access:
             raise ConfigError(
-                f"{said}: GPU {number} cannot address the memory of GPU {card.unreached[0]} (no NVLink, and the bus "
-                "allows no peer access), which is not served yet; choose GPUs with peer access (nvidia-smi topo -p2p r)"
+                f"--require-peer-access: GPU {number} cannot address the memory of GPU {card.unreached[0]}; choose "
+                "GPUs with peer access (nvidia-smi topo -p2p r), or leave the flag out: sums then pass host memory"
             )
     if variables.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
         raise ConfigError(
@@ -81,6 +83,18 @@ def check_cards(ranks: int, cards: Sequence[Card], variables: Mapping[str, str])
             raise ConfigError(
                 f"{said}: {name} has expandable_segments:True, whose memory other GPUs cannot address; leave it out"
             )
+
+
+def detour_line(cards: Sequence[Card]) -> str:
+    """The warning of a start whose cards cannot address each other's memory; "": they can."""
+    pairs = [(number, card.unreached[0]) for number, card in enumerate(cards) if card.unreached]
+    if not pairs:
+        return ""
+    return (
+        f"GPU {pairs[0][0]} cannot address the memory of GPU {pairs[0][1]}: sums of ranks go through host memory, "
+        "which takes about 10 us instead of 2 for each of the two sums of a layer, and for long prompts the time of "
+        "the bus; --require-peer-access refuses this"
+    )
 
 
 def ranks_line(devices: Sequence[torch.device], room_bytes: int) -> str:

@@ -85,19 +85,26 @@ class DeviceExchange:
 class DeviceGroup(Group):
     """A device for each rank."""
 
-    def __init__(self, accelerators: Sequence[Accelerator], needs: Needs, programs: int = 0) -> None:
+    def __init__(
+        self, accelerators: Sequence[Accelerator], needs: Needs, programs: int = 0, mapped: bool = False
+    ) -> None:
+        """`mapped`: the devices cannot address each other's memory, and exchange through the host's."""
         super().__init__(len(accelerators))
         self._accelerators = accelerators
         self.devices = [each.device for each in accelerators]
-        for one in self.devices:
+        memory = (lambda size: accelerators[0].pinned_bytes(size).zero_()) if mapped else None
+        for one in () if mapped else self.devices:
             for other in self.devices:
                 torch.zeros(8, device=one).to(other)  # torch opens the access of each device to the other's memory
         self.error = accelerators[0].pinned(1)  # not 0 after a kernel has waited in vain
         self._rooms = {
-            (dtype, width): make_rooms(RoomLayout(self.ranks, needs.rows, width, dtype), self.devices, self.error)
+            (dtype, width): make_rooms(
+                RoomLayout(self.ranks, needs.rows, width, dtype), self.devices, self.error, memory
+            )
             for dtype, width in needs.kinds
         }
-        self._choice = make_choice_rooms(needs.places, needs.lines, needs.vocab, needs.dtype, self.devices, self.error)
+        sizes = needs.places, needs.lines, needs.vocab
+        self._choice = make_choice_rooms(*sizes, needs.dtype, self.devices, self.error, memory)
         self.links = [
             DeviceExchange({kind: rooms[rank] for kind, rooms in self._rooms.items()}, self._choice[rank], programs)
             for rank in range(self.ranks)

@@ -15,7 +15,7 @@ import torch
 from engine.base.config import EngineConfig
 from engine.base.model_config import ModelConfig
 from engine.device.accelerator import Accelerator
-from engine.device.cards import ranks_line
+from engine.device.cards import cards_of, detour_line, ranks_line
 from engine.kernels.target import target
 from engine.models.base.model import Model, check_prompt_rows
 from engine.models.registry import build_model
@@ -77,6 +77,9 @@ def group_of(accelerators: Sequence[Accelerator], needs: Needs) -> Group | None:
     """The group of ranks on devices; None: the ranks share a CPU."""
     if not accelerators or accelerators[0].device.type != "cuda":
         return None
-    group = DeviceGroup(accelerators, needs)
+    cards = cards_of(len(accelerators))
+    group = DeviceGroup(accelerators, needs, mapped=any(card.unreached for card in cards))
+    if line := detour_line(cards):
+        log.warning("%s", line)
     log.info("%s", ranks_line(group.devices, room_bytes(group.ranks, needs)))
     return group

@@ -57,7 +57,7 @@ def shares_of(
     check_dealt(model.config, config, device != "cpu")
     memories = []
     if device != "cpu":
-        check_cards(ranks, cards_of(ranks), config.ranks.driver_variables)
+        check_cards(ranks, cards_of(ranks), config.ranks.driver_variables, config.ranks.require_peer_access)
         rooms = room_bytes(ranks, needs_of(model.config, sizes, model.dtype))
         for rank in range(ranks):
             now = device_memory(f"cuda:{rank}")

@@ -103,7 +103,7 @@ def open_accelerators(config: EngineConfig, device: str) -> list[Accelerator]:
     """An accelerator for each rank; empty on a CPU. The calling thread is bound to the first. Raises ConfigError."""
     ranks = config.tensor_parallel
     if ranks > 1 and device != "cpu":
-        check_cards(ranks, cards_of(ranks), config.ranks.driver_variables)
+        check_cards(ranks, cards_of(ranks), config.ranks.driver_variables, config.ranks.require_peer_access)
     first = open_accelerator(device)
     if first is None:
         return []

@@ -20,8 +20,11 @@ class RankFlags:
         1, "GPUs of this machine that share every layer; with --device cpu: simulated, for tests", low=1
     )
     enable_expert_parallel: bool = flag(False, "each rank has whole experts, not a part of every expert's width")
+    require_peer_access: bool = flag(
+        False, "refuse GPUs that cannot address each other's memory; without the flag sums go through host memory"
+    )
 
     def engine(self, environment: Mapping[str, str]) -> RanksConfig:
         """The engine's settings; environment: of this process."""
         variables = {name: environment[name] for name in DRIVER_VARIABLES if name in environment}
-        return RanksConfig(self.enable_expert_parallel, variables)
+        return RanksConfig(self.enable_expert_parallel, self.require_peer_access, variables)

@@ -26,7 +26,6 @@ from typing import Any
 
 import numpy as np
 
-import engine.device.cards
 from engine import Engine, EngineConfig, FinishReason, Request, SamplingParams
 from tests.bench import targets
 from tests.bench.gpu_offline import TINY_ENGINE, device_name
@@ -156,8 +155,6 @@ def on_host(engine: Engine) -> Callable[[int, float], None]:
 
 async def inside(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Starts the engine, runs the chaos, and stops."""
-    if hasattr(engine.device.cards, "SERVED"):
-        engine.device.cards.SERVED = True  # what is not served yet is measured here
     more = TINY_ENGINE if args.shape.startswith("tiny") else {"max_num_seqs": 128}
     given = {"load_format": "dummy", "device": args.device, "tensor_parallel": args.ranks, **more}
     served = Engine(EngineConfig(str(folder), **given))

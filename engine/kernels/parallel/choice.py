@@ -14,7 +14,7 @@ Users: engine/parallel/device; thread: device.
 # ruff: noqa: PT018 (a launcher checks in few lines)
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +28,8 @@ from engine.kernels.parallel.room import (
     T_ARRIVED,
     T_EPOCH,
     T_FAILED,
+    memories_of,
+    polls_of,
     raise_flag,
     report,
     wait_flag,
@@ -56,6 +58,7 @@ class ChoiceRoom:
     columns: int  # of `logits`
     error: Tensor  # int32 [1] that the host can read
     polls: int = POLLS
+    mapped: bool = False  # words and logits are host memory
 
     def state(self) -> Tensor:
         """A view of the counters, int32 [STATE_WORDS]."""
@@ -63,14 +66,32 @@ class ChoiceRoom:
 
 
 def make_choice_rooms(
-    tokens: int, lines: int, vocab: int, dtype: torch.dtype, devices: Sequence[torch.device | str], error: Tensor
+    tokens: int,
+    lines: int,
+    vocab: int,
+    dtype: torch.dtype,
+    devices: Sequence[torch.device | str],
+    error: Tensor,
+    mapped: Callable[[int], Tensor] | None = None,
 ) -> list[ChoiceRoom]:
-    """The rooms of all ranks, for `tokens` places of tokens and logits [lines, vocab] of this dtype."""
-    logits = torch.empty(lines, vocab, dtype=dtype, device=devices[0])
-    memories = [torch.zeros(TOKENS_AT + 4 * tokens, dtype=torch.uint8, device=device) for device in devices]
+    """The rooms of all ranks, for `tokens` places of tokens and logits [lines, vocab] of this dtype; `mapped`: as in
+    make_rooms."""
+    size = lines * vocab * dtype.itemsize
+    logits = memories_of(size, devices[:1], mapped)[0].view(dtype).view(lines, vocab)
+    memories = memories_of(TOKENS_AT + 4 * tokens, devices, mapped)
     addresses = tuple(memory.data_ptr() for memory in memories)
     return [
-        ChoiceRoom(rank, memory, addresses, None if rank else logits, logits.data_ptr(), vocab, error)
+        ChoiceRoom(
+            rank,
+            memory,
+            addresses,
+            None if rank else logits,
+            logits.data_ptr(),
+            vocab,
+            error,
+            polls_of(mapped),
+            mapped is not None,
+        )
         for rank, memory in enumerate(memories)
     ]
 
@@ -111,7 +132,7 @@ def send_logits_kernel(
 
 
 @triton.jit
-def await_logits_kernel(own, error, polls, RANKS: tl.constexpr, OVERLAP: tl.constexpr):
+def await_logits_kernel(own, error, polls, RANKS: tl.constexpr, MAPPED: tl.constexpr, OVERLAP: tl.constexpr):
     """One program waits for the logits of all other ranks."""
     grid_wait(OVERLAP)
     state = words_at(own, 0, 32)
@@ -119,8 +140,28 @@ def await_logits_kernel(own, error, polls, RANKS: tl.constexpr, OVERLAP: tl.cons
     polls = tl.where(tl.load(state + T_FAILED) != 0, 0, polls)
     failed = 0
     for other in tl.static_range(1, RANKS):
-        failed |= wait_flag(flag_of(own, other), epoch, polls)
+        failed |= wait_flag(flag_of(own, other), epoch, polls, state, MAPPED)
     report(state, error, failed)
+
+
+@triton.jit
+def fetch_logits_kernel(
+    out,  # [rows, columns]
+    logits,  # address of [lines, columns] in host memory
+    part,  # [rows, width]: rank 0's logits, the first columns
+    columns,
+    width,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """A program copies BLOCK logits of a row."""
+    grid_wait(OVERLAP)
+    row = tl.program_id(0).to(tl.int64)
+    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    others = logits.to(tl.pointer_type(out.dtype.element_ty)) + row * columns + place
+    values = tl.load(others, mask=(place >= width) & (place < columns), other=0.0, cache_modifier=".cv")
+    own = tl.load(part + row * width + place, mask=place < width, other=0.0)
+    tl.store(out + row * columns + place, tl.where(place < width, own, values), mask=place < columns)
 
 
 @triton.jit
@@ -156,6 +197,7 @@ def take_tokens_kernel(
     error,  # address of an int32
     polls,
     TOKENS_AT: tl.constexpr,
+    MAPPED: tl.constexpr,
     BLOCK: tl.constexpr,  # power of two >= lines
     OVERLAP: tl.constexpr,
 ):
@@ -164,7 +206,7 @@ def take_tokens_kernel(
     state = words_at(own, 0, 32)
     epoch = tl.load(state + T_EPOCH) + 1
     polls = tl.where(tl.load(state + T_FAILED) != 0, 0, polls)
-    failed = wait_flag(flag_of(own, 0), epoch, polls)
+    failed = wait_flag(flag_of(own, 0), epoch, polls, state, MAPPED)
     line = tl.arange(0, BLOCK)
     row = tl.load(sample_row + line, mask=line < lines, other=-1)
     slot = tl.load(sample_slot + line, mask=row >= 0, other=0)
@@ -195,13 +237,31 @@ def await_logits(room: ChoiceRoom, part: Tensor) -> Tensor:
     """Launch on rank 0: part [rows, width], its own logits -> [rows, vocab], valid until the next choice."""
     assert room.logits is not None and len(part) <= len(room.logits), "rank 0, and logits that fit"
     whole = room.logits[: len(part)]
-    whole[:, : part.shape[1]].copy_(part)
+    if not room.mapped:
+        whole[:, : part.shape[1]].copy_(part)
     if len(part):
         await_logits_kernel[(1,)](
-            room.addresses[0], room.error.data_ptr(), room.polls, RANKS=len(room.addresses), num_warps=1,
-            **launch_options(),
+            room.addresses[0], room.error.data_ptr(), room.polls, RANKS=len(room.addresses), MAPPED=room.mapped,
+            num_warps=1, **launch_options(),
         )  # fmt: skip
-    return whole
+    return fetch_logits(room, part) if room.mapped else whole
+
+
+def fetch_logits(room: ChoiceRoom, part: Tensor) -> Tensor:
+    """Launch on rank 0, once the others' logits are in host memory: part [rows, width] -> a new [rows, vocab]."""
+    rows, width = part.shape
+    part = part.contiguous()
+    out = part.new_empty(rows, room.columns)
+    if rows:
+        fetch_logits_kernel[(rows, triton.cdiv(room.columns, BLOCK))](
+            out, room.logits_at, part, room.columns, width, BLOCK=BLOCK, num_warps=4, **launch_options()
+        )
+    return out
+
+
+def fetch_logits_reference(whole: Tensor, part: Tensor) -> Tensor:
+    """The same on tensors: whole [lines, vocab] has the other ranks' logits."""
+    return torch.cat([part, whole[: len(part), part.shape[1] :]], 1)
 
 
 def await_logits_reference(whole: Tensor, part: Tensor) -> Tensor:
@@ -231,7 +291,8 @@ def take_tokens(room: ChoiceRoom, inputs: StepInputs, slots: SlotTensors) -> Non
     lines = inputs.sample_row.numel()
     take_tokens_kernel[(1,)](
         slots.words, room.addresses[room.rank], inputs.sample_row, inputs.sample_slot, lines, room.error.data_ptr(),
-        room.polls, TOKENS_AT=TOKENS_AT, BLOCK=triton.next_power_of_2(lines), num_warps=4, **launch_options(),
+        room.polls, TOKENS_AT=TOKENS_AT, MAPPED=room.mapped, BLOCK=triton.next_power_of_2(lines), num_warps=4,
+        **launch_options(),
     )  # fmt: skip
 
 

@@ -1,9 +1,11 @@
 """ExchangeRoom: the memory of one rank that its peers write into, and the words that count its exchanges.
 
 Owner: device thread. One plain allocation per rank, made at start, because peers cannot address memory of expandable
-segments. Kernels get the addresses of all ranks' rooms, in rank order; every room has the same layout:
+segments. If devices cannot address each other's memory at all, the rooms are MAPPED: pinned host memory, which every
+device addresses over its bus. Kernels get the addresses of all ranks' rooms, in rank order; every room has the same
+layout:
 
-    state     int32 [STATE_WORDS]: EPOCH, ARRIVED, FAILED; only the own rank uses them
+    state     int32 [STATE_WORDS]: EPOCH, ARRIVED, FAILED, FENCE; only the own rank uses them
     turns     int32 [rows of an area]: the area that the row's next one-shot exchange takes; only the own rank uses them
     pushed    int32 [ranks, batches]: the epoch in which a rank pushed its partials of a batch
     gathered  int32 [batches]: the epoch in which the batch's sums were written here
@@ -32,7 +34,7 @@ MOST_RANKS = 8
 TURNS = 3
 BATCH = 4  # rows of a two-shot exchange that share a flag
 STATE_WORDS = 32
-STATE = EPOCH, ARRIVED, FAILED = range(3)
+STATE = EPOCH, ARRIVED, FAILED, FENCE = range(4)
 # One-shot moves ranks / 2 times the bytes that two-shot moves in one direction, but waits only once.
 ONE_SHOT_BYTES = {2: 4 << 20, 3: 512 << 10, 4: 512 << 10}  # the largest one-shot exchange by number of ranks
 ONE_SHOT_ELSE = 256 << 10
@@ -108,6 +110,7 @@ class ExchangeRoom:
     addresses: tuple[int, ...]  # of all ranks' rooms as this rank addresses them, in rank order
     error: Tensor  # int32 [1] that the host can read: not 0 after a kernel has waited in vain
     polls: int = POLLS
+    mapped: bool = False  # the rooms are host memory
 
     def state(self) -> Tensor:
         """A view of the counters, int32 [STATE_WORDS]."""
@@ -118,21 +121,39 @@ def make_rooms(
     layout: RoomLayout,
     devices: Sequence[torch.device | str],
     error: Tensor,
-    allocate: Callable[[int, torch.device | str], Tensor] | None = None,
+    mapped: Callable[[int], Tensor] | None = None,
 ) -> list[ExchangeRoom]:
-    """Make the rooms of all ranks, empty; `allocate`: (bytes, device) -> zeroed uint8 memory that all ranks address."""
-    make = allocate or (lambda size, device: torch.zeros(size, dtype=torch.uint8, device=device))
-    memories = [make(layout.num_bytes, device) for device in devices]
+    """Make the rooms of all ranks, empty; `mapped`: bytes -> zeroed uint8 in host memory that all devices address, if
+    the devices cannot address each other's memory."""
+    memories = memories_of(layout.num_bytes, devices, mapped)
     small, first = layout.offsets[3:5]
     signed = {2: torch.int16, 4: torch.int32}[layout.dtype.itemsize]
     for memory in memories:
         assert memory.data_ptr() % 16 == 0, "vectors of 16 bytes"
         memory[small:first].view(signed).fill_(torch.iinfo(signed).min)
     addresses = tuple(memory.data_ptr() for memory in memories)
-    return [ExchangeRoom(layout, rank, memory, addresses, error) for rank, memory in enumerate(memories)]
+    polls = polls_of(mapped)
+    return [
+        ExchangeRoom(layout, rank, memory, addresses, error, polls, mapped is not None)
+        for rank, memory in enumerate(memories)
+    ]
 
 
-T_EPOCH, T_ARRIVED, T_FAILED = (tl.constexpr(word) for word in STATE)
+def memories_of(
+    size: int, devices: Sequence[torch.device | str], mapped: Callable[[int], Tensor] | None
+) -> list[Tensor]:
+    """Zeroed uint8 [size] for each rank."""
+    return [
+        torch.zeros(size, dtype=torch.uint8, device=device) if mapped is None else mapped(size) for device in devices
+    ]
+
+
+def polls_of(mapped: object) -> int:
+    """Polls of about ten seconds; over the bus a poll takes longer."""
+    return POLLS if mapped is None else POLLS // 4
+
+
+T_EPOCH, T_ARRIVED, T_FAILED, T_FENCE = (tl.constexpr(word) for word in STATE)
 T_TURNS = tl.constexpr(TURNS)
 
 
@@ -160,13 +181,20 @@ def take_words(at, inside, polls, PTX: tl.constexpr, BITS: tl.constexpr):
 
 
 @triton.jit
-def wait_flag(flag, epoch, polls):
+def wait_flag(flag, epoch, polls, state, MAPPED: tl.constexpr):
     """Wait until a flag of the own room has reached `epoch` -> 1 if polls ran out. Epochs may wrap around."""
     tries = 0
-    late = tl.atomic_add(flag, 0, sem="acquire", scope="sys") - epoch < 0
-    while late & (tries < polls):
+    if MAPPED:  # over the bus an atomic addition is a load and a store, which could undo the peer's store
+        late = tl.load(flag, volatile=True) - epoch < 0
+        while late & (tries < polls):
+            late = tl.load(flag, volatile=True) - epoch < 0
+            tries += 1
+        tl.atomic_add(state + T_FENCE, 0, sem="acquire", scope="sys")  # orders later loads behind the flag
+    else:
         late = tl.atomic_add(flag, 0, sem="acquire", scope="sys") - epoch < 0
-        tries += 1
+        while late & (tries < polls):
+            late = tl.atomic_add(flag, 0, sem="acquire", scope="sys") - epoch < 0
+            tries += 1
     tl.debug_barrier()  # all threads of the program read behind the flag
     return late.to(tl.int32)
 

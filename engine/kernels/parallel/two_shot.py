@@ -71,14 +71,14 @@ def push(x, rooms, rank, batch, rows, width, at_pushed, at_partials, most_batche
 
 @triton.jit
 def reduce(x, residual, rooms, own, batch, rows, width, at_pushed, at_gathered, at_partials, at_sums, most_batches,
-           stride, epoch, polls, RANKS: tl.constexpr, ADD: tl.constexpr, BATCH: tl.constexpr,
-           BLOCK: tl.constexpr):  # fmt: skip
+           stride, epoch, polls, state, MAPPED: tl.constexpr, RANKS: tl.constexpr, ADD: tl.constexpr,
+           BATCH: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """Phase 2 of an own batch -> 1 if polls ran out."""
     column = tl.arange(0, BLOCK)
     inside = column < width
     mine, failed = room_values(own, at_partials, x), 0
     for other in tl.static_range(RANKS):
-        failed |= wait_flag(room_flags(own, at_pushed) + other * most_batches + batch, epoch, polls)
+        failed |= wait_flag(room_flags(own, at_pushed) + other * most_batches + batch, epoch, polls, state, MAPPED)
     for row in range(batch * BATCH, tl.minimum(rows, batch * BATCH + BATCH)):
         place = (batch // RANKS * BATCH + row - batch * BATCH) * width + column
         at = row * width + column
@@ -97,13 +97,14 @@ def reduce(x, residual, rooms, own, batch, rows, width, at_pushed, at_gathered, 
 
 
 @triton.jit
-def take(out, residual, x, scale, own, batch, rows, width, at_gathered, at_sums, epoch, polls, eps, ADD: tl.constexpr,
-         NORM: tl.constexpr, BATCH: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+def take(out, residual, x, scale, own, batch, rows, width, at_gathered, at_sums, epoch, polls, state, eps,
+         MAPPED: tl.constexpr, ADD: tl.constexpr, NORM: tl.constexpr, BATCH: tl.constexpr,
+         BLOCK: tl.constexpr):  # fmt: skip
     """Phase 3 of a batch -> 1 if polls ran out."""
     column = tl.arange(0, BLOCK)
     inside = column < width
     sums = room_values(own, at_sums, x)
-    failed = wait_flag(room_flags(own, at_gathered) + batch, epoch, polls)
+    failed = wait_flag(room_flags(own, at_gathered) + batch, epoch, polls, state, MAPPED)
     for row in range(batch * BATCH, tl.minimum(rows, batch * BATCH + BATCH)):
         at = row * width + column
         total = tl.load(sums + at, mask=inside, other=0.0, cache_modifier=".cv")
@@ -139,6 +140,7 @@ def two_shot_kernel(
     NORM: tl.constexpr,
     PHASES: tl.constexpr,
     BATCH: tl.constexpr,
+    MAPPED: tl.constexpr,
     BLOCK: tl.constexpr,  # power of two >= width
     OVERLAP: tl.constexpr,
 ):
@@ -167,15 +169,15 @@ def two_shot_kernel(
             if (turn > 0) & (batch < batches):
                 failed |= reduce(
                     x, residual, rooms, own, batch, rows, width, at_pushed, at_gathered, at_partials, at_sums,
-                    most_batches, stride, epoch, polls, RANKS, ADD, BATCH, BLOCK,
+                    most_batches, stride, epoch, polls, state, MAPPED, RANKS, ADD, BATCH, BLOCK,
                 )  # fmt: skip
         if PHASES & 4:
             for part in tl.static_range(RANKS):
                 batch = first + ((turn - 2) * RANKS + part) * step
                 if (turn > 1) & (batch < batches):
                     failed |= take(
-                        out, residual, x, scale, own, batch, rows, width, at_gathered, at_sums, epoch, polls, eps,
-                        ADD, NORM, BATCH, BLOCK,
+                        out, residual, x, scale, own, batch, rows, width, at_gathered, at_sums, epoch, polls, state,
+                        eps, MAPPED, ADD, NORM, BATCH, BLOCK,
                     )  # fmt: skip
     report(state, error, failed)
     if PHASES & 4:  # noqa: SIM102 (the first condition is a constant of the compiler)
@@ -210,7 +212,7 @@ def launch_two_shot(
             out, x if residual is None else residual, x, x if weight is None else weight, room.addresses,
             room.addresses[room.rank], room.rank, room.error.data_ptr(), rows, width, pushed, gathered, partials, sums,
             layout.batches, layout.own_rows, room.polls, eps, RANKS=layout.ranks, ADD=residual is not None,
-            NORM=weight is not None, PHASES=phases, BATCH=BATCH, BLOCK=block, num_warps=warps_of(block),
-            **launch_options(),
+            NORM=weight is not None, PHASES=phases, BATCH=BATCH, MAPPED=room.mapped, BLOCK=block,
+            num_warps=warps_of(block), **launch_options(),
         )  # fmt: skip
     return out

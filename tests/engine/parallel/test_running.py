@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import logging
+import re
 import threading
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ import engine.run.start
 from engine import Engine, EngineConfig, FinishReason
 from engine.base.errors import ConfigError
 from engine.base.trace import RANKS
-from engine.device.cards import Card, check_cards
+from engine.device.cards import Card, check_cards, detour_line
 from engine.models.registry import load_model_config
 from engine.parallel.group import Group
 from engine.parallel.slices import check_dealt
@@ -188,7 +189,6 @@ CARD = Card("H200", 100 << 30)
         ([CARD], {}, "this process sees 1 GPUs; possible: 1 to 1"),
         ([CARD, replace(CARD, name="H100")], {}, r"different kinds \(H200, H100\)"),
         ([CARD, replace(CARD, free=89 << 30)], {}, "GPU 1 has 89.00 GiB free, another 100.00 GiB"),
-        ([replace(CARD, unreached=(1,)), CARD], {}, "GPU 0 cannot address the memory of GPU 1"),
         ([CARD, CARD], {"CUDA_LAUNCH_BLOCKING": "1"}, "with CUDA_LAUNCH_BLOCKING=1 a launch waits"),
         (
             [CARD, CARD],
@@ -200,6 +200,15 @@ CARD = Card("H200", 100 << 30)
 def test_cards_that_cannot_work_together_are_refused(cards, variables, said):
     with pytest.raises(ConfigError, match=f"--tensor-parallel-size 2: .*{said}"):
         check_cards(2, cards, variables)
+
+
+def test_cards_that_cannot_address_each_other_s_memory():
+    cards = [replace(CARD, unreached=(1,)), CARD]
+    check_cards(2, cards, {})
+    assert re.match("GPU 0 cannot address the memory of GPU 1: .* about 10 us instead of 2 .* bus", detour_line(cards))
+    assert not detour_line([CARD, CARD])
+    with pytest.raises(ConfigError, match="--require-peer-access: GPU 0 cannot address the memory of GPU 1; choose"):
+        check_cards(2, cards, {}, require_peer_access=True)
 
 
 def test_cards_that_work_together():

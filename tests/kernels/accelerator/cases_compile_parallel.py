@@ -8,6 +8,7 @@ from engine.kernels.parallel.choice import (
     BLOCK,
     TOKENS_AT,
     await_logits_kernel,
+    fetch_logits_kernel,
     send_logits_kernel,
     send_tokens_kernel,
     take_tokens_kernel,
@@ -46,7 +47,8 @@ KERNELS = {
     for ranks, dtype, add, norm in ((2, "bf16", True, True), (4, "bf16", True, False), (8, "fp32", False, False))
     for way, kernel, rest, own in (
         ("one-shot", one_shot_kernel, ONE, {"PTX": True}),
-        ("two-shot", two_shot_kernel, TWO, {"BATCH": BATCH}),
+        ("two-shot", two_shot_kernel, TWO, {"BATCH": BATCH, "MAPPED": False}),
+        ("two-shot through the host", two_shot_kernel, TWO, {"BATCH": BATCH, "MAPPED": True}),
     )
 }
 
@@ -79,13 +81,20 @@ def test_values_travel_in_vectors_of_16_bytes(name):
 
 
 SIZES = dict.fromkeys(("rank", "column", "columns", "width"), "i32")
+AWAITED = {"own": "i64", "error": "i64", "polls": "i32"}
 CHOICE = {
     "logits are sent": (
         send_logits_kernel,
         {"logits": "i64", "part": "*bf16", "first": "i64", "own": "i64", **SIZES},
         {"BLOCK": BLOCK},
     ),
-    "logits are awaited": (await_logits_kernel, {"own": "i64", "error": "i64", "polls": "i32"}, {"RANKS": 4}),
+    "logits are awaited": (await_logits_kernel, AWAITED, {"RANKS": 4, "MAPPED": False}),
+    "logits are awaited in host memory": (await_logits_kernel, AWAITED, {"RANKS": 4, "MAPPED": True}),
+    "logits are fetched": (
+        fetch_logits_kernel,
+        {"out": "*bf16", "logits": "i64", "part": "*bf16", "columns": "i32", "width": "i32"},
+        {"BLOCK": BLOCK},
+    ),
     "tokens are sent": (
         send_tokens_kernel,
         {"rooms": ("i64",) * 4, "tokens": "*i32", "count": "i32"},
@@ -97,7 +106,7 @@ CHOICE = {
             "words": "*i32", "own": "i64", "sample_row": "*i32", "sample_slot": "*i32", "lines": "i32", "error": "i64",
             "polls": "i32",
         },
-        {"TOKENS_AT": TOKENS_AT, "BLOCK": 256},
+        {"TOKENS_AT": TOKENS_AT, "MAPPED": False, "BLOCK": 256},
     ),
 }  # fmt: skip
 
@@ -107,5 +116,9 @@ def test_the_choice_compiles(name, target):
     kernel, signature, constants = CHOICE[name]
     made = compiles(target, kernel, signature, {**constants, "OVERLAP": True}, {"num_warps": 4})
     if target.startswith("sm"):
-        flags = "sys.acquire" if name in ("logits are awaited", "tokens are taken") else "sys.release"
-        assert flags in made.asm["ptx"]
+        if name == "logits are fetched":
+            assert "ld.global.cv" in made.asm["ptx"]
+            return
+        waits = name.startswith("logits are awaited") or name == "tokens are taken"
+        assert ("sys.acquire" if waits else "sys.release") in made.asm["ptx"]
+        assert ("ld.volatile" in made.asm["ptx"]) == ("host" in name)

@@ -13,6 +13,7 @@ from engine.kernels.parallel import room as rooms_file
 from engine.kernels.parallel.choice import (
     await_logits,
     await_logits_reference,
+    fetch_logits_reference,
     make_choice_rooms,
     send_logits,
     send_logits_reference,
@@ -43,9 +44,14 @@ def little_one_shot(monkeypatch):
     torch.manual_seed(0)
 
 
-def made(ranks, rows, dtype=torch.float32, width=48):
+def made(ranks, rows, dtype=torch.float32, width=48, mapped=None):
     error = torch.zeros(1, dtype=torch.int32)
-    return make_rooms(RoomLayout(ranks, rows, width, dtype), ["cpu"] * ranks, error)
+    return make_rooms(RoomLayout(ranks, rows, width, dtype), ["cpu"] * ranks, error, mapped)
+
+
+def of_host(size):
+    """Memory that all devices address."""
+    return torch.zeros(size, dtype=torch.uint8)
 
 
 def turns(room):
@@ -106,6 +112,18 @@ def test_both_ways_have_the_same_bits():
     two = exchanged(rooms, launch_two_shot, partials, residual, weight)
     for first, second in zip(one[0] + one[1], two[0] + two[1]):
         assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("ranks", [2, 5])
+def test_rooms_in_host_memory(ranks):
+    rooms = made(ranks, 19, mapped=of_host)
+    for _ in range(3):
+        for launch, rows in ((launch_one_shot, 2), (launch_two_shot, 19)):
+            check(rooms, launch, rows, torch.float32, True, True)
+    assert not rooms[0].error.item()
+    lost = [replace(room, polls=3) for room in made(ranks, 19, mapped=of_host)]
+    launch_two_shot(lost[0], torch.ones(19, 48), programs=2)  # no other rank comes
+    assert (lost[0].error.item(), int(lost[0].state()[FAILED])) == (1, 1)
 
 
 def test_a_value_that_is_no_number_arrives_everywhere():
@@ -211,11 +229,11 @@ def stepped(rows, slots):
     return inputs, empty_slots(slots, 4, 1, "cpu")
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 8])
-def test_all_logits_reach_rank_0_and_its_tokens_all_slots(ranks, monkeypatch):
+@pytest.mark.parametrize(("ranks", "mapped"), [(2, None), (3, None), (8, None), (2, of_host), (3, of_host)])
+def test_all_logits_reach_rank_0_and_its_tokens_all_slots(ranks, mapped, monkeypatch):
     monkeypatch.setattr(choice_file, "BLOCK", 8)  # a row is several programs
     vocab, error = 13 * ranks - 3, torch.zeros(1, dtype=torch.int32)
-    rooms = make_choice_rooms(8, 4, vocab, torch.float32, ["cpu"] * ranks, error)
+    rooms = make_choice_rooms(8, 4, vocab, torch.float32, ["cpu"] * ranks, error, mapped)
     for rows in (3, 1, 4):
         logits, tokens = torch.randn(rows, vocab), torch.randint(0, 99, (8,), dtype=torch.int32)
         tokens[0] = -1  # no token: row 0 has failed
@@ -225,6 +243,7 @@ def test_all_logits_reach_rank_0_and_its_tokens_all_slots(ranks, monkeypatch):
             send_logits(room, part.contiguous(), column)
             send_logits_reference(whole, part, column)
         assert torch.equal(await_logits(rooms[0], parts[0]), logits)
+        assert torch.equal(fetch_logits_reference(whole, parts[0]), logits)
         assert torch.equal(await_logits_reference(whole, parts[0]), logits)
         send_tokens(rooms[0], tokens)
         found = [room.memory.clone() for room in rooms]
@@ -257,9 +276,10 @@ def test_sums_of_squares_are_exchanged_in_rows_of_two():
     assert torch.equal(outs[0], partials[0] + partials[1])
 
 
-def test_a_group_waits_for_no_rank_until_it_is_ready_and_begins_with_empty_rooms():
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_group_waits_for_no_rank_until_it_is_ready_and_begins_with_empty_rooms(mapped):
     kinds = (torch.float32, 48), (torch.float32, 2)
-    group = DeviceGroup([HostAccelerator()] * 2, Needs(kinds, 9, 8, 4, 10, torch.float32), programs=2)
+    group = DeviceGroup([HostAccelerator()] * 2, Needs(kinds, 9, 8, 4, 10, torch.float32), programs=2, mapped=mapped)
     norm = RMSNorm(48, 1e-6)
     norm.weight = torch.ones(48)
     for rows in (1, 9):  # both ways; a rank launches everything before the other begins
@@ -272,7 +292,7 @@ def test_a_group_waits_for_no_rank_until_it_is_ready_and_begins_with_empty_rooms
     assert group.error.item() == 1
     group.ready()
     assert group.error.item() == 0
-    fresh = DeviceGroup([HostAccelerator()] * 2, Needs(kinds, 9, 8, 4, 10, torch.float32))
+    fresh = DeviceGroup([HostAccelerator()] * 2, Needs(kinds, 9, 8, 4, 10, torch.float32), mapped=mapped)
     fresh.ready()
     for own, new in zip(group.memories(), fresh.memories(), strict=True):
         assert torch.equal(own, new)

@@ -25,6 +25,6 @@ def test_what_is_no_number_of_ranks_is_refused(flags, said):
 
 def test_the_driver_s_variables_reach_the_engine(monkeypatch):
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
-    config = parse(["-tp", "4", "--enable-expert-parallel"])[0].engine()
+    config = parse(["-tp", "4", "--enable-expert-parallel"])[1].engine()
     assert (config.tensor_parallel, config.ranks.whole_experts) == (4, True)
     assert config.ranks.driver_variables["CUDA_LAUNCH_BLOCKING"] == "1"
