@@ -91,9 +91,9 @@ def detour_line(cards: Sequence[Card]) -> str:
     if not pairs:
         return ""
     return (
-        f"GPU {pairs[0][0]} cannot address the memory of GPU {pairs[0][1]}: sums of ranks go through host memory, "
-        "which takes about 10 us instead of 2 for each of the two sums of a layer, and for long prompts the time of "
-        "the bus; --require-peer-access refuses this"
+        f"GPU {pairs[0][0]} cannot address the memory of GPU {pairs[0][1]}: sums of ranks go through host memory. "
+        "Each of a layer's two sums takes about 10 us instead of 2, and long prompts take the time of the bus; "
+        "--require-peer-access refuses this"
     )
 
 

@@ -4,7 +4,9 @@ One thread launches everything. Each line is one size: microseconds of our kerne
 takes, of NCCL's sum alone, whether all ranks have the reference's bits, and the rate (bytes of the rows by the time).
 Run on a machine with two or more GPUs that reach each other's memory (gpu_parallel runs this file too, with models):
 
-    python -m tests.bench.gpu_exchange --gpus 2 [--out DIR] [--width 8192]
+    python -m tests.bench.gpu_exchange --gpus 2 [--out DIR] [--width 8192] [--through-host]
+
+--through-host: with rooms in host memory, as on GPUs without peer access.
 """
 
 from __future__ import annotations
@@ -29,10 +31,15 @@ MUST_RATE = 300.0  # GB/s at 64 MB
 REPEATS = 7
 
 
+def of_host(size: int) -> Tensor:
+    """Memory that all GPUs address."""
+    return torch.zeros(size, dtype=torch.uint8, pin_memory=True)
+
+
 class Ranks:
     """A stream, a room and the largest tensors of each GPU."""
 
-    def __init__(self, gpus: int, width: int, rows: int) -> None:
+    def __init__(self, gpus: int, width: int, rows: int, through_host: bool) -> None:
         self.gpus, self.width = gpus, width
         self.devices = [torch.device("cuda", number) for number in range(gpus)]
         for device in self.devices:
@@ -40,7 +47,7 @@ class Ranks:
                 torch.zeros(8, device=device).to(other)  # opens peer access
         self.error = torch.zeros(1, dtype=torch.int32).pin_memory()
         self.rooms: list[ExchangeRoom] = make_rooms(
-            RoomLayout(gpus, rows, width, torch.bfloat16), self.devices, self.error
+            RoomLayout(gpus, rows, width, torch.bfloat16), self.devices, self.error, of_host if through_host else None
         )
         self.streams = [torch.cuda.Stream(device) for device in self.devices]
         weight = torch.rand(width, generator=torch.Generator().manual_seed(0))
@@ -143,9 +150,9 @@ def nccl_time(ranks: Ranks, parts: list[Tensor]) -> float:
     return statistics.median(times)
 
 
-def lines(gpus: int, width: int) -> Iterator[dict[str, Any]]:
+def lines(gpus: int, width: int, through_host: bool = False) -> Iterator[dict[str, Any]]:
     """One line per size, from small to large, as soon as it is measured."""
-    ranks = Ranks(gpus, width, max(KILOBYTES) * 1024 // (2 * width))
+    ranks = Ranks(gpus, width, max(KILOBYTES) * 1024 // (2 * width), through_host)
     for kilobytes in KILOBYTES:
         if size := kilobytes * 512 // width:
             line = measured(ranks, size)
@@ -162,13 +169,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--width", type=int, default=8192)
+    parser.add_argument("--through-host", action="store_true")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     there = torch.cuda.device_count()
     if not 2 <= given.gpus <= there:
         raise SystemExit(f"--gpus {given.gpus}: this machine has {there}; at least 2 are needed")
     found = []
-    for line in lines(given.gpus, given.width):
+    for line in lines(given.gpus, given.width, given.through_host):
         print(line, flush=True)
         found.append(line)
         if given.out:

@@ -121,7 +121,7 @@ def test_an_exchange_that_only_some_ranks_take_ends_in_bounded_time(monkeypatch)
 
 
 class Alone:
-    """A rank's way to the others that meets nobody."""
+    """The link of a rank that waits for no other rank."""
 
     def total(self, partial):
         return partial
