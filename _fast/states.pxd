@@ -44,6 +44,7 @@ cdef class StateRuns:
     cdef readonly int32_t unit  # states are named at multiples of it
     cdef int32_t mode
     cdef int32_t every  # tokens between named states in an answer (with STATES_ALL: in the whole text)
+    cdef int32_t scan_variant  # of the graphs for steps that scan chunks; 0: all graphs do
     cdef RowState* rows
     cdef block_t found  # found by the newest shorten()
     cdef int32_t reach  # entries given to the newest first shorten()

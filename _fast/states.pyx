@@ -20,8 +20,8 @@ from libc.string cimport memset
 
 from _fast.blocks cimport STATE_RUN, TAIL_RUN
 from _fast.layout cimport (
-    CHECKPOINTS, STATE_BASE, STATE_BASE_RUN, STATE_CHECKPOINT_AT, STATE_CHECKPOINT_RUN, STATE_COLUMNS, STATE_NEW_BASE,
-    STATE_TAIL_RUN, STATE_WRITE_RUN,
+    CHECKPOINTS, HEADER_VARIANT, STATE_BASE, STATE_BASE_RUN, STATE_CHECKPOINT_AT, STATE_CHECKPOINT_RUN, STATE_COLUMNS,
+    STATE_NEW_BASE, STATE_TAIL_RUN, STATE_WRITE_RUN,
 )
 
 NONE = STATES_NONE
@@ -59,6 +59,10 @@ cdef class StateRuns:
 
     def __dealloc__(self):
         free(self.rows)
+
+    def scan_in(self, int32_t variant):
+        """Request this variant of the graphs for steps with chunks; no other step has a row that is scanned."""
+        self.scan_variant = variant
 
     def enter(self, int32_t slot, boundaries):
         """Start a request in the slot; boundaries: prompt lengths after which other requests may differ."""
@@ -187,6 +191,8 @@ cdef class StateRuns:
         cdef int32_t num_places
         cdef int32_t k
         cdef block_t head
+        if count > 1:  # a row with drafts counts one token, and its positions fit in the tail
+            plan.lines.record[HEADER_VARIANT] |= self.scan_variant
         for k in range(STATE_COLUMNS):
             column[k * width] = 0
         column[STATE_BASE_RUN * width] = self.pool.ids[of.base_run]

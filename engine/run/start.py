@@ -78,6 +78,7 @@ def load_runtime(config: EngineConfig, startup: dict[str, float], wake: Callable
         warmed(runtime, accelerators[0] if accelerators else None)
         if runtime.sizes.width > 1:
             set_budget(runtime)
+            runtime.scheduler.states.scan_in(runtime.executor.backend.scan_variant)
     lines = [*summary(config, model, runtime.sizes, runtime.layout, runtime.limits.num_blocks)]
     for line in lines + plan.lines:
         log.info("start: %s", line)

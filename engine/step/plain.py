@@ -57,7 +57,10 @@ class Executor:
 
     def start(self) -> None:
         """Starts the parts, which allocate their memory on the device; the backend must have its buffers."""
-        for number, part in enumerate(part for part in self.parts if part.claim().variants):
+        claiming = [part for part in self.parts if part.claim().variants]
+        if self.backend.can.graphs:
+            self.backend.scan_variant = 1 << len(claiming)
+        for number, part in enumerate(claiming):
             part.variant = 1 << number
             self.backend.forward_variant |= part.variant * part.changes_forward
             self.backend.drafting_variant |= part.variant * part.rests

@@ -4,13 +4,17 @@ Answers must equal the answers of the host's backend, which folds one position a
 """
 
 import asyncio
+from collections import Counter
 
+import numpy as np
 import pytest
 
 import engine.run.start
 from engine.base.config import StateConfig
+from engine.kernels.state import delta_rule
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
+from tests.engine.test_drafts import ngram
 from tests.engine_kit import answer, quiet, running, text_request
 from tests.invariance.devices import Device
 from tests.invariance.test_states import PROMPTS, answers, request
@@ -51,3 +55,27 @@ async def test_long_answers_fold_again_and_again(on_accelerator):
     async with running(tiny.checkpoint(name), debug_poison=True, **ROOM) as served:
         got = await asyncio.gather(*[answer(served, each) for each in asked])
         assert [choices[0] for choices in got] == wanted
+
+
+async def test_steps_that_only_verify_drafts_scan_nothing(on_accelerator, monkeypatch):
+    """Their graphs launch no scan, so every row must fit in its tail."""
+    rule, steps = delta_rule.delta_rule_on_host, Counter()
+
+    def checked(projected, weights, shape, cache, meta):
+        count, held = meta.query_start.diff(), meta.start - meta.base
+        fits = (count == 0) | ((held + count <= shape.ring) & (meta.checkpoint_run[:, 0] == 0))
+        assert fits.all() or not meta.decode_only
+        steps["scans" if not fits.all() else "verifies" if meta.decode_only and (count > 1).any() else "other"] += 1
+        return rule(projected, weights, shape, cache, meta)
+
+    monkeypatch.setattr(delta_rule, "delta_rule_on_host", checked)
+    requests = [text_request(np.tile(np.arange(5 + k, 14 + k), 5), 40, ignore_eos=True) for k in range(3)]
+    async with running(tiny.checkpoint("qwen3_5_text-states"), **ROOM) as served:
+        wanted = [(await answer(served, each))[0] for each in requests]
+    on_accelerator()
+    async with running(tiny.checkpoint("qwen3_5_text-states"), speculative=ngram(6), **ROOM) as served:
+        steps.clear()
+        got = await asyncio.gather(*[answer(served, each) for each in requests])
+        assert [choices[0] for choices in got] == wanted
+    assert steps["verifies"] > 5
+    assert steps["scans"] > 0

@@ -31,3 +31,13 @@ def test_tables_have_the_columns_of_the_plan_and_the_blocks_of_its_runs():
         checked[2] += int(runs.count_nonzero())
         assert count <= MAX_ROWS
     assert min(checked) > 3, "tails, states and checkpoints"
+
+
+def test_only_steps_with_chunks_need_the_graphs_that_scan():
+    walk, seen = StatePlans(3), set()
+    walk.scheduler.states.scan_in(4)
+    for plan in walk.steps(60):
+        chunked = bool((np.asarray(plan.row_len)[: plan.num_rows] > 1).any())
+        assert plan.variant == 4 * chunked
+        seen.add(chunked)
+    assert seen == {True, False}

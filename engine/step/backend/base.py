@@ -117,6 +117,7 @@ class Backend(Protocol):
 
     forward_variant: int  # the bit of the variant with another forward, which reads tokens' adapters; 0: there is none
     drafting_variant: int  # the bit of the variant whose steps have drafts; 0: steps of all variants have
+    scan_variant: int  # the bit of the variant whose steps scan chunks of states; 0: all do. A device may keep 0
 
     @property
     def rank(self) -> Rank:

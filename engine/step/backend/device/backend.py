@@ -111,6 +111,15 @@ class DeviceBackend:
         self.buffers.variants.drafting = bit
 
     @property
+    def scan_variant(self) -> int:
+        """See Backend."""
+        return self.buffers.variants.scan
+
+    @scan_variant.setter
+    def scan_variant(self, bit: int) -> None:
+        self.buffers.variants.scan = bit if self.buffers.verifies_states else 0
+
+    @property
     def can(self) -> Abilities:
         return Abilities(graphs=True, steady_loop=self.steady is not None, tile=TILE)
 

@@ -68,6 +68,7 @@ class Variants:
 
     forward: int = 0  # forwards read the tokens' adapters
     drafting: int = 0  # steps may have drafts; 0: steps of all variants may
+    scan: int = 0  # steps scan chunks of states; 0: mixed steps of all variants do
 
 
 def _cut(spec: CacheSpec) -> Cut | None:
@@ -183,6 +184,11 @@ class StepBuffers:
         """Whether rows of this variant's steps may have drafts, on a server with drafts."""
         return not self.variants.drafting or bool(variant & self.variants.drafting)
 
+    @property
+    def verifies_states(self) -> bool:
+        """Whether steps may verify drafts of rows with states: their graphs then omit the scans of chunks."""
+        return self.states is not None and self._sizes.num_drafts > 0 and not self._invariant
+
     def prep(self, drafting: bool = True) -> None:
         """Launches the kernels that make the inputs of a forward from the next record: slots, tokens, work lists.
 
@@ -218,7 +224,8 @@ class StepBuffers:
         adapters = inputs.adapters if fixed or variant & self.variants.forward else None
         attention: list[Any] = [self._meta(group, tokens, rows, decode_only) for group in range(layout.token_groups)]
         if self.states is not None:
-            attention += self.states.metas(inputs.query_start[: rows + 1], decode_only)
+            short = decode_only or bool(self.variants.scan and not variant & self.variants.scan)
+            attention += self.states.metas(inputs.query_start[: rows + 1], short)
         batch = Batch(
             token_ids=inputs.token_ids[:tokens],
             positions=inputs.positions[..., :tokens],

@@ -82,7 +82,8 @@ class RankForward(ABC):
         """Runs the step with the largest memory: all tokens' hidden states, as in eager steps, and all rows sample."""
         sizes = self._sizes
         rows = min(sizes.max_tokens, sizes.max_rows)
-        self._model.forward(self.buffers.batch(sizes.max_tokens, rows, False, [], self.buffers.variants.forward))
+        variants = self.buffers.variants
+        self._model.forward(self.buffers.batch(sizes.max_tokens, rows, False, [], variants.forward | variants.scan))
         self.choose_into(sizes.max_lines, self.buffers.variants.drafting)
 
     @abstractmethod

@@ -110,7 +110,7 @@ class Startup:
         self._forward.warm_up()
         decode = one_size_per_doubling(self._decode_sizes)
         other = self._buffers.variants.forward
-        drafting = self._buffers.variants.drafting
+        drafting, scan = self._buffers.variants.drafting, self._buffers.variants.scan
         for size in decode:
             self._forward.decode(size)
             for variant in filter(None, (other, drafting)):
@@ -120,9 +120,9 @@ class Startup:
         with self._accelerator.algorithms.recording() as recorded:
             others = sizes_for_other_kernels(decode + mixed, sizes.max_tokens, gated) if decode else []
             for size in mixed + others:
-                self._forward.forward_into(GraphKind.MIXED, size)
+                self._forward.forward_into(GraphKind.MIXED, size, scan)
                 if other:
-                    self._forward.forward_into(GraphKind.MIXED, size, other)
+                    self._forward.forward_into(GraphKind.MIXED, size, other | scan)
         products.update(recorded)
         for part in self._executor.parts:
             part.warm_up(walk=True)
@@ -148,6 +148,8 @@ class Startup:
                 if isinstance(tower, PausingTower) and self._decode_sizes:
                     peak = max(peak, accelerator.peak_of(partial(self._step_with_tower, tower)))
             graphed = step if self._config.enforce_eager else max(step, accelerator.peak_of(self._small_towers))
+        variants = buffers.variants
+        graphs = 1 + bool(variants.forward) + bool(variants.drafting) + bool(variants.scan)
         sized = partial(
             device_blocks,
             self._config,
@@ -157,7 +159,7 @@ class Startup:
             sizes.max_rows,
             peak_bytes=peak + self._claim.step_bytes,
             # The graphs' pool holds the largest step a second time.
-            graph_bytes=graphed + GRAPH_BYTES * (1 + bool(buffers.variants.forward) + bool(buffers.variants.drafting)),
+            graph_bytes=graphed + GRAPH_BYTES * graphs,
         )
         # Every rank has the same blocks.
         return min(sized(memory=rank.accelerator.memory()) for rank in self._ranks if rank.accelerator is not None)
@@ -220,6 +222,12 @@ class Startup:
             if collects:
                 gc.enable()
 
+    @property
+    def _most_verified(self) -> int:
+        """The size of the largest mixed graph for a step of rows with drafts alone."""
+        most = self._sizes.max_rows + self._sizes.max_lines
+        return next((size for size in mixed_sizes(self._sizes.most_graphed) if size >= most), self._sizes.most_graphed)
+
     def _capture(self) -> None:
         sizes, everywhere = self._sizes, self._forward.all
         variants = range(1 << self._claim.variants)
@@ -232,11 +240,12 @@ class Startup:
         prep = everywhere.capture(lambda own: own.buffers.prep())
         self._launcher.set_graph(GraphKind.PREP, 0, 1, *prep)
         if not self._config.enforce_eager:
-            for size in reversed(mixed_sizes(sizes.most_graphed)):
-                self._forward.record_forward(GraphKind.MIXED, size)
-            other = self._buffers.variants.forward
-            for size in reversed(fewer_mixed_sizes(sizes.most_graphed)) if other else ():
-                self._forward.record_forward(GraphKind.MIXED, size, other)
+            other, scan = self._buffers.variants.forward, self._buffers.variants.scan
+            for sizes_of, variant in ((mixed_sizes, 0), (fewer_mixed_sizes, other)) if other else ((mixed_sizes, 0),):
+                for size in reversed(sizes_of(sizes.most_graphed)):
+                    self._forward.record_forward(GraphKind.MIXED, size, variant | scan)
+                    if scan and size <= self._most_verified:
+                        self._forward.record_forward(GraphKind.MIXED, size, variant)
             self._forward.record(variants)
             for tower in self._recorded_towers():
                 tower.record(partial(self._accelerator.recorded, met=True))  # `met`: the profile has run them

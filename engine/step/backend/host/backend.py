@@ -58,6 +58,7 @@ class HostBackend:
 
     can = Abilities(graphs=False, steady_loop=False, tile=16)  # no GIL-free loop: the stream is a Python thread
     steady: Steady | None = None
+    scan_variant = 0
     ruled: RuledSampler | None = None
     live_counts: tuple[Tensor, Tensor] | None = None
 
