@@ -9,6 +9,7 @@ import pytest
 
 import engine.run.start
 from engine.base.request import FinishReason
+from engine.step.parts.drafts import Drafts
 from tests import block_drafters, drafters, tiny
 from tests.drafters import Form
 from tests.engine import test_drafts
@@ -104,6 +105,16 @@ async def test_random_requests_of_all_kinds(name, most, monkeypatch):
     requests = [*requests_of(most, 56), *test_drafts.requests_of(10 + most, 56)]
     np.random.default_rng(most).shuffle(requests)
     await compare(drafter(name, most), requests, **SETTINGS[most % 3])
+
+
+@pytest.mark.parametrize("on_path", PATHS[:2], indirect=True)
+async def test_the_text_on_the_device_has_the_tokens_that_a_grammar_forces(on_path):
+    held = asked(PROMPTS[1], grammar('start: ("all of this is said " /[0-9]/ ". ")+'), 50, ignore_eos=True)
+    async with running(FOLDER, speculative=ngram(3), jump_forward=True) as own:
+        (((tokens, _, _),),) = await collected(own, [held])
+        texts = await own.on_device(lambda runtime: runtime.executor.part(Drafts)._texts.tokens.tolist())
+    whole = [*held.prompt_token_ids.tolist(), *tokens]
+    assert any(text[: len(whole)] == whole for text in texts)
 
 
 @pytest.mark.parametrize("on_path", PATHS, indirect=True)

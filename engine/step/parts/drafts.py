@@ -7,13 +7,15 @@ device: the choice of a step is followed by the guess for the next step, which m
     device  forward n | choice n: tokens, verified | drafts of n + 1 | forward n + 1 ...
     host    plan n + 1: at most so many drafts  | settle n: tokens of n, number of drafts of n + 1
 
-Methods `ngram` and `suffix` copy drafts from the row's own text (kernels/sampling), which lies on the device.
+Methods `ngram` and `suffix` copy drafts from the row's own text (kernels/sampling), which lies on the device. The text
+is the prompt and the chosen tokens. Tokens that a grammar forces are written with the step that computes them.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from _fast.layout import RowFlag
 from _fast.scheduler import Scheduler
 from engine.base.drafts import DraftConfig
 from engine.base.request import Request, SamplingParams
@@ -23,9 +25,9 @@ from engine.kernels.sampling.suffix import Matches, empty_matches, suffix
 from engine.kernels.sampling.top_logprobs import MOST
 from engine.sampling.pending import send
 from engine.step.live import LiveRow, Place
-from engine.step.parts.part import Claim, StepPart, Steps
+from engine.step.parts.part import ABSENT, JOINS, Claim, StepPart, Steps
 from engine.step.sizes import Sizes
-from engine.step.step import Chosen
+from engine.step.step import Chosen, Step
 
 
 class Drafts(StepPart):
@@ -37,6 +39,7 @@ class Drafts(StepPart):
         """`raw`: log-probabilities are those of the model's logits; `rests`: in steps without drafts the part rests."""
         self._config, self._sizes, self._raw, self.rests = config, sizes, raw, rests
         self._texts: Texts
+        self._prompt_len = np.full(sizes.max_slots, sizes.max_model_len, np.int32)  # of slots with a grammar
         self._matches: Matches | None = None  # for method `suffix`
 
     def claim(self) -> Claim:
@@ -57,10 +60,31 @@ class Drafts(StepPart):
             place.drafts = self._config.num_tokens
 
     def admit(self, slot: int, row: LiveRow, words: np.ndarray) -> bool:
-        """Writes the prompt; the rest of the text follows from the choices. No step needs the host for drafts."""
+        """Writes the prompt; the rest of the text follows from the choices, unless a grammar forces tokens."""
         prompt = np.ascontiguousarray(row.request.prompt_token_ids, np.int32)
         self._texts.tokens[slot, : len(prompt)].copy_(send(prompt, self._texts.tokens.device))
-        return False
+        if row.request.grammar is None:
+            return False
+        self._prompt_len[slot] = len(prompt)
+        return True
+
+    def reset(self, slot: int, poison: bool) -> None:
+        self._prompt_len[slot] = self._sizes.max_model_len
+
+    def role(self, step: Step) -> int:
+        return JOINS if len(self._known(step)) else ABSENT
+
+    def before(self, step: Step) -> None:
+        rows, tokens = step.rows, np.asarray(step.plan.token_ids)
+        for row in self._known(step).tolist():
+            start, count, place = int(rows.starts[row]), int(rows.lens[row]), int(rows.computed[row])
+            text = self._texts.tokens[int(rows.slots[row]), place : place + count]
+            text.copy_(send(tokens[start : start + count], text.device))
+
+    def _known(self, step: Step) -> np.ndarray:
+        """The plan rows whose tokens are of the answer and come from the host."""
+        rows = step.rows
+        return np.flatnonzero((rows.flags & RowFlag.FEED == 0) & (rows.computed >= self._prompt_len[rows.slots]))
 
     def after_choice(self, chosen: Chosen, variant: int) -> None:
         config, rules = self._config, self._config.suffix
