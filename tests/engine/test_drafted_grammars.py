@@ -16,7 +16,7 @@ from tests.engine import test_drafts
 from tests.engine.host_accelerator import HostAccelerator
 from tests.engine.stand_in_accelerator import StandInAccelerator
 from tests.engine.test_drafts import PATHS, check, collected, drafts_of, ngram, on_path
-from tests.engine.test_grammar_rows import FOLDER, JSON, PROMPTS, TOKENIZER, WORD, A, N, asked, grammar
+from tests.engine.test_grammar_rows import FOLDER, JSON, PROMPTS, TOKENIZER, WORD, A, Z, asked, grammar
 from tests.engine_kit import quiet, running
 
 __all__ = ["on_path"]
@@ -30,7 +30,7 @@ RULES: list[dict[str, Any]] = [
     {"logprobs": 2},
     {"temperature": 0.0, "repetition_penalty": 1.2, "frequency_penalty": 0.3},
     {"temperature": 0.7, "min_tokens": 12, "logit_bias": ((A, 2.0),)},
-    {"temperature": 0.0, "bad_words": ((N,),)},
+    {"temperature": 0.0, "bad_words": ((Z,),)},
     {"temperature": 0.0, "ignore_eos": True},
     {"temperature": 0.4, "top_p": 0.9, "presence_penalty": 0.2, "logprobs": 1},
 ]

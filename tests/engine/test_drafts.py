@@ -84,7 +84,8 @@ def requests_of(seed: int, count: int) -> list[Any]:
         if draw.random() < 0.4:
             ids = np.concatenate([shared[: draw.integers(8, 40)], ids])
         rules = {"ignore_eos": "eos_token_ids" not in RULES[number % len(RULES)], **RULES[number % len(RULES)]}
-        found.append(text_request(ids.astype(np.int32), int(draw.integers(1, 60)), n=rules.pop("n", 1), **rules))
+        most = max(int(draw.integers(1, 60)), rules.get("min_tokens", 0))
+        found.append(text_request(ids.astype(np.int32), most, n=rules.pop("n", 1), **rules))
     return found
 
 
