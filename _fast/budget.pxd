@@ -5,8 +5,7 @@ from _fast.types cimport int32_t, int64_t, slot_t
 
 cdef class Budget:
     cdef readonly bint adaptive  # False: every row verifies all of its drafts
-    cdef readonly bint rests  # steps without drafts may leave the drafter out
-    cdef readonly int32_t variant  # the bit of the graphs that draft, if the drafter may rest
+    cdef readonly int32_t variant  # the bit of the graphs that draft; 0: every step drafts
     cdef readonly Estimates estimates
     cdef readonly Rest rest
     cdef int32_t[::1] most  # by number of rows: most drafts of a row

@@ -6,7 +6,6 @@ from _fast.rest import Rest
 
 class Budget:
     adaptive: bool
-    rests: bool
     variant: int
     estimates: Estimates
     rest: Rest

@@ -70,7 +70,7 @@ cdef class Budget:
 
     def let_rest(self, int32_t variant):
         """Let the drafter rest in steps without drafts; `variant`: the bit of the graphs in which it does not."""
-        self.rests, self.variant = True, variant
+        self.variant = variant
 
     def sized(self, survivals, int32_t rows, int32_t tokens, int32_t most, bint decodes, int64_t contexts=0):
         """Return the number of drafts for a step of so many sampled rows and tokens (for tests and benchmarks).

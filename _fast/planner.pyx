@@ -241,7 +241,7 @@ cdef class Planner:
         cdef int32_t i
         cdef bint drafted = plan.width > 1 and self.drafts.total > 0
         cdef slot_t slot
-        if plan.width > 1 and self.drafts.budget.rests:
+        if plan.width > 1 and self.drafts.budget.variant:
             plan.set_form(self.drafts.budget.rest.active or self._is_open(), self.drafts.budget.variant)
         for i in range(self.running.size):
             slot = self.running.slots[i]

@@ -177,7 +177,7 @@ class Sampler:
         found, some = torch.full((int(run.max()) + 1,), -1, dtype=torch.int32), run >= 0
         logits = logits[some]
         finite = torch.isfinite(logits.sum(dim=-1)).numpy()
-        tokens = self._tokens(logits, slots[some].numpy(), place[some].numpy(), finite)
+        tokens = self._tokens(logits, slots[some].numpy(), place[some].numpy(), finite, None)
         found[run[some].long()] = torch.from_numpy(tokens.astype(np.int32))
         return found
 
@@ -227,25 +227,19 @@ class Sampler:
         return xtc_applies(self._xtc_probability[slots], self._xtc_threshold[slots], self._seed[slots], index)
 
     def _tokens(
-        self,
-        logits: torch.Tensor,
-        slots: np.ndarray,
-        index: np.ndarray,
-        finite: np.ndarray,
-        stated: np.ndarray | None = None,
+        self, logits: torch.Tensor, slots: np.ndarray, index: np.ndarray, finite: np.ndarray, stated: np.ndarray | None
     ) -> np.ndarray:
         """The rows' tokens, -1 where logits are not finite; see `sample`."""
-        tokens = self._choose(logits, slots, index, finite)
+        temperature = self._temperature[slots]
+        drawn = np.flatnonzero((temperature > 0) & finite)
+        tokens = self._drawn(logits, slots, index, drawn) if len(drawn) else logits.argmax(dim=-1).numpy()
         if stated is not None:
             tokens = np.where(stated >= 0, stated, tokens)
         tokens[~finite] = -1
         return tokens
 
-    def _choose(self, logits: torch.Tensor, slots: np.ndarray, index: np.ndarray, finite: np.ndarray) -> np.ndarray:
-        temperature = self._temperature[slots]
-        drawn = np.flatnonzero((temperature > 0) & finite)
-        if len(drawn) == 0:
-            return logits.argmax(dim=-1).numpy()
+    def _drawn(self, logits: torch.Tensor, slots: np.ndarray, index: np.ndarray, drawn: np.ndarray) -> np.ndarray:
+        """Tokens of all rows, of which `drawn` draw theirs."""
         tokens = np.empty(len(slots), np.int64)
         if len(drawn) < len(slots):
             greedy = np.setdiff1d(np.arange(len(slots)), drawn, assume_unique=True)
@@ -253,7 +247,7 @@ class Sampler:
         at = slots[drawn]
         probs = top_k_top_p(
             logits[torch.from_numpy(drawn)],
-            torch.from_numpy(temperature[drawn]),
+            torch.from_numpy(self._temperature[at]),
             torch.from_numpy(self._top_k[at]),
             torch.from_numpy(self._top_p[at]),
             torch.from_numpy(self._min_p[at]),

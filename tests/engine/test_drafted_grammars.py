@@ -112,7 +112,7 @@ async def test_the_text_on_the_device_has_the_tokens_that_a_grammar_forces(on_pa
     held = asked(PROMPTS[1], grammar('start: ("all of this is said " /[0-9]/ ". ")+'), 50, ignore_eos=True)
     async with running(FOLDER, speculative=ngram(3), jump_forward=True) as own:
         (((tokens, _, _),),) = await collected(own, [held])
-        texts = await own.on_device(lambda runtime: runtime.executor.part(Drafts)._texts.tokens.tolist())
+        texts = await own.on_device(lambda runtime: runtime.executor.part(Drafts).texts.tokens.tolist())
     whole = [*held.prompt_token_ids.tolist(), *tokens]
     assert any(text[: len(whole)] == whole for text in texts)
 

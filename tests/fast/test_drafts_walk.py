@@ -122,7 +122,7 @@ class DraftWalk(Walk):
 
     def check_plan(self, plan, before):
         super().check_plan(plan, before)
-        assert plan.variant == (plan.drafting and self.scheduler.drafts.budget.rests)
+        assert plan.variant == (self.scheduler.drafts.budget.variant if plan.drafting else 0)
         running = [slot for slot, facts in before.items() if facts["state"] == 2]
         if any(before[slot]["epoch"] != self.scheduler.seqs.snapshot(slot)["epoch"] for slot in running):
             assert all(before[s]["pending"] == before[s]["choosing"] for s in running), "drafts have preempted a row"

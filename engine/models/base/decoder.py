@@ -210,7 +210,7 @@ class Decoder(Model):
         residual = self.embedded(batch)
         if self._embedding_scale != 1.0:
             residual *= self._embedding_scale
-        return self.with_media(residual, batch)
+        return residual if batch.overlay is None and not batch.media else self.with_media(residual, batch)
 
     def with_media(self, embedded: Tensor, batch: Batch) -> Tensor:
         """Embeddings [T, hidden], which may be changed, with the batch's media rows in their places."""

@@ -38,7 +38,7 @@ class Drafts(StepPart):
     def __init__(self, config: DraftConfig, sizes: Sizes, raw: bool, rests: bool) -> None:
         """`raw`: log-probabilities are those of the model's logits; `rests`: in steps without drafts the part rests."""
         self._config, self._sizes, self._raw, self.rests = config, sizes, raw, rests
-        self._texts: Texts
+        self.texts: Texts
         self._prompt_len = np.full(sizes.max_slots, sizes.max_model_len, np.int32)  # of slots with a grammar
         self._matches: Matches | None = None  # for method `suffix`
 
@@ -50,7 +50,7 @@ class Drafts(StepPart):
     def start(self, steps: Steps) -> None:
         sizes = self._sizes
         longest, device = sizes.max_model_len + 1, steps.backend.rank.device
-        self._texts = empty_texts(sizes.max_slots, longest, sizes.max_rows, device)
+        self.texts = empty_texts(sizes.max_slots, longest, sizes.max_rows, device)
         if (rules := self._config.suffix) is not None:
             shape = rules.depth, rules.factor, self._config.num_tokens
             self._matches = empty_matches(sizes.max_rows, longest, *shape, device)
@@ -62,7 +62,7 @@ class Drafts(StepPart):
     def admit(self, slot: int, row: LiveRow, words: np.ndarray) -> bool:
         """Writes the prompt; the rest of the text follows from the choices, unless a grammar forces tokens."""
         prompt = np.ascontiguousarray(row.request.prompt_token_ids, np.int32)
-        self._texts.tokens[slot, : len(prompt)].copy_(send(prompt, self._texts.tokens.device))
+        self.texts.tokens[slot, : len(prompt)].copy_(send(prompt, self.texts.tokens.device))
         if row.request.grammar is None:
             return False
         self._prompt_len[slot] = len(prompt)
@@ -78,7 +78,7 @@ class Drafts(StepPart):
         rows, tokens = step.rows, np.asarray(step.plan.token_ids)
         for row in self._known(step).tolist():
             start, count, place = int(rows.starts[row]), int(rows.lens[row]), int(rows.computed[row])
-            text = self._texts.tokens[int(rows.slots[row]), place : place + count]
+            text = self.texts.tokens[int(rows.slots[row]), place : place + count]
             text.copy_(send(tokens[start : start + count], text.device))
 
     def _known(self, step: Step) -> np.ndarray:
@@ -89,13 +89,13 @@ class Drafts(StepPart):
     def after_choice(self, chosen: Chosen, variant: int) -> None:
         config, rules = self._config, self._config.suffix
         if rules is None or self._matches is None:
-            ngram(chosen.state, self._texts, chosen.runs, chosen.slots, config.lookup_min, config.lookup_max)
+            ngram(chosen.state, self.texts, chosen.runs, chosen.slots, config.lookup_min, config.lookup_max)
             return
-        texts, least = self._texts.tokens, rules.least_probability
+        texts, least = self.texts.tokens, rules.least_probability
         suffix(chosen.state, texts, self._matches, chosen.runs, chosen.slots, least)
 
     def after_rest(self, chosen: Chosen, variant: int) -> None:
-        append(self._texts.tokens, chosen.state, chosen.runs, chosen.lines)
+        append(self.texts.tokens, chosen.state, chosen.runs, chosen.lines)
 
 
 def takes_drafts(params: SamplingParams, raw: bool) -> bool:

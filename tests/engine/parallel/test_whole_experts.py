@@ -48,9 +48,16 @@ def test_ranks_with_whole_experts_give_the_logits_of_one(name):
 def wide(tmp_path_factory):
     """Nine experts and eight heads."""
     made = tiny.causal(
-        "Qwen3MoeForCausalLM", "Qwen3MoeConfig", head_dim=16, num_attention_heads=8, num_experts=9, num_hidden_layers=2,
-        num_experts_per_tok=3, moe_intermediate_size=40, norm_topk_prob=True,
-    )  # fmt: skip
+        "Qwen3MoeForCausalLM",
+        "Qwen3MoeConfig",
+        head_dim=16,
+        num_attention_heads=8,
+        num_experts=9,
+        num_hidden_layers=2,
+        num_experts_per_tok=3,
+        moe_intermediate_size=40,
+        norm_topk_prob=True,
+    )
     return tiny.save(made(), tmp_path_factory.mktemp("wide") / "floats")
 
 
@@ -65,8 +72,11 @@ def test_every_expert_is_held_once(wide):
     model = split(wide, 8, whole_experts=True)
     held = []
     for member in model.members:
-        (found,) = {(part.first, part.num_experts) for _, _, part in addressed(member.weight_table(), member)
-                    if isinstance(part, Experts)}  # fmt: skip
+        (found,) = {
+            (part.first, part.num_experts)
+            for _, _, part in addressed(member.weight_table(), member)
+            if isinstance(part, Experts)
+        }
         held.append(found)
     assert held == [(0, 2)] + [(number, 1) for number in range(2, 9)]
     names = [name for member in model.members for name in expand(member.weight_table(), member) if ".experts." in name]
@@ -78,9 +88,24 @@ def test_every_expert_is_held_once(wide):
 
 @pytest.mark.parametrize(
     "form",
-    ["fp8 blocks", "ct w4 32", "gptq act", *(pytest.param(each, marks=pytest.mark.full) for each in
-     ("fp8 tensor", "ct int8 weights", "ct nvfp4", "gptq 32", "awq 64", "bnb nf4 nested", "modelopt mxfp8"))],
-)  # fmt: skip
+    [
+        "fp8 blocks",
+        "ct w4 32",
+        "gptq act",
+        *(
+            pytest.param(each, marks=pytest.mark.full)
+            for each in (
+                "fp8 tensor",
+                "ct int8 weights",
+                "ct nvfp4",
+                "gptq 32",
+                "awq 64",
+                "bnb nf4 nested",
+                "modelopt mxfp8",
+            )
+        ),
+    ],
+)
 @torch.inference_mode()
 def test_codes_of_each_expert(sparse, form, tmp_path):
     want, got = whole_and_parts(in_codes(sparse, tmp_path / "codes", form), 2, tokens(20), dtype="float32")

@@ -40,7 +40,8 @@ class HostForward:
     def admit(self, slot: int, row: LiveRow, words: np.ndarray) -> None:
         request = row.request
         prompt = np.asarray(request.prompt_token_ids)
-        self._slots.tensors.seed[slot] = int(np.uint64(row.seed & 0xFFFF_FFFF_FFFF_FFFF).astype(np.int64))
+        if self.survivals is not None:
+            self._slots.tensors.seed[slot] = int(np.uint64(row.seed & 0xFFFF_FFFF_FFFF_FFFF).astype(np.int64))
         self.sampler.admit(slot, request.sampling, prompt, row.seed, words, request.is_masked)
 
     def reset(self, slot: int, poison: bool) -> None:
@@ -70,8 +71,8 @@ class HostForward:
         if logits is not None:
             sampled, resolved = rows.sampled, step.notes.pop("rows")
             if step.plan.drafting:
-                slots_of, found = self._slots, step.home.logprobs
-                runs = verify(self.sampler, logits, resolved, slots_of, lines, found, self.survivals)
+                rest = self._slots, lines, step.home.logprobs, self.survivals
+                runs = verify(self.sampler, logits, resolved, *rest)
             else:
                 index = rows.computed[sampled] + rows.lens[sampled] - self._slots.positions.prompt_len[slots]
                 chosen, logprobs = self.sampler.sample(logits, slots, index, lines)
