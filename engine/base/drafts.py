@@ -66,7 +66,7 @@ class DraftConfig:
     suffix: SuffixRules | None = None  # for SUFFIX
     longest: int = 0  # tokens of a row that a draft model computes; 0: as many as its files and the target allow
     adaptive: bool = True  # a step verifies as many drafts as make tokens come fastest; False: all
-    fp8_head: bool = False  # drafts come from an FP8 copy of the head
+    small_head: bool = False  # drafts come from an FP8 copy of the head
     by_rows: tuple[tuple[int, int, int], ...] = ()  # (least rows, most rows, most drafts of a row while so many run)
     survivals: tuple[float, ...] = ()  # for measurements: how often drafts are right, by place; see base/survivals
     recording: str = ""  # for REPLAY: the path of the recorded answers
@@ -171,7 +171,7 @@ def _drafter(given: Mapping[str, Any], method: str, model: str) -> DraftConfig:
         )
     longest = _number(given, LONGEST, 0, 2 if LONGEST in given else 0, 1 << 30)
     return DraftConfig(
-        number, method=method, model=model, greedy=how == GREEDY, fp8_head=head == "fp8", longest=longest
+        number, method=method, model=model, greedy=how == GREEDY, small_head=head == "fp8", longest=longest
     )
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from engine.base.errors import ConfigError
 from engine.kernels.gemm.pack import Placement
 from engine.models.base.decoder import Decoder
-from engine.models.drafters.fp8_head import LentHead
+from engine.models.drafters.small_head import LentHead
 from engine.models.registry import build_model, load_model_config
 from engine.weights.load import load_weights
 from server import cli
@@ -123,10 +123,10 @@ def test_check_counts_the_copy(capsys):
     words = ["check", str(folder), "--speculative-config"]
     drafts = test_dflash.asked(4) | FP8
     assert cli.main([*words, json.dumps(drafts)]) == 0
-    assert "over the inputs of layers 1, 3, with an FP8 head; weights of" in capsys.readouterr().out
+    assert "over the inputs of layers 1, 3, with an 8-bit head; weights of" in capsys.readouterr().out
     small = {"model": str(draft_models.draft_model(TARGET)), "num_speculative_tokens": 2, **FP8}
     assert cli.main([*words, json.dumps(small)]) == 0
-    assert "up to 256 tokens, with an FP8 head; weights of" in capsys.readouterr().out
+    assert "up to 256 tokens, with an 8-bit head; weights of" in capsys.readouterr().out
 
 
 async def test_another_quantisation_of_a_drafter_is_refused():

@@ -13,10 +13,12 @@ from engine.kernels.attention.tiles import stripe_of
 from engine.kernels.attention.work import empty_list, fill_list, max_parts
 from engine.kernels.drafts_rows import DraftedRows
 from engine.kernels.sampling.append import append, append_reference
+from engine.kernels.sampling.drafts_home import UNREAD, send_drafts, send_drafts_reference
 from engine.kernels.sampling.ngram import ngram, ngram_reference
 from engine.kernels.sampling.replay import replay, replay_reference
 from engine.kernels.sampling.suffix import empty_matches, suffix, suffix_reference
 from engine.kernels.sampling.verify import verify, verify_reference
+from engine.kernels.step_tensors import empty_slots
 from engine.kernels.survivals import Survivals
 from tests.kernels.drafts import chosen_runs, written_texts
 from tests.kernels.test_on_device import pages
@@ -74,6 +76,22 @@ def test_replayed_drafts_equal_the_reference():
     replay_reference(slots, texts.tokens, runs, row_slot, survivals, 4)
     assert torch.equal(mine.words.cpu(), slots.words)
     assert torch.equal(mine.drafts.cpu(), slots.drafts)
+
+
+def test_drafts_reach_the_host():
+    slots, most = empty_slots(9, 1, 1, "cpu", 7), 5
+    width = slots.drafts.shape[1]
+    slots.drafts.random_(-1, 900)
+    drafts, row_slot = torch.tensor([3, -1, 0, 7, 2], dtype=torch.int32), torch.tensor([4, 0, 8, 1, 2]).int()
+    ring = torch.full((3, most, 1 + width), UNREAD, dtype=torch.int32).pin_memory()
+    want = ring.clone()
+    for home in (2, 0):
+        number = torch.tensor([home], dtype=torch.int32)
+        send_drafts(ring, number.cuda(), drafts.cuda(), row_slot.cuda(), there(slots))
+        send_drafts_reference(want, number, drafts, row_slot, slots)
+    torch.cuda.synchronize()
+    assert torch.equal(ring, want)
+    assert (ring[1] == UNREAD).all()
 
 
 def test_appended_tokens_equal_the_reference():

@@ -27,7 +27,8 @@ GROUPS = [
     ("interpreter_quantised", "interpreter_gemm", "interpreter_moe", "interpreter_moe_codes", "interpreter_codes"),
     ("interpreter", "interpreter_image", "interpreter_mixers", "interpreter_states", "interpreter_whisper",
      "interpreter_sampling", "interpreter_dry", "interpreter_step", "interpreter_moe_float8", "interpreter_lora",
-     "interpreter_drafts", "interpreter_drafter", "interpreter_stripes", "interpreter_parallel"),
+     "interpreter_drafts", "interpreter_drafter", "interpreter_stripes", "interpreter_parallel",
+     "interpreter_replay"),
 ]  # fmt: skip
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None

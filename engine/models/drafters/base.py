@@ -18,7 +18,7 @@ from engine.cache.spec import CacheSpec, LayerCache
 from engine.cache.tokens import FullSpec, GuestSpec
 from engine.layers.batch import Batch
 from engine.models.base.model import Model
-from engine.models.drafters.fp8_head import LentHead
+from engine.models.drafters.small_head import LentHead
 from engine.weights.table import Weighted
 
 FIRST_ENTRY = 1  # the first place with an entry

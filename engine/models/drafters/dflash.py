@@ -32,7 +32,7 @@ from engine.models.base.decoder import Decoder
 from engine.models.drafters import vocabulary
 from engine.models.drafters.base import Block, Kind, config_of, guest_specs, text_places
 from engine.models.drafters.dflash_settings import BlockConfig
-from engine.models.drafters.fp8_head import LentHead
+from engine.models.drafters.small_head import LentHead
 from engine.models.drafters.vocabulary import Vocabulary
 from engine.weights.files import Shard
 from engine.weights.table import Row, Table, Wanted
@@ -127,7 +127,7 @@ class DFlash:
         self.config = config_of(self.named, config.folder, text, config.torch_dtype, longest)
         table = self.weight_table()
         names = {table.canonical(name) for shard in shards for name in shard.tensors}
-        self.vocabulary = Vocabulary(target, names, hidden, config.vocab_size, config.fp8_head)
+        self.vocabulary = Vocabulary(target, names, hidden, config.vocab_size, config.small_head)
         self.fc = Linear(len(config.streams) * config.stream_width, hidden)
         self.hidden_norm = RMSNorm(hidden, text.norm_eps)
         self.mask = MaskEmbedding(hidden) if MASK in names else None

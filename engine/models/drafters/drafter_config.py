@@ -27,7 +27,7 @@ class DrafterConfig:
     torch_dtype: torch.dtype
     num_tokens: int  # drafts for which the file was made; 0: not given
     most_tokens: int = MOST_DRAFTS  # drafts that it can guess in a step
-    fp8_head: bool = False  # the operator's choice, see fp8_head
+    small_head: bool = False  # the operator's choice, see small_head
     warning: str = ""  # what the operator should know about the files
 
 

@@ -36,7 +36,7 @@ from engine.models.base.decoder import Decoder
 from engine.models.drafters import vocabulary
 from engine.models.drafters.base import Kind, config_of, guest_specs, places_before
 from engine.models.drafters.eagle_settings import EagleConfig
-from engine.models.drafters.fp8_head import LentHead
+from engine.models.drafters.small_head import LentHead
 from engine.models.drafters.vocabulary import Vocabulary
 from engine.models.text.llama import LlamaLayer
 from engine.weights.files import Shard
@@ -123,7 +123,7 @@ class Eagle3:
         table = self.weight_table()
         names = {table.canonical(name) for shard in shards for name in shard.tensors}
         hidden, count, width = text.hidden_size, len(config.streams), config.stream_width
-        self.vocabulary = Vocabulary(target, names, hidden, config.vocab_size, config.fp8_head)
+        self.vocabulary = Vocabulary(target, names, hidden, config.vocab_size, config.small_head)
         self.fc = Linear(count * width, hidden) if config.joins_streams else None
         self.joined_norm = RMSNorm(count * width, text.norm_eps) if config.norm_before_fc else None
         self.stream_norms = [RMSNorm(width, text.norm_eps) for _ in range(count) if config.fc_norm]

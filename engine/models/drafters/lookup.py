@@ -15,10 +15,10 @@ from engine.models.base.decoder import Decoder
 from engine.models.base.model import Model
 from engine.models.drafters.base import DraftModel
 from engine.models.drafters.draft_model import SmallDecoder
-from engine.models.drafters.fp8_head import quantise
 from engine.models.drafters.kinds import drafter_of
 from engine.models.drafters.mtp import Mtp
 from engine.models.drafters.settings import drafts_of, read_draft_model
+from engine.models.drafters.small_head import quantise
 from engine.models.registry import build_model
 from engine.quant.assign import assign
 from engine.weights.files import open_checkpoint
@@ -37,11 +37,11 @@ def drafter_for(config: EngineConfig, target: Model) -> tuple[DraftConfig, Draft
     shards = [] if drawn else open_checkpoint(folder)
     drafter: DraftModel
     if options is None:
-        drafter = Mtp(target, drafts.fp8_head)
+        drafter = Mtp(target, drafts.small_head)
         # The layer may be quantised as the target is.
         assign(drafter, drafter.weight_table(), target.config, None if drawn else shards)
     else:
-        drafter = drafter_of(replace(options, fp8_head=drafts.fp8_head), target, shards)
+        drafter = drafter_of(replace(options, small_head=drafts.small_head), target, shards)
     if not drawn:
         match(drafter, shards, folder)
     return drafts, drafter
@@ -61,7 +61,7 @@ def draft_model_for(config: EngineConfig, target: Model) -> tuple[DraftConfig, S
     shards = None if config.load_format == "dummy" else open_checkpoint(drafts.model)
     model = build_model(read, target.dtype, target.device, shards)
     assert isinstance(model, Decoder), "other models are refused"
-    if drafts.fp8_head and model.head is not None:
+    if drafts.small_head and model.head is not None:
         quantise(model.head)
     drafter = SmallDecoder(model, target, drafts.longest)
     if shards is not None:

@@ -30,7 +30,7 @@ from engine.layers.rope import RopeTable
 from engine.layers.stream import Stream
 from engine.models.base.decoder import Decoder
 from engine.models.drafters.base import Kind, guest_specs, places_before
-from engine.models.drafters.fp8_head import LentHead
+from engine.models.drafters.small_head import LentHead
 from engine.weights.table import Row, Table
 
 COPIES = ("embed_tokens.weight", "shared_head.head.weight")  # the target's own tensors, a second time
@@ -83,7 +83,7 @@ class Mtp:
     warning = ""
     described = "the model's own MTP layer"
 
-    def __init__(self, target: Decoder, fp8_head: bool = False) -> None:
+    def __init__(self, target: Decoder, small_head: bool = False) -> None:
         text = target.config.text
         width = text.hidden_size
         self.config, self.dtype, self.device, self._target = target.config, target.dtype, target.device, target
@@ -93,7 +93,7 @@ class Mtp:
         self.enorm, self.hnorm, self.post_norm = (RMSNorm(width, text.norm_eps, text.norm_offset) for _ in range(3))
         self.eh_proj = Linear(2 * width, width)
         self.layer = target.layer(self._like)
-        self.lent = LentHead(target, fp8_head)
+        self.lent = LentHead(target, small_head)
         rope = text.layers[self._like].rope
         self._rope = RopeTable(rope, target.device, self.config.max_model_len or self.config.max_position)
 

@@ -16,7 +16,7 @@ from engine.base.errors import ConfigError
 from engine.kernels.gemm.pack import Placement
 from engine.layers.embed import Embedding, Head
 from engine.models.base.decoder import Decoder
-from engine.models.drafters.fp8_head import LentHead, quantise
+from engine.models.drafters.small_head import LentHead, quantise
 from engine.weights.table import Row, Wanted
 
 UNLIKELY = -1e30  # logit of the target's tokens that the drafter's head lacks; finite, as the samplers want it
@@ -61,10 +61,10 @@ class Vocabulary:
     """Embedding, head and token map; None: the target's, or no map."""
 
     def __init__(
-        self, target: Decoder, names: Collection[str], hidden_size: int, head_size: int, fp8: bool = False
+        self, target: Decoder, names: Collection[str], hidden_size: int, head_size: int, small: bool = False
     ) -> None:
         """`names`: canonical names of the files' tensors; `head_size`: tokens of the drafter's head, if it has one;
-        `fp8`: of the head, see fp8_head."""
+        `small`: the head's, see small_head."""
         text = target.config.text
         maps, fits = "d2t" in names or head_size != text.vocab_size, hidden_size == text.hidden_size
         heads = "lm_head.weight" in names or maps or not fits or target.head is None
@@ -72,8 +72,8 @@ class Vocabulary:
         self.embed = Embedding(text.vocab_size, hidden_size, None) if embeds else None
         self.head = Head(head_size, hidden_size, False) if heads else None
         self.token_map = TokenMap(head_size, text.vocab_size) if maps else None
-        self.lent = None if heads else LentHead(target, fp8)
-        if fp8 and self.head is not None:
+        self.lent = None if heads else LentHead(target, small)
+        if small and self.head is not None:
             quantise(self.head)
         self._target = target
 

@@ -18,7 +18,7 @@ from engine.cache.spec import LayerCache
 from engine.device.memory import gib
 from engine.layers.batch import LayerHook
 from engine.models.drafters.draft_model import SmallDecoder
-from engine.models.drafters.fp8_head import tied_bytes
+from engine.models.drafters.small_head import tied_bytes
 from engine.step.live import Place
 from engine.step.parts.draft_model_steps import DraftModelHook, DraftModelSteps
 from engine.step.parts.drafter_load import guess_of, load_drafter
@@ -47,7 +47,7 @@ class DraftModel(StepPart):
     def line(self) -> str:
         size, block_size = gib(self._weights()), self._sizes.block_size
         each = sum(spec.block_bytes(block_size) for spec in self._drafter.specs) * 1000 / block_size / 2**20
-        head = ", with an FP8 head" if self._drafts.fp8_head else ""
+        head = ", with an 8-bit head" if self._drafts.small_head else ""
         return (
             f"drafts: {self._drafts.num_tokens} in a step, by {self._drafter.described}{head}; weights of {size}, "
             f"{each:.1f} MiB of the KV cache per 1,000 tokens"

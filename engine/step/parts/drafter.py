@@ -52,7 +52,7 @@ class Drafter(StepPart):
         self._steps: DrafterSteps
 
     def line(self) -> str:
-        size, head = gib(self._weights()), ", with an FP8 head" if self._drafts.fp8_head else ""
+        size, head = gib(self._weights()), ", with an 8-bit head" if self._drafts.small_head else ""
         return f"drafts: {self._drafts.num_tokens} in a step, by {self._drafter.described}{head}; weights of {size}"
 
     def _weights(self) -> int:

@@ -13,7 +13,7 @@ from torch import Tensor
 from engine.base.config import EngineConfig
 from engine.base.drafts import DraftConfig
 from engine.kernels.gemm.pack import Placement
-from engine.models.drafters.fp8_head import HeadCopy
+from engine.models.drafters.small_head import HeadCopy
 from engine.step.backend.base import StepSampler
 from engine.step.rank import Rank
 from engine.weights.load import load_weights

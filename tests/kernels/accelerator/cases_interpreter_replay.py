@@ -101,6 +101,7 @@ def test_replays_equal_the_recurrence(name):
     assert (got - want).abs().max() < 2e-4 * max(1.0, float(want.abs().max()))
 
 
+@pytest.mark.full
 def test_other_rows_change_no_bit():
     """Two steps of three rows; each row equals the row alone."""
     torch.manual_seed(0)

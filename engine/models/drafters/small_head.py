@@ -1,4 +1,4 @@
-"""FP8 heads of drafters: half the bytes of a product that each draft needs. The target's own head stays as it is.
+"""8-bit heads of drafters: half the bytes of a product that each draft needs. The target's own head stays as it is.
 
 A head of the drafter's files is quantised while it is read. For a head that the target lends there is a copy, made of
 the target's embedding if they are tied, else of the target's files. Each row has its scale (engine/quant/online). A
@@ -19,18 +19,18 @@ from engine.quant.online import Floats
 from engine.weights.load import load_weights, weight_bytes
 from engine.weights.table import Table
 
-FP8 = Quantised((Floats(),), ("lm_head",))
+SMALL = Quantised((Floats(),), ("lm_head",))
 
 
 def quantise(head: Head) -> None:
-    """Makes FP8 of an unquantised head when it is filled."""
+    """Makes 8 bits of an unquantised head when it is filled."""
     if head.scheme is UNQUANTISED:
-        head.scheme = FP8
+        head.scheme = SMALL
 
 
 def tied_bytes(head: Head | None) -> int:
-    """Bytes of an FP8 head that is made of the embedding; 0: another head."""
-    return head.in_features * sum(head.out_features) if head is not None and head.tied and head.scheme is FP8 else 0
+    """Bytes of an 8-bit head that is made of the embedding; 0: another head."""
+    return head.in_features * sum(head.out_features) if head is not None and head.tied and head.scheme is SMALL else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class OfHead(Table):
 
 
 class HeadCopy:
-    """The FP8 copy of a target's head."""
+    """The 8-bit copy of a target's head."""
 
     def __init__(self, target: Decoder) -> None:
         text, head = target.config.text, target.head
@@ -77,11 +77,11 @@ class HeadCopy:
 
 
 class LentHead:
-    """The target's head, or an FP8 copy of it."""
+    """The target's head, or an 8-bit copy of it."""
 
-    def __init__(self, target: Decoder, fp8: bool) -> None:
+    def __init__(self, target: Decoder, small: bool) -> None:
         codes = target.head is None or target.head.scheme is not UNQUANTISED
-        self._target, self.copy = target, HeadCopy(target) if fp8 and not codes else None
+        self._target, self.copy = target, HeadCopy(target) if small and not codes else None
 
     def products(self, hidden: Tensor) -> Tensor:
         """hidden [n, hidden] -> new logits [n, vocabulary], before the target's scale and soft cap."""
