@@ -144,7 +144,8 @@ def _recording(given: Mapping[str, Any]) -> str:
     """The path of the recorded answers."""
     path = given.get(RECORDING)
     if not isinstance(path, str) or not path:
-        raise ConfigError(f"{FLAG}: {RECORDING} is {path!r}; give the path of the recorded answers")
+        got = "is missing" if path is None else f"is {path!r}"
+        raise ConfigError(f"{FLAG}: {RECORDING} {got}; give the path of the recorded answers")
     return path
 
 

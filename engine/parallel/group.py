@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Protocol, TypeVar
@@ -22,6 +23,7 @@ from engine.kernels.step_tensors import SlotTensors, StepInputs
 from engine.layers.stream import Exchange
 
 Made = TypeVar("Made")
+MOST_SPANS = 100_000  # of a profile: the newest work of all ranks
 
 
 class Link(Exchange, Protocol):
@@ -42,7 +44,7 @@ class Group(ABC):
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
         self.error = torch.zeros(1, dtype=torch.int32)  # not 0 after a rank's kernel has waited in vain
-        self.spans: list[tuple[int, float, float]] | None = None  # (rank, begun, ended) of work, while a profile runs
+        self.spans: deque[tuple[int, float, float]] | None = None  # (rank, begun, ended) of work, while a profile runs
         self._streams: list[HostStream] = []  # of the ranks from rank 1 on; made by the first work
 
     def run(self, work: Callable[[int], Made]) -> list[Made]:
@@ -63,6 +65,10 @@ class Group(ABC):
         done: Future[Made] = Future()
         self._stream(rank).launch(lambda: self._run(rank, lambda _: work(), done))
         return done.result()
+
+    def record_spans(self) -> None:
+        """Records the newest work of each rank in `spans`."""
+        self.spans = deque(maxlen=MOST_SPANS)
 
     def close(self) -> None:
         """Ends the threads."""

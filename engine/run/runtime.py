@@ -124,7 +124,7 @@ class Runtime:
         """Starts recording kernels and copies of accelerators, and the work of ranks. False: there are neither."""
         group = self.model.group if isinstance(self.model, SplitModel) else None
         if group is not None:
-            group.spans = []
+            group.record_spans()
         if not self.executor.backend.rank.on_host:
             self._profile = DeviceProfile([rank.device for rank in self.executor.ranks])
             self._profile.start()

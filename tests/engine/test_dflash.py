@@ -16,7 +16,7 @@ from tests import block_drafters, drafters, tiny
 from tests.block_drafters import Form
 from tests.drafters import PROMPTS
 from tests.engine.test_drafter import TARGET, counts, numbers, target, text
-from tests.engine.test_drafts import PATHS, SETTINGS, compare_answers, on_path, requests_of
+from tests.engine.test_drafts import PATHS, on_path
 from tests.engine_kit import answer, running, text_request
 
 __all__ = ["on_path"]
@@ -77,15 +77,6 @@ async def test_a_cached_prefix_changes_neither_hits_nor_drafts():
         assert once == again == more
         assert own.stats.prefix_hits == 32
         assert tuple(now - then for now, then in zip(numbers(own), drafted)) == drafted
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("most", [2, 7])
-@pytest.mark.parametrize("settings", SETTINGS, ids=["plain", "chunks", "pressure", "few-rows"])
-@pytest.mark.parametrize("on_path", PATHS, indirect=True)
-async def test_answers_are_those_without_drafts(on_path, settings, most):
-    requests = [*requests_of(most, 6), *(text_request(ids, 30, ignore_eos=True) for ids in PROMPTS[:2])]
-    await compare_answers(tiny.checkpoint(TARGET), asked(most, "sliding"), requests, settings)
 
 
 def copy_of(folder: Path, change: Any, config: dict[str, Any], form: Form = FORMS["flat"]) -> Path:

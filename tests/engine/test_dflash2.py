@@ -11,11 +11,10 @@ import torch
 from engine.base.errors import ConfigError
 from tests import block_drafters, tiny
 from tests.block_drafters import Form
-from tests.drafters import PROMPTS
 from tests.engine.test_dflash import copy_of, expected
 from tests.engine.test_drafter import TARGET, counts
-from tests.engine.test_drafts import PATHS, SETTINGS, compare_answers, on_path, requests_of
-from tests.engine_kit import running, text_request
+from tests.engine.test_drafts import PATHS, on_path
+from tests.engine_kit import running
 
 __all__ = ["on_path"]
 PARTS: dict[str, Any] = {"kind": "dflash2", "rank": 16}
@@ -54,15 +53,6 @@ async def test_drafts_are_those_of_the_drafter_in_torch(form, most):
 async def test_every_path_drafts_alike(on_path, form, settings):
     async with running(tiny.checkpoint(TARGET), speculative=asked(5, form), **settings) as own:
         assert await counts(own, 0) == expected(0, 5, FORMS[form])
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("most", [2, 7])
-@pytest.mark.parametrize("settings", SETTINGS, ids=["plain", "chunks", "pressure", "few-rows"])
-@pytest.mark.parametrize("on_path", PATHS, indirect=True)
-async def test_answers_are_those_without_drafts(on_path, settings, most):
-    requests = [*requests_of(most, 6), *(text_request(ids, 30, ignore_eos=True) for ids in PROMPTS[:2])]
-    await compare_answers(tiny.checkpoint(TARGET), asked(most), requests, settings)
 
 
 async def test_a_drafter_with_invalid_numbers_changes_no_answer(tmp_path):

@@ -19,8 +19,8 @@ from tests.block_drafters import Form
 from tests.drafters import PROMPTS
 from tests.engine.test_dflash import copy_of, expected
 from tests.engine.test_drafter import TARGET, counts, target, text
-from tests.engine.test_drafts import PATHS, SETTINGS, compare_answers, on_path, requests_of
-from tests.engine_kit import running, text_request
+from tests.engine.test_drafts import PATHS, on_path
+from tests.engine_kit import running
 
 __all__ = ["on_path"]
 HEADS: dict[str, Any] = {"kind": "dspark", "rank": 16}
@@ -95,15 +95,6 @@ async def test_survivals_are_the_chained_confidences_of_the_drafts_before(on_pat
         assert mine == pytest.approx([Acceptance.ONE * each for each in theirs], abs=6)
     spread = [each[0] for each in wanted]
     assert max(spread) > 1.3 * min(spread), "equal confidences would not show an error"
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("most", [2, 7])
-@pytest.mark.parametrize("settings", SETTINGS, ids=["plain", "chunks", "pressure", "few-rows"])
-@pytest.mark.parametrize("on_path", PATHS, indirect=True)
-async def test_answers_are_those_without_drafts(on_path, settings, most):
-    requests = [*requests_of(most, 6), *(text_request(ids, 30, ignore_eos=True) for ids in PROMPTS[:2])]
-    await compare_answers(tiny.checkpoint(TARGET), asked(most), requests, settings)
 
 
 async def test_a_drafter_with_invalid_numbers_changes_no_answer(tmp_path):

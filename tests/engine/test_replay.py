@@ -92,7 +92,7 @@ async def test_a_missing_recording_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"replay_file": None}, "replay_file is None; give the path of the recorded answers"),
+        ({"replay_file": None}, "replay_file is missing; give the path of the recorded answers"),
         ({"method": "ngram"}, "replay_file is for method replay; leave it out"),
         ({"rejection_sample_method": "synthetic"}, "method replay itself sets how many drafts are right"),
         ({"synthetic_acceptance_length": 4.5}, "synthetic_acceptance_length is 4.5; give a number from 1 to 4"),

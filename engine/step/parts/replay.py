@@ -27,6 +27,8 @@ from engine.step.parts.part import Claim, StepPart, Steps
 from engine.step.sizes import Sizes
 from engine.step.step import Chosen
 
+MOST_BYTES = 256 << 20  # of a recording
+
 
 class Recorded(msgspec.Struct):
     """A line of a recording."""
@@ -86,6 +88,10 @@ def _key(prompt: object) -> bytes:
 def read_recording(path: str, vocab: int) -> Mapping[bytes, np.ndarray]:
     """The answers int32 [tokens] by their prompts. Raises ConfigError."""
     try:
+        if (size := Path(path).stat().st_size) > MOST_BYTES:
+            raise ConfigError(
+                f"{FLAG}: {path} has {size:,} bytes; a recording has at most {MOST_BYTES:,}: leave out answers"
+            )
         lines = Path(path).read_bytes().splitlines()
     except OSError as error:
         raise ConfigError(f"{FLAG}: {RECORDING}={path!r} cannot be read: {error.strerror}") from None

@@ -15,6 +15,7 @@ import torch
 from _fast import kinds
 from _fast.layout import GraphKind
 from engine.base.config import EngineConfig
+from engine.base.errors import ConfigError
 from engine.cache.layout import CacheLayout
 from engine.step.backend.device.backend import DeviceBackend
 from engine.step.sizes import decode_sizes, line_sizes, mixed_sizes
@@ -66,12 +67,14 @@ def replayed(config: EngineConfig, backend: DeviceBackend, kind: int, size: int,
 
 
 def timed_call(backend: DeviceBackend, launch: Callable[[], object]) -> float:
-    """Seconds of what `launch` launches, after a first time."""
-    seconds, done = 0.0, backend.accelerator.event()
+    """Seconds of what `launch` launches, after a first time. Raises ConfigError if it does not end."""
+    seconds, done, limit = 0.0, backend.accelerator.event(), 10 * backend.config.step_timeout
     for _ in range(2):
         begun = time.perf_counter()
         launch()
         done.record()
-        done.synchronize()
+        while not done.query():
+            if time.perf_counter() - begun > limit:
+                raise ConfigError(f"a step that is timed at the start did not end in {limit:g} s; is the GPU in use?")
         seconds = time.perf_counter() - begun
     return seconds
