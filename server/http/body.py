@@ -201,7 +201,7 @@ def malformed(data: bytes, error: Exception) -> ApiError:
         text = "the body is empty; send a JSON object"
     elif "truncated" in str(error):
         text += ": it ends too early"
-    elif isinstance(error, UnicodeDecodeError):
+    elif "utf-8" in str(error).lower():  # msgspec raised UnicodeDecodeError before 0.23, and DecodeError since
         text += ": its text is not UTF-8"
     elif found := _AT.search(str(error)):
         at = int(found[1])
