@@ -130,6 +130,14 @@ async def test_codes_meet_inputs_in_an_accelerators_steps(tmp_path, monkeypatch,
     assert found == [harness.generate(harness.add(TOKENS), 8)]
 
 
+def test_the_kernel_that_quantises_down_s_input_applies_the_activation_of_given_rows(tmp_path, monkeypatch):
+    mlp = loaded(write(tmp_path, VARIANTS["fp8 blocks"])).layers[0].mlp
+    x = torch.randn(5, mlp.gate_up.in_features, generator=torch.Generator().manual_seed(0))
+    want = mlp.down(mlp.gate_up(x))
+    monkeypatch.setattr("engine.kernels.gemm.weight.glu", None)  # the kernel of the activation alone
+    assert torch.equal(mlp.of_rows(x), want)
+
+
 def test_a_norm_in_front_changes_nothing():
     draw = torch.Generator().manual_seed(0)
     values = torch.randint(0, 0x7F, (64, 192), generator=draw).to(torch.uint8)
