@@ -10,6 +10,7 @@ import torch
 from engine.kernels.activation import Activation, activate_reference, glu
 from engine.kernels.gemm.codes import FOUR_BITS, Codes, Inputs, Kind
 from engine.kernels.gemm.dispatch_codes import gated_by_tiles, linear_by_tiles
+from engine.kernels.gemm.epilogue import Unscaled
 from engine.kernels.gemm.float8 import float8_product
 from engine.kernels.gemm.float8 import tile_of as float8_tile_of
 from engine.kernels.gemm.float8_few import few_tile_of, float8_few_product
@@ -27,6 +28,7 @@ from engine.kernels.gemm.scaled import ScaledProducts
 from engine.kernels.gemm.scaled_values import takes
 from engine.kernels.gemm.split_k import arrivals
 from engine.kernels.gemm.widen_weight import launch_widen_weight, widen_weight_reference
+from engine.kernels.norm import rms_norm
 from engine.kernels.target import target
 from tests.kernels.test_group_panels import codes_of
 
@@ -319,6 +321,23 @@ def test_one_row_that_becomes_fp8(depth, how, monkeypatch):
     monkeypatch.setattr("engine.kernels.gemm.float8_weight.takes_floats", lambda *_: False)
     for one, other in zip(got, results(), strict=True):
         assert float((one.double() - other.double()).norm() / other.double().norm()) < LIMIT
+
+
+@pytest.mark.skipif(not target().multiplies_float8, reason="needs units for e4m3")
+def test_one_prescaled_row_that_becomes_fp8_and_rows_of_floats():
+    """The row is rounded before it is divided by its root mean square, so some codes are the next ones."""
+    given = on_device(codes_of(Kind.E4M3, 1040, 2048, 128, False))
+    codes = Codes(Kind.E4M3, given.values, given.scale.float(), 128, inputs=Inputs(kind=Kind.E4M3, group=128))
+    weight = pack_float8(codes, None, torch.bfloat16, ScaledProducts(), False)
+    x, further = (torch.randn(rows, 2048, device="cuda", dtype=torch.bfloat16) for rows in (1, 64))
+    gain = torch.rand(2048, device="cuda") + 0.5
+    before = Unscaled((x * gain).bfloat16(), x.float().square().view(16, -1).sum(1, keepdim=True), gain, 1e-6)
+    want = weight.of_normed(x, gain, 1e-6, None, None)
+    got, both = weight.of_normed(x, gain, 1e-6, before, None), weight.of_normed_and(further, before)
+    assert float((got.double() - want.double()).norm() / want.double().norm()) < 2e-2
+    assert torch.equal(both[:, :1040], got)
+    floats = rms_norm(x, gain, 1e-6).double() @ further.double().T
+    assert float((both[:, 1040:].double() - floats).norm() / floats.norm()) < 1e-2
 
 
 @pytest.mark.skipif(target().arch != "sm_90", reason="a kernel for sm_90")

@@ -8,7 +8,9 @@ several warps share the columns of two rows, and codes go to the unit without mo
 In each iteration a thread's columns are within a block of 128 columns, so scales multiply sums, one per thread and
 weight row, which are added in float32. Weights do not depend on the previous kernel, so a program loads its first rows
 and scales before it waits for x. If x is floats, every program quantises it (gemm/made_codes), which costs less than a
-launch before the product.
+launch before the product. Rows of gemm/epilogue's Unscaled are quantised undivided: the codes do not change if a row is
+divided by its root mean square, and sums are divided. Further weight rows may be floats (a state layer's gates); one
+program multiplies each.
 Users: gemm/dispatch_float8, gemm/float8_weight.
 """
 
@@ -24,9 +26,10 @@ from engine.kernels.activation import Activation
 from engine.kernels.gemm.codes import Inputs
 from engine.kernels.gemm.descriptors import is_aligned
 from engine.kernels.gemm.diagonals import on_diagonals
+from engine.kernels.gemm.epilogue import padded
 from engine.kernels.gemm.float8 import BLOCK, Tile, float8_product_reference
 from engine.kernels.gemm.groups import Packed, makes_pairs
-from engine.kernels.gemm.made_codes import made_of
+from engine.kernels.gemm.made_codes import both_of, made_of
 from engine.kernels.gemm.widen import E4M3, widened
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import target, tl, triton
@@ -103,16 +106,55 @@ def two_lines(words, scales, bias, n, end, line, groups, BLOCKED: tl.constexpr, 
 
 
 @triton.jit
+def root_of(squares, parts, columns, eps, PARTS: tl.constexpr):
+    """1 / the root mean square of a row of Unscaled."""
+    part = tl.arange(0, PARTS)
+    return 1.0 / tl.sqrt_rn(tl.sum(tl.load(squares + part, mask=part < parts, other=0.0), 0) / columns + eps)
+
+
+@triton.jit
+def float_row(
+    out, x, squares, row, line, parts, eps, PAIRS: tl.constexpr, PARTS: tl.constexpr, DEPTH: tl.constexpr,
+    COLUMNS: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Multiplies x by one row of floats, COLUMNS of its DEPTH numbers at a time."""
+    size = line * (2 if PAIRS else 4)
+    TURNS: tl.constexpr = (DEPTH + COLUMNS - 1) // COLUMNS
+    k = tl.arange(0, COLUMNS)
+    held = ()
+    for turn in tl.static_range(TURNS):
+        at = turn * COLUMNS + k
+        held += (tl.load(row + at, mask=at < size, other=0),)  # type: ignore[assignment]
+    grid_wait(OVERLAP)
+    root = root_of(squares, parts, line * 4, eps, PARTS)
+    total = tl.zeros([COLUMNS], tl.float32)
+    for turn in tl.static_range(TURNS):
+        at = turn * COLUMNS + k
+        tokens = tl.load(x + at, mask=at < size, other=0)
+        if PAIRS:
+            low, high = both_of(held[turn])
+            token_low, token_high = both_of(tokens)
+            total += low * token_low + high * token_high
+        else:
+            total += held[turn].to(tl.float32) * tokens.to(tl.float32)
+    tl.store(out, (tl.sum(total, 0) * root).to(out.dtype.element_ty))
+
+
+@triton.jit
 def float8_row_kernel(
-    out,  # [width]
+    out,  # [width + rows of `further`]
     x,  # [runs * 4] int32 words of codes; MADE: [runs * 16] floats, or [runs * 8] int32 of two bfloat16 when PAIRS
     x_scales,  # [groups] float32; MADE: [] float32 when STATIC
     gain,  # [runs * 16] float32: the norm of x is quantised; or None
+    squares,  # [parts] float32 if x is Unscaled; or None
     words,  # [width, runs * 4] int32
     scales,  # [width, groups]
     bias,  # [width] or None
     residual,  # [width], or None; may be out
+    further,  # [rows, runs * 16] floats like x, with `squares`; or None
     width,
+    parts,
+    programs,  # that multiply codes
     runs,  # runs of 16 columns in a row
     groups,  # groups of 128 columns when BLOCKED, else 1
     blocks,  # blocks of two weight rows per program
@@ -128,10 +170,31 @@ def float8_row_kernel(
     PAIRS: tl.constexpr,
     TURN: tl.constexpr,  # words of a row that are read at a time
     TURNS: tl.constexpr,
+    PARTS: tl.constexpr,  # power of two >= parts
+    DEPTH: tl.constexpr,  # numbers in a row of floats: two columns each when PAIRS
     OVERLAP: tl.constexpr,
 ):
     """Computes `blocks` times two weight rows per program; the next two rows are loaded meanwhile."""
     line = runs * 4  # written in this way, so that the compiler knows that words come in fours
+    number = tl.program_id(0) - programs
+    if further is None or number < 0:
+        code_rows(
+            out, x, x_scales, gain, squares, words, scales, bias, residual, width, parts, line, groups, blocks, eps,
+            BLOCKED, NATIVE, KIND, MADE, ACT, STATIC, POWERS, ROUNDS, PAIRS, TURN, TURNS, PARTS, OVERLAP,
+        )  # fmt: skip
+    else:
+        row = further + number * (line * (2 if PAIRS else 4))
+        float_row(out + width + number, x, squares, row, line, parts, eps, PAIRS, PARTS, DEPTH, TURN, OVERLAP)
+
+
+@triton.jit
+def code_rows(
+    out, x, x_scales, gain, squares, words, scales, bias, residual, width, parts, line, groups, blocks, eps,
+    BLOCKED: tl.constexpr, NATIVE: tl.constexpr, KIND: tl.constexpr, MADE: tl.constexpr, ACT: tl.constexpr,
+    STATIC: tl.constexpr, POWERS: tl.constexpr, ROUNDS: tl.constexpr, PAIRS: tl.constexpr, TURN: tl.constexpr,
+    TURNS: tl.constexpr, PARTS: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """The program's rows of codes."""
     piece = tl.program_id(0) * (blocks * 2)
     end = tl.minimum(piece + blocks * 2, width)
     one, other, of_one, of_other, by_one, by_other = two_lines(
@@ -147,6 +210,8 @@ def float8_row_kernel(
         factor = 1.0
         if not BLOCKED:
             factor = tl.load(x_scales)
+    if squares is not None:
+        factor *= root_of(squares, parts, line * 4, eps, PARTS)
     for _ in range(blocks):
         ahead, y, z = piece + 2, 0.0, 0.0
         following = two_lines(words, scales, bias, ahead, end, line, groups, BLOCKED, TURN, TURNS)
@@ -211,6 +276,7 @@ class Floats(NamedTuple):
     gain: Tensor | None = None  # [K]: rms_norm(x, gain, eps) is quantised
     eps: float = 0.0
     activation: Activation | None = None
+    squares: Tensor | None = None  # [parts, 1] float32: x is the rows of gemm/epilogue's Unscaled
 
 
 def takes_floats(floats: Floats, weight: Packed) -> bool:
@@ -225,6 +291,11 @@ def takes_floats(floats: Floats, weight: Packed) -> bool:
     return plain or len(weight.codes) * weight.depth <= SMALL
 
 
+def takes_unscaled(inputs: Inputs) -> bool:
+    """Whether a row's codes stay the same if the row is divided by a number."""
+    return inputs.scale is None and not inputs.powers
+
+
 def cut_of_floats(width: int, depth: int, units: int) -> RowsCut:
     """Like `cut_of`: fewer warps share a row if there are many programs, because each quantises the whole row."""
     blocks, warps = cut_of(width, depth, units)
@@ -234,20 +305,28 @@ def cut_of_floats(width: int, depth: int, units: int) -> RowsCut:
 
 def launch_float8_row_of_floats(
     floats: Floats, weight: Packed, bias: Tensor | None, residual: Tensor | None, out: Tensor,
-    cut: RowsCut | None = None, native: bool = True, pairs: bool = True,
+    cut: RowsCut | None = None, native: bool = True, pairs: bool = True, further: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Quantises the row and multiplies it: arguments as `launch_float8_row_product`; pairs: x is read in 32 bits."""
-    x, inputs, gain, eps, activation = floats
+    """Quantises the row and multiplies it: arguments as `launch_float8_row_product`; pairs: x is read in 32 bits.
+
+    further [rows, K] of x's dtype: weight rows whose products, with `squares` only, come last in `out`.
+    """
+    x, inputs, gain, eps, activation, squares = floats
     depth = x.shape[1] // (1 if activation is None else 2)
     assert x.shape[0] == 1 and x.is_contiguous() and depth == weight.depth
     assert bool(inputs.group) == (weight.scales is not None) and inputs.group in (0, BLOCK)
     assert gain is None or (activation is None and gain.shape == (depth,))
+    assert squares is None or (takes_unscaled(inputs) and gain is None and activation is None)
+    assert further is None or (squares is not None and residual is None and further.dtype is x.dtype)
     made = {
         "MADE": True, "ACT": -1 if activation is None else int(activation), "STATIC": inputs.scale is not None,
         "POWERS": inputs.powers, "ROUNDS": native, "PAIRS": pairs,
     }  # fmt: skip
     row, cut = x.view(torch.int32) if pairs else x, cut or cut_of_floats(len(weight.codes), depth, target().num_units)
-    _launch(row, inputs.scale, gain, eps, weight, bias, residual, out, cut, native, made)
+    if further is not None:
+        assert further.is_contiguous() and further.shape[1] == depth
+        further = further.view(torch.int32) if pairs else further
+    _launch(row, inputs.scale, gain, eps, weight, bias, residual, out, cut, native, made, squares, further)
 
 
 def launch_float8_row_product(
@@ -265,16 +344,21 @@ def launch_float8_row_product(
 def _launch(
     x: Tensor, x_scales: Tensor | None, gain: Tensor | None, eps: float, weight: Packed, bias: Tensor | None,
     residual: Tensor | None, out: Tensor, cut: RowsCut | None, native: bool, constants: dict[str, Any],
+    squares: Tensor | None = None, further: Tensor | None = None,
 ) -> None:  # fmt: skip
     width, depth, blocked = len(weight.codes), weight.depth, weight.scales is not None
     scales = weight.row_scales if weight.scales is None else weight.scales
     groups = -(-depth // BLOCK) if blocked else 1
-    assert depth % (4 * WORD) == 0 and out.shape == (1, width)
+    more, parts = 0 if further is None else len(further), 0 if squares is None else len(squares)
+    assert depth % (4 * WORD) == 0 and out.shape == (1, width + more)
     assert scales is not None and (blocked == (weight.row_scales is None)) and scales.numel() == width * groups
     cut = cut or cut_of(width, depth, target().num_units)
     turn, words = TURN * cut.warps, weight.codes.view(torch.int32)
-    float8_row_kernel[(triton.cdiv(width, 2 * cut.blocks),)](
-        out, x, x_scales, gain, words, scales, bias, residual, width, depth // (4 * WORD), groups, cut.blocks, eps,
+    programs = triton.cdiv(width, 2 * cut.blocks)
+    float8_row_kernel[(programs + more,)](
+        out, x, x_scales, gain, squares, words, scales, bias, residual, further, width, parts, programs,
+        depth // (4 * WORD), groups, cut.blocks, eps,
         BLOCKED=blocked, NATIVE=native, KIND=E4M3, TURN=turn, TURNS=triton.cdiv(depth // WORD, turn),
+        PARTS=padded(parts, 1) if parts else 0, DEPTH=depth // (2 if constants["PAIRS"] else 1) if more else 0,
         num_warps=cut.warps, num_stages=1, **constants, **launch_options(),
     )  # fmt: skip

@@ -1,5 +1,7 @@
 """PartsWeight: stacked matrices of different forms; each is multiplied separately, into its own columns.
 
+One prescaled row of FP8 codes and floats (qkv | z, then b | a of a delta rule) is multiplied in one launch.
+
 Users: joined layers (q|k|v, gate|up) whose checkpoint stores the pieces in different forms.
 """
 
@@ -10,6 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.kernels.activation import Activation
+from engine.kernels.gemm.dense import DenseWeight
+from engine.kernels.gemm.epilogue import Unscaled
+from engine.kernels.gemm.float8_weight import Float8Weight
 from engine.kernels.gemm.weight import Weight
 
 
@@ -44,3 +50,14 @@ class PartsWeight(Weight):
         if residual is not None:
             y += residual
         return y if out is None else out.copy_(y)
+
+    def of_normed(
+        self, residual: Tensor, gain: Tensor, eps: float, prescaled: Unscaled | None, activation: Activation | None
+    ) -> Tensor:
+        codes, *others = self.parts
+        if activation is None and self.bias is None and isinstance(codes, Float8Weight) and len(others) == 1:
+            floats = others[0]
+            y = codes.of_normed_and(floats.weight, prescaled) if isinstance(floats, DenseWeight) else None
+            if y is not None:
+                return y
+        return Weight.of_normed(self, residual, gain, eps, prescaled, activation)

@@ -52,8 +52,9 @@ ONE_ROW = {
     "depth": "i32", "line": "i32", "groups": "i32", "blocks": "i32", "parts": "i32", "eps": "fp32",
 }  # fmt: skip
 FLOAT8_ROW = {
-    "out": T, "x": "*i32", "x_scales": "*fp32", "gain": "*fp32", "words": "*i32", "scales": "*fp32", "bias": "*fp32",
-    "residual": T, "width": "i32", "runs": "i32", "groups": "i32", "blocks": "i32", "eps": "fp32",
+    "out": T, "x": "*i32", "x_scales": "*fp32", "gain": "*fp32", "squares": "*fp32", "words": "*i32",
+    "scales": "*fp32", "bias": "*fp32", "residual": T, "further": "*i32", "width": "i32", "parts": "i32",
+    "programs": "i32", "runs": "i32", "groups": "i32", "blocks": "i32", "eps": "fp32",
 }  # fmt: skip
 
 TWO_PROGRAMS = (228 << 10) // 2 - 1024  # shared memory in bytes per program if two programs share a multiprocessor
@@ -124,13 +125,14 @@ def one_row(group, gated=False, zeros=False, once=True):
     return one_row_kernel, ONE_ROW, constants, {"num_warps": 4, "num_stages": 1}
 
 
-def float8_row(blocked, made=False, normed=False, act=-1, warps=1):
+def float8_row(blocked, made=False, normed=False, act=-1, warps=1, further=False):
     # 1024 columns: with the iterations of 4096 columns the same instructions would repeat four times.
     constants = {
         "BLOCKED": blocked, "NATIVE": True, "KIND": E4M3, "MADE": made, "ACT": act, "STATIC": False, "POWERS": False,
-        "ROUNDS": True, "PAIRS": made, "TURN": 128 * warps, "TURNS": 2, "OVERLAP": True,
+        "ROUNDS": True, "PAIRS": made, "TURN": 128 * warps, "TURNS": 2, "PARTS": 4, "DEPTH": 1024, "OVERLAP": True,
     }  # fmt: skip
     absent = ([] if normed else ["gain"]) + (["x_scales"] if made else [])
+    absent += ["residual"] if further else ["squares", "further"]
     constants |= dict.fromkeys(absent)
     signature = {name: kind for name, kind in FLOAT8_ROW.items() if name not in constants}
     return float8_row_kernel, signature, constants, {"num_warps": warps, "num_stages": 1}
@@ -141,7 +143,7 @@ def for_target(name, target):
     kernel, signature, constants, options = KERNELS[name]
     if constants.get("MADE") and target not in OVERLAPPING:
         constants = {**constants, "NATIVE": False, "ROUNDS": False, "PAIRS": False}
-        signature = {**signature, "x": T}
+        signature = {**signature, **{name: T for name in ("x", "further") if name in signature}}
     return kernel, signature, constants, options
 
 
@@ -152,6 +154,7 @@ KERNELS = {
     "one row of fp8": float8_row(False),
     "one row of fp8, blocks": float8_row(True),
     "one row that becomes fp8, normed, blocks": float8_row(True, True, normed=True),
+    "one row that becomes fp8, with rows of floats": float8_row(True, True, further=True),
     "one row that becomes fp8, activated, blocks": float8_row(True, True, act=int(Activation.SILU), warps=2),
     "int4 128": product(INT4, 16, 128, apart=True),
     "int4 32 zeros": product(INT4, 64, 32, zeros=True),
@@ -253,6 +256,7 @@ def test_few_rows_of_fp8_compile(rows):
         float8_row(True),
         float8_row(False),
         float8_row(True, True, warps=2),
+        float8_row(True, True, further=True),
         float8_row(True, True, normed=True, warps=4),
         float8_row(False, True, act=int(Activation.SILU)),
     ],

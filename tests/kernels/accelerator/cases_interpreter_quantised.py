@@ -347,3 +347,23 @@ def test_one_row_that_becomes_fp8(width, depth, how, cut, before):
         x[0, 5] = float("nan")
         launch_float8_row_of_floats(floats, weight, bias, residual, got, cut, native=False, pairs=False)
         assert got.isnan().all()
+
+
+@pytest.mark.parametrize(("width", "depth", "how", "cut", "rows"), [
+    (9, 1280, "groups", None, 3), (11, 656, "token", RowsCut(3, 1), 0), (6, 4112, "groups", RowsCut(1, 2), 1),
+])  # fmt: skip
+def test_one_prescaled_row_that_becomes_fp8_and_rows_of_floats(width, depth, how, cut, rows):
+    """The norm's division by the root mean square comes after the products, of codes and of floats."""
+    inputs, stream, gain, eps = FLOATS[how], 3 * torch.randn(1, depth), torch.rand(depth) + 0.5, 1e-5
+    weight = packed(codes_of(Kind.E4M3, width, depth, inputs.group or depth), words=False)
+    further, squares = torch.randn(rows, depth) / depth**0.5, stream.square().view(16, -1).sum(1, keepdim=True)
+    bias, got = torch.randn(width), torch.empty(1, width + rows)
+    floats = Floats(stream * gain, inputs, eps=eps, squares=squares)
+    given = further if rows else None
+    launch_float8_row_of_floats(floats, weight, bias, None, got, cut, native=False, pairs=False, further=given)
+    normed = stream.double() / (stream.double().square().mean() + eps).sqrt() * gain
+    want = torch.empty(1, width, dtype=torch.float64)
+    codes, scales = quantise_floats_reference(normed.float(), inputs, None, 0.0)
+    float8_product_reference(codes, scales, weight, bias, None, want, Tile(16, 64, 128, 128, 1, 4))
+    assert float((got[:, :width].double() - want).norm() / want.norm()) < 2e-3
+    torch.testing.assert_close(got[:, width:].double(), normed @ further.double().T, rtol=1e-5, atol=1e-5)
