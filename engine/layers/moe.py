@@ -305,9 +305,12 @@ class SparseMLP:
         scales = None if self.expert_scale is None else self.expert_scale.weight
         norm, capture = x.norm, capture and capture.layer(self.number, others)
         rest = self.router.weight, correction, self.routing, count, capture, scales, self.lasting
-        inputs, codes = None if self.latent_in is not None else self.gate_up.weight.inputs, None
+        inputs, codes, gate = None if self.latent_in is not None else self.gate_up.weight.inputs, None, None
         if self.router_norm is None and isinstance(norm, RMSNorm):  # rows [T, hidden]
-            rows, chosen, given, codes = route_of_normed(x.residual, norm.weight, norm.eps, *rest, inputs)
+            by_gate = None if self.shared_gate is None else self.shared_gate.weight
+            rows, chosen, given, codes, gate = route_of_normed(
+                x.residual, norm.weight, norm.eps, *rest, inputs, by_gate
+            )
         else:
             rows = x.rows()
             chosen, given = route(rows if self.router_norm is None else self.router_norm(x.residual), *rest)
@@ -329,7 +332,8 @@ class SparseMLP:
         shared = None if self.shared is None else self.shared.of_rows(rows)
         if self.latent_out is not None:
             return Latent(self.latent_out, combine(made, weights, None, None, None, count, own, held), shared)
-        gate = None if self.shared_gate is None else self.shared_gate(rows)
+        if self.shared_gate is not None and gate is None:
+            gate = self.shared_gate(rows)
         return Mixture(made, weights, shared, gate, count, own, held)
 
 
@@ -340,7 +344,7 @@ class Mixture:
     made: Tensor  # [T, top_k, hidden]
     weights: Tensor | None  # [T, top_k] float32; None: the weights already multiplied the experts' inputs
     shared: Tensor | None  # [T, hidden]
-    gate: Tensor | None  # [T, 1]
+    gate: Tensor | None  # [T, 1], of any dtype
     count: Tensor | None  # [1] int32: rows from here on are padding
     own: Tensor | None = None  # [T, top_k] int32: experts, of which this rank has those below `held`; None: all
     held: int = 0

@@ -103,7 +103,7 @@ def layer_cases(time_of: TimeOf, name: str, rows: int, skewed: bool = False) -> 
 
     def around(router: Weight) -> None:
         if takes(x, router, routing):
-            _, found, given, _ = route_of_normed(x, gain, 1e-6, router, None, routing, inputs=inputs)
+            _, found, given, *_ = route_of_normed(x, gain, 1e-6, router, None, routing, inputs=inputs)
         else:
             found, given = route(x, router, None, routing)
         layers[0][0].pairs(found)

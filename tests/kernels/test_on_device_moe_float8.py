@@ -181,7 +181,9 @@ def test_a_norm_gives_the_codes_of_its_rows(rows, inputs):
     if rows <= 16:
         rest = (x, gain, 1e-6, router, None, None, routing)
         native = target().widens_fp8
-        normed, *chosen, codes = launch_route_rows(*rest, inputs=inputs, native=native)
+        gate = draw(1, 2048)
+        normed, *chosen, codes, gates = launch_route_rows(*rest, inputs=inputs, native=native, gate=gate)
+        torch.testing.assert_close(gates, normed.float() @ gate.float().T, rtol=1e-4, atol=1e-3)
         plain = launch_route_rows(*rest)
         assert all(torch.equal(one, other) for one, other in zip((normed, *chosen), plain))
     else:

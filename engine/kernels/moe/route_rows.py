@@ -6,7 +6,7 @@
 A program multiplies one row by the router's rows of a few experts, which it reads before it waits for the row. The
 program that arrives last has all logits of its row and chooses: the highest of all keys, top_k times. A row's bits
 depend on no other row, but moe/route, for more rows, sums in another order. If experts multiply codes, one more program
-per row makes the codes.
+per row makes the codes. If a shared expert has a gate, one more program per row multiplies n by the gate's weight.
 Users: engine/layers/moe.
 """
 
@@ -85,6 +85,7 @@ def route_rows_kernel(
     normed,  # [rows, depth]
     codes,  # [rows, depth] uint8 of `normed`, or None
     code_scales,  # [groups, rows] float32
+    gates,  # [rows] float32: n . gate
     given,  # [] float32 when STATIC
     capture,  # [places, TOP_K] uint8 or int16, lines capture_line apart, or None
     logits,  # [rows, experts] float32
@@ -93,6 +94,7 @@ def route_rows_kernel(
     gain,  # [depth] float32
     router,  # [experts, depth]
     bias,  # [experts], or None
+    gate,  # [depth]: the weight of the shared expert's gate, or None
     correction,  # [experts] float32, or None
     scales,  # [experts] float32, or None
     count,  # [1] int32: rows from here on are padding; None: there is none
@@ -117,7 +119,7 @@ def route_rows_kernel(
     NATIVE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """A program computes BLOCK_N experts' logits of one row, or a row's codes."""
+    """A program computes BLOCK_N experts' logits of a row, or a row's codes, or its product with the gate's weight."""
     row, n, k = tl.program_id(1), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
     k_in = k < depth
     each = tl.load(router + n[:, None] * depth + k[None, :], mask=(n < experts)[:, None] & k_in[None, :], other=0.0)
@@ -131,8 +133,13 @@ def route_rows_kernel(
     tokens = (wide * gains).to(x.dtype.element_ty)
     if tl.program_id(0) == 0:
         tl.store(normed + row.to(tl.int64) * depth + k, tokens, mask=k_in)
-    LAST: tl.constexpr = 1 if codes is None else 2  # number, from the end, of the last program with experts
-    if codes is not None and tl.program_id(0) == tl.num_programs(0) - 1:
+    # Numbers, from the end: of the program for the gate, and of the last program with experts.
+    GATE: tl.constexpr = 1 if codes is None else 2
+    LAST: tl.constexpr = GATE if gate is None else GATE + 1
+    if gate is not None and tl.program_id(0) == tl.num_programs(0) - GATE:
+        own = tl.load(gate + k, mask=k_in, other=0.0).to(tl.float32)
+        tl.store(gates + row, tl.sum(own * tokens.to(tl.float32), 0))
+    elif codes is not None and tl.program_id(0) == tl.num_programs(0) - 1:
         code_row(codes, code_scales, tokens.to(tl.float32), given, row.to(tl.int64), tl.num_programs(1), depth, STATIC,
                  POWERS, GROUP, BLOCK_K, NATIVE)  # fmt: skip
     else:
@@ -161,28 +168,30 @@ def takes(x: Tensor, router: Weight, routing: Routing) -> bool:
 def route_of_normed(
     x: Tensor, gain: Tensor, norm_eps: float, router: Weight, correction: Tensor | None, routing: Routing,
     count: Tensor | None = None, capture: Capture | None = None, scales: Tensor | None = None,
-    lasting: Tensor | None = None, inputs: Inputs | None = None,
-) -> tuple[Tensor, Tensor, Tensor, CodedRows | None]:  # fmt: skip
+    lasting: Tensor | None = None, inputs: Inputs | None = None, gate: Weight | None = None,
+) -> tuple[Tensor, Tensor, Tensor, CodedRows | None, Tensor | None]:  # fmt: skip
     """Return rms_norm(x, gain, norm_eps) [T, H], the results of moe/route's `route`, and the rows' codes if `inputs`.
 
-    x [T, H] contiguous, gain [H] float32; the other arguments are those of `route`.
+    x [T, H] contiguous, gain [H] float32; the other arguments are those of `route`. gate [1, H]: the last result is the
+    rows' products with it, [T, 1] float32, or None if the kernel does not compute them.
     """
     if takes(x, router, routing):
+        own = gate.weight if isinstance(gate, DenseWeight) and gate.bias is None else None
         rest = router.dense(), router.dense_bias(), correction, routing, count, capture, scales, lasting, inputs
-        return launch_route_rows(x, gain, norm_eps, *rest, target().widens_fp8)
+        return launch_route_rows(x, gain, norm_eps, *rest, target().widens_fp8, own)
     if inputs is None:
         rows, codes = rms_norm(x, gain, norm_eps), None
     else:
         rows = torch.empty_like(x)
         codes = quantise_floats(x, inputs, gain, norm_eps, normed=rows)
-    return rows, *route(rows, router, correction, routing, count, capture, scales, lasting), codes
+    return rows, *route(rows, router, correction, routing, count, capture, scales, lasting), codes, None
 
 
 def launch_route_rows(
     x: Tensor, gain: Tensor, norm_eps: float, router: Tensor, bias: Tensor | None, correction: Tensor | None,
     routing: Routing, count: Tensor | None = None, capture: Capture | None = None, scales: Tensor | None = None,
-    lasting: Tensor | None = None, inputs: Inputs | None = None, native: bool = False,
-) -> tuple[Tensor, Tensor, Tensor, CodedRows | None]:  # fmt: skip
+    lasting: Tensor | None = None, inputs: Inputs | None = None, native: bool = False, gate: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, CodedRows | None, Tensor | None]:  # fmt: skip
     """Launch the Triton kernel; arguments as `route_of_normed`; router is a matrix [E, H] of any dtype, bias [E].
 
     Needs `arrivals`. native: an instruction rounds to e4m3; the bits are the same without it.
@@ -200,18 +209,20 @@ def launch_route_rows(
     )
     coded = None if inputs is None else empty_coded(rows, depth, inputs, x.device)
     codes, code_scales = (None, None) if coded is None else coded
+    gates = None if gate is None else torch.empty(rows, 1, dtype=torch.float32, device=x.device)
+    assert gate is None or (gate.numel() == depth and gate.is_contiguous())
     form = inputs or Inputs()
     block_k = max(form.group, triton.next_power_of_2(depth))
     block_n = 4 if block_k <= MAX_DEPTH // 2 else 2
-    route_rows_kernel[(triton.cdiv(experts, block_n) + (inputs is not None), rows)](
-        chosen, weights, normed, codes, code_scales, form.scale, ids, logits, arrivals(x.device), x, gain, router,
-        bias, correction, scales, count, mapping, line, experts, routing.first, depth, norm_eps, routing.eps,
-        routing.least_sum, routing.scale, SIGMOID=routing.score == "sigmoid", TOP_K=top_k,
+    route_rows_kernel[(triton.cdiv(experts, block_n) + (gate is not None) + (inputs is not None), rows)](
+        chosen, weights, normed, codes, code_scales, gates, form.scale, ids, logits, arrivals(x.device), x, gain,
+        router, bias, gate, correction, scales, count, mapping, line, experts, routing.first, depth, norm_eps,
+        routing.eps, routing.least_sum, routing.scale, SIGMOID=routing.score == "sigmoid", TOP_K=top_k,
         RENORMALISE=routing.norm_topk_prob, COLUMNS=triton.next_power_of_2(experts), BLOCK_N=block_n, BLOCK_K=block_k,
         STATIC=form.scale is not None, POWERS=form.powers, GROUP=form.group, NATIVE=native, num_warps=WARPS,
         num_stages=1, **launch_options(),
     )  # fmt: skip
-    return normed, chosen, weights, coded
+    return normed, chosen, weights, coded, gates
 
 
 def route_rows_reference(

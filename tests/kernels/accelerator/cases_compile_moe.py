@@ -34,7 +34,9 @@ ROUTE = {
 ROUTE_ROWS = {
     **{name: kind for name, kind in ROUTE.items() if name != "rows"},
     "normed": T,
+    "gates": "*fp32",
     "gain": "*fp32",
+    "gate": T,
     "norm_eps": "fp32",
 }
 GROUPED = {
@@ -148,7 +150,7 @@ KERNELS = {
             {"num_warps": WARPS, "num_stages": 1},
         )
         for name, sigmoid, experts, router, rest in (
-            ("softmax", False, 32, T, dict.fromkeys(("correction", "scales", "count", "capture", "mapping"))),
+            ("softmax", False, 32, T, dict.fromkeys(("correction", "scales", "count", "capture", "mapping", "gate"))),
             ("sigmoid", True, 256, "*fp32", {}),
         )
     },

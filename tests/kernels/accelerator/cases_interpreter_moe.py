@@ -74,7 +74,7 @@ def test_routes_of_few_rows(name):
     ids, mapping = torch.zeros(9, 2, routing.top_k, dtype=torch.uint8), torch.tensor([8, 0, -1, 4])
     lasting, scales = torch.zeros(64, dtype=torch.int32), scales_of(routing)
     for _ in range(2):
-        rows, chosen, weights, _ = launch_route_rows(*rest, Capture(ids, mapping).layer(1), scales, lasting)
+        rows, chosen, weights, *_ = launch_route_rows(*rest, Capture(ids, mapping).layer(1), scales, lasting)
         want = route_rows_reference(*rest, scales)
         torch.testing.assert_close(rows, want[0], equal_nan=True)
         assert torch.equal(chosen, want[1])
@@ -146,7 +146,7 @@ def test_a_rank_multiplies_its_own_experts(first, held, few):
     x, router, gain, count = torch.randn(rows, depth), torch.randn(7, depth) / 4, torch.ones(depth), torch.tensor([5])
     rest = None, None, routing, count.int()
     if few:
-        x, chosen, weights, _ = launch_route_rows(x, gain, 1e-5, router, *rest)
+        x, chosen, weights, *_ = launch_route_rows(x, gain, 1e-5, router, *rest)
     else:
         chosen, weights = launch_route(x, router, *rest)
     want, weighed = route_reference(x, router, *rest)

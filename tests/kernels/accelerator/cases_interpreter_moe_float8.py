@@ -120,16 +120,20 @@ def test_a_nan_among_few_rows_stays_one(made):
 
 @pytest.mark.parametrize("inputs", [GROUPS, POWERS, ROWS, GIVEN])
 def test_routes_of_few_rows_make_codes_too(inputs):
-    """The program after the routing programs makes the codes."""
+    """The last program makes the codes; the one before it multiplies by the weight of the shared expert's gate."""
     routing = Routing(6, 2, norm_topk_prob=True)
     x, gain, router = torch.randn(3, 200), torch.rand(200), torch.randn(6, 200) / 4
-    rest = (gain, 1e-5, router, None, None, routing)
+    rest, gate = (gain, 1e-5, router, None, None, routing), torch.randn(1, 200)
     for _ in range(2):
-        plain, with_codes = launch_route_rows(x, *rest), launch_route_rows(x, *rest, inputs=inputs)
+        plain, with_codes = launch_route_rows(x, *rest), launch_route_rows(x, *rest, inputs=inputs, gate=gate)
         assert all(torch.equal(one, other) for one, other in zip(plain[:3], with_codes[:3]))
         want = quantise_floats_reference(plain[0], inputs, None, 0.0)
         assert all(torch.equal(one, other) for one, other in zip(with_codes[3], want))
-    assert plain[3] is None
+        torch.testing.assert_close(with_codes[4], plain[0] @ gate.T)
+        gated = launch_route_rows(x, *rest, gate=gate)
+        assert all(torch.equal(one, other) for one, other in zip(plain[:3], gated[:3]))
+        torch.testing.assert_close(gated[4], with_codes[4])
+    assert plain[3:] == (None, None)
 
 
 def test_normed_rows_are_written_next_to_their_codes():
