@@ -3,7 +3,8 @@
 First each kernel is compared with the reference in float64. A step is timed at each of the 16 distances from the base
 that rows pass; the step at the last distance folds. "staggered" mixes rows at all distances. For a prompt, the rule is
 timed alone and together with convolution, gates and norm. Writes gpu_state.json into the folder --out after each group;
---only "step scan" runs only the named groups; --tune also times other launch options of the same kernels.
+--only "step scan" runs only the named groups; --tune also times other launch options of the same kernels; --core v2
+times another core for prompts (state_cores).
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from typing import Any
 import torch
 
 from engine.attention.state_meta import StateMeta
+from engine.kernels.state import delta_scan
 from engine.kernels.state.chunks import with_work
 from engine.kernels.state.delta import DeltaShape, DeltaWeights, StatePages, cut, delta_rule_reference
 from engine.kernels.state.delta_inputs import launch_delta_inputs
 from engine.kernels.state.delta_prepare import SIZE
 from engine.kernels.state.delta_rule import convolved_heads, launch_delta_rule
-from engine.kernels.state.delta_scan import launch_core
 from engine.kernels.state.delta_step import launch_states
 from engine.kernels.state.places import placed
 from engine.kernels.state.ssd import SsdShape
@@ -35,6 +36,7 @@ from engine.kernels.state.ssd_rule import launch_ssd
 from engine.kernels.state.ssd_scan import SIZE as SSD_SIZE
 from server.bench.timing import rates, times_of
 from tests.bench.gpu_state_stages import stages
+from tests.kernels.state_cores import CORES
 from tests.kernels.states import Row, delta_weights, drawn_cache, history, meta_of, on, ssd_weights
 
 QWEN = DeltaShape(16, 32, 128, 128, 4, 20)  # Qwen3.6-35B-A3B
@@ -51,7 +53,9 @@ TUNINGS: tuple[dict[str, Any] | None, ...] = (
     {"PIECE": 32, "num_warps": 2},
     {"PIECE": 64, "num_warps": 2},
     {"PIECE": 128, "num_warps": 4},
-    {"PIECE": 32, "num_warps": 1, "GROUP": 8},
+    {"PIECE": 32, "num_warps": 1, "GROUP": 8},  # a fold waits half as often: 255 registers, as many warps
+    {"PIECE": 16, "num_warps": 1, "GROUP": 8},
+    {"PIECE": 64, "num_warps": 4, "GROUP": 8},
 )
 SCANS: tuple[dict[str, Any], ...] = (
     {"num_warps": 4},
@@ -173,7 +177,8 @@ def steps(copy: float, tune: bool, shape: DeltaShape = QWEN) -> list[dict]:
                 if kind == "staggered":
                     calls = [partial(inputs, weights, shape, cache, meta, PLACES) for meta in metas]
                     found.append(timed(f"{name}, inputs alone", calls, size, copy))
-                options = TUNINGS if tune and every and kind in ("held 10", "held 17") else ()
+                tuning = tune and deltas is torch.float32 and kind in ("held 10", "held 17", "staggered")
+                options = TUNINGS if tuning else ()
                 made = inputs(weights, shape, cache, metas[0], PLACES)
                 for option in options:
                     calls = [
@@ -203,7 +208,7 @@ def scans(copy: float, tune: bool, shape: DeltaShape = QWEN, tokens: int = 8192)
         convolved_heads(projected, weights, shape, cache, meta, True),
     )
     for option in (None, *SCANS) if tune else (None,):
-        call = partial(launch_core, made, projected, weights, shape, cache, meta, out, option)
+        call = partial(delta_scan.launch_core, made, projected, weights, shape, cache, meta, out, option)
         found.append(tuned(f"delta core {tokens} {option or ''}", [call], size, copy))
     call = partial(convolved_heads, projected, weights, shape, cache, meta, False)
     found.append(timed(f"delta conv {tokens}", [call], 4 * tokens * shape.conv_width, copy))
@@ -252,11 +257,14 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", default="correct step scan ssd")
     parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--core", choices=CORES, default="present")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     begun, wanted = time.perf_counter(), args.only.split()
+    delta_scan.launch_core = CORES[args.core]
     copy, product = rates("cuda", BF16)
     found: dict[str, Any] = {"device": torch.cuda.get_device_name(), "copy": copy, "product": product}
+    found["core"] = args.core
     print(found, flush=True)
     groups: dict[str, Callable[[], list[dict]]] = {
         "correct": correct,
