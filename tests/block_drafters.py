@@ -45,6 +45,7 @@ class Form:
     kind: str = "dflash"  # or "dspark", "dflash2"
     skipped: int = 1  # 1: queries guess the tokens of their own places; 0: the tokens behind
     rank: int = 0  # numbers that a guess reads of the token before
+    markov: str = "vanilla"  # how; or "gated", "rnn"
     taps: int = 0  # of convolutions around the sublayers, for 16 columns at a time
     confident: str = ""  # what the confidence reads: "hidden" or "both"; "": there is none
 
@@ -104,6 +105,11 @@ class TorchBlocks:
         if form.kind == "dspark" and form.rank:
             self.own["markov_head.markov_w1.weight"] = own(tiny.VOCAB_SIZE, form.rank)
             self.own["markov_head.markov_w2.weight"] = own(len(self.head), form.rank)
+            names = {"gated": ("gate_proj", 1), "rnn": ("joint_proj", 3)}
+            if form.markov in names:
+                name, parts = names[form.markov]
+                self.own[f"markov_head.{name}.weight"] = own(parts * form.rank, HIDDEN + (1 + parts // 2) * form.rank)
+                self.own[f"markov_head.{name}.bias"] = own(parts * form.rank)
         if form.confident:
             self.own["confidence_head.proj.weight"] = own(1, HIDDEN + form.rank * (form.confident == "both"))
             self.own["confidence_head.proj.bias"] = own(1)
@@ -146,21 +152,43 @@ class TorchBlocks:
         sublayer.register_forward_hook(behind)
 
     def scores(self, hidden: Tensor, before: Tensor) -> Tensor:
-        """Logits [..., D] of hidden states [..., H] behind the tokens [...]."""
-        logits = hidden @ self.head.T
+        """Logits [..., n, D] of n guesses behind the tokens [..., n]; hidden [..., skipped + n, H]."""
+        skipped = self.form.skipped
+        logits = hidden[..., skipped:, :] @ self.head.T
         if self.form.kind == "dflash2":
             logits = logits * self.form.options.get("output_multiplier", 1.0)
             if cap := self.form.options.get("final_logit_softcapping"):
                 logits = cap * (logits / cap).tanh()
-            projected = hidden @ self.own["candidate_selector.hidden_projection.weight"].T
+            projected = hidden[..., skipped:, :] @ self.own["candidate_selector.hidden_projection.weight"].T
             known = functional.embedding(before, self.own["candidate_selector.predecessor_codebook"])
             further = (known * projected) @ self.own["candidate_selector.successor_codebook"].T
             fewest = logits.topk(self.form.options["selector_top_k"]).values[..., -1:]
             return logits + further.where(logits >= fewest, -1e9)
         if self.form.kind == "dspark" and self.form.rank:
-            known = functional.embedding(before, self.own["markov_head.markov_w1.weight"])
-            logits = logits + known @ self.own["markov_head.markov_w2.weight"].T
+            known = self.mixed(hidden, torch.cat([*[before[..., :1]] * skipped, before], -1))
+            logits = logits + known[..., skipped:, :] @ self.own["markov_head.markov_w2.weight"].T
         return logits
+
+    def mixed(self, hidden: Tensor, before: Tensor) -> Tensor:
+        """What the bias of queries follows from, [..., n, rank]: of all queries of a block, hidden [..., n, H]."""
+        known, (head, kind) = functional.embedding(before, self.own["markov_head.markov_w1.weight"]), self.markov()
+        if kind == "vanilla":
+            return known
+        if kind == "gated":
+            return head(torch.cat([hidden, known], -1)).sigmoid() * known
+        state, found = torch.zeros_like(known[..., 0, :]), []
+        for number in range(known.shape[-2]):
+            row = torch.cat([state, known[..., number, :], hidden[..., number, :]], -1)
+            keeps, new, out = head(row).unflatten(-1, (3, -1)).unbind(-2)
+            state = keeps.sigmoid() * state + (1 - keeps.sigmoid()) * new.tanh()
+            found.append(out.tanh())
+        return torch.stack(found, -2)
+
+    def markov(self) -> tuple[Any, str]:
+        """The product of a Markov head, and its kind."""
+        name = {"gated": "gate_proj", "rnn": "joint_proj"}.get(self.form.markov, "")
+        weight, bias = (self.own.get(f"markov_head.{name}.{each}") for each in ("weight", "bias"))
+        return (lambda rows: functional.linear(rows, weight, bias)), self.form.markov
 
     def confidence(self, hidden: Tensor, before: Tensor) -> Tensor:
         """Logits [...] of the confidence in guesses."""
@@ -201,13 +229,13 @@ class TorchBlocks:
         """The same, and the confidence in each."""
         last, size = len(text) - 1, count + self.form.skipped
         ids = torch.tensor([text[-1]] + [MASK] * (size - 1))
-        hidden = self.hidden(torch.cat(streams, -1)[:last], ids, [last], size)[self.form.skipped :]
+        hidden = self.hidden(torch.cat(streams, -1)[:last], ids, [last], size)
         found, sure = [text[-1]], []
-        for state in hidden:
-            before = torch.tensor(found[-1])
-            found.append(int(self.tokens[self.scores(state, before).argmax()]))
+        for end in range(self.form.skipped + 1, size + 1):
+            before = torch.tensor(found)
+            found.append(int(self.tokens[self.scores(hidden[:end], before)[-1].argmax()]))
             if self.form.confident:
-                sure.append(float(self.confidence(state, before).sigmoid()))
+                sure.append(float(self.confidence(hidden[end - 1], before[-1]).sigmoid()))
         return found[1:], sure
 
 
@@ -219,7 +247,7 @@ def used_tokens(texts: list[list[int]]) -> Tensor:
 
 
 @functools.cache
-def taught(target: str, form: Form, rounds: int = 40) -> TorchBlocks:
+def taught(target: str, form: Form) -> TorchBlocks:
     """A drafter that follows the target's greedy answers to a few random prompts."""
     model = tiny.reference(tiny.checkpoint(target))
     texts = [drafters.greedy(model, ids, 36) for ids in PROMPTS]
@@ -235,15 +263,15 @@ def taught(target: str, form: Form, rounds: int = 40) -> TorchBlocks:
         known = torch.tensor([text[start : start + size + 1 - form.skipped] for start in starts])
         data.append((streams, ids, starts, known[:, :-1], inverse[known[:, 1:]]))
     optimizer = torch.optim.Adam([*drafter.model.parameters(), *drafter.own.values()], 0.01)
-    for _ in range(rounds):
+    for _ in range(40 if form.kind == "dflash2" else 20):  # few enough that drafts are wrong too
         optimizer.zero_grad()
         for streams, ids, starts, before, wanted in data:
-            hidden = drafter.hidden(streams, ids, starts, size).view(len(starts), size, HIDDEN)[:, form.skipped :]
+            hidden = drafter.hidden(streams, ids, starts, size).view(len(starts), size, HIDDEN)
             scores = drafter.scores(hidden, before)
             loss = functional.cross_entropy(scores.flatten(0, 1), wanted.flatten())
             if form.confident:
                 right = (scores.argmax(-1) == wanted).float()
-                sure = drafter.confidence(hidden.detach(), before)
+                sure = drafter.confidence(hidden[:, form.skipped :].detach(), before)
                 loss = loss + functional.binary_cross_entropy_with_logits(sure, right)
             loss.backward()
         optimizer.step()
@@ -285,6 +313,7 @@ def write(folder: Path, drafter: TorchBlocks) -> None:
     options = {"mask_token_id": MASK, **form.options}
     if form.kind == "dspark":
         options |= {"markov_rank": form.rank, "sample_from_anchor": not form.skipped}
+        options |= {} if form.markov == "vanilla" else {"markov_head_type": form.markov}
         both = form.confident == "both"
         options |= {"enable_confidence_head": bool(form.confident), "confidence_head_with_markov": both}
     if form.kind == "dflash2":

@@ -27,11 +27,21 @@ HEADS: dict[str, Any] = {"kind": "dspark", "rank": 16}
 FORMS = {
     "flat": Form(**HEADS, skipped=0, confident="both", block=7),
     "speculators": Form(
-        "speculators", **HEADS, skipped=0, confident="hidden", own_embedding=True, maps=True, streams=(1, 2), block=7
+        "speculators",
+        **HEADS,
+        markov="gated",
+        skipped=0,
+        confident="hidden",
+        own_embedding=True,
+        maps=True,
+        streams=(1, 2),
+        block=7,
     ),
+    "recurrent": Form(**HEADS, markov="rnn", skipped=0, confident="both", block=7),
     "own-places": Form(
         "speculators",
         **HEADS,
+        markov="rnn",
         confident="both",
         maps=True,
         kinds=("full", "sliding"),
@@ -119,7 +129,14 @@ async def test_a_drafter_with_invalid_numbers_changes_no_answer(tmp_path):
         (None, {"markov_rank": 0}, 3, "confidence_head_with_markov=true needs markov_rank above 0"),
         (None, {"enable_confidence_head": False}, 3, "2 left over: confidence_head.proj.bias, "),
         (None, {"confidence_head_with_markov": False}, 3, "[1, 80], the configuration asks for [1, 64]"),
-        (None, {"markov_head_type": "rnn"}, 3, "markov_head_type='rnn' of Qwen3DSparkModel is not supported"),
+        (
+            None,
+            {"markov_head_type": "fir"},
+            3,
+            "markov_head_type='fir' is not supported; supported are ['vanilla', ",
+        ),
+        (None, {"markov_head_type": "rnn"}, 3, "2 missing: markov_head.joint_proj.weight, "),
+        (None, {"markov_head_type": ["rnn"]}, 3, "markov_head_type=['rnn'] is not supported"),
         (None, {"markov_rank": -1}, 3, "markov_rank=-1 must be an integer"),
         (None, {"model_type": "deepseek_v4"}, 3, "model_type='deepseek_v4' of a drafter; supported is 'qwen3'"),
         (None, {"target_layer_ids": [0, 3]}, 3, "target_layer_ids=[0, 3]: the target has 3 layers"),

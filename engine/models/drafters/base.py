@@ -123,8 +123,14 @@ class WalkingDrafter(MaskedDrafter, Protocol):
     def passed(self, queries: Block) -> Passed:
         """The pass over N queries."""
 
-    def walked(self, found: Passed, queries: Tensor, before: Tensor) -> Tensor:
-        """Logits [B, vocabulary of the target] of the guesses of queries int64 [B] behind tokens int64 [B]."""
+    def begun(self, found: Passed, queries: Tensor, before: Tensor) -> Tensor | None:
+        """What the walk knows of the blocks before their first guesses, [B, n]; None: nothing. Arguments as below."""
+
+    def walked(
+        self, found: Passed, queries: Tensor, before: Tensor, state: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Logits [B, vocabulary of the target] of the guesses of queries int64 [B] behind tokens int64 [B]; `state`:
+        what the walk knows besides these tokens, before and behind the queries."""
 
 
 class ConfidentDrafter(WalkingDrafter, Protocol):

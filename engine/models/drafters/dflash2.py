@@ -136,10 +136,16 @@ class DFlash2(DFlash):
         values, tokens = self.products(hidden).float().topk(self._candidates)
         return values, tokens, self.projection(hidden)
 
-    def walked(self, found: Passed, queries: Tensor, before: Tensor) -> Tensor:
+    def begun(self, found: Passed, queries: Tensor, before: Tensor) -> Tensor | None:
+        """See WalkingDrafter."""
+        return None
+
+    def walked(
+        self, found: Passed, queries: Tensor, before: Tensor, state: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
         """See WalkingDrafter."""
         values, tokens, projected = (each.index_select(0, queries) for each in found)
         known = (self.codebooks.predecessors[before] * projected).float()  # [B, rank]
         scores = values + (known[:, None] * self.codebooks.successors[tokens]).sum(2)
         wide = scores.new_full((len(before), self.text.vocab_size), UNLIKELY)
-        return wide.scatter_(1, tokens, scores)
+        return wide.scatter_(1, tokens, scores), None

@@ -1,11 +1,11 @@
 """DSpark: DFlash whose drafts are chosen in order, each with a bias that follows from the token before it.
 
     h = DFlash's hidden states of the block;  a query guesses the token behind its place, the newest token's too
-    logits = head(h) + W2 W1[token before]        confidence = sigmoid(proj(h | W1[token before]))
+    logits = head(h) + bias of a Markov head        confidence = sigmoid(proj(h | W1[token before]))
 
-W1 counts the target's tokens, W2 the tokens of the drafter's head. `sample_from_anchor: false`: a query guesses the
-token of its own place, as DFlash's. Thread: device. Source: the files of deepseek-ai/DeepSpec; options as
-vllm-project/speculators and vLLM read them.
+W1 is the Markov head's (engine/models/drafters/markov). `sample_from_anchor: false`: a query guesses the token of its
+own place, as DFlash's. Thread: device. Source: the files of deepseek-ai/DeepSpec; options as vllm-project/speculators
+and vLLM read them.
 """
 
 from __future__ import annotations
@@ -14,20 +14,15 @@ import torch
 from torch import Tensor
 
 from engine.kernels.gemm.pack import Placement
-from engine.layers.embed import Embedding, Head
 from engine.models.base.decoder import Decoder
-from engine.models.drafters import vocabulary
+from engine.models.drafters import markov, vocabulary
 from engine.models.drafters.base import Block, Kind, Passed
 from engine.models.drafters.dflash import IGNORED, MASK, ROWS, SPELLED, DFlash
 from engine.models.drafters.dspark_settings import DSparkConfig
 from engine.weights.files import Shard
 from engine.weights.table import Row, Table, Wanted
 
-HEADS = (
-    Row(("markov_head.markov_w1",), "token_before"),
-    Row(("markov_head.markov_w2",), "bias"),
-    Row(("confidence_head.proj",), "confidence_head"),
-)
+HEADS = (*markov.ROWS, Row(("confidence_head.proj",), "confidence_head"))
 
 
 class ConfidenceHead:
@@ -65,8 +60,8 @@ class DSpark(DFlash):
         super().__init__(config, target, shards)
         self.mask = None  # masks have the embedding of their token
         text, rank, self.confident = config.text, config.rank, config.confident
-        self.token_before = Embedding(text.vocab_size, rank, None) if rank else None
-        self.bias = Head(config.vocab_size, rank, False) if rank else None
+        sizes = text.vocab_size, config.vocab_size, rank, text.hidden_size
+        self.markov = markov.TYPES[config.markov_type](*sizes) if rank else None
         width = text.hidden_size + rank * config.confident_of_token
         self.confidence_head = ConfidenceHead(width) if config.confident else None
         self._of_token = config.confident_of_token
@@ -80,15 +75,23 @@ class DSpark(DFlash):
         hidden = self.hidden(queries)
         return hidden, self.products(hidden)
 
-    def walked(self, found: Passed, queries: Tensor, before: Tensor) -> Tensor:
+    def begun(self, found: Passed, queries: Tensor, before: Tensor) -> Tensor | None:
+        """See WalkingDrafter."""
+        if self.markov is None or not self.skipped:
+            return None
+        return self.markov.begun(found[0].index_select(0, (queries - 1).clamp(min=0)), before)
+
+    def walked(
+        self, found: Passed, queries: Tensor, before: Tensor, state: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
         """See WalkingDrafter."""
         logits = found[1].index_select(0, queries)
-        if self.token_before is not None and self.bias is not None:
-            self.bias.add_to(logits, self.token_before(before).to(logits.dtype))
-        return self.vocabulary.widened(logits)
+        if self.markov is not None:
+            state = self.markov(logits, found[0].index_select(0, queries), before, state)
+        return self.vocabulary.widened(logits), state
 
     def confidence(self, found: Passed, queries: Tensor, before: Tensor) -> Tensor:
         """See WalkingDrafter."""
         assert self.confidence_head is not None
-        known = self.token_before(before) if self._of_token and self.token_before is not None else None
+        known = self.markov.token_before(before) if self._of_token and self.markov is not None else None
         return self.confidence_head(found[0].index_select(0, queries), known)

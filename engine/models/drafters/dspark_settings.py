@@ -16,10 +16,11 @@ from engine.base.model_config import ModelConfig
 from engine.checkpoint.text import refuse
 from engine.models.drafters.dflash_settings import BEHIND, BlockConfig, common
 from engine.models.drafters.drafter_config import Files
+from engine.models.drafters.markov import TYPES
 
 CLASSES = ("Qwen3DSparkModel", "DSparkDraftModel", "DSparkSpeculator")
 OTHER_NAMES = {"dspark_target_layer_ids": BEHIND}
-RANK = 256  # of files that do not say
+RANK, USUAL = 256, "vanilla"  # of files that do not say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,7 @@ class DSparkConfig(BlockConfig):
     """A block drafter with a head for what follows a token, and a head for how often drafts are right."""
 
     rank: int  # numbers that the heads know of the token before; 0: drafts do not depend on it
+    markov_type: str  # see engine/models/drafters/markov
     confident: bool
     confident_of_token: bool  # the confidence depends on the token before
 
@@ -35,8 +37,13 @@ def read(files: Files, target: ModelConfig) -> DSparkConfig:
     """The configuration of a drafter. Raises ConfigError."""
     options = files.options("dflash_config").renamed(OTHER_NAMES)
     full = "speculators_model_type" in options.values  # these files leave defaults out
-    refuse(options, projector_type="dspark", markov_head_type="vanilla", dspark_draft_topk=0)
-    rank = options.integer("markov_rank", RANK)
+    refuse(options, projector_type="dspark", dspark_draft_topk=0)
+    rank, known = options.integer("markov_rank", RANK), list(TYPES)
+    markov_type = options.values.get("markov_head_type", USUAL)
+    if markov_type not in known:
+        raise ConfigError(
+            f"{FLAG}: {options.path}: markov_head_type={markov_type!r} is not supported; supported are {known}"
+        )
     confident = options.boolean("enable_confidence_head", full)
     of_token = confident and options.boolean("confidence_head_with_markov", full)
     if of_token and not rank:
@@ -46,4 +53,4 @@ def read(files: Files, target: ModelConfig) -> DSparkConfig:
         )
     skipped = int(not options.boolean("sample_from_anchor", True))
     fields = common(files, options, target, skipped)
-    return DSparkConfig(**fields, rank=rank, confident=confident, confident_of_token=of_token)
+    return DSparkConfig(**fields, rank=rank, markov_type=markov_type, confident=confident, confident_of_token=of_token)

@@ -50,8 +50,9 @@ class WalkSteps(MaskedSteps):
         places, block = self.queries(batch, rows)
         drafter, walk = self._walking, self._walk(places)
         found, before = drafter.passed(block), [walk.first]
+        state = drafter.begun(found, walk.queries[0], walk.first)
         for j in range(self.sizes.num_drafts):
-            logits = drafter.walked(found, walk.queries[j], before[j])
+            logits, state = drafter.walked(found, walk.queries[j], before[j], state)
             guesses = self.guess(logits, walk.slots[j], walk.run[j], walk.place[j])
             queries = Queries(walk.tokens[j], walk.run[j], walk.slots[j], 1 - drafter.skipped)
             put_drafts(rows.state, batch.token_ids, guesses, queries)
