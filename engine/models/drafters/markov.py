@@ -2,7 +2,7 @@
 
     vanilla   bias = W2 e                        e = W1[token before],  h: the query's hidden state
     gated     bias = W2 (e * sigmoid(gate (h | e)))
-    rnn       g | c | o = joint (s | e | h);  s' = s sigmoid(g) + tanh(c) (1 - sigmoid(g));  bias = W2 tanh(o)
+    rnn       g, c, o = joint (s | e | h);  bias = W2 tanh(o);  next s = s sigmoid(g) + tanh(c) (1 - sigmoid(g))
 
 W1 counts the target's tokens, W2 the tokens of the drafter's head. The state s is zero before a block's first query,
 and passes from query to query. Thread: device. Source: the files of deepseek-ai/DeepSpec and vllm-project/speculators.
