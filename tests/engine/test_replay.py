@@ -43,19 +43,29 @@ def asked(path: str, **more: Any) -> dict[str, Any]:
     return {"method": "replay", "replay_file": path, **fixed, **more}
 
 
-@pytest.mark.covering(1)
-@pytest.mark.parametrize("rates", [None, [0.0, 0.0, 0.0], [0.9, 0.6, 0.2]], ids=["all", "none", "some"])
-@pytest.mark.parametrize("on_path", PATHS, indirect=True)
-async def test_recorded_answers_are_right_as_often_as_is_set(on_path, rates, tmp_path):
-    path = written(tmp_path, recorded(0), recorded(1))
+async def check_counts(folder: Path, rates: list[float] | None, *asks: tuple[int, int]) -> None:
+    """The steps and drafts of answers, by the numbers of their prompts and their seeds."""
+    path = written(folder, recorded(0), recorded(1))
     more = {} if rates is None else {"synthetic_acceptance_rates": rates}
     async with running(tiny.checkpoint(TARGET), speculative=asked(path, **more)) as own:
-        for number, seed in ((0, 3), (1, 4), (0, 5)):
+        for number, seed in asks:
             before = drafts_of(own).counts[:3]
             (tokens,) = await answer(own, text_request(PROMPTS[number], COUNT, seed=seed, ignore_eos=True))
             assert tokens == text(number)
             found = tuple(now - then for now, then in zip(drafts_of(own).counts[:3], before))
             assert found == expected(seed, COUNT, rates or [1.0] * 3)
+
+
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("rates", [None, [0, 0, 0], [1, 0, 0], [1, 1, 0], [0.9, 0.6, 0.2]])
+@pytest.mark.parametrize("on_path", PATHS, indirect=True)
+async def test_recorded_answers_are_right_as_often_as_is_set(on_path, rates, tmp_path):
+    await check_counts(tmp_path, rates, (0, 3), (1, 4), (0, 5))
+
+
+async def test_requests_on_a_cpu_have_draws_of_their_own(tmp_path):
+    assert len({expected(seed, COUNT, [0.9, 0.6, 0.2]) for seed in (3, 4)}) == 2
+    await check_counts(tmp_path, [0.9, 0.6, 0.2], (0, 3), (1, 4))
 
 
 async def test_prompts_that_are_not_recorded_have_no_drafts(tmp_path):

@@ -40,8 +40,7 @@ class HostForward:
     def admit(self, slot: int, row: LiveRow, words: np.ndarray) -> None:
         request = row.request
         prompt = np.asarray(request.prompt_token_ids)
-        if self.survivals is not None:
-            self._slots.tensors.seed[slot] = int(np.uint64(row.seed & 0xFFFF_FFFF_FFFF_FFFF).astype(np.int64))
+        self._slots.words.view(np.uint64)[slot, SlotWord.SEED_LOW // 2] = row.seed & 0xFFFF_FFFF_FFFF_FFFF
         self.sampler.admit(slot, request.sampling, prompt, row.seed, words, request.is_masked)
 
     def reset(self, slot: int, poison: bool) -> None:
