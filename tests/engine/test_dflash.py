@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import shutil
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from engine import Engine
 from engine.base.errors import ConfigError
@@ -57,6 +59,38 @@ async def test_drafts_are_those_of_the_drafter_in_torch(form, most):
     async with running(tiny.checkpoint(TARGET), speculative=asked(most, form)) as own:
         for number in range(2):
             await check_counts(own, number, most, form)
+
+
+async def test_steps_are_those_of_transformers_generator():
+    """Another opinion about the drafter in torch: what the generator of transformers' assisted decoding proposes."""
+    from transformers import GenerationConfig
+    from transformers.generation import DFlashTokenCandidateGenerator
+
+    form = FORMS["speculators"]
+    own = block_drafters.taught(TARGET, form)
+    model, full = copy.deepcopy(own.model), list(text(0))
+    model.config.update(
+        {"target_layer_ids": [number - 1 for number in form.streams], "layer_types": ["full_attention"] * 2}
+    )
+    model.config._attn_implementation = "eager"
+    head = nn.Linear(*reversed(own.head.shape), bias=False)
+    head.weight = nn.Parameter(own.head)
+    parts = model, nn.Embedding.from_pretrained(own.embedding), head
+
+    @torch.no_grad()
+    def propose(known: list[int], count: int) -> list[int]:
+        model.config.block_size = count + 1
+        made = target()(torch.tensor([known[:-1]]), output_hidden_states=True)
+        ids = torch.tensor([known])
+        given = {"position_ids": torch.arange(len(known))[None], "attention_mask": torch.ones_like(ids)}
+        generator = DFlashTokenCandidateGenerator(*parts, GenerationConfig(max_length=512, do_sample=False))
+        found, _ = generator.get_candidates(ids, given, made, False, 0)
+        return own.tokens[found[0, len(known) :]].tolist()
+
+    async with running(tiny.checkpoint(TARGET), speculative=asked(7, "speculators")) as server:
+        steps = drafters.steps_of(full, len(PROMPTS[0]), 7, propose)
+        assert await counts(server, 0) == drafters.summed(steps)
+        assert len(steps) >= 3
 
 
 @pytest.mark.covering(1)

@@ -194,6 +194,8 @@ async def test_an_answer_that_is_left_in_a_run_leaves_nothing():
         (ngram(2.5), "num_speculative_tokens is 2.5"),
         ({"num_speculative_tokens": 3}, "method None is unknown"),
         ({"method": "medusa", "num_speculative_tokens": 3}, "method 'medusa' is not supported"),
+        ({"method": "mlp_speculator", "model": "x"}, "method 'mlp_speculator' is not supported"),
+        ({"method": "eagle", "model": "x"}, "method 'eagle' is not supported"),
         ({"method": "mtp"}, "num_speculative_tokens is missing"),
         ({"method": "mtp", "model": "x"}, "model='x' is for a drafter; method mtp has none"),
         (
