@@ -18,6 +18,7 @@ GIB = 1 << 30
 # Phase of the start -> what to change if the phase does not fit.
 REMEDIES = {
     "weights": "serve a smaller model, or free the device of other processes",
+    "drafter": "name a smaller drafter in --speculative-config, or leave the flag out",
     "buffers": "lower --max-num-seqs, --max-num-queued-reqs, --max-num-batched-tokens or --max-model-len",
     "cache": "lower --gpu-memory-utilization or --kv-cache-memory-bytes",
     "profiling": "lower --max-num-batched-tokens or --max-num-seqs",

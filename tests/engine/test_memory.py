@@ -10,6 +10,7 @@ import torch
 import engine.run.start
 import engine.run.weights
 import engine.step.backend.device.backends
+import engine.step.parts.drafter_load
 from engine.base.config import EngineConfig
 from engine.base.errors import ConfigError
 from engine.cache.layout import CacheLayout
@@ -164,6 +165,7 @@ def test_out_of_memory_at_start_is_one_line(phase, flag):
 
 NO_ROOM = {
     "weights": (engine.run.weights, "load_weights"),
+    "drafter": (engine.step.parts.drafter_load, "load_weights"),
     "buffers": (engine.step.backend.device.backends, "StepBuffers"),
     "profiling": (Startup, "profile"),
     "cache": (Startup, "allocate"),
@@ -178,10 +180,12 @@ async def test_each_phase_of_the_start_says_what_did_not_fit(phase, monkeypatch)
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity")
 
     assert REMEDIES.keys() == NO_ROOM.keys()
+    folder = tiny.checkpoint("qwen3")
+    drafts = {"method": "draft_model", "model": str(folder), "num_speculative_tokens": 2}
     monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
     monkeypatch.setattr(*NO_ROOM[phase], full)
     with pytest.raises(ConfigError, match=f"during {phase}: 2.50 GiB more were asked for, 1024.00 GiB of") as error:
-        async with running(tiny.checkpoint("qwen3")):
+        async with running(folder, speculative=drafts if phase == "drafter" else {}):
             pass
     assert str(error.value).endswith(REMEDIES[phase])
 

@@ -6,12 +6,14 @@ Users: engine/step/parts/drafter, engine/step/parts/draft_model.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 
 from engine.base.config import EngineConfig
 from engine.base.drafts import DraftConfig
+from engine.device.memory import enough_for
 from engine.kernels.gemm.pack import Placement
 from engine.models.drafters.small_head import HeadCopy
 from engine.step.backend.base import StepSampler
@@ -24,11 +26,13 @@ Guess = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # StepSampler.guess
 
 def load_drafter(drafter: Weighted, config: EngineConfig, rank: Rank, copy: HeadCopy | None = None) -> None:
     """Reads a drafter's weights from its folder into the rank's memory, or draws them; then the copy of the target's
-    head, if it drafts with one."""
+    head, if it drafts with one. Raises ConfigError if the memory is too small."""
     placement = None
+    room: AbstractContextManager[None] = nullcontext()
     if (found := rank.accelerator) is not None:
         placement = Placement(drafter.dtype, drafter.device, False, found.algorithms, found.scaled, found.long)
-    with torch.inference_mode():
+        room = enough_for("drafter", found.memory)
+    with room, torch.inference_mode():
         load_weights(drafter, drafter.config.folder, config.load_format, placement, config.seed)
         if copy is not None:
             copy.load(config.load_format, placement, config.seed)
