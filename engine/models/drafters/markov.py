@@ -2,7 +2,7 @@
 
     vanilla   bias = W2 e                        e = W1[token before],  h: the query's hidden state
     gated     bias = W2 (e * sigmoid(gate (h | e)))
-    rnn       g, c, o = joint (s | e | h);  bias = W2 tanh(o);  next s = s sigmoid(g) + tanh(c) (1 - sigmoid(g))
+    rnn       g, c, o = cell (s | e | h);  bias = W2 tanh(o);  next s = s sigmoid(g) + tanh(c) (1 - sigmoid(g))
 
 W1 counts the target's tokens, W2 the tokens of the drafter's head. The state s is zero before a block's first query,
 and passes from query to query. Thread: device. Source: the files of deepseek-ai/DeepSpec and vllm-project/speculators.
@@ -23,7 +23,7 @@ ROWS = (
     Row(("markov_head.markov_w1",), "markov.token_before"),
     Row(("markov_head.markov_w2",), "markov.bias"),
     Row(("markov_head.gate_proj",), "markov.gate"),
-    Row(("markov_head.joint_proj",), "markov.joint"),
+    Row(("markov_head.joint_proj",), "markov.cell"),
 )
 
 
@@ -31,7 +31,7 @@ class Markov:
     """`vanilla`: the bias depends on the token before alone."""
 
     gate: Linear | None = None
-    joint: Linear | None = None
+    cell: Linear | None = None
 
     def __init__(self, vocab_size: int, head_size: int, rank: int, hidden_size: int) -> None:
         """`vocab_size`: tokens of the target, `head_size`: of the drafter's head."""
@@ -73,7 +73,7 @@ class RecurrentMarkov(Markov):
 
     def __init__(self, vocab_size: int, head_size: int, rank: int, hidden_size: int) -> None:
         super().__init__(vocab_size, head_size, rank, hidden_size)
-        self.joint: Linear = Linear(2 * rank + hidden_size, 3 * rank, bias=True)
+        self.cell: Linear = Linear(2 * rank + hidden_size, 3 * rank, bias=True)
 
     def begun(self, hidden: Tensor, before: Tensor) -> Tensor | None:
         """See Markov."""
@@ -82,7 +82,7 @@ class RecurrentMarkov(Markov):
     def mixed(self, hidden: Tensor, known: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """See Markov."""
         state = torch.zeros_like(known) if state is None else state
-        keeps, new, out = self.joint(torch.cat([state, known, hidden], 1)).chunk(3, 1)
+        keeps, new, out = self.cell(torch.cat([state, known, hidden], 1)).chunk(3, 1)
         return out.tanh(), torch.lerp(new.tanh(), state, keeps.sigmoid())
 
 
