@@ -72,7 +72,7 @@ async def test_steps_are_those_of_transformers_generator():
     model.config.update(
         {"target_layer_ids": [number - 1 for number in form.streams], "layer_types": ["full_attention"] * 2}
     )
-    model.config._attn_implementation = "eager"
+    model.set_attn_implementation("eager")
     head = nn.Linear(*reversed(own.head.shape), bias=False)
     head.weight = nn.Parameter(own.head)
     parts = model, nn.Embedding.from_pretrained(own.embedding), head
