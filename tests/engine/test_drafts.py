@@ -165,6 +165,18 @@ async def test_a_text_that_repeats_itself_takes_fewer_steps(on_path):
 
 
 @pytest.mark.parametrize("on_path", PATHS, indirect=True)
+async def test_a_context_that_ends_inside_a_run_ends_the_answer(on_path):
+    rules = {"ignore_eos": True, "allowed_token_ids": (5, 9)}  # such an answer repeats itself
+    requests = [text_request(np.tile(np.arange(5, 12), 5)[:count], 200, **rules) for count in range(20, 28)]
+    async with running(tiny.checkpoint("qwen3"), max_model_len=64) as own:
+        wanted = await collected(own, requests)
+    async with running(tiny.checkpoint("qwen3"), max_model_len=64, speculative=ngram(5)) as own:
+        check(await collected(own, requests), wanted)
+        assert drafts_of(own).num_accepted_tokens > 40
+    assert [len(tokens) for ((tokens, _, _),) in wanted] == [64 - count for count in range(20, 28)]
+
+
+@pytest.mark.parametrize("on_path", PATHS, indirect=True)
 async def test_rows_with_grammars_share_steps_with_drafted_rows(on_path):
     held = grammar('start: "all of this is said" | "all or nothing"')
     requests = [text_request(np.tile(np.arange(5, 12), 5), 40, ignore_eos=True) for _ in range(3)]
