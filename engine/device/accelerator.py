@@ -88,14 +88,10 @@ class Accelerator:
         """Binds the calling thread to the device and to the compute stream."""
         import torch
 
-        from engine.kernels.gemm.algorithms import Algorithms
-        from engine.kernels.gemm.long_products import LongProducts
-        from engine.kernels.gemm.scaled import ScaledProducts
+        from engine.kernels.gemm.timed import TimedProducts
 
         self.device = torch.device(device)
-        self.algorithms = Algorithms()
-        self.scaled = ScaledProducts()
-        self.long = LongProducts()
+        self.products = TimedProducts()  # of a further rank: replaced by one that shares the first rank's choices
         self.compute = torch.cuda.Stream(self.device)
         self.enter()
         self._pool = torch.cuda.graph_pool_handle()

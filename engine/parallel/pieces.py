@@ -17,6 +17,7 @@ from torch import Tensor
 from engine.base.dealing import Axis, Section, ranges, width
 from engine.base.errors import ConfigError
 from engine.kernels.gemm.pack import Placement
+from engine.kernels.gemm.timed import TimedProducts
 from engine.layers.linear import Linear
 from engine.layers.moe import Experts
 from engine.quant.base import Quantised
@@ -153,13 +154,16 @@ class DealtPieces(Pieces):
         saved: Mapping[str, torch.dtype],
         placement: Placement,
         sums: FiniteSums | None = None,
+        products: Sequence[TimedProducts] = (),
     ) -> None:
-        """`models`: the ranks' models, in rank order; the others are Pieces' arguments, for the whole model."""
+        """`models`: the ranks' models, in rank order; `products`: of the ranks' accelerators; the others are Pieces'
+        arguments, for the whole model."""
         super().__init__(places, saved, placement, sums)
         self._of_ranks = []
         for rank, model in enumerate(models):
             own = places_on(model, rank)
-            place = Placement(model.dtype, model.device, placement.invariant)
+            timed = products[rank] if products else TimedProducts()
+            place = Placement(model.dtype, model.device, placement.invariant, timed)
             self._of_ranks.append((own, Pieces(own, saved, place), torch.device(model.device)))
 
     def room(self, name: str) -> Tensor:

@@ -112,6 +112,7 @@ def open_accelerators(config: EngineConfig, device: str) -> list[Accelerator]:
     for rank in range(1, ranks):
         other = open_accelerator(f"cuda:{rank}")
         assert other is not None
+        other.products = first.products.of_next_rank()
         found.append(other)
     if len(found) > 1:
         first.enter()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 
 from engine.base.config import EngineConfig
 from engine.cache.sizing import check_weights
@@ -29,7 +30,8 @@ def read_weights(config: EngineConfig, model: Model, accelerators: Sequence[Acce
             check_weights(config, rank_bytes(member, rank), each.memory(), model.dtype)
         with enough_for("weights", accelerators[0].memory) if accelerators else nullcontext():
             placement = Placement(model.dtype, model.device, config.deterministic)
-            load_weights(model.whole, config.model, config.load_format, placement, config.seed, line, model.pieces)
+            pieces = partial(model.pieces, products=[each.products for each in accelerators])
+            load_weights(model.whole, config.model, config.load_format, placement, config.seed, line, pieces)
         return
     if not accelerators:
         load_weights(model, config.model, config.load_format, None, config.seed, line)
@@ -38,14 +40,7 @@ def read_weights(config: EngineConfig, model: Model, accelerators: Sequence[Acce
     (accelerator,) = accelerators
     check_weights(config, weight_bytes(model), accelerator.memory(), model.dtype)
     with enough_for("weights", accelerator.memory):
-        placement = Placement(
-            model.dtype,
-            model.device,
-            config.deterministic,
-            accelerator.algorithms,
-            accelerator.scaled,
-            accelerator.long,
-        )
+        placement = Placement(model.dtype, model.device, config.deterministic, accelerator.products)
         load_weights(model, config.model, config.load_format, placement, config.seed, line)
         _read_pooler(config, model, placement)
 

@@ -64,8 +64,8 @@ def measure(options: LinearOptions, device: str) -> dict[str, float]:
         weights = [first, *(another(first) for _ in range(count - 1))]
         if device == "cuda":
             first.linear(torch.randn(max(options.rows), options.depth, device=device, dtype=torch.bfloat16))
-            placement.scaled.autotune(options.rows, torch.bfloat16)
-            placement.long.autotune(options.rows, torch.bfloat16)
+            placement.products.scaled.autotune(options.rows, torch.bfloat16)
+            placement.products.long.autotune(options.rows, torch.bfloat16)
         for rows in options.rows:
             x = torch.randn(rows, options.depth, device=device).to(
                 torch.float32 if name == "float32" else torch.bfloat16

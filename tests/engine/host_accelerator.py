@@ -16,9 +16,7 @@ from _fast.layout import STATE_COLUMNS, GraphKind, states_at
 from _fast.plan import StepPlan
 from engine.device.host import HostStream
 from engine.device.memory import DeviceMemory
-from engine.kernels.gemm.algorithms import Algorithms
-from engine.kernels.gemm.long_products import LongProducts
-from engine.kernels.gemm.scaled import ScaledProducts
+from engine.kernels.gemm.timed import TimedProducts
 
 
 class HostLauncher:
@@ -178,9 +176,7 @@ class HostAccelerator:
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
-        self.algorithms = Algorithms()
-        self.scaled = ScaledProducts()
-        self.long = LongProducts()
+        self.products = TimedProducts()
         self._graphs: list[Callable[[], None]] = []
         self.freed = 0  # number of calls to return unused memory
 

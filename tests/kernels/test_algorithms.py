@@ -131,6 +131,7 @@ def test_the_quickest_algorithm_is_used_and_saved(library, chosen):
     chosen.autotune({WIDE: [weight]}, lambda kind: [96, 128, 256])
     assert library.asked == [256], "the others were kept"
     assert chosen.chosen[WIDE] == {96: B, 128: B, 256: B}
+    chosen.chosen.clear()
     chosen.autotune({WIDE: [weight]}, lambda kind: [128])
     assert chosen.chosen[WIDE] == {128: B}, "no more than this start loads kernels for"
 

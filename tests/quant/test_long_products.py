@@ -45,7 +45,7 @@ def weight_of(bias=True, inputs=None, order=False, **placed):
         codes = Codes(Kind.INT8, values.to(torch.int8), torch.ones(WIDTH, 1), DEPTH, inputs=inputs)
     placement = Placement(torch.float32, "cpu:0", float8_units=False, **placed)
     given = torch.rand(WIDTH, generator=draw) if bias else None
-    return pack_pieces([codes], given, placement, gated=False), placement.long
+    return pack_pieces([codes], given, placement, gated=False), placement.products.long
 
 
 def timed(monkeypatch, long, gains):

@@ -1,10 +1,10 @@
 """Algorithms: chooses the vendor library's algorithm for each product; timed once per card and library, before graphs.
 
-Owner: the device thread; each accelerator has its own. After the start choices change only if the library refuses one.
-torch takes the library's first suggestion (gemm/cublaslt), which is often slower than another algorithm: on an H100 an
-8B's down of 256 rows takes 51.9 us instead of 46.6, a 0.6B's of 576, 704 and 1,152 rows 14.1, 15.0 and 18.4 instead of
-9.3, 10.2 and 13.8. Each number of rows that has a graph is timed with several algorithms. The choices are saved for
-the next start, in the folder of Triton's kernels.
+Owner: the device thread; each accelerator has its own, and may share the choices of others (gemm/timed). After the
+start choices change only if the library refuses one. torch takes the library's first suggestion (gemm/cublaslt), which
+is often slower than another algorithm: on an H100 an 8B's down of 256 rows takes 51.9 us instead of 46.6, a 0.6B's of
+576, 704 and 1,152 rows 14.1, 15.0 and 18.4 instead of 9.3, 10.2 and 13.8. Each number of rows that has a graph is timed
+with several algorithms. The choices are saved for the next start, in the folder of Triton's kernels.
 
     recording: a walk through the model's steps -> products -> autotune: read saved choices, time the rest, save them
     DenseWeight -> run_chosen: launches the shape's algorithm; or nothing, and torch multiplies with its own choice
@@ -80,26 +80,28 @@ Products = dict[Kind, list[Tensor]]  # kind -> weights
 class Algorithms:
     """The choices of one accelerator."""
 
-    def __init__(self) -> None:
+    def __init__(self, chosen: dict[Kind, dict[int, bytes]] | None = None) -> None:
+        """`chosen`: the choices of other accelerators, which this one shares and adds to."""
         self.library: Library | None = None
-        self.chosen: dict[Kind, dict[int, bytes]] = {}  # by rows; TORCHS: torch's choice
+        self.chosen = {} if chosen is None else chosen  # by rows; TORCHS: torch's choice
         self._ready: dict[tuple[Kind, int], Product | None] = {}  # (kind, rows) -> product; None: torch's choice
-        self._recorded: Products | None = None
+        self.recorded: Products = {}
+        self._records = False
 
     @contextmanager
     def recording(self) -> Iterator[Products]:
-        """A context that records the weights of the products launched inside, for `autotune`."""
-        self._recorded = {}
+        """A context that records the weights of the products launched inside, for `autotune`; gives all recorded."""
+        self._records = True
         try:
-            yield self._recorded
+            yield self.recorded
         finally:
-            self._recorded = None
+            self._records = False
 
     def record(self, weight: Tensor, added: bool, gated: bool) -> None:
         """Inside `recording`, records a product with `weight` [width, depth]."""
-        if self._recorded is None or weight.dtype not in TYPES or weight.numel() < LEAST_WEIGHT:
+        if not self._records or weight.dtype not in TYPES or weight.numel() < LEAST_WEIGHT:
             return
-        known = self._recorded.setdefault(_kind(weight, added, gated), [])
+        known = self.recorded.setdefault(_kind(weight, added, gated), [])
         if all(other is not weight for other in known):
             known.append(weight)
 
@@ -134,11 +136,14 @@ class Algorithms:
     def autotune(self, products: Products, sizes: Callable[[Kind], list[int]]) -> None:
         """Finds the algorithms of these products for the numbers of rows from `sizes`, each at least LEAST_ROWS.
 
-        The products of long steps are launched in any case, so that no later step has to load a kernel.
+        Kinds that another accelerator has timed are not timed again. The products of long steps are launched in any
+        case, so that no later step has to load a kernel.
         """
         try:
             self.library = self.library or open_library()
         except (OSError, AttributeError, RefusedError) as error:
+            if self.chosen:  # another accelerator multiplies by its choices
+                raise
             log.warning("products: cublasLt cannot be used (%s): torch chooses its algorithms", error)
         if self.library is None or not products:
             return
@@ -146,18 +151,24 @@ class Algorithms:
         begun, fresh = time.perf_counter(), 0
         for kind, known in products.items():
             wanted = [rows for rows in sizes(kind) if rows >= LEAST_ROWS]
-            timed = self.chosen[kind] = {rows: found for rows, found in saved.of(kind).items() if rows in wanted}
-            missing = [rows for rows in wanted if rows not in timed]
-            try:
-                timed.update(_time(self.library, kind, known, missing))
-                fresh += len(missing)
-            except (torch.OutOfMemoryError, RefusedError) as error:  # the memory profile will report missing memory
-                log.warning("products: %s cannot be timed (%s): torch chooses its algorithms", _name(kind), error)
+            if kind not in self.chosen:
+                fresh += self._choose(self.library, kind, known, wanted, saved)
             self._ready.clear()
             self._launch_long(kind, known[0], wanted)
         if fresh:
             saved.write(self.chosen)
             log.info("products: timed the algorithms of %d shapes in %.1f s", fresh, time.perf_counter() - begun)
+
+    def _choose(self, library: Library, kind: Kind, known: list[Tensor], wanted: list[int], saved: Saved) -> int:
+        """Reads or times the choices for these numbers of rows; returns how many were timed."""
+        timed = self.chosen[kind] = {rows: found for rows, found in saved.of(kind).items() if rows in wanted}
+        missing = [rows for rows in wanted if rows not in timed]
+        try:
+            timed.update(_time(library, kind, known, missing))
+        except (torch.OutOfMemoryError, RefusedError) as error:  # the memory profile will report missing memory
+            log.warning("products: %s cannot be timed (%s): torch chooses its algorithms", _name(kind), error)
+            return 0
+        return len(missing)
 
     def _launch_long(self, kind: Kind, weight: Tensor, sizes: list[int]) -> None:
         for rows in sizes:

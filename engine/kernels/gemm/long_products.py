@@ -1,8 +1,9 @@
 """LongProducts: finds, by timing at start, the number of rows from which on widening a whole weight first is faster.
 
-Owner: the device thread; each accelerator has its own. Nothing changes after the start. Other products widen a tile of
-codes again for every tile of rows. With many rows it is faster to widen the weight once, into temporary memory, and to
-multiply as with a float weight (gemm/dense). --deterministic uses the same kernel for all rows and does not use this.
+Owner: the device thread; each accelerator has its own, and may share the choices of others (gemm/timed). Nothing
+changes after the start. Other products widen a tile of codes again for every tile of rows. With many rows it is faster
+to widen the weight once, into temporary memory, and to multiply as with a float weight (gemm/dense). --deterministic
+uses the same kernel for all rows and does not use this.
 
     a walk through the model's steps -> record: a weight of each shape -> autotune: the least rows with a gain
     GroupWeight -> widens: whether to multiply this number of rows by the widened weight
@@ -54,8 +55,9 @@ class Shape(NamedTuple):
 class LongProducts:
     """The choices of one accelerator."""
 
-    def __init__(self) -> None:
-        self._least: dict[Shape, int] = {}  # rows
+    def __init__(self, least: dict[Shape, float] | None = None) -> None:
+        """`least`: the choices of other accelerators, which this one shares and adds to."""
+        self.least = {} if least is None else least  # rows; inf: no number gains
         self._recorded: dict[Shape, Packed] | None = {}  # None: timing is done
         self._algorithms = Algorithms()  # torch chooses: a widened weight exists for one product only
 
@@ -67,37 +69,40 @@ class LongProducts:
         shape = _shape(weight, activation)
         if self._recorded is not None and weight.depth * len(weight.codes) >= LEAST_WEIGHT:
             self._recorded.setdefault(shape, weight)
-        return rows >= self._least.get(shape, rows + 1)
+        return rows >= self.least.get(shape, math.inf)
 
     def widened(self, weight: Packed, bias: Tensor | None, dtype: torch.dtype) -> DenseWeight:
         """The weight as floats; the caller's reference is the only one, so its memory is freed with it."""
         return DenseWeight(widen_weight(weight, dtype), None if bias is None else bias.to(dtype), self._algorithms)
 
     def autotune(self, sizes: Iterable[int], dtype: torch.dtype) -> None:
-        """Times the recorded weights, for steps of up to the largest of `sizes`; launches all kernels of these steps
-        once."""
+        """Times the recorded weights, for steps of up to the largest of `sizes`, unless another accelerator has done so
+        for their shapes; launches all kernels of these steps once."""
         most = max(sizes, default=0)
         recorded, self._recorded = self._recorded or {}, None
         for shape, weight in recorded.items():
-            name = f"{shape.kind.value} {shape.width} x {shape.depth}"
-            if shape.width * shape.depth * dtype.itemsize > MOST_BYTES:
-                continue
-            timed = [rows for rows in SIZES if rows <= most]
-            try:
-                least = next((rows for rows in timed if self._gains(weight, rows, dtype, shape.activation)), None)
-                if least is not None:
-                    self._launch_each(weight, least, most, dtype, shape.activation)
-            except torch.OutOfMemoryError as error:
-                log.warning(
-                    "products: %s cannot be dequantised as a whole (%s): it is dequantised by tiles "
-                    "for any number of rows",
-                    name,
-                    error,
-                )
-                continue
-            if least is not None:
-                self._least[shape] = least
-                log.info("products: %s is dequantised as a whole from %d rows on", name, least)
+            if shape in self.least:
+                self._launch_each(weight, self.least[shape], most, dtype, shape.activation)
+            elif shape.width * shape.depth * dtype.itemsize <= MOST_BYTES:
+                self.least[shape] = self._least_rows(shape, weight, most, dtype)
+
+    def _least_rows(self, shape: Shape, weight: Packed, most: int, dtype: torch.dtype) -> float:
+        """The least rows with a gain, timed."""
+        name = f"{shape.kind.value} {shape.width} x {shape.depth}"
+        timed = [rows for rows in SIZES if rows <= most]
+        try:
+            least = next((rows for rows in timed if self._gains(weight, rows, dtype, shape.activation)), math.inf)
+            self._launch_each(weight, least, most, dtype, shape.activation)
+        except torch.OutOfMemoryError as error:
+            log.warning(
+                "products: %s cannot be dequantised as a whole (%s): it is dequantised by tiles for any number of rows",
+                name,
+                error,
+            )
+            return math.inf
+        if least < math.inf:
+            log.info("products: %s is dequantised as a whole from %d rows on", name, least)
+        return least
 
     def _gains(self, weight: Packed, rows: int, dtype: torch.dtype, activation: Activation | None) -> bool:
         x = torch.randn(rows, weight.depth, dtype=dtype, device=weight.codes.device)
@@ -115,15 +120,17 @@ class LongProducts:
         return wide.linear(x) if activation is None else wide.gated(x, activation)
 
     def _launch_each(
-        self, weight: Packed, least: int, most: int, dtype: torch.dtype, activation: Activation | None
+        self, weight: Packed, least: float, most: int, dtype: torch.dtype, activation: Activation | None
     ) -> None:
         """Launches each kernel of the widened product once, so that no later step compiles or loads a kernel."""
+        if least > most:
+            return
         width, depth = len(weight.codes), weight.depth
         last: dict[Hashable, int]  # choice of kernel -> the largest number of rows with this choice
         if activation is None:
-            last = {linear_choice(size, width, depth): size for size in range(least, most + 1)}
+            last = {linear_choice(size, width, depth): size for size in range(int(least), most + 1)}
         else:
-            last = {gated_choice(size, width // 2, depth): size for size in range(least, most + 1)}
+            last = {gated_choice(size, width // 2, depth): size for size in range(int(least), most + 1)}
         rows = {size for size in SIZES if least <= size <= most} | {most, *last.values()}
         for size in sorted(rows):
             x = torch.zeros(size, weight.depth, dtype=dtype, device=weight.codes.device)

@@ -13,18 +13,16 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from engine.kernels.gemm.algorithms import Algorithms
 from engine.kernels.gemm.codes import Codes, alike, joined
 from engine.kernels.gemm.dense import DenseWeight
 from engine.kernels.gemm.float8_weight import pack_float8, takes
 from engine.kernels.gemm.group_panels import pack_group_panels
 from engine.kernels.gemm.group_weight import pack_groups
 from engine.kernels.gemm.invariant import InvariantWeight
-from engine.kernels.gemm.long_products import LongProducts
 from engine.kernels.gemm.panels import pack_paired, pack_panels
 from engine.kernels.gemm.parts import PartsWeight
-from engine.kernels.gemm.scaled import ScaledProducts
 from engine.kernels.gemm.split_k import arrivals
+from engine.kernels.gemm.timed import TimedProducts
 from engine.kernels.gemm.weight import Weight
 from engine.kernels.target import target
 
@@ -36,9 +34,7 @@ class Placement:
     dtype: torch.dtype  # the activations' dtype
     device: str
     invariant: bool = False  # a row's bits do not depend on other rows on an accelerator (on a CPU they never do)
-    algorithms: Algorithms = field(default_factory=Algorithms)  # the accelerator's choices of library algorithms
-    scaled: ScaledProducts = field(default_factory=ScaledProducts)  # the accelerator's choices for FP8 products
-    long: LongProducts = field(default_factory=LongProducts)  # the accelerator's choices for many rows with codes
+    products: TimedProducts = field(default_factory=TimedProducts)  # the accelerator's
     float8_units: bool = field(default_factory=lambda: target().multiplies_float8)  # FP8 products are supported
 
 
@@ -81,7 +77,7 @@ def pack_unchanged(weight: Tensor, bias: Tensor | None, placement: Placement) ->
         arrivals(weight.device)  # allocated here, since a product may first run while a graph is captured
     if placement.invariant:
         return InvariantWeight(weight.contiguous(), narrow)
-    return DenseWeight(weight.contiguous(), narrow, placement.algorithms)
+    return DenseWeight(weight.contiguous(), narrow, placement.products.algorithms)
 
 
 def pack_pieces(pieces: list[Codes | Tensor], bias: Tensor | None, placement: Placement, gated: bool) -> Weight:
@@ -126,5 +122,5 @@ def _pack_codes(codes: Codes, bias: Tensor | None, placement: Placement, gated: 
     if placement.device == "cpu":
         return pack_group_panels(codes.with_float_inputs(), bias, gated)
     if placement.float8_units and takes(codes):
-        return pack_float8(codes, bias, placement.dtype, placement.scaled, placement.invariant)
-    return pack_groups(codes.with_float_inputs(), bias, placement.long, placement.invariant)
+        return pack_float8(codes, bias, placement.dtype, placement.products.scaled, placement.invariant)
+    return pack_groups(codes.with_float_inputs(), bias, placement.products.long, placement.invariant)

@@ -1,10 +1,10 @@
 """ScaledProducts: decides which FP8 products the vendor's library computes; timed and checked before graphs.
 
-Owner: the device thread; each accelerator has its own. Nothing changes after the start. The library multiplies operands
-with a scale per row, and on some cards codes with a scale per 128 columns by codes with a scale per block of 128 rows
-and columns; gemm/float8 computes other scales and --deterministic. The library computes a number of rows only if its
-product was faster at the start and equal to ours except for rounding, because a library that reads scales in another
-order would silently give wrong results.
+Owner: the device thread; each accelerator has its own, and may share the choices of others (gemm/timed). Nothing
+changes after the start. The library multiplies operands with a scale per row, and on some cards codes with a scale per
+128 columns by codes with a scale per block of 128 rows and columns; gemm/float8 computes other scales and
+--deterministic. The library computes a number of rows only if its product was faster at the start and equal to ours
+except for rounding, because a library that reads scales in another order would silently give wrong results.
 
     a walk through the model's steps -> record: weights by shape -> autotune: time and check each
     Float8Weight -> is_librarys: whether the library multiplies this number of rows
@@ -17,6 +17,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 
@@ -43,12 +44,22 @@ AGREEMENT = 1e-2  # allowed relative norm of the difference: both alternatives r
 Shape = tuple[int, int]  # width, depth
 
 
+class Librarys(NamedTuple):
+    """Whether the library multiplies, by number of rows."""
+
+    sizes: list[int]  # sorted
+    found: list[bool]
+
+
+NEVER = Librarys([], [])
+
+
 class ScaledProducts:
     """The choices of one accelerator."""
 
-    def __init__(self) -> None:
-        self._chosen: dict[Shape, dict[int, bool]] = {}  # shape -> rows -> whether the library multiplies
-        self._sizes: dict[Shape, list[int]] = {}  # the keys of `_chosen`'s values, sorted
+    def __init__(self, chosen: dict[Shape, Librarys] | None = None) -> None:
+        """`chosen`: the choices of other accelerators, which this one shares and adds to."""
+        self.chosen = {} if chosen is None else chosen
         self._recorded: dict[Shape, list[Packed]] | None = {}  # None: timing is done
 
     def record(self, weight: Packed) -> None:
@@ -64,22 +75,22 @@ class ScaledProducts:
 
     def is_librarys(self, rows: int, width: int, depth: int) -> bool:
         """Whether the library multiplies `rows` rows: the choice of the next larger timed number."""
-        sizes = self._sizes.get((width, depth))
-        if not sizes:
-            return False
-        return self._chosen[width, depth][sizes[min(bisect.bisect_left(sizes, rows), len(sizes) - 1)]]
+        sizes, found = self.chosen.get((width, depth), NEVER)
+        return bool(sizes) and found[min(bisect.bisect_left(sizes, rows), len(sizes) - 1)]
 
     def autotune(self, sizes: Iterable[int], dtype: torch.dtype) -> None:
-        """Times and checks the recorded weights for these numbers of rows, with results in `dtype`."""
+        """Times and checks the recorded weights for these numbers of rows, with results in `dtype`, unless another
+        accelerator has done so for their shapes."""
         wanted = sorted(set(sizes))
         recorded, self._recorded = self._recorded or {}, None
         for (width, depth), weights in recorded.items():
+            if (width, depth) in self.chosen:
+                continue
+            self.chosen[width, depth] = NEVER
             try:
-                self._chosen[width, depth] = {rows: _is_faster(weights, rows, dtype) for rows in wanted}
+                self.chosen[width, depth] = Librarys(wanted, [_is_faster(weights, rows, dtype) for rows in wanted])
             except (RuntimeError, ValueError, TypeError, AttributeError) as error:  # a library without such a product
                 log.warning("products: FP8 %d x %d cannot be timed (%s): ours multiply", width, depth, error)
-                continue
-            self._sizes[width, depth] = wanted
 
 
 def _is_faster(weights: list[Packed], rows: int, dtype: torch.dtype) -> bool:

@@ -30,7 +30,7 @@ def load_drafter(drafter: Weighted, config: EngineConfig, rank: Rank, copy: Head
     placement = None
     room: AbstractContextManager[None] = nullcontext()
     if (found := rank.accelerator) is not None:
-        placement = Placement(drafter.dtype, drafter.device, False, found.algorithms, found.scaled, found.long)
+        placement = Placement(drafter.dtype, drafter.device, False, found.products)
         room = enough_for("drafter", found.memory)
     with room, torch.inference_mode():
         load_weights(drafter, drafter.config.folder, config.load_format, placement, config.seed)

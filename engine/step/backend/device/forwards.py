@@ -155,17 +155,19 @@ class Forwards:
             return [body(self.first)]
         return self._group.run(lambda rank: body(self._all[rank]))
 
+    def in_turn(self, body: Callable[[Any], Made]) -> list[Made]:
+        """The results of body(forward), which waits for no other rank: one rank after the other, each on its thread."""
+        if self._group is None:
+            return [body(self.first)]
+        return [self._group.on(rank, partial(body, forward)) for rank, forward in enumerate(self._all)]
+
     def capture(self, body: Callable[[Any], None], met: bool = False) -> list[int]:
         """The handles of body(forward), recorded on every rank; `met`: the body has run before on all ranks."""
         if self._group is None:
             return [self.first.buffers.accelerator.capture(partial(body, self.first), met)]
         if not met:
             self.run(body)
-        found = []
-        for rank, forward in enumerate(self._all):
-            record = partial(forward.buffers.accelerator.capture, partial(body, forward), met=True)
-            found.append(self._group.on(rank, record))
-        return found
+        return self.in_turn(lambda own: own.buffers.accelerator.capture(partial(body, own), met=True))
 
     def ready(self) -> None:
         """The start has ended: from now on the ranks' kernels wait for each other."""

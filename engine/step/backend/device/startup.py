@@ -18,7 +18,6 @@ from _fast.layout import GraphKind
 from engine.base.config import EngineConfig
 from engine.cache.sizing import device_blocks
 from engine.encoders.tower import PausingTower, SharedTower, Tower, each
-from engine.kernels.gemm.algorithms import Products
 from engine.kernels.gemm.dispatch import gated_choice, is_vendors
 from engine.kernels.precompile import precompile
 from engine.step.backend.device.backend import DeviceBackend
@@ -85,27 +84,32 @@ class Startup:
 
         gemm/algorithms, gemm/scaled and gemm/long_products time products. Any other kernel compiles at its first use.
         """
-        products: Products = {}
-        sizes, accelerator = self._sizes, self._accelerator
-        with self._one_block(), self._rank.own.abridged():
-            walk = partial(self._walk, products)
-            precompile(walk, threads, accelerator.bind)
-        if len(self._ranks) > 1:  # a choice that only rank 0 has would give a replicated product other bits
-            return
+        sizes, dtype = self._sizes, self._rank.model.dtype
+        with self._one_block():
+            with self._rank.own.abridged():
+                precompile(self._walk, threads, self._accelerator.bind)
+            if len(self._ranks) > 1:
+                self._meet()
         timed = long_sizes(sizes.max_tokens)
         if not self._config.enforce_eager:
             timed += mixed_sizes(sizes.most_graphed) + self._decode_sizes
-        accelerator.algorithms.autotune(
-            products, lambda kind: sorted({rows for rows in timed if is_vendors(kind, rows)})
-        )
-        accelerator.scaled.autotune(timed, self._rank.model.dtype)
-        accelerator.long.autotune(timed, self._rank.model.dtype)
+        # In turn, because a rank takes over what the ranks before it have timed.
+        self._forward.all.in_turn(lambda own: own.buffers.accelerator.products.autotune(timed, dtype, is_vendors))
 
-    def _walk(self, products: Products) -> None:
-        """Launches steps of every kind on rank 0, sampling first, because its kernels take longest to compile.
+    def _meet(self) -> None:
+        """Runs a step of the most tokens on every rank, which records the products of each rank's slices."""
+        everywhere, variants = self._forward.all, self._buffers.variants
+        everywhere.run(lambda own: own.buffers.prep())
+        with contextlib.ExitStack() as recordings:
+            for rank in self._ranks:
+                assert rank.accelerator is not None
+                recordings.enter_context(rank.accelerator.products.algorithms.recording())
+            tokens, variant = self._sizes.max_tokens, variants.forward | variants.scan
+            everywhere.run(lambda own: own.abridged_into(GraphKind.MIXED, tokens, variant))
 
-        `products` collects the products of a layer with their weights.
-        """
+    def _walk(self) -> None:
+        """Launches steps of every kind on rank 0, sampling first, because its kernels take longest to compile. Records
+        the products of its layers."""
         sizes, text = self._sizes, self._rank.own.config.text
         self._forward.warm_up()
         decode = one_size_per_doubling(self._decode_sizes)
@@ -117,13 +121,12 @@ class Startup:
                 self._forward.decode(size, variant)
         mixed = one_size_per_doubling([*mixed_sizes(sizes.most_graphed), sizes.max_tokens])
         gated = partial(gated_choice, width=text.intermediate_size, depth=text.hidden_size)
-        with self._accelerator.algorithms.recording() as recorded:
+        with self._accelerator.products.algorithms.recording():
             others = sizes_for_other_kernels(decode + mixed, sizes.max_tokens, gated) if decode else []
             for size in mixed + others:
                 self._forward.forward_into(GraphKind.MIXED, size, scan)
                 if other:
                     self._forward.forward_into(GraphKind.MIXED, size, other | scan)
-        products.update(recorded)
         for part in self._executor.parts:
             part.warm_up(walk=True)
         self._encode_largest(min(LARGE_MEDIA, sizes.encoder_rows))
