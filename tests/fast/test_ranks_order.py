@@ -6,7 +6,7 @@ import pytest
 from _fast.layout import GraphKind
 from _fast.scheduler import Scheduler
 from engine.base.errors import scope_of
-from tests.fast.oracles.ranks import TOKEN, Driver, RanksRig
+from tests.fast.oracles.ranks import EXCHANGE, TOKEN, Driver, RanksRig
 from tests.fast.oracles.runtime import seed_words
 
 ROWS, TOKENS, SLOTS = 4, 32, 8
@@ -117,6 +117,21 @@ def test_a_launcher_that_begins_a_step_early_on_rank_0_is_found():
     with pytest.raises(RuntimeError, match="returned 999"):
         Engine(driver, seed=0).run(50)
     assert "deadlock" in driver.faults
+
+
+class OnRank0Alone(Driver):
+    """Rank 0's choice has an exchange that no other rank has."""
+
+    def actions(self, kind, rank):
+        more = [EXCHANGE] if kind in (GraphKind.STEP, GraphKind.SAMPLE) and rank == 0 else []
+        return super().actions(kind, rank) + more
+
+
+def test_an_exchange_on_rank_0_alone_is_found():
+    driver = OnRank0Alone(2)
+    with pytest.raises(RuntimeError, match="returned 999"):
+        Engine(driver, seed=0).run(50)
+    assert driver.faults == {"deadlock"}
 
 
 def test_graphs_are_given_for_every_rank_and_ranks_before_graphs():

@@ -89,7 +89,11 @@ class Driver:
             self.faults.add(f"rank {graph % 1000 // 100}'s graph on rank {rank}")
         self.launched.append(rank)
         steps = [int(record[Header.STEP_LOW]) for record in self.records]  # what a prep launched now must find
-        return self._push(rank, [(action, steps) for action in HANDLES[kind]])
+        return self._push(rank, [(action, steps) for action in self.actions(kind, rank)])
+
+    def actions(self, kind: GraphKind, _rank: int) -> list[int]:
+        """What a rank's graph of a kind does."""
+        return HANDLES[kind]
 
     def MemcpyAsync(self, to: int, source: int, _size: int, _kind: int, stream: int) -> int:
         if to != stream:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-import triton  # noqa: F401  (must precede the import of any kernel file)
+import triton.language as tl
 
 from _fast.layout import SlotWord
 from engine.kernels.parallel import choice as choice_file
@@ -161,21 +161,46 @@ def test_areas_are_used_a_thousand_times():
     walk(1000)
 
 
-def test_an_area_holds_its_exchange_while_the_next_two_are_published():
-    """Both ranks publish exchanges 0 to 2 before rank 1 reads exchange 0."""
+def published_ahead():
+    """Both ranks publish exchanges 0 to 2 before rank 1 reads exchange 0 -> rank 1's sums, their values, the rooms."""
     rooms = made(2, 8)
     parts = torch.randn(3, 2, 1, 48)  # [exchange, rank]
     got = []
     for number in range(3):
         launch_one_shot(rooms[1], parts[number, 1], phases=PUBLISH)
-        turns(rooms[1])[0] = (number + 1) % 3
+        turns(rooms[1])[0] = (number + 1) % rooms_file.TURNS
     turns(rooms[1])[0] = 0
     for number in range(3):
         launch_one_shot(rooms[0], parts[number, 0])
     for number in range(3):
         got.append(launch_one_shot(rooms[1], parts[number, 1], phases=CONSUME))
-    assert torch.equal(torch.stack(got), parts.sum(1))
+    return torch.stack(got), parts.sum(1), rooms
+
+
+def test_an_area_holds_its_exchange_while_the_next_two_are_published():
+    got, want, rooms = published_ahead()
+    assert torch.equal(got, want)
     assert turns(rooms[0])[0] == turns(rooms[1])[0] == 0
+
+
+def test_two_areas_in_place_of_three_are_found(monkeypatch):
+    monkeypatch.setattr(rooms_file, "TURNS", 2)
+    monkeypatch.setattr("engine.kernels.parallel.one_shot.T_TURNS", tl.constexpr(2))
+    monkeypatch.setattr(rooms_file, "POLLS", 3)
+    got, want, _ = published_ahead()
+    assert not torch.equal(got, want)
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+def test_a_counter_that_the_host_repeats_is_found(repeats):
+    """A captured graph repeats every number of the host: its epoch has passed, and it does not wait for rank 1."""
+    rooms = [replace(room, polls=3) for room in made(2, 8)]
+    exchanged(rooms, launch_two_shot, [torch.ones(7, 48)] * 2)
+    if repeats:
+        rooms[0].state()[EPOCH] -= 1
+    for phase in WAYS[launch_two_shot]:  # rank 1 does not come
+        launch_two_shot(rooms[0], torch.ones(7, 48), phases=phase)
+    assert rooms[0].error.item() == (not repeats)
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
