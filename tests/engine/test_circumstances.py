@@ -9,7 +9,12 @@ from tests.engine_kit import running
 TIGHT = {"max_num_batched_tokens": 40, "num_gpu_blocks_override": 22, "max_num_seqs": 16, "max_model_len": 128}
 
 
-@pytest.mark.parametrize(("name", "settings"), [("qwen3_moe", {}), ("qwen3", {"kv_cache_dtype": "fp8"})])
+RANKS = {"tensor_parallel": 2, "deterministic": True}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"), [("qwen3_moe", {}), ("qwen3", {"kv_cache_dtype": "fp8"}), ("qwen3_moe", RANKS)]
+)
 async def test_a_busy_cpu_changes_no_bit(name, settings):
     async with running(tiny.checkpoint(name), device="cpu", dtype="float32", **TIGHT, **settings) as engine:
         vocab = tiny.FIRST_SPECIAL

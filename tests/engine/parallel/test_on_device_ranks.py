@@ -18,6 +18,7 @@ from engine.kernels import pdl
 from engine.kernels.gemm import split_k
 from engine.parallel.device import DeviceGroup
 from tests import tiny
+from tests.engine.circumstances import drawn, same_in_every_circumstance
 from tests.engine.parallel.test_running import LENGTH, PROMPTS
 from tests.engine.test_prompt_rows import IDS, embeddings, of_rows
 from tests.engine_kit import answer, answer_deltas, running, text_request
@@ -97,3 +98,11 @@ async def test_log_probabilities_and_rows_of_media(cards):
             found.append([*prompt, *own])
     for one, two in zip(*found, strict=True):
         assert abs(one.logprob - two.logprob) <= 1e-3
+
+
+async def test_not_a_bit_depends_on_other_requests(cards):
+    tight = {"max_num_batched_tokens": 40, "num_gpu_blocks_override": 22, "max_num_seqs": 16, "max_model_len": 128}
+    settings = {**SETTINGS, **tight, "deterministic": True}
+    async with running(tiny.checkpoint("qwen2"), tensor_parallel=2, **settings) as it:
+        watched = drawn(3, tiny.FIRST_SPECIAL, (20, 60), 8, seed=1, logprobs=2)
+        await same_in_every_circumstance(it, watched, drawn(12, tiny.FIRST_SPECIAL, (1, 40), 20, seed=2))
