@@ -19,13 +19,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Hashable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import torch
 
 from engine.base.errors import ConfigError
 from engine.cache.runs import Runs, pages_for, runs_over
-from engine.cache.spec import CacheSpec, LayerCache
+from engine.cache.spec import CacheSpec, KeyValueSpec, LayerCache
 from engine.cache.state import StateSpec
 from engine.cache.tokens import GuestSpec
 
@@ -73,6 +74,12 @@ class CacheLayout:
         for number, group in enumerate(self.groups):
             for layer in group.layers:
                 self.group_of[layer] = number
+
+    def of_rank(self, rank: int, ranks: int) -> CacheLayout:
+        """The same places for one of so many ranks, which differ in the checkpoint's scales of their heads."""
+        made = copy(self)
+        made.specs = tuple(spec.of_rank(rank, ranks) if isinstance(spec, KeyValueSpec) else spec for spec in self.specs)
+        return made
 
     def _lay_out(self) -> None:
         """Choose groups, buffers and pages for layers that cache tokens; only buffers if there are none."""

@@ -10,13 +10,14 @@ The engine passes a LayerCache to its layer without reading it.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
 
 from _fast import kinds
+from engine.base.dealing import Section, share
 from engine.kernels.pages import given_scales
 
 LayerCache = tuple[Tensor, ...]  # a layer's cache; only the layer and its spec know what the tensors are
@@ -77,13 +78,22 @@ class KeyValueSpec:
     num_kv_heads: int
     head_dim: int
     dtype: torch.dtype
-    # The checkpoint's scales of e4m3 for keys and values, per head; None: scales are computed for each token.
+    # The checkpoint's scales of e4m3 for keys and values, per head; None: scales are computed for each token. Of
+    # several ranks: the scales of all heads, of which `of_rank` keeps one rank's.
     given: tuple[tuple[float, ...], tuple[float, ...]] | None = field(default=None, kw_only=True)
 
     @property
     def makes_scales(self) -> bool:
         """Whether a token's scales are stored next to its codes."""
         return self.dtype is torch.float8_e4m3fn and self.given is None
+
+    def of_rank(self, rank: int, ranks: int) -> Self:
+        """The cache of one of so many ranks."""
+        if self.given is None:
+            return self
+        keys, values = self.given
+        first, end = share(Section(len(keys)), rank, ranks)
+        return replace(self, given=(keys[first:end], values[first:end]))
 
     @property
     def shared(self) -> Hashable:

@@ -18,7 +18,7 @@ from engine.base.dealing import share, width
 from engine.base.errors import ConfigError
 from engine.base.model_config import ModelConfig
 from engine.cache.layout import CacheLayout
-from engine.cache.spec import CacheSpec, LayerCache
+from engine.cache.spec import CacheSpec, KeyValueSpec, LayerCache
 from engine.layers.attention import DealtNorm
 from engine.layers.batch import Batch
 from engine.layers.embed import Head
@@ -32,7 +32,6 @@ from engine.parallel.group import Group, Link
 from engine.parallel.host import HostGroup
 from engine.parallel.pieces import DealtPieces, check_marks, check_slices, parts_of_towers
 from engine.parallel.slices import config_of
-from engine.quant.kv import numbers_line
 from engine.weights.table import Table, addressed
 
 DEALT = (LlamaLayer, ParallelLayer)  # every addend of these layers is a product whose columns are dealt out
@@ -82,13 +81,18 @@ class SplitModel(Model):
                 layer.attention.dealt_norm = DealtNorm(link, *sizes, copies)
 
     def allocate(self, layout: CacheLayout, blocks: int, poison: bool) -> None:
-        """Allocates the caches of all ranks but the first. Raises ConfigError for caches of 8 bits."""
-        if numbers := numbers_line(layout.specs, self.dtype):
-            raise ConfigError(
-                f"--tensor-parallel-size {len(self.members)}: the checkpoint's cache ({numbers}) is not served on "
-                "several ranks yet; set --kv-cache-dtype bfloat16"
-            )
-        self.caches = [layout.allocate(blocks, poison, self.device) for _ in self.members[1:]]
+        """Allocates the caches of all ranks but the first; `layout`: with the scales of all ranks' heads."""
+        ranks = len(self.members)
+        self.caches = [layout.of_rank(rank, ranks).allocate(blocks, poison, self.device) for rank in range(1, ranks)]
+
+    def dealt_specs(self, specs: Sequence[CacheSpec]) -> list[CacheSpec]:
+        """The caches of a rank, with the dtypes and the scales of `specs`, the whole model's."""
+        return [
+            replace(own, dtype=spec.dtype, given=spec.given)
+            if isinstance(own, KeyValueSpec) and isinstance(spec, KeyValueSpec)
+            else own
+            for own, spec in zip(self.cache_specs(), specs, strict=True)
+        ]
 
     @property
     def pieces(self) -> Callable[..., DealtPieces]:

@@ -25,8 +25,8 @@ def check_dealt(config: ModelConfig, asked: EngineConfig, on_devices: bool) -> N
     ranks = asked.tensor_parallel
     if ranks > MOST_RANKS:
         raise ConfigError(f"{FLAG} {ranks}: at most {MOST_RANKS} ranks")
-    coded, drafts = asked.kv_cache_dtype not in ("auto", "bfloat16"), on_devices and bool(asked.speculative)
-    refused = {"--enable-lora": asked.lora is not None, "--kv-cache-dtype": coded, "--speculative-config": drafts}
+    drafts = on_devices and bool(asked.speculative)
+    refused = {"--enable-lora": asked.lora is not None, "--speculative-config": drafts}
     for flag, is_set in refused.items():
         if is_set:
             raise ConfigError(f"{FLAG} {ranks}: {flag} is not served on several ranks yet; leave one of them out")

@@ -32,7 +32,7 @@ def on_host(
     from engine.step.backend.host.startup import host_backend
 
     model, sizes, layout = plan.model, plan.sizes, plan.layout
-    rank = Rank(0, model, layout)
+    rank = Rank(0, model, layout.of_rank(0, config.tensor_parallel))
     with phase("cache"):
         longest = layout.blocks_for(sizes.max_model_len, sizes.max_chunk)
         blocks = host_blocks(config, layout, longest, sizes.max_rows)
@@ -57,7 +57,10 @@ def on_device(
     from engine.step.backend.device.times import measured_on_device
 
     memory, sizes, pools = accelerators[0].memory, plan.sizes, plan.model.pooler is not None
-    ranks = [Rank(number, plan.model, plan.layout, each) for number, each in enumerate(accelerators)]
+    ranks = [
+        Rank(number, plan.model, plan.layout.of_rank(number, len(accelerators)), each)
+        for number, each in enumerate(accelerators)
+    ]
     with phase("buffers"), enough_for("buffers", memory):
         make = pooling_backend if pools else token_backend
         backend, forward = make(config, ranks, sizes, plan.hooks, plan.endings)

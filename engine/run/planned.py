@@ -14,6 +14,7 @@ from engine.cache.layout import CacheLayout
 from engine.layers.batch import LayerHook
 from engine.layers.states import set_states
 from engine.models.base.model import Model
+from engine.parallel.model import SplitModel
 from engine.quant.kv import stored_specs
 from engine.step.parts.order import Setting, claims_of, parts_of
 from engine.step.parts.part import Claim, StepPart
@@ -55,7 +56,10 @@ def planned(
 ) -> Planned:
     """Plans parts, claims and cache layout of a model; `shards`, `read`: see stored_specs. Raises ConfigError."""
     set_states(model, config.states, on_host, sizes.num_drafts, config.deterministic)
-    specs = stored_specs(model, config.kv_cache_dtype, config.kv_cache_skip_layers, shards, read)
+    whole = model.whole if isinstance(model, SplitModel) else model
+    specs = stored_specs(whole, config.kv_cache_dtype, config.kv_cache_skip_layers, shards, read)
+    if isinstance(model, SplitModel):
+        specs = model.dealt_specs(specs)
     parts = parts_of(Setting(config, model, sizes, specs, on_host))
     claim = claims_of(parts)
     layout = CacheLayout([*specs, *claim.specs], sizes.block_size, claim.token_bytes)

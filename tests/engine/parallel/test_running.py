@@ -12,6 +12,7 @@ import torch
 
 import engine.run.start
 from engine import Engine, EngineConfig, FinishReason
+from engine.base.config import LoraConfig
 from engine.base.errors import ConfigError
 from engine.base.trace import RANKS
 from engine.device.cards import Card, check_cards, detour_line
@@ -163,7 +164,7 @@ async def test_the_ranks_threads_end_with_the_engine(caplog):
     [
         ({"tensor_parallel": 3}, "4 heads and 2 key-value heads cannot be dealt out so; possible: 1, 2, 4"),
         ({"tensor_parallel": 9}, "at most 8 ranks"),
-        ({"tensor_parallel": 2, "kv_cache_dtype": "fp8"}, "--kv-cache-dtype is not served on several ranks yet"),
+        ({"tensor_parallel": 2, "lora": LoraConfig()}, "--enable-lora is not served on several ranks yet"),
         ({"tensor_parallel": 2, "model_impl": "transformers"}, "transformers' modules"),
     ],
 )
