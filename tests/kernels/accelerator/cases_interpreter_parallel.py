@@ -161,7 +161,7 @@ def test_areas_are_used_a_thousand_times():
     walk(1000)
 
 
-def published_ahead():
+def published_early():
     """Both ranks publish exchanges 0 to 2 before rank 1 reads exchange 0 -> rank 1's sums, their values, the rooms."""
     rooms = made(2, 8)
     parts = torch.randn(3, 2, 1, 48)  # [exchange, rank]
@@ -178,7 +178,7 @@ def published_ahead():
 
 
 def test_an_area_holds_its_exchange_while_the_next_two_are_published():
-    got, want, rooms = published_ahead()
+    got, want, rooms = published_early()
     assert torch.equal(got, want)
     assert turns(rooms[0])[0] == turns(rooms[1])[0] == 0
 
@@ -187,7 +187,7 @@ def test_two_areas_in_place_of_three_are_found(monkeypatch):
     monkeypatch.setattr(rooms_file, "TURNS", 2)
     monkeypatch.setattr("engine.kernels.parallel.one_shot.T_TURNS", tl.constexpr(2))
     monkeypatch.setattr(rooms_file, "POLLS", 3)
-    got, want, _ = published_ahead()
+    got, want, _ = published_early()
     assert not torch.equal(got, want)
 
 
