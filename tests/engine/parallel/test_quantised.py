@@ -41,12 +41,13 @@ def folder_of(tmp_path_factory):
     return functools.cache(lambda name: write(root / name.replace(" ", "-"), VARIANTS[name]))
 
 
+@pytest.mark.parametrize("ranks", [2, pytest.param(6, marks=pytest.mark.full)])
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in EACH_FORM else pytest.mark.full) for name in VARIANTS]
 )
 @torch.inference_mode()
-def test_ranks_give_the_log_probabilities_of_one(folder_of, name):
-    whole, model = Harness(load(folder_of(name))), split(folder_of(name), 2)
+def test_ranks_give_the_log_probabilities_of_one(folder_of, name, ranks):
+    whole, model = Harness(load(folder_of(name))), split(folder_of(name), ranks)
     parts = harness(model)
     got, want = (each.prefill(each.add(TOKENS)).log_softmax(-1) for each in (parts, whole))
     assert (got - want).abs().max() <= LIMITS.get(name, 1e-4)
