@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import engine.run.start
 from engine.kernels.parallel.choice import take_tokens_reference
@@ -66,7 +67,7 @@ class Late:
         self._prep = StepBuffers.prep
 
     def share(self, link, tokens, inputs, slots):
-        chosen = link._met(tokens)[0].clone()
+        chosen = link.total(torch.zeros_like(tokens) if link.rank else tokens)  # rank 0's
         if link.rank:
             lines = replace(inputs, sample_row=inputs.sample_row.clone(), sample_slot=inputs.sample_slot.clone())
             self._held.append((inputs, chosen, lines, slots))
