@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from server.start.hub import Hub
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:[\w.-]+)?", re.ASCII)  # ORG/NAME, or ORG/NAME:QUANT
+DRAFTS = "--speculative-config"
 
 
 def is_hub_name(name: str) -> bool:
@@ -62,7 +63,7 @@ async def fetch(state: AppState) -> None:
         state.startup["fetch"] = time.perf_counter() - begun
     else:
         refuse_revision(state.config.model.revision, state.folder)
-        drafter_folder(state.config, hub_of(state.config))
+        local_drafter(state.config)  # without server.start.hub, whose imports would hold the loop for seconds
 
 
 def refuse_revision(revision: str, folder: str) -> None:
@@ -80,19 +81,28 @@ def fetched(config: Config, stopped: threading.Event) -> tuple[str, str, str]:
 
 def drafter_folder(config: Config, hub: Hub) -> str:
     """The folder of the drafter of --speculative-config, with its weights; "": there is none. Raises ConfigError."""
-    name, flag = config.drafter, "--speculative-config"
+    name = config.drafter
+    if not is_hub_name(name):
+        return local_drafter(config)
+    from server.start.hub import fetch
+
+    return str(fetch(name, replace(hub, revision=drafter_revision(config), flag=DRAFTS)))
+
+
+def local_drafter(config: Config) -> str:
+    """The same for a drafter that is a folder."""
+    name, revision = config.drafter, drafter_revision(config)
     if not name:
         return ""
-    revision = str(config.scheduler.speculative_config.get("revision") or "")
-    if is_hub_name(name):
-        from server.start.hub import fetch
-
-        return str(fetch(name, replace(hub, revision=revision, flag=flag)))
     if revision:
-        raise ConfigError(f"{flag}: revision={revision!r}: {name} is a folder, which has one revision; leave it out")
+        raise ConfigError(f"{DRAFTS}: revision={revision!r}: {name} is a folder, which has one revision; leave it out")
     if not Path(name).is_dir():
-        raise ConfigError(f"{flag}: model={name!r}: there is no such folder; a drafter on the hub is named ORG/NAME")
+        raise ConfigError(f"{DRAFTS}: model={name!r}: there is no such folder; a drafter on the hub is named ORG/NAME")
     return name
+
+
+def drafter_revision(config: Config) -> str:
+    return str(config.scheduler.speculative_config.get("revision") or "")
 
 
 def tokenizer_folder(config: Config, model: str, hub: Hub) -> str:

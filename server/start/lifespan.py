@@ -107,7 +107,11 @@ class Lifespan:
         await asyncio.get_running_loop().run_in_executor(self.state.pool, quiet.prepare)
 
     async def unless_stopped(self, work: Coroutine[Any, Any, None], timeout: float | None) -> bool:
-        """Run a part of the start; False if `stop` came before its end."""
+        """Run a part of the start; False if `stop` came before its end, or before its beginning."""
+        if self.stopping.is_set():
+            work.close()
+            self.cut_short = True
+            return False
         loading = asyncio.ensure_future(work)
         stopped = asyncio.ensure_future(self.stopping.wait())
         await asyncio.wait({loading, stopped}, timeout=timeout, return_when="FIRST_COMPLETED")
