@@ -40,8 +40,9 @@ class Files:
     body: Section
 
     def options(self, *objects: str) -> Section:
-        """The keys at the top and those of these objects of the file; null counts as missing."""
-        inner = {key: value for name in objects for key, value in (self.root.values.get(name) or {}).items()}
+        """The keys at the top and those of these objects of the file; null counts as missing. Raises ConfigError."""
+        there = [self.root.section(name) for name in objects if self.root.values.get(name) is not None]
+        inner = {key: value for each in there for key, value in each.values.items()}
         values = {**inner, **{key: value for key, value in self.root.values.items() if value is not None}}
         return Section({key: value for key, value in values.items() if value is not None}, self.root.path)
 
@@ -52,10 +53,12 @@ class Files:
 
     @property
     def num_tokens(self) -> int:
-        """How many drafts the file proposes; 0: it does not say."""
-        settings = self.root.values.get("speculators_config") or {}
-        for method in settings.get("proposal_methods") or ():
-            count = method.get("speculative_tokens")
+        """How many drafts the file proposes; 0: it does not say. Raises ConfigError."""
+        if self.root.values.get("speculators_config") is None:
+            return 0
+        methods = self.root.section("speculators_config").values.get("proposal_methods")
+        for method in methods if isinstance(methods, list) else ():
+            count = method.get("speculative_tokens") if isinstance(method, dict) else None
             if isinstance(count, int) and 1 <= count <= MOST_DRAFTS:
                 return count
         return 0

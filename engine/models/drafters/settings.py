@@ -74,9 +74,14 @@ def drafts_of(config: EngineConfig, target: ModelConfig) -> tuple[DraftConfig, D
 
 def is_whole(folder: str) -> bool:
     """Whether a folder holds a model with layers, embedding and head of its own, rather than a head over a target."""
-    values = read_json(Path(folder) / "config.json")
+    root = config_of(folder)
     heads = {name for names, _ in READERS.values() for name in names}
-    return "speculators_model_type" not in values and not heads & set(values.get("architectures") or ())
+    return "speculators_model_type" not in root.values and not heads & set(root.items("architectures", ()))
+
+
+def config_of(folder: str) -> Section:
+    """The config.json of a drafter's folder. Raises ConfigError."""
+    return Section(read_json(Path(folder) / "config.json"), f"{folder}: config.json")
 
 
 def draft_model_of(config: EngineConfig, drafts: DraftConfig, target: ModelConfig) -> DraftConfig:
@@ -118,7 +123,7 @@ def read_draft_model(folder: str, target: ModelConfig) -> ModelConfig:
 
 def read_drafter(folder: str, target: ModelConfig) -> DrafterConfig:
     """The configuration of the drafter in `folder`. Raises ConfigError."""
-    root = Section(read_json(Path(folder) / "config.json"), f"{folder}: config.json")
+    root = config_of(folder)
     kind = root.values.get("speculators_model_type")
     named = [str(name) for name in root.items("architectures", ())]
     if kind is None:
@@ -130,7 +135,7 @@ def read_drafter(folder: str, target: ModelConfig) -> DrafterConfig:
             )
             raise ConfigError(f"{FLAG}: {root.path} names {got}; drafters are {', '.join(known)}")
         files = Files(folder, root, root)
-    elif kind in READERS:
+    elif isinstance(kind, str) and kind in READERS:
         files = Files(folder, root, root.section("transformer_layer_config"))
     else:
         raise ConfigError(
