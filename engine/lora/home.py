@@ -5,6 +5,9 @@ request ends, so that an unload or a reload never changes a running answer. The 
 leaves the memory first; its name stays, and its files are read again when a request names it.
 
     name -> in memory?  yes: the adapter    no: one load, however many requests wait -> the adapter, or the error
+
+A load checks the names and sizes of the files before an adapter leaves the memory for it: a wrong name, or an adapter
+that does not fit, costs no other adapter its room.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from engine.lora.adapter import Adapter
 
 NAME = re.compile(r"[A-Za-z0-9._/-]{1,128}")
+DOTS = {"", ".", ".."}  # components that would give one folder any number of names
 ROOM_S = 30.0  # seconds that a load waits until the adapters in memory are fewer
 MISSING_S = 5.0  # seconds for which a name that the folder lacks is not looked for again
 MISSING = 1024  # such names
@@ -45,10 +49,17 @@ class Named:
 class Home:
     """Names, and the adapters in host memory."""
 
-    def __init__(self, load: Callable[[Source, str], Adapter], pool: Executor, capacity: int, folder: str = "") -> None:
-        """`load` reads an adapter, in `pool`; `capacity`: adapters in memory; `folder`: where unknown names are looked
-        for, "": nowhere."""
-        self._load, self._pool, self._folder = load, pool, folder
+    def __init__(
+        self,
+        load: Callable[[Source, str], Adapter],
+        check: Callable[[Source, str], object],
+        pool: Executor,
+        capacity: int,
+        folder: str = "",
+    ) -> None:
+        """`load` reads an adapter, and `check` its names and sizes, in `pool`; `capacity`: adapters in memory;
+        `folder`: where unknown names are looked for, "": nowhere."""
+        self._load, self._check, self._pool, self._folder = load, check, pool, folder
         self.capacity = capacity
         # Fetches an adapter that a client named, in `pool`; None: the name is of another form. Without it: none is.
         self.fetched: Callable[[str], Source | None] | None = None
@@ -84,7 +95,7 @@ class Home:
             return await asyncio.shield(busy)
         if named is not None:
             return await self._begun(name, self._read(named, named))
-        if not self._folder or NAME.fullmatch(name) is None:
+        if not self._folder or NAME.fullmatch(name) is None or DOTS.intersection(name.split("/")):
             return None
         return await self._sought(name)
 
@@ -132,9 +143,11 @@ class Home:
 
     async def _read(self, named: Named, known: Named | None) -> Adapter:
         """Reads an adapter, and makes its name known; `known`: what the name meant when the load began."""
+        loop = asyncio.get_running_loop()
+        if named is not known:
+            await loop.run_in_executor(self._pool, self._check, named.source, named.name)
         async with self._turn:
             await self._make_room(known)
-            loop = asyncio.get_running_loop()
             loaded: list[Adapter] = []
             await loop.run_in_executor(self._pool, self._load_into, loaded, named)
         adapter = loaded.pop()

@@ -25,12 +25,13 @@ from engine.lora.plan import Plan, plan_of
 from engine.lora.source import Source
 from engine.lora.targets import Targets
 from engine.lora.texts import check_texts
-from engine.weights.files import open_checkpoint
+from engine.weights.files import ADAPTER, open_checkpoint
 from engine.weights.names import compact
 
 log = logging.getLogger("omniloop.engine")
 
 ROWS = 4096  # rows of a base's tensor that are compared at once
+LARGEST = 4  # bytes in the file for each byte in memory, which may have a narrower dtype, with copies of the base's
 OF_DECODER = ("layers.", "head")  # paths of sites outside of towers
 
 
@@ -64,7 +65,8 @@ def load_adapter(source: Source, name: str, rules: Rules) -> Adapter:
         digest = files.sha256
     if source.sha256 not in ("", digest.hex()):
         raise AdapterError(f"sha256: the weights file has {digest.hex()}, and {source.sha256} was given")
-    _warn_of_base(name, config, rules)
+    if trained := of_other_base(config, rules):
+        log.warning("adapter %s was trained on %s; its shapes fit the served model", name, trained)
     sites = packing.sites()
     return Adapter(
         name=name,
@@ -76,11 +78,28 @@ def load_adapter(source: Source, name: str, rules: Rules) -> Adapter:
     )
 
 
+def check_adapter(source: Source, name: str, rules: Rules) -> None:
+    """Raises AdapterError for an adapter that its configuration and its header show not to fit; reads no weights."""
+    with opened(source, name) as files:
+        planned(files, rules)
+
+
 def checked(files: AdapterFiles, name: str, rules: Rules) -> tuple[AdapterConfig, Plan]:
     """Configuration and plan, from the header and the small files alone."""
+    config, plan = planned(files, rules)
+    check_texts(name, files.side, Path(rules.folder), rules.num_tokens)
+    return config, plan
+
+
+def planned(files: AdapterFiles, rules: Rules) -> tuple[AdapterConfig, Plan]:
+    """The same from the configuration and the header."""
     config = read_config(files.config)
     settings = rules.settings
-    plan = plan_of(files.tensors, config, rules.targets, settings.targets)
+    try:
+        plan = plan_of(files.tensors, config, rules.targets, settings.targets)
+    except AdapterError as error:
+        trained = of_other_base(config, rules)
+        raise AdapterError(f"{error}; the adapter was trained on {trained}" if trained else str(error)) from None
     unserved = [path for path in plan.targets if path not in rules.served]
     if unserved:
         raise AdapterError(f"{compact(unserved)}: adapters of these layers are not served; train without them")
@@ -95,15 +114,16 @@ def checked(files: AdapterFiles, name: str, rules: Rules) -> tuple[AdapterConfig
             f"the adapter takes {needed} bytes in memory; at most {settings.max_bytes} are allowed: raise "
             "--lora-max-bytes"
         )
-    check_texts(name, files.side, Path(rules.folder), rules.num_tokens)
+    size, most = sum(info.num_bytes for info in files.tensors.values()), LARGEST * settings.max_bytes
+    if size > most:
+        raise AdapterError(f"{ADAPTER} has {size} bytes; at most {most} are read: raise --lora-max-bytes")
     return config, plan
 
 
-def _warn_of_base(name: str, config: AdapterConfig, rules: Rules) -> None:
-    """Logs another base's name; the names of folders differ from machine to machine."""
-    trained, served = (text.rstrip("/").rpartition("/")[2].lower() for text in (config.base, rules.folder))
-    if trained and trained != served:
-        log.warning("adapter %s was trained on %s; its shapes fit the served model", name, ascii(config.base))
+def of_other_base(config: AdapterConfig, rules: Rules) -> str:
+    """The base of the training, if its name differs from the served model's; folders differ from machine to machine."""
+    trained, served = (text.rstrip("/").rpartition("/")[2] for text in (config.base, rules.folder))
+    return ascii(trained) if trained and trained.lower() != served.lower() else ""
 
 
 class _Base:

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from engine.base.errors import ConfigError
 from engine.checkpoint.pooling_tasks import ADAPTER_CONFIG
+from engine.lora.load import LARGEST
 from engine.weights.files import ADAPTER
 from server.start.hub import Hub, Unreachable, check_room, download, listed, local_copy, one_line
 
 NAME, REVISION, FOLDER = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", r"[\w.-]+", r"(?:/[\w-][\w.-]*)*"
 SPEC = re.compile(rf"(?P<name>{NAME})(?:@(?P<revision>{REVISION}))?(?P<folder>{FOLDER})", re.ASCII)
-LARGEST = 4  # bytes in the file for each byte in memory, which may have a narrower dtype, with copies of the base's
 
 
 def is_hub_adapter(path: str) -> bool:

@@ -32,13 +32,14 @@ async def load_adapters(state: AppState) -> None:
     settings, flags = state.engine.config.lora, state.config.lora
     if settings is None:
         return
-    from engine.lora.load import load_adapter
+    from engine.lora.load import check_adapter, load_adapter
 
     begun = time.perf_counter()
     if flags.lora_dir and not await asyncio.to_thread(Path(flags.lora_dir).is_dir):
         raise ConfigError(f"--lora-dir {flags.lora_dir}: there is no such folder")
     served = await state.engine.on_device(_served)
-    home = Home(partial(load_adapter, rules=served.rules), state.pool, settings.max_cpu_loras, flags.lora_dir)
+    load, check = (partial(work, rules=served.rules) for work in (load_adapter, check_adapter))
+    home = Home(load, check, state.pool, settings.max_cpu_loras, flags.lora_dir)
     if flags.lora_hub:
         home.fetched = partial(at_run_time, state.config)
     for module in map(module_of, flags.lora_modules):

@@ -19,7 +19,7 @@ def metric_table() -> str:
     metrics.others.append(lambda: metrics.of_ranks(()))
     metrics.others.append(lambda: batch_families(BatchCounts()))
     served = SimpleNamespace(counts=AdapterCounts, parked=lambda: 0)
-    metrics.adapters = AdapterMetrics(Home(None, None, 1), 1, served, list)
+    metrics.adapters = AdapterMetrics(Home(None, None, None, 1), 1, served, list)
     rows = [
         f"| `{found.name}{'_total' if found.type == 'counter' else ''}` | {found.type} | {found.documentation} |"
         for found in sorted(metrics.collect(), key=lambda found: found.name)

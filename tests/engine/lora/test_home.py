@@ -26,13 +26,17 @@ class Files:
         self.gate = threading.Event()
         self.gate.set()
 
+    def check(self, source: Source, name: str) -> None:
+        """Finds what the names and sizes show."""
+        if "none" in source.folder:
+            self.loads.append(source.folder)
+            raise AdapterError("there is no such folder", missing=True)
+
     def load(self, source: Source, name: str) -> Adapter:
         self.loads.append(source.folder)
         assert self.gate.wait(30)
         if "bad" in source.folder:
             raise AdapterError("adapter_config.json: r=0")
-        if "none" in source.folder:
-            raise AdapterError("there is no such folder", missing=True)
         return Adapter(name, source.folder.encode(), 4, {}, 0)
 
 
@@ -48,7 +52,7 @@ def files() -> Files:
 
 
 async def test_a_name_is_known_after_its_load(files, pool):
-    home = Home(files.load, pool, 2)
+    home = Home(files.load, files.check, pool, 2)
     assert await home.use("x") is None
     added = await home.add("x", Source("a"))
     assert await home.use("x") is added
@@ -58,7 +62,7 @@ async def test_a_name_is_known_after_its_load(files, pool):
 
 
 async def test_a_name_is_loaded_once_and_replaced_only_on_request(files, pool):
-    home = Home(files.load, pool, 2)
+    home = Home(files.load, files.check, pool, 2)
     first = await home.add("x", Source("a"))
     with pytest.raises(AdapterError, match="load_inplace"):
         await home.add("x", Source("b"))
@@ -70,7 +74,7 @@ async def test_a_name_is_loaded_once_and_replaced_only_on_request(files, pool):
 
 @pytest.mark.parametrize("name", ["", "a b", "x" * 129, "ä", "a\n", "a:b"])
 async def test_odd_names_are_refused(files, pool, name):
-    home = Home(files.load, pool, 2, "folder")
+    home = Home(files.load, files.check, pool, 2, "folder")
     with pytest.raises(AdapterError, match="characters"):
         await home.add(name, Source("a"))
     assert await home.use(name) is None
@@ -78,7 +82,7 @@ async def test_odd_names_are_refused(files, pool, name):
 
 
 async def test_two_loads_of_one_name_and_requests_during_a_load(files, pool):
-    home = Home(files.load, pool, 2)
+    home = Home(files.load, files.check, pool, 2)
     files.gate.clear()
     first = asyncio.ensure_future(home.add("x", Source("a")))
     await asyncio.sleep(0)
@@ -94,7 +98,7 @@ async def test_two_loads_of_one_name_and_requests_during_a_load(files, pool):
 
 
 async def test_a_failed_load_changes_nothing(files, pool):
-    home = Home(files.load, pool, 2)
+    home = Home(files.load, files.check, pool, 2)
     kept = await home.add("x", Source("a"))
     for folder in ("bad", "none"):
         with pytest.raises(AdapterError):
@@ -107,7 +111,7 @@ async def test_a_failed_load_changes_nothing(files, pool):
 
 
 async def test_a_client_that_leaves_does_not_end_a_load(files, pool):
-    home = Home(files.load, pool, 1)
+    home = Home(files.load, files.check, pool, 1)
     files.gate.clear()
     first = asyncio.ensure_future(home.add("x", Source("a")))
     await asyncio.sleep(0)
@@ -119,7 +123,7 @@ async def test_a_client_that_leaves_does_not_end_a_load(files, pool):
 
 
 async def test_an_unload_during_a_reload_wins(files, pool):
-    home = Home(files.load, pool, 2)
+    home = Home(files.load, files.check, pool, 2)
     await home.add("x", Source("a"))
     files.gate.clear()
     reload = asyncio.ensure_future(home.add("x", Source("b"), replace=True))
@@ -148,7 +152,7 @@ class Slow(ThreadPoolExecutor):
 
 async def test_the_least_recently_used_leaves_the_memory_and_comes_back(files):
     with Slow(1) as pool:
-        home = Home(files.load, pool, 2)
+        home = Home(files.load, files.check, pool, 2)
         for name in ("x", "y"):
             await home.add(name, Source(name))
         await home.use("x")
@@ -162,7 +166,7 @@ async def test_the_least_recently_used_leaves_the_memory_and_comes_back(files):
 
 
 async def test_adapters_of_running_requests_count_and_a_load_waits_for_them(files, pool):
-    home = Home(files.load, pool, 2)
+    home = Home(files.load, files.check, pool, 2)
     running = [await home.add(name, Source(name)) for name in ("x", "y")]
     waiting = asyncio.ensure_future(home.add("z", Source("z")))
     for _ in range(5):
@@ -175,7 +179,7 @@ async def test_adapters_of_running_requests_count_and_a_load_waits_for_them(file
 
 async def test_a_load_without_room_is_refused_after_a_while(files, pool, monkeypatch):
     monkeypatch.setattr(module, "ROOM_S", 0.01)
-    home = Home(files.load, pool, 1)
+    home = Home(files.load, files.check, pool, 1)
     running = await home.add("x", Source("x"))
     with pytest.raises(AdapterBusyError, match="max-cpu-loras"):
         await home.add("y", Source("y"))
@@ -185,7 +189,7 @@ async def test_a_load_without_room_is_refused_after_a_while(files, pool, monkeyp
 async def test_unknown_names_are_sought_in_the_folder_once(files, pool, monkeypatch):
     now = [100.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
-    home = Home(files.load, pool, 2, "folder")
+    home = Home(files.load, files.check, pool, 2, "folder")
     found = await asyncio.gather(*(home.use("tone") for _ in range(5)))
     assert len({id(each) for each in found}) == 1
     assert files.loads == ["tone"]
@@ -200,8 +204,25 @@ async def test_unknown_names_are_sought_in_the_folder_once(files, pool, monkeypa
 
 
 async def test_a_thousand_loads_leave_nothing_behind(files, pool, tmp_path: Path):
-    home = Home(files.load, pool, 3)
+    home = Home(files.load, files.check, pool, 3)
     for number in range(1000):
         await home.add("x" if number % 2 else f"n{number % 7}", Source(str(number)), replace=True)
     assert len([each for each in home.names if each.adapter is not None]) <= 3
     assert home.num_loading == 0
+
+
+async def test_a_wrong_name_takes_no_adapters_room_and_waits_for_none(files, pool):
+    home = Home(files.load, files.check, pool, 2, "folder")
+    running = [await home.add(name, Source(name)) for name in ("x", "y")]  # requests hold both
+    assert await home.use("none") is None
+    with pytest.raises(AdapterError, match="no such folder"):
+        await home.add("z", Source("none"))
+    assert [each.adapter for each in home.names] == running
+
+
+@pytest.mark.parametrize("name", ["./tone", "tone/", "tone/.", "a//tone", "a/../tone", "/tone"])
+async def test_a_folder_has_one_name(files, pool, name):
+    """Else a client could add names without end."""
+    home = Home(files.load, files.check, pool, 2, "folder")
+    assert await home.use(name) is None
+    assert not files.loads

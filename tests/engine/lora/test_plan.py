@@ -209,6 +209,30 @@ def test_limits_are_read_before_anything_is_allocated(folder, monkeypatch):
     refused(folder, "mlp.down_proj", "--lora-target-modules", targets=("q_proj",))
 
 
+def test_a_large_file_is_refused_before_it_is_read(folder):
+    """A copy of the base's weights is not part of the adapter's size in memory."""
+    path = folder / ADAPTER
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    end = len(data) - 8 - length
+    header["base_model.model.lm_head.weight"] = {
+        "dtype": "F32",
+        "shape": [1 << 40],
+        "data_offsets": [end, end + (4 << 40)],
+    }
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
+    os.truncate(path, 8 + len(text) + end + (4 << 40))  # four TiB without a byte on the disk
+    refused(folder, f"{ADAPTER} has 43980465", "--lora-max-bytes")
+
+
+def test_an_adapter_of_another_base_is_refused_with_the_bases_name(folder):
+    change(folder, base_model_name_or_path="/home/someone/models/Other-7B")
+    rename(folder, "q_proj", "qq_proj")
+    refused(folder, "no such linear layer; the adapter was trained on 'Other-7B'")
+
+
 def test_layers_without_room_are_refused(folder):
     found = dataclasses.replace(rules(), served={"layers.0.attention.qkv"})
     with pytest.raises(AdapterError, match="are not served"):
