@@ -6,6 +6,7 @@ Thread: any.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -113,12 +114,15 @@ def _drafts(given: Mapping[str, Any]) -> DraftConfig:
     """Reads how drafts are made."""
     unknown = [key for key in given if key not in KEYS]
     if unknown:
-        raise ConfigError(f"{FLAG}: unknown key {unknown[0]!r}; there are {', '.join(KEYS)}")
+        near = difflib.get_close_matches(str(unknown[0]), KEYS, n=1, cutoff=0.65)
+        known = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(KEYS)}"
+        raise ConfigError(f"{FLAG}: unknown key {unknown[0]!r}; {known}")
     model = given.get("model") or ""
     method = given.get("method") or (BY_FILES if model else None)
     if method not in METHODS:
         what = "is not supported" if method in OTHERS else "is unknown"
-        raise ConfigError(f"{FLAG}: method {method!r} {what}; use {EXAMPLES}")
+        got = "method is missing" if method is None else f"method {method!r} {what}"
+        raise ConfigError(f"{FLAG}: {got}; there are {', '.join(filter(None, METHODS))}: use {EXAMPLES}")
     if not isinstance(model, str) or (method in WITH_FILES) != bool(model):
         kind = "a small model with the same tokenizer" if method == DRAFT_MODEL else "a drafter for this model"
         wanted = f"names no drafter; give the folder or the repository of {kind}" if method in WITH_FILES else ""

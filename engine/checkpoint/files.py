@@ -82,7 +82,7 @@ def refuse_pointer(path: Path, data: bytes) -> None:
 def _found_instead(folder: Path) -> str:
     """The hint for a folder without a configuration whose content shows a known mistake; else ""."""
     if (folder / "adapter_config.json").is_file():
-        return "; it holds an adapter: merge that into its base model (peft: merge_and_unload) and serve the result"
+        return "; it holds an adapter: serve its base model with --enable-lora --lora-modules NAME=FOLDER"
     for path in sorted(folder.glob("*.gguf")):
         return f"; name the GGUF file itself: --model {path}"
     for below in ("*", "snapshots/*"):  # the layouts of git clones and of the hub's cache

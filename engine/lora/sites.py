@@ -88,8 +88,10 @@ def with_own(decoder: Decoder, rows: TokenAdapters, config: LoraConfig) -> Token
 
 
 def changed(model: Model, config: LoraConfig) -> list[tuple[str, Linear | Experts]]:
-    """The layers that adapters may change, by their paths; of experts both products, or none."""
+    """The layers that adapters may change, by their paths; of experts both products, or none. Raises ConfigError for
+    names of modules that the model lacks."""
     found: list[tuple[str, Linear | Experts]] = []
+    known = set[str]()
     for path, names, part in addressed(model.weight_table(), model):
         if not path.startswith("layers.") and path != HEAD and not is_in_tower(model, path):
             continue
@@ -99,8 +101,13 @@ def changed(model: Model, config: LoraConfig) -> list[tuple[str, Linear | Expert
             words = last_words(names)
         else:
             continue
+        known |= words
         if not config.targets or words & set(config.targets):
             found.append((path, part))
+    if unknown := sorted(set(config.targets) - known):
+        raise ConfigError(
+            f"--lora-target-modules {' '.join(unknown)}: the model has no such module; it has {' '.join(sorted(known))}"
+        )
     named = changed_by(model, config.named) if config.named else None
     if named is None:
         return found

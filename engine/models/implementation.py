@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import logging
+import re
 
 from engine.base.errors import ConfigError
 from engine.checkpoint.pooling import Form
@@ -20,6 +21,7 @@ from engine.models.lookup import MIXED, families, family_of, inner_decoder, serv
 log = logging.getLogger(__name__)
 
 
+DRAFTERS = re.compile("Eagle|DFlash|DSpark|Speculator|DraftModel")  # in names of classes
 BACKEND = "pip install 'transformers>=5.10' greenlet"
 
 
@@ -92,6 +94,9 @@ def _unsupported(root: Section, named: list[str], has_decoder: bool) -> str:
             f"config.json names no architecture (model_type {root.values.get('model_type')!r}); if its class is among "
             f"the {len(families())} that `omniloop docs models` lists, name it with --hf-overrides architectures=..."
         )
+    if "speculators_model_type" in root.values or DRAFTERS.search(named[0]):
+        wanted = """serve the model that it drafts for with --speculative-config '{"model": FOLDER}'"""
+        return f"config.json: {named[0]} is a drafter, no model of its own: {wanted}"
     code = "auto_map" in root.values
     near = nearest_families(named[0], families())
     said = (

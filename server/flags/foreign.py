@@ -24,11 +24,11 @@ class Foreign(NamedTuple):
 ONE_DEVICE = "use --tensor-parallel-size, or start a server for each device behind a router (see /docs/deployment)"
 OWN_KERNELS = "the server has its own attention kernels; leave the flag out"
 NO_CODE = "code from a request or a checkpoint never runs; leave the flag out"
-NO_DRAFTS = 'use --speculative-config {"method": "ngram", "num_speculative_tokens": 4}, or {"model": EAGLE-3 head}'
+NO_DRAFTS = 'use --speculative-config {"method": "ngram", "num_speculative_tokens": 4}, or {"model": DRAFTER}'
 SHARED_POOL = "states and tokens share one pool of blocks; --state-cache-share bounds the states of idle prefixes"
 NO_TRANSFER = "the cache is not shared with other processes; leave the flag out"
 NO_BALANCE = "experts are neither copied nor moved between ranks; leave the flag out"
-NO_STAGES = "every rank has a part of each layer, none has whole layers: use --tensor-parallel-size"
+NO_STAGES = "the server does not put layers on different GPUs; --tensor-parallel-size shares each layer among GPUs"
 NO_OFFLOAD = "keys and values stay on the device; leave the flag out"
 NO_CLIENT_CERTIFICATES = "clients authenticate by keys (--api-key); a proxy in front can check certificates"
 

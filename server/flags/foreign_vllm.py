@@ -53,7 +53,7 @@ VLLM = {
     "default-mm-loras": Foreign("a request names its adapter as model; leave the flag out"),
     "disable-access-log-for-endpoints": Foreign("use --disable-access-log, which applies to all paths"),
     "disable-cascade-attn": always("there is no cascade attention"),
-    "disable-custom-all-reduce": always("one device has nothing to reduce"),
+    "disable-custom-all-reduce": always("GPUs add their sums by kernels of the server's own"),
     "disable-frontend-multiprocessing": always("HTTP and the device share one process"),
     "disable-log-requests": always("requests are logged only with --enable-log-requests"),
     "disable-nccl-for-dp-synchronization": Foreign(ONE_DEVICE, switch=True),

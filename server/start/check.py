@@ -20,7 +20,7 @@ from engine.run.estimate import Estimate, described
 from engine.weights.files import Shard, open_checkpoint
 from server.flags.config import Config
 from server.flags.lora_flags import module_of
-from server.start.folders import check_base, check_folder, drafter_folder, hub_of, is_hub_name, tokenizer_folder
+from server.start.folders import check_folder, check_wanted, drafter_folder, hub_of, is_hub_name, tokenizer_folder
 from server.start.gguf import as_folder, is_gguf
 from server.start.joined import is_split, join
 from server.start.makers import check_chat, fills_gaps
@@ -32,7 +32,7 @@ def lines(config: Config) -> Iterator[str]:
     A missing tokenizer and too little memory on this device are reported last, so the lines first say what is needed.
     """
     check_chat(config.chat)
-    check_base(config)
+    check_wanted(config)
     folder, shards = headers(config, wanted=config.model.load_format != "dummy")
     yield f"model: {config.folder}" + ("" if str(folder) == config.folder else f", its files in {folder}")
     found = described(config.engine(str(folder), drafter_folder(config, hub_of(config))), shards)

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from engine.base.drafts import draft_config
 from engine.base.errors import ConfigError
 from server.flags.config import Config
 from server.start.gguf import as_folder, is_gguf
@@ -36,8 +37,9 @@ def is_hub_name(name: str) -> bool:
     return HUB_NAME.fullmatch(name) is not None and not Path(name).exists()
 
 
-def check_base(config: Config) -> None:
-    """Raise ConfigError if adapters are wanted for a base that has none here."""
+def check_wanted(config: Config) -> None:
+    """Raise ConfigError for drafts that no model can have, or if adapters are wanted for a base that has none here."""
+    draft_config(config.scheduler.speculative_config)
     if config.lora.enable_lora and is_gguf(config.folder):
         raise ConfigError(
             f"--enable-lora: {config.folder} is a GGUF file, whose layers take no adapters; serve safetensors"
@@ -50,7 +52,7 @@ async def fetch(state: AppState) -> None:
     The flags that name parsers and a template are checked first, since downloading a model may take long.
     """
     chat = state.config.chat
-    check_base(state.config)
+    check_wanted(state.config)
     await in_pool(state, "template file", lambda: check_chat(chat)) if chat.chat_template else check_chat(chat)
     if not is_hub_name(state.folder) and not is_gguf(state.folder):
         check_folder(state.folder)

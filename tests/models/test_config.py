@@ -298,6 +298,11 @@ REFUSED = [
         {"rope_parameters": {"type": "longrope", "short_factor": [1.0]}},
         "short_factor must be .* positive",
     ),
+    (
+        "llama",
+        {"architectures": ["LlamaForCausalLMEagle3"]},
+        "is a drafter, no model of its own: .*--speculative-config",
+    ),
     ("llama", {"architectures": ["Qwen9ForCausalLM"]}, "Qwen9ForCausalLM is not supported; the nearest are .*Qwen3For"),
     (
         "llama",
@@ -358,7 +363,7 @@ def test_folder_without_configuration(tmp_path):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("adapter_config.json", "; it holds an adapter: merge that into its base model"),
+        ("adapter_config.json", "; it holds an adapter: serve its base model with --enable-lora"),
         ("model.gguf", "; name the GGUF file itself: --model .*/model.gguf$"),
         ("snapshots/0abc/config.json", "; there is one in .*/snapshots/0abc$"),
     ],

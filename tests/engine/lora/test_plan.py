@@ -15,10 +15,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.base.config import LoraConfig
-from engine.base.errors import AdapterError
+from engine.base.errors import AdapterError, ConfigError
 from engine.lora.adapter import Adapter
 from engine.lora.config import CONFIG, MORE, read_config
 from engine.lora.load import Rules, load_adapter
+from engine.lora.sites import changed
 from engine.lora.source import Source
 from engine.lora.targets import targets_of
 from engine.models.registry import build_model, load_model_config
@@ -231,6 +232,12 @@ def test_an_adapter_of_another_base_is_refused_with_the_bases_name(folder):
     change(folder, base_model_name_or_path="/home/someone/models/Other-7B")
     rename(folder, "q_proj", "qq_proj")
     refused(folder, "no such linear layer; the adapter was trained on 'Other-7B'")
+
+
+def test_modules_that_the_model_lacks_are_refused_with_those_that_it_has():
+    model = build_model(load_model_config(tiny.checkpoint("llama")), torch.float32)
+    with pytest.raises(ConfigError, match=r"--lora-target-modules qproj: .* it has down_proj .* q_proj"):
+        changed(model, LoraConfig(targets=("qproj", "k_proj")))
 
 
 def test_layers_without_room_are_refused(folder):

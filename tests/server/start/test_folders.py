@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import sys
 
+import pytest
+
+from engine.base.errors import ConfigError
 from server.start import folders
 from server.start.lifespan import Lifespan
 from server.state import AppState
@@ -20,6 +23,13 @@ async def test_local_folders_need_no_module_of_the_hub(monkeypatch):
     state = AppState(config_of(model={"model": MODEL}, scheduler=drafts))
     await folders.fetch(state)
     assert state.folder == MODEL
+
+
+async def test_wrong_settings_of_drafts_are_refused_before_a_drafter_is_fetched():
+    drafts = {"speculative_config": {"model": "org/drafter", "num_speculative_tokns": 1}}
+    state = AppState(config_of(model={"model": MODEL}, scheduler=drafts))
+    with pytest.raises(ConfigError, match="did you mean 'num_speculative_tokens'"):
+        await folders.fetch(state)
 
 
 async def test_after_a_stop_no_part_of_the_start_begins():
