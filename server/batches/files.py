@@ -93,9 +93,18 @@ class Files:
         return await self.on_disk(lambda: path.stat().st_size if path.exists() else 0)
 
     async def on_disk(self, work: Callable[[], T]) -> T:
-        """Work in the pool. Raises ApiError if the disk fails."""
+        """Work in the pool. Raises ApiError if the disk fails. A cancelled caller waits for the end of work that has
+        begun, because a thread goes on: what the caller does next would change the same files.
+        """
+        future = self.pool.submit(self._ready, work)
+        job = asyncio.wrap_future(future)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self.pool, self._ready, work)
+            return await asyncio.shield(job)
+        except asyncio.CancelledError:
+            if not future.cancel():
+                await asyncio.wait([job])
+                job.exception()  # has no reader
+            raise
         except OSError as error:
             log.error("--files-dir: the disk failed: %s", error.strerror)
             raise unavailable("storage_failed", "the server cannot write to the disk of its files", 30) from None

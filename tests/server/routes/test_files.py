@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
@@ -11,6 +14,7 @@ from engine.base.errors import ConfigError
 from server.batches import files as stored_files
 from server.batches.files import Files
 from server.batches.folder import Folder
+from server.batches.upload import Upload
 from tests.server.live import listening
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -187,3 +191,33 @@ async def test_a_private_folder_ends_with_its_server(client):
     assert folder.root.is_dir()
     folder.close()
     assert not folder.root.exists()
+
+
+async def test_a_client_that_leaves_during_a_write_leaves_no_file(tmp_path, monkeypatch):
+    files = Files(Folder(str(tmp_path)), 1 << 30, 1.0, ThreadPoolExecutor(2))
+    begun, gate, append = threading.Event(), threading.Event(), Upload._append
+
+    def slow(self, data):
+        begun.set()
+        assert gate.wait(30)
+        append(self, data)
+
+    monkeypatch.setattr(Upload, "_append", slow)
+
+    async def client():
+        async with Upload(files, "key", "client") as upload:
+            upload.write(memoryview(LINE))
+            await upload.flush(0)
+
+    left = asyncio.ensure_future(client())
+    await asyncio.to_thread(begun.wait, 30)
+    left.cancel()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    await asyncio.wrap_future(files.pool.submit(int))  # all that was submitted before has ended, without the write
+    gate.set()
+    await asyncio.wait([left])
+    files.pool.shutdown()
+    assert left.cancelled()
+    assert not os.listdir(tmp_path / "files")
+    assert (files.bytes.used, files.uploads.used) == (0, 0)
