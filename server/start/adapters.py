@@ -38,7 +38,7 @@ async def load_adapters(state: AppState) -> None:
     if flags.lora_dir and not await asyncio.to_thread(Path(flags.lora_dir).is_dir):
         raise ConfigError(f"--lora-dir {flags.lora_dir}: there is no such folder")
     served = await state.engine.on_device(_served)
-    load, check = (partial(work, rules=served.rules) for work in (load_adapter, check_adapter))
+    load, check = partial(load_adapter, rules=served.rules), partial(check_adapter, rules=served.rules)
     home = Home(load, check, state.pool, settings.max_cpu_loras, flags.lora_dir)
     if flags.lora_hub:
         home.fetched = partial(at_run_time, state.config)
