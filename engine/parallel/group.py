@@ -113,7 +113,7 @@ class Group(ABC):
         begun = time.perf_counter()
         try:
             made = work(rank)
-        except Exception as error:
+        except BaseException as error:  # else the thread would end, and the other ranks wait without it
             self.fail()
             done.set_exception(error)
             return

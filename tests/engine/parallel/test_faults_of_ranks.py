@@ -142,3 +142,21 @@ def test_a_bias_on_every_rank_is_found(monkeypatch):
     got, want = (each.prefill(each.add(given)).log_softmax(-1) for each in (parts, whole))
     assert (got - want).abs().max() > 10 * LIMIT
     model.close()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_end_of_a_thread_on_one_rank_ends_the_work_of_all(rank):
+    group = engine.parallel.host.HostGroup(2)
+
+    def work(number):
+        if number == rank:
+            raise SystemExit
+        return group.links[number].gather(torch.zeros(1, 1), 0)
+
+    with pytest.raises(SystemExit):
+        group.run(work)
+    assert [len(each.T) for each in group.run(lambda number: group.links[number].gather(torch.zeros(1, 1), 0))] == [
+        2,
+        1,
+    ]
+    group.close()
