@@ -19,7 +19,7 @@ from engine.lora.source import Source
 from server.errors import adapter_refused, invalid, not_found, queue_full, quoted
 from server.flags.lora_flags import checked_hash, checked_name
 from server.http.body import read_json
-from server.http.exchange import state_of
+from server.http.exchange import exchange_of, state_of
 from server.routes.dev import guarded
 from server.routes.endpoint import json_response, route
 from server.schema.lora import LoadAdapterBody, UnloadAdapterBody
@@ -64,9 +64,13 @@ async def loaded(request: Request) -> str:
     path = given("lora_path", body.lora_path)
     try:
         checked_name(name)
+    except ValueError as error:
+        raise invalid("lora_name", f"lora_name: {error}") from None
+    try:
         sha256 = checked_hash(body.sha256 or "")
     except ValueError as error:
-        raise invalid("sha256" if "sha256" in str(error) else "lora_name", f"lora_name: {error}") from None
+        raise invalid("sha256", str(error)) from None
+    exchange_of(request).details["adapter"] = name
     if name in state.names:
         raise invalid("lora_name", f"lora_name: {quoted(name)} is the name of the base model; choose another")
     home = home_of(state)
@@ -89,6 +93,7 @@ async def unloaded(request: Request) -> str:
     name = given("lora_name", body.lora_name)
     if not home_of(state).remove(name):
         raise not_found(f"lora_name: there is no adapter {quoted(name)}", "lora_name")
+    exchange_of(request).details["adapter"] = name
     return name
 
 

@@ -126,6 +126,15 @@ async def test_loads_and_unloads_answer_in_vllms_words(world):
     assert (await unload(world, "mine")).status == 404
 
 
+async def test_a_wrong_hash_is_named_and_the_log_has_the_adapters_name(world, caplog):
+    answer = await load(world, "mine", "style", sha256="x")
+    assert answer.json()["error"]["message"] == "sha256 must have 64 hexadecimal digits"
+    with caplog.at_level("INFO", "omniloop.access"):
+        await load(world, "mine", "style")
+        await unload(world, "mine")
+    assert caplog.text.count("adapter=mine") == 2
+
+
 async def test_sglangs_routes_list_what_is_loaded(world):
     answer = await load(world, "mine", str(world.folder / "spare"), "/load_lora_adapter")
     assert answer.json() == {"success": True, "loaded_adapters": {"mine": "spare", "tone": "tone"}}
