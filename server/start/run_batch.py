@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 import time
 from collections import Counter
@@ -24,7 +25,7 @@ from engine.device.host_memory import memory_limit
 from server.app import make_app
 from server.batches.files import Files
 from server.batches.folder import Folder
-from server.batches.lines import Rules, check_lines
+from server.batches.lines import Checked, Rules, check_lines
 from server.batches.records import BatchRecord
 from server.batches.run import Run
 from server.errors import ApiError
@@ -100,7 +101,7 @@ async def run_batch(config: Config, source: Path, target: Path, say: Say) -> int
     state = AppState(fitted(config, memory_limit()))
     make_app(state)
     rules = Rules("", lambda name: known(state, name), config.limits.max_request_bytes)
-    checked = check_lines(source, rules)
+    checked = check_files(source, target, rules)
     for problem in checked.problems:
         print(f"omniloop: {source.name}:{problem.line or 1}: {problem.message}", file=sys.stderr)
     if checked.problems:
@@ -113,6 +114,16 @@ async def run_batch(config: Config, source: Path, target: Path, say: Say) -> int
         return await answer(state, source, target, checked.total, say)
     finally:
         await lifespan.close()
+
+
+def check_files(source: Path, target: Path, rules: Rules) -> Checked:
+    """The lines of IN. Raises ConfigError if IN cannot be read, or OUT cannot be written."""
+    if target.is_dir() or not os.access(target.parent, os.W_OK):  # else the run would wait for its disk without end
+        raise ConfigError(f"-o {target}: no file can be written there; name a file in a folder of this user")
+    try:
+        return check_lines(source, rules)
+    except OSError as error:
+        raise ConfigError(f"-i {source}: {error.strerror}; name a file with a request in each line") from None
 
 
 def known(state: AppState, name: str | None) -> str:

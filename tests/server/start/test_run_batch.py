@@ -5,6 +5,7 @@ from __future__ import annotations
 import orjson
 import pytest
 
+from engine.base.errors import ConfigError
 from server.cli import main
 from server.start.run_batch import answer, run_batch
 from tests.server.conftest import config_of
@@ -51,6 +52,16 @@ async def test_a_wrong_file_is_named_by_line_before_anything_is_loaded(tmp_path,
 async def test_missing_files_and_wrong_flags_are_refused(words, capsys):
     assert main(["run-batch", *words]) == 2
     assert "omniloop:" in capsys.readouterr().err
+
+
+async def test_files_that_cannot_be_read_or_written_are_named_before_anything_is_loaded(tmp_path):
+    source = tmp_path / "in"
+    with pytest.raises(ConfigError, match=r"-i .*/in: No such file or directory; name a file"):
+        await run_batch(config_of(), source, tmp_path / "out", print)
+    source.write_bytes(lines(CHAT, [HELLO]))
+    for target in (tmp_path / "none" / "out", tmp_path):
+        with pytest.raises(ConfigError, match=r"-o .*: no file can be written there"):
+            await run_batch(config_of(), source, target, print)
 
 
 async def test_help_names_the_files(capsys):
