@@ -195,14 +195,14 @@ async def test_a_private_folder_ends_with_its_server(client):
 
 async def test_a_client_that_leaves_during_a_write_leaves_no_file(tmp_path, monkeypatch):
     files = Files(Folder(str(tmp_path)), 1 << 30, 1.0, ThreadPoolExecutor(2))
-    begun, gate, append = threading.Event(), threading.Event(), Upload._append
+    begun, gate, place_of = threading.Event(), threading.Event(), files.place_of
 
-    def slow(self, data):
+    def slow(name):
         begun.set()
         assert gate.wait(30)
-        append(self, data)
+        return place_of(name)
 
-    monkeypatch.setattr(Upload, "_append", slow)
+    monkeypatch.setattr(files, "place_of", slow)
 
     async def client():
         async with Upload(files, "key", "client") as upload:
