@@ -14,12 +14,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
 from engine.kernels.activation import Activation, glu, pointwise
 from engine.kernels.gemm.codes import Inputs
+from engine.kernels.gemm.epilogue import Unscaled
 from engine.kernels.gemm.quantise_floats import CodedRows
+from engine.kernels.moe.combine import Summands, combine, combine_then_norm
 from engine.kernels.moe.sort import Pairs
 from engine.kernels.moe.weight import ExpertsWeight
 
@@ -52,11 +55,52 @@ class ExpertsDelta(ABC):
     def add_to(self, y: Tensor, x: Tensor, low: Tensor | None, pairs: Pairs) -> None:
         """Adds the adapters' terms to y [pairs, out_features], in place; low: of `lowered`."""
 
-    def gated(self, halves: Tensor, x: Tensor, low: Tensor | None, pairs: Pairs, activation: Activation) -> Tensor:
-        """activate(gate, up) of halves [pairs, out_features] with the adapters' terms; may overwrite `halves`."""
+    def gated(
+        self, halves: Tensor, x: Tensor, low: Tensor | None, pairs: Pairs, activation: Activation, down: ExpertsDelta
+    ) -> tuple[Tensor, Tensor | None]:
+        """activate(gate, up) of halves [pairs, out_features] with the adapters' terms, and `lowered` of it by `down`,
+        the adapters of the next product; may overwrite `halves`."""
         if self.acts:
             self.add_to(halves, x, low, pairs)
-        return glu(halves, activation)
+        made = glu(halves, activation)
+        return made, down.lowered(made, pairs)
+
+    def summed(
+        self, made: Tensor, x: Tensor, low: Tensor | None, pairs: Pairs, sum_of: Summands, norm: NormOf | None
+    ) -> tuple[Tensor, Unscaled | None]:
+        """`add_to` made [T, top_k, out_features], which may be overwritten, and the sum of each token's experts
+        (kernels/moe/combine); with a norm of the sum, its prescaled rows if they are few."""
+        self.add_to(made.flatten(0, 1), x, low, pairs)
+        weights, shared, gate, residual, count = sum_of
+        if norm is None:
+            return combine(made, weights, shared, gate, residual, count), None
+        assert residual is not None, "a norm of the residual stream"
+        return residual, combine_then_norm(made, weights, shared, gate, residual, *norm, count)
+
+
+class NormOf(NamedTuple):
+    """The norm that a product reads."""
+
+    gain: Tensor
+    eps: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Terms:
+    """The adapters' terms of the second product, which are added with the sum of each token's experts."""
+
+    site: ExpertsDelta
+    x: Tensor  # [pairs, in_features]
+    low: Tensor | None  # `lowered` of x
+    pairs: Pairs
+
+    def add_to(self, made: Tensor) -> None:
+        """Adds them to made [T, top_k, out_features], in place."""
+        self.site.add_to(made.flatten(0, 1), self.x, self.low, self.pairs)
+
+    def summed(self, made: Tensor, sum_of: Summands, norm: NormOf | None = None) -> tuple[Tensor, Unscaled | None]:
+        """See ExpertsDelta."""
+        return self.site.summed(made, self.x, self.low, self.pairs, sum_of, norm)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,28 +147,38 @@ class AdaptedExperts(ExpertsWeight):
         assert isinstance(down, AdaptedExperts), "both products of a layer have places, or none"
         if not self.site.apart:
             return self.base.of_mlp(down.base, x, codes, pairs, activation, weights)
-        if weights is not None:  # the inputs of pairs differ from the rows of tokens
-            x = (x[:, None] * weights[..., None]).flatten(0, 1).to(x.dtype)
-        low = self.site.lowered(x, pairs)
-        return down._of_made(self.site.gated(self.base.halves(x, pairs), x, low, pairs, activation), pairs)
+        made, terms = self.apart(down, x, pairs, activation, weights, gated=True)
+        if terms is not None:
+            terms.add_to(made)
+        return made
 
     def of_ungated(self, down: ExpertsWeight, x: Tensor, pairs: Pairs, activation: Activation) -> Tensor:
         assert isinstance(down, AdaptedExperts), "both products of a layer have places, or none"
         if not self.site.apart:
             return self.base.of_ungated(down.base, x, pairs, activation)
+        made, terms = self.apart(down, x, pairs, activation, None, gated=False)
+        if terms is not None:
+            terms.add_to(made)
+        return made
+
+    def apart(
+        self, down: AdaptedExperts, x: Tensor, pairs: Pairs, activation: Activation, weights: Tensor | None, gated: bool
+    ) -> tuple[Tensor, Terms | None]:
+        """of_mlp, or of_ungated, without the adapters' terms of the second product, and these; None: no row has an
+        adapter."""
+        if weights is not None:  # the inputs of pairs differ from the rows of tokens
+            x = (x[:, None] * weights[..., None]).flatten(0, 1).to(x.dtype)
         low = self.site.lowered(x, pairs)
         made = self.base.halves(x, pairs)
-        if self.site.acts:
-            self.site.add_to(made, x, low, pairs)
-        return down._of_made(pointwise(made, activation), pairs)
-
-    def _of_made(self, made: Tensor, pairs: Pairs) -> Tensor:
-        """The second product of made [pairs, in_features], in the order of tokens -> [T, top_k, out_features]."""
-        low = self.site.lowered(made, pairs)
-        out = self.base.of_pairs(made if pairs.order is None else made.index_select(0, in_order(pairs)), pairs)
-        if self.site.acts:
-            self.site.add_to(out.flatten(0, 1), made, low, pairs)
-        return out
+        if gated:
+            made, low = self.site.gated(made, x, low, pairs, activation, down.site)
+        else:
+            if self.site.acts:
+                self.site.add_to(made, x, low, pairs)
+            made = pointwise(made, activation)
+            low = down.site.lowered(made, pairs)
+        out = down.base.of_pairs(made if pairs.order is None else made.index_select(0, in_order(pairs)), pairs)
+        return out, Terms(down.site, made, low, pairs) if self.site.acts else None
 
 
 def in_order(pairs: Pairs) -> Tensor:

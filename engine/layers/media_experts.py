@@ -110,5 +110,5 @@ class MediaExperts:
         assert isinstance(media, Mixture)
         assert text.weights is not None
         assert media.weights is not None
-        made = torch.where(of_media[:, :, None], media.made, text.made)
+        made = torch.where(of_media[:, :, None], media.whole(), text.whole())
         return Mixture(made, torch.where(of_media, media.weights, text.weights), text.shared, None, count)

@@ -15,7 +15,7 @@ have some of the experts: all ranks route alike, and the sum over k is a rank's 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -27,13 +27,13 @@ from engine.kernels.gemm.codes import Codes
 from engine.kernels.gemm.pack import Placement
 from engine.kernels.gemm.weight import Weight
 from engine.kernels.moe.capture import Capture
-from engine.kernels.moe.combine import combine, combine_then_norm
 from engine.kernels.moe.pack import pack_experts, pack_router
 from engine.kernels.moe.route import route
 from engine.kernels.moe.route_rows import route_of_normed
 from engine.kernels.moe.weight import ExpertsWeight
 from engine.layers.adapted_experts import AdaptedExperts, ExpertsDelta
 from engine.layers.linear import Linear
+from engine.layers.mixture import Latent, Mixture
 from engine.layers.mlp import mlp_of_width
 from engine.layers.norm import Normed, RMSNorm
 from engine.quant.base import UNQUANTISED, Quantised, Scheme, Stored
@@ -325,66 +325,18 @@ class SparseMLP:
         inner, first, second = rows, self.gate_up.weight, self.down.weight
         if self.latent_in is not None:
             inner = self.latent_in(rows)
-        if self.gate_up.is_gated:
+        terms = None
+        if isinstance(first, AdaptedExperts) and first.site.acts:
+            assert isinstance(second, AdaptedExperts), "both products of a layer have places, or none"
+            made, terms = first.apart(second, inner, pairs, self.activation, before, self.gate_up.is_gated)
+        elif self.gate_up.is_gated:
             made = first.of_mlp(second, inner, codes, pairs, self.activation, before)
         else:
             made = first.of_ungated(second, inner, pairs, self.activation)
         shared = None if self.shared is None else self.shared.of_rows(rows)
         if self.latent_out is not None:
-            return Latent(self.latent_out, combine(made, weights, None, None, None, count, own, held), shared)
+            mixture = Mixture(made, weights, None, None, count, own, held, terms)
+            return Latent(self.latent_out, mixture.value(), shared)
         if self.shared_gate is not None and gate is None:
             gate = self.shared_gate(rows)
-        return Mixture(made, weights, shared, gate, count, own, held)
-
-
-@dataclass(slots=True, eq=False)
-class Mixture:
-    """The experts' results of each token, not summed yet: an Addend."""
-
-    made: Tensor  # [T, top_k, hidden]
-    weights: Tensor | None  # [T, top_k] float32; None: the weights already multiplied the experts' inputs
-    shared: Tensor | None  # [T, hidden]
-    gate: Tensor | None  # [T, 1], of any dtype
-    count: Tensor | None  # [1] int32: rows from here on are padding
-    own: Tensor | None = None  # [T, top_k] int32: experts, of which this rank has those below `held`; None: all
-    held: int = 0
-
-    def value(self) -> Tensor:
-        return self._combined(None)
-
-    def add_to(self, residual: Tensor) -> None:
-        self._combined(residual)
-
-    def _combined(self, residual: Tensor | None) -> Tensor:
-        return combine(
-            self.made, self.weights, self.shared, self.gate, residual, self.count, chosen=self.own, held=self.held
-        )
-
-    def add_then(self, residual: Tensor, norm: RMSNorm) -> Normed:
-        assert self.own is None, "several ranks exchange their sums before the norm"
-        summed = self.made, self.weights, self.shared, self.gate
-        after = combine_then_norm(*summed, residual, norm.weight, norm.eps, self.count)
-        return Normed(norm, residual, after)
-
-
-@dataclass(slots=True, eq=False)
-class Latent:
-    """linear(rows) + shared, an Addend."""
-
-    linear: Linear
-    rows: Tensor  # [T, latent]: what a token's experts made
-    shared: Tensor | None  # [T, hidden]
-
-    def value(self) -> Tensor:
-        made = self.linear(self.rows)
-        return made if self.shared is None else made.add_(self.shared)
-
-    def add_to(self, residual: Tensor) -> None:
-        if self.shared is not None:
-            residual += self.shared
-        self.linear.add_to(residual, self.rows)
-
-    def add_then(self, residual: Tensor, norm: RMSNorm) -> Normed:
-        if self.shared is not None:
-            residual += self.shared
-        return self.linear.add_then(norm, residual, self.rows)
+        return Mixture(made, weights, shared, gate, count, own, held, terms)

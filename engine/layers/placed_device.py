@@ -17,21 +17,57 @@ from engine.device.accelerator import Branch
 from engine.kernels.activation import Activation
 from engine.kernels.gemm.epilogue import Unscaled
 from engine.kernels.gemm.weight import Weight
-from engine.kernels.lora.expand import blocks_of, empty_after, expand
+from engine.kernels.lora.ahead import Ahead, empty_ahead
+from engine.kernels.lora.expand import BLOCK_N, blocks_of, empty_after, expand
 from engine.kernels.lora.expand_gated import expand_gated
+from engine.kernels.lora.expand_summed import expand_summed, sums_at_once
 from engine.kernels.lora.matrices import PlaceMatrices, SiteShape
 from engine.kernels.lora.rows import FEW, INVARIANT_TILE, PlaceList, pair_list, place_list, tile_of
 from engine.kernels.lora.shrink import shrink
+from engine.kernels.moe.combine import Summands
 from engine.kernels.moe.sort import Pairs
 from engine.layers.adapted import AdaptedWeight, Delta
-from engine.layers.adapted_experts import ExpertsDelta
+from engine.layers.adapted_experts import ExpertsDelta, NormOf
+from engine.layers.norm import RMSNorm
+
+
+class Coming:
+    """A x that a kernel computed for the next layer (kernels/lora/ahead), and which layer is next."""
+
+    __slots__ = ("_made", "_readers")
+
+    def __init__(self) -> None:
+        self._made: tuple[Tensor, Ahead] | None = None  # the newest rows that a kernel made, and A x of their reader
+        self._readers: dict[int, tuple[Tensor, DevicePlaces]] = {}  # by the gain of the norm that a layer reads
+
+    def read_through(self, gain: Tensor, site: DevicePlaces) -> None:
+        """The layer of `site` reads the residual stream through the norm with this gain."""
+        self._readers[id(gain)] = gain, site
+
+    def reader_of(self, gain: Tensor) -> DevicePlaces | None:
+        """The layer that reads the residual stream through a norm."""
+        found = self._readers.get(id(gain))
+        return None if found is None else found[1]
+
+    def expect(self, x: Tensor, ahead: Ahead | None) -> None:
+        """A kernel made x, and A x for the layer that reads x next."""
+        self._made = None if ahead is None else (x, ahead)
+
+    def forget(self) -> None:
+        """Drops what no layer has read."""
+        self._made = None
+
+    def low_of(self, x: Tensor, shape: SiteShape) -> Tensor | None:
+        """A x of a layer. None: the kernel that made x has not computed it."""
+        found, self._made = self._made, None
+        return found[1].low if found is not None and found[0] is x and found[1].shape is shape else None
 
 
 class DeviceRows:
     """The place of each row of the current forward; a TokenAdapters (engine/layers/adapted.py)."""
 
     branches: ClassVar[bool] = True  # A x may run on another stream
-    __slots__ = ("_first", "_numbers", "_pairs", "_places", "invariant", "listed")
+    __slots__ = ("_first", "_numbers", "_pairs", "_places", "coming", "invariant", "listed")
 
     def __init__(self, places: int, invariant: bool, first: int = 0) -> None:
         """`invariant`: a row's bits do not depend on other rows, and the base's rows not on whether a row has an
@@ -39,6 +75,7 @@ class DeviceRows:
         self._places, self.invariant, self._first = places, invariant, first
         self._numbers: Tensor | None = None
         self._pairs: tuple[Tensor, PlaceList] | None = None  # the newest chosen experts, and the list of their pairs
+        self.coming = Coming()
         self.listed: PlaceList | None = None  # of the current forward; None: no row has an adapter
 
     def begin(self, numbers: Tensor | None, named: bool = True) -> None:
@@ -47,6 +84,7 @@ class DeviceRows:
     def _begin(self, places: Tensor | None) -> None:
         self._numbers = None if places is None else places.contiguous()
         self.listed = self._pairs = None
+        self.coming.forget()
         if self._numbers is not None:
             tile = INVARIANT_TILE if self.invariant else tile_of(len(self._numbers), self._places)
             self.listed = place_list(self._numbers, self._places, tile)
@@ -80,11 +118,12 @@ class DeviceItem:
     """The place of all rows of a tower's run, which encodes one item; an ItemAdapter (engine/models/base/model.py)."""
 
     branches: ClassVar[bool] = False
-    __slots__ = ("_device", "_lists", "_place", "_places", "invariant")
+    __slots__ = ("_device", "_lists", "_place", "_places", "coming", "invariant")
 
     def __init__(self, places: int, invariant: bool, device: str) -> None:
         self._places, self.invariant, self._device = places, invariant, device
         self._place = 0
+        self.coming = Coming()  # always empty: layers of towers compute A x themselves
         self._lists: dict[int, PlaceList] = {}  # of the current item, by number of rows
 
     @property
@@ -108,10 +147,12 @@ class DeviceItem:
 class DevicePlaces:
     """The places' matrices at one layer."""
 
-    __slots__ = ("_blocks", "_branch", "_matrices", "rows", "shape")
+    __slots__ = ("_blocks", "_branch", "_matrices", "following", "norm", "rows", "shape")
 
     def __init__(self, shape: SiteShape, rows: DeviceRows | DeviceItem) -> None:
         self.shape, self.rows = shape, rows
+        self.following: DevicePlaces | None = None  # reads what this layer makes
+        self.norm: RMSNorm | None = None  # only this layer reads the residual stream through it
         self._matrices: PlaceMatrices
         self._blocks: Tensor
         self._branch: Branch
@@ -120,6 +161,8 @@ class DevicePlaces:
         """Gives the site the memory of all places and a branch that all sites share, before the first forward."""
         self._matrices, self._branch = matrices, branch
         self._blocks = blocks_of(self.shape, matrices.values.device)
+        if self.norm is not None:
+            self.rows.coming.read_through(self.norm.weight, self)
 
     @property
     def acts(self) -> bool:
@@ -133,6 +176,13 @@ class DevicePlaces:
     def num_bytes(self) -> int:
         """The matrices are memory of the adapters part."""
         return 0
+
+    def _ahead(self, reader: DevicePlaces | None, width: int, made: PlaceList, rows: PlaceList) -> Ahead | None:
+        """Memory for A x of the layer that reads the `width` columns that this layer's kernel makes, or their norm.
+        made, rows: this kernel's list, and the reader's."""
+        if reader is None or reader.shape.in_features != width:
+            return None
+        return empty_ahead(reader.shape, rows, made, self._matrices, BLOCK_N)
 
 
 class DeviceSite(DevicePlaces, Delta):
@@ -155,32 +205,43 @@ class DeviceSite(DevicePlaces, Delta):
         listed = self.rows.listed_for(len(inputs))
         if listed.tile > 1 and not self._branches(listed):
             return None
-        return self._shrunk(inputs, listed, self._branch if listed.tile > 1 else None)
+        low = self.rows.coming.low_of(x if isinstance(x, Tensor) else x.rows, self.shape)
+        return low if low is not None else self._shrunk(inputs, listed, self._branch if listed.tile > 1 else None)
 
     def add_to(self, y: Tensor, x: Tensor | Unscaled, low: Tensor | None) -> None:
-        self._add(y, x, low, None)
+        self._add(y, x, low, None, None)
 
     def gated(self, halves: Tensor, x: Tensor | Unscaled, low: Tensor | None, activation: Activation) -> Tensor:
         if not self.acts or self.rows.invariant:  # rows of the base have the same bits in both cases
             return super().gated(halves, x, low, activation)
         terms, flat = self._terms(x, low), halves.view(-1, self.shape.width)
+        ahead = self._ahead(self.following, self.shape.width // 2, terms.listed, terms.listed)
         made = expand_gated(
-            flat, terms.low, self._matrices, self.shape, terms.listed, activation, terms.before, terms.joins
+            flat, terms.low, self._matrices, self.shape, terms.listed, activation, terms.before, terms.joins, ahead
         )
-        return made if halves.dim() == 2 else made.view(*halves.shape[:-1], -1)
+        made = made if halves.dim() == 2 else made.view(*halves.shape[:-1], -1)
+        self.rows.coming.expect(made, ahead)
+        return made
 
     def add_then_norm(self, y: Tensor, x: Tensor, low: Tensor | None, gain: Tensor, eps: float) -> Unscaled | None:
         if not self.acts:
             return None
         after = empty_after(y, gain, eps) if len(y) <= FEW and not self.rows.invariant else None
-        self._add(y, x, low, after)
+        if after is None:
+            self._add(y, x, low, None, None)
+            return None
+        listed = self.rows.listed_for(len(y))
+        ahead = self._ahead(self.rows.coming.reader_of(gain), y.shape[1], listed, listed)
+        self._add(y, x, low, after, ahead)
+        self.rows.coming.expect(after.rows, ahead)
         return after
 
-    def _add(self, y: Tensor, x: Tensor | Unscaled, low: Tensor | None, after: Unscaled | None) -> None:
+    def _add(
+        self, y: Tensor, x: Tensor | Unscaled, low: Tensor | None, after: Unscaled | None, ahead: Ahead | None
+    ) -> None:
         terms, flat = self._terms(x, low), y.view(-1, self.shape.width)
-        expand(
-            flat, terms.low, self._matrices, self.shape, terms.listed, self._blocks, terms.before, after, terms.joins
-        )
+        ours = terms.low, self._matrices, self.shape, terms.listed, self._blocks
+        expand(flat, *ours, terms.before, after, terms.joins, ahead)
 
     def _terms(self, x: Tensor | Unscaled, low: Tensor | None) -> Terms:
         """A x, made unless `low` is it."""
@@ -230,10 +291,32 @@ class DeviceExperts(DevicePlaces, ExpertsDelta):
         assert low is not None, "no row has an adapter"
         expand(y, low, self._matrices, self.shape, self._listed(pairs), self._blocks)
 
-    def gated(self, halves: Tensor, x: Tensor, low: Tensor | None, pairs: Pairs, activation: Activation) -> Tensor:
+    def gated(
+        self, halves: Tensor, x: Tensor, low: Tensor | None, pairs: Pairs, activation: Activation, down: ExpertsDelta
+    ) -> tuple[Tensor, Tensor | None]:
         if low is None or self.rows.invariant:  # rows of the base have the same bits in both cases
-            return super().gated(halves, x, low, pairs, activation)
-        return expand_gated(halves, low, self._matrices, self.shape, self._listed(pairs), activation)
+            return super().gated(halves, x, low, pairs, activation, down)
+        assert isinstance(down, DeviceExperts), "both products of a layer have places"
+        listed = self._listed(pairs)
+        ahead = self._ahead(down, self.shape.width // 2, listed, listed)
+        made = expand_gated(halves, low, self._matrices, self.shape, listed, activation, ahead=ahead)
+        return made, down.lowered(made, pairs) if ahead is None else ahead.low
+
+    def summed(
+        self, made: Tensor, x: Tensor, low: Tensor | None, pairs: Pairs, sum_of: Summands, norm: NormOf | None
+    ) -> tuple[Tensor, Unscaled | None]:
+        listed = self._listed(pairs)
+        if low is None or self.rows.invariant or not sums_at_once(listed, low):
+            return super().summed(made, x, low, pairs, sum_of, norm)
+        after, ahead, rows = None, None, self.rows.listed_for(len(made))
+        if norm is not None and sum_of.residual is not None and len(made) <= FEW:
+            after = empty_after(sum_of.residual, *norm)
+        if norm is not None and after is not None:
+            ahead = self._ahead(self.rows.coming.reader_of(norm.gain), made.shape[2], listed, rows)
+        out = expand_summed(made, low, self._matrices, self.shape, listed, sum_of, after, ahead)
+        if after is not None:
+            self.rows.coming.expect(after.rows, ahead)
+        return out, after
 
     def _listed(self, pairs: Pairs) -> PlaceList:
         assert isinstance(self.rows, DeviceRows), "experts are in decoders"

@@ -17,6 +17,7 @@ from engine.layers.adapted import Chosen, OwnAndNamed, OwnAndPlaced, Site, Token
 from engine.layers.embed import Head
 from engine.layers.linear import GatedLinear, Linear
 from engine.layers.moe import Experts
+from engine.layers.norm import RMSNorm
 from engine.layers.padded import PaddedGated, PaddedLinear
 from engine.layers.placed import ItemRows, PlacedExperts, PlacedSite, PlaceRows
 from engine.layers.placed_device import DeviceExperts, DeviceItem, DevicePlaces, DeviceRows, DeviceSite
@@ -78,7 +79,22 @@ def give_device_sites(model: Model, config: LoraConfig, invariant: bool) -> Devi
             own = decoder.of_items = items
         sites[path] = placed = DeviceSite(SiteShape(number, layer.in_features, layer.out_features), own)
         layer.site = OwnAndPlaced(layer.site, placed) if isinstance(layer.site, Site) else placed
+    _connect(decoder, sites)
     return sites
+
+
+def _connect(decoder: Decoder, sites: DeviceSites) -> None:
+    """Which layer reads what another layer makes, where a kernel of few rows may compute A x for it. A layer that reads
+    other rows after all computes A x itself."""
+    for number, layer in enumerate(decoder.layers):
+        norms = (("attention.qkv", layer.attention_norm), ("mlp.gate_up", getattr(layer, "mlp_norm", None)))
+        for path, norm in norms:
+            reader = sites.get(f"layers.{number}.{path}")
+            if reader is not None and isinstance(norm, RMSNorm):
+                reader.norm = norm
+        gate_up = sites.get(f"layers.{number}.mlp.gate_up")
+        if gate_up is not None:
+            gate_up.following = sites.get(f"layers.{number}.mlp.down")
 
 
 def with_own(decoder: Decoder, rows: TokenAdapters, config: LoraConfig) -> TokenAdapters:

@@ -1,7 +1,8 @@
 """Expand of a gated layer: out[row] = activate(gate + B low, up + B low), for rows with and without adapters.
 
 In: gate, then up, of the base, and `low` of kernels/lora/shrink. A program computes one tile of rows and one block of
-columns of the result. Users: engine/layers/placed_device, for gate and up of an MLP and of experts.
+columns of the result; of single rows also A x of the next layer (kernels/lora/ahead).
+Users: engine/layers/placed_device, for gate and up of an MLP and of experts.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from engine.kernels.activation import Activation, activate, activate_reference
 from engine.kernels.gemm.epilogue import Unscaled, padded
+from engine.kernels.lora.ahead import Ahead, ahead_constants, ahead_matrix, ahead_reference, write_ahead
 from engine.kernels.lora.expand import BLOCK_N, low_of, low_products, lows_of, matrix_at
 from engine.kernels.lora.matrices import PlaceMatrices, SiteShape, matrix_of
 from engine.kernels.lora.rows import PlaceList, block_of, multiply, rows_at, tile_at
@@ -19,9 +21,10 @@ from engine.kernels.room import empty_rows
 from engine.kernels.target import tl, triton
 
 
-@triton.jit(do_not_specialize=["rows", "parts", "site", "square_parts"])
+@triton.jit(do_not_specialize=["rows", "parts", "site", "square_parts", "next_site"])
 def expand_gated_kernel(
     out,  # [rows, width]
+    next_low,  # [num_blocks, rows, NEXT, RANK] float32: A x of the next layer, when NEXT
     halves,  # [rows, 2 * width]: gate, then up
     low,  # [parts, rows, pieces, RANK] float32, rows in the list's order
     values,  # [places, place_len]
@@ -39,6 +42,7 @@ def expand_gated_kernel(
     site,
     place_len,
     square_parts,
+    next_site,
     eps,
     ACT: tl.constexpr,
     TILE: tl.constexpr,
@@ -46,6 +50,8 @@ def expand_gated_kernel(
     BLOCK_N: tl.constexpr,
     LOWS: tl.constexpr,  # see expand_kernel
     PARTS: tl.constexpr,  # power of two >= square_parts; 0: x was not prescaled
+    NEXT: tl.constexpr,  # pieces of the next layer; 0: its A x is not computed
+    LINES: tl.constexpr,  # power of two >= NEXT * RANK
     EACH: tl.constexpr,  # see PlaceList
     OVERLAP: tl.constexpr,
 ):
@@ -64,6 +70,10 @@ def expand_gated_kernel(
         if TILE == 1:  # the adapter's matrices are weights
             gate = matrix_at(values, word, key, rank, 0, n, r, b_in, depth, 2 * width, pieces, experts, place_len)
             up = matrix_at(values, word, key, rank, width, n, r, b_in, depth, 2 * width, pieces, experts, place_len)
+            if NEXT:
+                ahead, lines_in = ahead_matrix(
+                    values, words, key, n, n_in, NEXT, width, experts, sites, next_site, place_len, RANK, LINES
+                )
             grid_wait(OVERLAP)
         at, outer = row.to(tl.int64)[:, None] * 2 * width + n[None, :], m_in[:, None] & n_in[None, :]
         gates = tl.load(halves + at, mask=outer, other=0.0).to(tl.float32)
@@ -83,24 +93,27 @@ def expand_gated_kernel(
                 LOWS, PARTS,
             )  # fmt: skip
             ups += multiply(sums.to(up.dtype), up)
-        made = activate(gates, ups, ACT)
+        made = activate(gates, ups, ACT).to(out.dtype.element_ty)
         to = row.to(tl.int64)[:, None] * width + n[None, :]
-        tl.store(out + to, made.to(out.dtype.element_ty), mask=outer)
+        tl.store(out + to, made, mask=outer)
+        if NEXT:
+            x = tl.where(outer, made, 0.0)
+            write_ahead(next_low, ahead, lines_in, x, tl.program_id(1), start, rows, NEXT, RANK, LINES)
 
 
 def expand_gated(
     halves: Tensor, low: Tensor, matrices: PlaceMatrices, shape: SiteShape, rows: PlaceList, activation: Activation,
-    before: Unscaled | None = None, joins: bool = False,
+    before: Unscaled | None = None, joins: bool = False, ahead: Ahead | None = None,
 ) -> Tensor:  # fmt: skip
     """halves [rows, 2 * width], contiguous; `low`: the result of `shrink` -> a new [rows, width]; `before`,
-    `joins`: see `expand`."""
+    `joins`: see `expand`; `ahead`: takes A x of the next layer, whose input is the result."""
     expanded = launch_expand_gated if halves.is_cuda else expand_gated_reference
-    return expanded(halves, low, matrices, shape, rows, activation, before, joins)
+    return expanded(halves, low, matrices, shape, rows, activation, before, joins, ahead)
 
 
 def launch_expand_gated(
     halves: Tensor, low: Tensor, matrices: PlaceMatrices, shape: SiteShape, rows: PlaceList, activation: Activation,
-    before: Unscaled | None = None, joins: bool = False,
+    before: Unscaled | None = None, joins: bool = False, ahead: Ahead | None = None,
 ) -> Tensor:  # fmt: skip
     """Launches the Triton kernel."""
     parts, count, pieces, rank = low.shape
@@ -112,19 +125,20 @@ def launch_expand_gated(
     square_parts = 0 if before is None else len(before.squares)
     tile = block_of(rows, rank)
     expand_gated_kernel[(len(rows.tiles), triton.cdiv(width, BLOCK_N))](
-        out, halves, low, matrices.values, matrices.words, rows.order, rows.tiles,
+        out, low if ahead is None else ahead.low, halves, low, matrices.values, matrices.words, rows.order, rows.tiles,
         low if before is None else before.squares, count, parts, pieces, shape.in_features, width, shape.experts,
         matrices.words.shape[1], shape.number, matrices.values.shape[1], square_parts,
-        0.0 if before is None else before.eps, ACT=int(activation), TILE=tile, RANK=rank, BLOCK_N=BLOCK_N,
-        LOWS=lows_of(parts, tile), PARTS=padded(square_parts, 1) if square_parts else 0, num_warps=4,
-        EACH=rows.each, num_stages=2, **launch_options(joins),
+        0 if ahead is None else ahead.shape.number, 0.0 if before is None else before.eps, ACT=int(activation),
+        TILE=tile, RANK=rank, BLOCK_N=BLOCK_N, LOWS=lows_of(parts, tile),
+        PARTS=padded(square_parts, 1) if square_parts else 0, num_warps=4, EACH=rows.each, num_stages=2,
+        **ahead_constants(ahead), **launch_options(joins),
     )  # fmt: skip
     return out
 
 
 def expand_gated_reference(
     halves: Tensor, low: Tensor, matrices: PlaceMatrices, shape: SiteShape, rows: PlaceList, activation: Activation,
-    before: Unscaled | None = None, joins: bool = False,
+    before: Unscaled | None = None, joins: bool = False, ahead: Ahead | None = None,
 ) -> Tensor:  # fmt: skip
     both = halves.float()
     for key, start, count in rows.tiles.tolist():
@@ -132,4 +146,6 @@ def expand_gated_reference(
         if found is not None:
             index = rows.order[start : start + count].long()
             both[index] += torch.cat(low_products(low, found, shape, index, start, before, halves.dtype), 1)
-    return activate_reference(both, activation).to(halves.dtype)
+    made = activate_reference(both, activation).to(halves.dtype)
+    ahead_reference(ahead, made, matrices)
+    return made

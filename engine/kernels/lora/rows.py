@@ -32,7 +32,8 @@ FEW_PAIRS = 512  # up to so many pairs are tiles of their own, because their exp
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlaceList:
-    """The rows of a forward by place; of few pairs: the places of the tokens, and the pairs' experts."""
+    """The rows of a forward by place; of few pairs: the places of the tokens, and the pairs' experts, except in
+    references, whose lists have all fields of tiles."""
 
     order: Tensor  # [rows] int32; when `each` [tokens] int32, places
     tiles: Tensor  # [num_tiles, 3] int32; when `each` [pairs] int32, experts
@@ -192,7 +193,7 @@ def pair_list_reference(
         return place_list_reference(keys, places * experts, INVARIANT_TILE)
     order = torch.arange(len(keys), dtype=torch.int32)
     tiles = torch.stack([keys, order, torch.ones_like(keys)], 1)
-    return PlaceList(order, tiles, INVARIANT_TILE if invariant else 1)
+    return PlaceList(order, tiles, INVARIANT_TILE if invariant else 1, chosen.shape[1])
 
 
 def place_list(numbers: Tensor, places: int, tile: int) -> PlaceList:

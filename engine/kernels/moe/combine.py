@@ -10,6 +10,8 @@ Users: engine/layers/moe.
 # ruff: noqa: PT018 (a launcher checks in few lines)
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -19,6 +21,16 @@ from engine.kernels.room import MAX_ROWS
 from engine.kernels.target import tl, triton
 
 BLOCK = 512  # columns per program
+
+
+class Summands(NamedTuple):
+    """What is added to the experts' results of each token, and their weights; see `combine`."""
+
+    weights: Tensor | None
+    shared: Tensor | None
+    gate: Tensor | None
+    residual: Tensor | None
+    live: Tensor | None  # `count`
 
 
 @triton.jit

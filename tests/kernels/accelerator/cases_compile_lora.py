@@ -5,6 +5,7 @@ import triton  # noqa: F401  (must precede the import of any kernel file)
 
 from engine.kernels.lora.expand import BLOCK_N, expand_kernel, lows_of
 from engine.kernels.lora.expand_gated import expand_gated_kernel
+from engine.kernels.lora.expand_summed import expand_summed_kernel
 from engine.kernels.lora.rows import BLOCK, pair_keys_kernel, place_list_kernel
 from engine.kernels.lora.shrink import columns_of, shrink_kernel
 from tests.kernels.accelerator.targets import cases, compiles
@@ -21,7 +22,13 @@ SHRINK = {
 OF_PLACES = {
     "low": "*fp32", "values": T, "words": "*i64", "order": "*i32", "tiles": "*i32", "squares": "*fp32", "rows": "i32",
     "parts": "i32", "pieces": "i32", "depth": "i32", "width": "i32", "experts": "i32", "sites": "i32", "site": "i32",
-    "place_len": "i32", "square_parts": "i32", "eps": "fp32",
+    "place_len": "i32", "square_parts": "i32", "eps": "fp32", "next_low": "*fp32", "next_site": "i32",
+}  # fmt: skip
+SUMMED = {
+    "out": T, "gained": T, "counted": "*fp32", "next_low": "*fp32", "made": T, "low": "*fp32", "values": T,
+    "words": "*i64", "numbers": "*i32", "chosen": "*i32", "weights": "*fp32", "residual": T, "gain": "*fp32",
+    "count": "*i32", "rows": "i32", "parts": "i32", "depth": "i32", "width": "i32", "experts": "i32", "sites": "i32",
+    "site": "i32", "place_len": "i32", "next_site": "i32",
 }  # fmt: skip
 EXPAND = {
     **OF_PLACES, "y": T, "gained": T, "counted": "*fp32", "blocks": "*i32", "gain": "*fp32",
@@ -33,8 +40,8 @@ KEYS = {
 }  # fmt: skip
 
 
-def blocks(tile):
-    return {"BLOCK_N": BLOCK_N, "LOWS": lows_of(16, tile)}
+def blocks(tile, ahead=0, rank=0):
+    return {"BLOCK_N": BLOCK_N, "LOWS": lows_of(16, tile), "NEXT": ahead, "LINES": max(1, 2 * rank * bool(ahead))}
 
 
 def shrinks(tile, rank):
@@ -62,6 +69,21 @@ KERNELS = {
             ("expand gated", expand_gated_kernel, GATED, {**blocks(tile), "ACT": 0, "PARTS": 64}, 2),
         )
     },
+    **{
+        f"{name}, then the next layer's A x": (
+            kernel, signature, {"TILE": 1, "RANK": 32, "EACH": 0, **constants, "OVERLAP": True},
+            {"num_warps": 4, "num_stages": 2},
+        )
+        for name, kernel, signature, constants in (
+            ("expand", expand_kernel, EXPAND, {**blocks(1, 2, 32), "AFTER": True, "PARTS": 0}),
+            ("expand gated", expand_gated_kernel, GATED, {**blocks(1, 1, 32), "ACT": 0, "PARTS": 0}),
+        )
+    },
+    "expand and sum of experts": (
+        expand_summed_kernel, SUMMED,
+        {"TOP_K": 4, "SLOTS": 4, "RANK": 32, "BLOCK_N": BLOCK_N, "LOWS": 64, "AFTER": True, "NEXT": 3, "LINES": 128,
+         "shared": None, "gate": None, "OVERLAP": True}, {"num_warps": 8},
+    ),
 }  # fmt: skip
 
 

@@ -101,7 +101,7 @@ async def test_kernels_of_steps_with_adapters_are_met_in_the_walk(case, met, tmp
             asked = [replace(each, lora=adapters[k % 3] if k % 4 else None) for k, each in enumerate(asked)]
             asked.append(replace(text_request([5] * length, 3, ignore_eos=True), lora=adapters[0]))
             await asyncio.gather(*(answer(served, each) for each in asked))
-    kind = "expand_gated_kernel" if case == "8b" else "pair_keys_kernel"
+    kind = "expand_gated_kernel" if case == "8b" else "expand_summed_kernel"
     assert {"shrink_kernel", "expand_kernel", kind} <= {name for name, *_ in met.at_start}
     assert not met.later
     assert not met.since

@@ -1,4 +1,5 @@
-"""Kernels of adapters in the interpreter against their references: lists of rows, both halves of the product."""
+"""Kernels of adapters in the interpreter against their references: lists of rows, both halves of the product, and
+kernels that also compute the next layer's first half."""
 
 from dataclasses import replace
 
@@ -9,8 +10,10 @@ import triton  # noqa: F401  (must precede the import of any kernel file; TRITON
 from engine.kernels.activation import Activation, activate_reference
 from engine.kernels.gemm.epilogue import Unscaled
 from engine.kernels.lora import rows as lists
+from engine.kernels.lora.ahead import empty_ahead
 from engine.kernels.lora.expand import blocks_of, empty_after, expand_reference, launch_expand
 from engine.kernels.lora.expand_gated import expand_gated_reference, launch_expand_gated
+from engine.kernels.lora.expand_summed import Summands, expand_summed_reference, launch_expand_summed, sums_at_once
 from engine.kernels.lora.matrices import SiteShape
 from engine.kernels.lora.rows import launch_pair_list, launch_place_list, pair_list_reference, place_list_reference
 from engine.kernels.lora.shrink import launch_shrink, shrink_reference
@@ -116,3 +119,99 @@ def test_products_of_experts(by_token, few, monkeypatch):
     torch.testing.assert_close(*made, rtol=1e-4, atol=1e-4)
     adapted = (numbers.repeat_interleave(top_k) > 0) & (numbers.repeat_interleave(top_k) != 2) & (chosen.flatten() < 6)
     assert torch.equal((made[0] != y).any(1), adapted)
+
+
+def close_where_written(got, want, rank_of_row):
+    """Sums over the blocks of `low`; rows without an adapter, and ranks behind an adapter's own, are not written."""
+    for row, rank in enumerate(rank_of_row):
+        torch.testing.assert_close(got[:, row, :, :rank].sum(0), want[:, row, :, :rank].sum(0), rtol=1e-4, atol=1e-4)
+
+
+def ranks_of(numbers, site):
+    """The rank at a site of each row's adapter, in a place."""
+    return [{0: 0, 1: 16, 2: 0 if site else 16, 4: 48, 5: 16}[number] for number in numbers.tolist()]
+
+
+@pytest.mark.parametrize("act", [Activation.SILU, Activation.CLAMPED_SWIGLU])
+def test_a_gated_product_computes_the_next_layers_low(act):
+    gated, after = SiteShape(1, 96, (70, 70)), SiteShape(2, 70, (50, 30))
+    shapes = [SHAPES[0], gated, after]
+    matrices, draw, numbers = (
+        filled(torch.float32, shapes=shapes),
+        torch.Generator().manual_seed(5),
+        numbers_of(8, "drawn"),
+    )
+    x, halves = (torch.randn(8, width, generator=draw) for width in (96, 140))
+    listed, made = launch_place_list(numbers, 5, 1), []
+    for down, both in ((launch_shrink, launch_expand_gated), (shrink_reference, expand_gated_reference)):
+        ahead = empty_ahead(after, listed, listed, matrices, 64)
+        assert ahead is not None
+        low = down(x, matrices, gated, listed, False)
+        rows = both(halves, low, matrices, gated, listed, act, ahead=ahead)
+        made.append((rows, ahead.low))
+    torch.testing.assert_close(made[0][0], made[1][0], rtol=1e-4, atol=1e-4)
+    close_where_written(made[0][1], made[1][1], ranks_of(numbers, 2))
+
+
+def test_a_product_before_a_norm_computes_the_low_of_the_layer_behind():
+    behind = SiteShape(0, 130, (72, 40, 40))
+    shapes = [behind, SHAPES[1], EXPERTS]
+    matrices, draw, numbers = (
+        filled(torch.float32, shapes=shapes),
+        torch.Generator().manual_seed(6),
+        numbers_of(7, "drawn"),
+    )
+    x, y, gain = (
+        torch.randn(7, 96, generator=draw),
+        torch.randn(7, 130, generator=draw),
+        torch.rand(130, generator=draw),
+    )
+    listed, blocks, made = launch_place_list(numbers, 5, 1), blocks_of(SHAPES[1], "cpu"), []
+    for down, up in ((launch_shrink, launch_expand), (shrink_reference, expand_reference)):
+        own, after, ahead = y.clone(), empty_after(y, gain, 1e-5), empty_ahead(behind, listed, listed, matrices, 64)
+        assert ahead is not None
+        low = down(x, matrices, SHAPES[1], listed, False)
+        up(own, low, matrices, SHAPES[1], listed, blocks, None, after, ahead=ahead)
+        made.append((own, ahead.low))
+    torch.testing.assert_close(made[0][0], made[1][0], rtol=1e-4, atol=1e-4)
+    close_where_written(made[0][1], made[1][1], ranks_of(numbers, 0))
+
+
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize(("tokens", "top_k"), [(1, 3), (6, 2)])
+def test_the_second_product_of_experts_is_summed_at_once(tokens, top_k, plain):
+    """As expand, then combine: with a shared expert, padding rows whose memory holds NaN, and the norm behind."""
+    behind, down_site = SiteShape(1, 96, (72, 40)), SiteShape(2, 64, (96,), experts=6)
+    matrices = filled(torch.float32, shapes=[SHAPES[0], behind, down_site])
+    draw = torch.Generator().manual_seed(tokens)
+    chosen, numbers = torch.randint(0, 7, (tokens, top_k), generator=draw).int(), numbers_of(tokens, "drawn")
+    numbers[0] = 4
+    x, made = torch.randn(tokens * top_k, 64, generator=draw), torch.randn(tokens, top_k, 96, generator=draw)
+    weights, residual = torch.rand(tokens, top_k, generator=draw), torch.randn(tokens, 96, generator=draw)
+    shared, gate, gain = torch.randn(tokens, 96), torch.randn(tokens, 1), torch.rand(96)
+    count = torch.tensor([tokens - (tokens > 1)], dtype=torch.int32)
+    made[count:] = float("nan")
+    chosen[count:] = 6
+    rows, found = launch_place_list(numbers, 5, 1), []
+    got, want = launch_pair_list(numbers, chosen, 5, 6), pair_list_reference(numbers, chosen, 5, 6)
+    for listed, down, both in (
+        (got, launch_shrink, launch_expand_summed), (want, shrink_reference, expand_summed_reference),
+    ):  # fmt: skip
+        listed = replace(listed, settled=True)
+        low = down(x, matrices, down_site, listed, False)
+        assert sums_at_once(replace(listed, each=top_k), low)
+        if plain:
+            found.append((both(made, low, matrices, down_site, listed, Summands(None, None, None, None, count)),))
+            continue
+        after = empty_after(residual, gain, 1e-5)
+        ahead = empty_ahead(behind, rows, listed, matrices, 64)
+        assert after is not None
+        assert ahead is not None
+        sum_of = Summands(weights, shared, gate, residual.clone(), count)
+        out = both(made, low, matrices, down_site, listed, sum_of, after, ahead)
+        assert out is sum_of.residual
+        found.append((out, after.rows, after.squares.sum(0), ahead.low))
+    for one, other in zip(found[0][:3], found[1][:3]):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    if not plain:
+        close_where_written(found[0][3], found[1][3], ranks_of(numbers, 1))
