@@ -17,11 +17,11 @@ from engine.device.accelerator import Branch
 from engine.kernels.activation import Activation
 from engine.kernels.gemm.epilogue import Unscaled
 from engine.kernels.gemm.weight import Weight
-from engine.kernels.lora.ahead import Ahead, empty_ahead
 from engine.kernels.lora.expand import BLOCK_N, blocks_of, empty_after, expand
 from engine.kernels.lora.expand_gated import expand_gated
 from engine.kernels.lora.expand_summed import expand_summed, sums_at_once
 from engine.kernels.lora.matrices import PlaceMatrices, SiteShape
+from engine.kernels.lora.next_low import NextLow, empty_next_low
 from engine.kernels.lora.rows import FEW, INVARIANT_TILE, PlaceList, pair_list, place_list, tile_of
 from engine.kernels.lora.shrink import shrink
 from engine.kernels.moe.combine import Summands
@@ -32,12 +32,12 @@ from engine.layers.norm import RMSNorm
 
 
 class Coming:
-    """A x that a kernel computed for the next layer (kernels/lora/ahead), and which layer is next."""
+    """A x that a kernel computed for the next layer (kernels/lora/next_low), and which layer is next."""
 
     __slots__ = ("_made", "_readers")
 
     def __init__(self) -> None:
-        self._made: tuple[Tensor, Ahead] | None = None  # the newest rows that a kernel made, and A x of their reader
+        self._made: tuple[Tensor, NextLow] | None = None  # the newest rows that a kernel made, and A x of their reader
         self._readers: dict[int, tuple[Tensor, DevicePlaces]] = {}  # by the gain of the norm that a layer reads
 
     def read_through(self, gain: Tensor, site: DevicePlaces) -> None:
@@ -49,9 +49,9 @@ class Coming:
         found = self._readers.get(id(gain))
         return None if found is None else found[1]
 
-    def expect(self, x: Tensor, ahead: Ahead | None) -> None:
+    def expect(self, x: Tensor, next_low: NextLow | None) -> None:
         """A kernel made x, and A x for the layer that reads x next."""
-        self._made = None if ahead is None else (x, ahead)
+        self._made = None if next_low is None else (x, next_low)
 
     def forget(self) -> None:
         """Drops what no layer has read."""
@@ -177,12 +177,12 @@ class DevicePlaces:
         """The matrices are memory of the adapters part."""
         return 0
 
-    def _ahead(self, reader: DevicePlaces | None, width: int, made: PlaceList, rows: PlaceList) -> Ahead | None:
+    def _next_low(self, reader: DevicePlaces | None, width: int, made: PlaceList, rows: PlaceList) -> NextLow | None:
         """Memory for A x of the layer that reads the `width` columns that this layer's kernel makes, or their norm.
         made, rows: this kernel's list, and the reader's."""
         if reader is None or reader.shape.in_features != width:
             return None
-        return empty_ahead(reader.shape, rows, made, self._matrices, BLOCK_N)
+        return empty_next_low(reader.shape, rows, made, self._matrices, BLOCK_N)
 
 
 class DeviceSite(DevicePlaces, Delta):
@@ -215,12 +215,12 @@ class DeviceSite(DevicePlaces, Delta):
         if not self.acts or self.rows.invariant:  # rows of the base have the same bits in both cases
             return super().gated(halves, x, low, activation)
         terms, flat = self._terms(x, low), halves.view(-1, self.shape.width)
-        ahead = self._ahead(self.following, self.shape.width // 2, terms.listed, terms.listed)
+        next_low = self._next_low(self.following, self.shape.width // 2, terms.listed, terms.listed)
         made = expand_gated(
-            flat, terms.low, self._matrices, self.shape, terms.listed, activation, terms.before, terms.joins, ahead
+            flat, terms.low, self._matrices, self.shape, terms.listed, activation, terms.before, terms.joins, next_low
         )
         made = made if halves.dim() == 2 else made.view(*halves.shape[:-1], -1)
-        self.rows.coming.expect(made, ahead)
+        self.rows.coming.expect(made, next_low)
         return made
 
     def add_then_norm(self, y: Tensor, x: Tensor, low: Tensor | None, gain: Tensor, eps: float) -> Unscaled | None:
@@ -231,17 +231,17 @@ class DeviceSite(DevicePlaces, Delta):
             self._add(y, x, low, None, None)
             return None
         listed = self.rows.listed_for(len(y))
-        ahead = self._ahead(self.rows.coming.reader_of(gain), y.shape[1], listed, listed)
-        self._add(y, x, low, after, ahead)
-        self.rows.coming.expect(after.rows, ahead)
+        next_low = self._next_low(self.rows.coming.reader_of(gain), y.shape[1], listed, listed)
+        self._add(y, x, low, after, next_low)
+        self.rows.coming.expect(after.rows, next_low)
         return after
 
     def _add(
-        self, y: Tensor, x: Tensor | Unscaled, low: Tensor | None, after: Unscaled | None, ahead: Ahead | None
+        self, y: Tensor, x: Tensor | Unscaled, low: Tensor | None, after: Unscaled | None, next_low: NextLow | None
     ) -> None:
         terms, flat = self._terms(x, low), y.view(-1, self.shape.width)
         ours = terms.low, self._matrices, self.shape, terms.listed, self._blocks
-        expand(flat, *ours, terms.before, after, terms.joins, ahead)
+        expand(flat, *ours, terms.before, after, terms.joins, next_low)
 
     def _terms(self, x: Tensor | Unscaled, low: Tensor | None) -> Terms:
         """A x, made unless `low` is it."""
@@ -298,9 +298,9 @@ class DeviceExperts(DevicePlaces, ExpertsDelta):
             return super().gated(halves, x, low, pairs, activation, down)
         assert isinstance(down, DeviceExperts), "both products of a layer have places"
         listed = self._listed(pairs)
-        ahead = self._ahead(down, self.shape.width // 2, listed, listed)
-        made = expand_gated(halves, low, self._matrices, self.shape, listed, activation, ahead=ahead)
-        return made, down.lowered(made, pairs) if ahead is None else ahead.low
+        next_low = self._next_low(down, self.shape.width // 2, listed, listed)
+        made = expand_gated(halves, low, self._matrices, self.shape, listed, activation, next_low=next_low)
+        return made, down.lowered(made, pairs) if next_low is None else next_low.low
 
     def summed(
         self, made: Tensor, x: Tensor, low: Tensor | None, pairs: Pairs, sum_of: Summands, norm: NormOf | None
@@ -308,14 +308,14 @@ class DeviceExperts(DevicePlaces, ExpertsDelta):
         listed = self._listed(pairs)
         if low is None or self.rows.invariant or not sums_at_once(listed, low):
             return super().summed(made, x, low, pairs, sum_of, norm)
-        after, ahead, rows = None, None, self.rows.listed_for(len(made))
+        after, next_low, rows = None, None, self.rows.listed_for(len(made))
         if norm is not None and sum_of.residual is not None and len(made) <= FEW:
             after = empty_after(sum_of.residual, *norm)
         if norm is not None and after is not None:
-            ahead = self._ahead(self.rows.coming.reader_of(norm.gain), made.shape[2], listed, rows)
-        out = expand_summed(made, low, self._matrices, self.shape, listed, sum_of, after, ahead)
+            next_low = self._next_low(self.rows.coming.reader_of(norm.gain), made.shape[2], listed, rows)
+        out = expand_summed(made, low, self._matrices, self.shape, listed, sum_of, after, next_low)
         if after is not None:
-            self.rows.coming.expect(after.rows, ahead)
+            self.rows.coming.expect(after.rows, next_low)
         return out, after
 
     def _listed(self, pairs: Pairs) -> PlaceList:

@@ -15,6 +15,8 @@ MIXED_LIMIT = 2048  # tokens; longer steps run eagerly, because launches are a s
 # Sizes of mixed graphs as (up to so many tokens, increment). Products are cut into tiles of 128 rows (64 if small): on
 # an 8B model 512 tokens took 0.8 ms longer in a graph of 528 than in a graph of 512. At most 12 % of a step is padding.
 MIXED_STEPS = ((256, 16), (512, 32), (1024, 64), (MIXED_LIMIT, 128), (4096, 256), (8192, 512), (16384, 1024))
+# Sizes of another forward's graphs, which a start records besides those above: two in each doubling.
+COARSE = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 # Text encoders are small models with long steps. For a step of 16,384 tokens the host needed 11 ms for 150 launches,
 # the device only 7 ms for the work, so graphs pay off even for long steps.
 ENCODER_LIMIT = MIXED_STEPS[-1][0]
@@ -68,19 +70,18 @@ def decode_sizes(max_rows: int, chosen: tuple[int, ...] = ()) -> list[int]:
 
 
 def fewer_decode_sizes(max_rows: int, chosen: tuple[int, ...] = ()) -> list[int]:
-    """Numbers of rows with a decode graph of another forward: 1, 2, 4, 8, 16, then multiples of 32; or the operator's
-    list."""
+    """Numbers of rows with a decode graph of another forward: 1, 2, 4, 8, 16, then COARSE; or the operator's list."""
     sizes = decode_sizes(max_rows, chosen)
-    return sizes if chosen else [size for size in sizes if size <= 16 or size % 32 == 0 or size == max_rows]
+    return sizes if chosen else [size for size in sizes if size in (1, 2, 4, 8, *COARSE, max_rows)]
 
 
 def fewer_mixed_sizes(most: int) -> list[int]:
-    """Numbers of tokens with a mixed graph of another forward: about half of `mixed_sizes`, at most 20 % of a step is
-    padding if it has more than 64 tokens."""
+    """Numbers of tokens with a mixed graph of another forward: COARSE, then sizes of which at most 20 % is padding,
+    because products of more tokens take time for each token."""
     found: list[int] = []
     sizes = mixed_sizes(most)
     for size, smaller in zip(reversed(sizes), [*reversed(sizes[:-1]), 0]):
-        if not found or size <= 64 or 4 * found[-1] > 5 * (smaller + 1):
+        if not found or (size in COARSE if size <= COARSE[-1] else 4 * found[-1] > 5 * (smaller + 1)):
             found.append(size)
     return found[::-1]
 

@@ -8,6 +8,8 @@ from engine.step.sizes import (
     ENCODER_LIMIT,
     MIXED_LIMIT,
     decode_sizes,
+    fewer_decode_sizes,
+    fewer_mixed_sizes,
     mixed_sizes,
     one_size_per_doubling,
     sizes_for_other_kernels,
@@ -28,6 +30,23 @@ def test_the_most_that_a_step_can_have_is_a_size():
         sizes = mixed_sizes(most)
         assert sizes == sorted(set(sizes))
         assert sizes[-1] == most
+
+
+@pytest.mark.parametrize(("most", "count"), [(2048, 17), (1000, 14), (500, 10), (20, 2)])
+def test_another_forward_has_few_mixed_sizes(most, count):
+    """A start records a second graph at each of them."""
+    sizes = fewer_mixed_sizes(most)
+    assert len(sizes) == count
+    assert set(sizes) <= set(mixed_sizes(most))
+    assert sizes[-1] == most
+    for smaller, larger in itertools.pairwise(sizes):
+        assert larger <= (2 if larger <= 32 else 1.5 if larger <= 512 else 1.25) * (smaller + 1)
+
+
+def test_another_forward_has_few_decode_sizes():
+    assert fewer_decode_sizes(256) == [1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256]
+    assert fewer_decode_sizes(20) == [1, 2, 4, 8, 16, 20]
+    assert fewer_decode_sizes(20, (3, 7)) == [3, 7]
 
 
 def test_decode_sizes_are_the_operators_choice_where_there_is_one():

@@ -4,7 +4,7 @@ In: `low` of kernels/lora/shrink, whose parts are added in their order and round
 program computes one tile of rows and one block of columns, which lies in one piece of the layer; so no two programs
 write the same values. If x was prescaled for a norm (gemm/epilogue.Unscaled), `low` is divided by the root mean square
 here. If a norm follows the sum, the kernel also writes the prescaled rows of all rows, so that the norm needs no
-kernel; of single rows it also computes A x of the layer behind the norm (kernels/lora/ahead).
+kernel; of single rows it also computes A x of the layer behind the norm (kernels/lora/next_low).
 Users: engine/layers/placed_device.
 """
 
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from engine.kernels.gemm.epilogue import Unscaled, empty_unscaled, padded, squares_of
-from engine.kernels.lora.ahead import Ahead, ahead_constants, ahead_matrix, ahead_reference, write_ahead
 from engine.kernels.lora.matrices import PlaceMatrices, SiteShape, matrix_of
+from engine.kernels.lora.next_low import NextLow, next_constants, next_low_reference, next_matrix, write_next_low
 from engine.kernels.lora.rows import PlaceList, block_of, multiply, rows_at, tile_at
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import tl, triton
@@ -109,7 +109,7 @@ def expand_kernel(
         b_in = r_in[:, None] & n_in[None, :]
         matrix = matrix_at(values, word, key, rank, 0, n, r, b_in, depth, width, pieces, experts, place_len)
         if NEXT:
-            ahead, lines_in = ahead_matrix(
+            next_a, lines_in = next_matrix(
                 values, words, key, n, n_in, NEXT, width, 1, sites, next_site, place_len, RANK, LINES
             )
         if TILE == 1:  # the adapter's matrices are weights
@@ -129,7 +129,7 @@ def expand_kernel(
             scaled = (written * gains[None, :]).to(y.dtype.element_ty)
             tl.store(gained + at, scaled, mask=outer)
             if NEXT:
-                write_ahead(next_low, ahead, lines_in, scaled, block, start, rows, NEXT, RANK, LINES)
+                write_next_low(next_low, next_a, lines_in, scaled, block, start, rows, NEXT, RANK, LINES)
 
 
 def lows_of(parts: int, tile: int) -> int:
@@ -148,15 +148,15 @@ def blocks_of(shape: SiteShape, device: torch.device | str) -> Tensor:
 
 def expand(
     y: Tensor, low: Tensor, matrices: PlaceMatrices, shape: SiteShape, rows: PlaceList, blocks: Tensor,
-    before: Unscaled | None = None, after: Unscaled | None = None, joins: bool = False, ahead: Ahead | None = None,
+    before: Unscaled | None = None, after: Unscaled | None = None, joins: bool = False, next_low: NextLow | None = None,
 ) -> None:  # fmt: skip
     """Adds to y [rows, out_features], contiguous, in place; `low`: the result of `shrink`; `blocks`: of blocks_of.
 
     before: the prescaled rows of which `low` was made. after: takes y's prescaled rows, for the norm that follows.
-    joins: `low` comes from another stream. ahead: takes A x of the layer behind that norm.
+    joins: `low` comes from another stream. next_low: takes A x of the layer behind that norm.
     """
     expanded = launch_expand if y.is_cuda else expand_reference
-    expanded(y, low, matrices, shape, rows, blocks, before, after, joins, ahead)
+    expanded(y, low, matrices, shape, rows, blocks, before, after, joins, next_low)
 
 
 def empty_after(y: Tensor, gain: Tensor, eps: float) -> Unscaled | None:
@@ -166,31 +166,31 @@ def empty_after(y: Tensor, gain: Tensor, eps: float) -> Unscaled | None:
 
 def launch_expand(
     y: Tensor, low: Tensor, matrices: PlaceMatrices, shape: SiteShape, rows: PlaceList, blocks: Tensor,
-    before: Unscaled | None = None, after: Unscaled | None = None, joins: bool = False, ahead: Ahead | None = None,
+    before: Unscaled | None = None, after: Unscaled | None = None, joins: bool = False, next_low: NextLow | None = None,
 ) -> None:  # fmt: skip
     """Launches the Triton kernel."""
     parts, count, pieces, rank = low.shape
     assert rows.settled, "shrink has read the list"
     assert y.is_contiguous(), "y is contiguous"
     assert y.shape == (count, shape.width), f"y has the shape {tuple(y.shape)}"
-    assert ahead is None or (after is not None and shape.experts == 1), "A x of prescaled rows of tokens"
+    assert next_low is None or (after is not None and shape.experts == 1), "A x of prescaled rows of tokens"
     square_parts = 0 if before is None else len(before.squares)
     tile = block_of(rows, rank)
     expand_kernel[(len(rows.tiles), len(blocks))](
         y, y if after is None else after.rows, low if after is None else after.squares,
-        low if ahead is None else ahead.low, low, matrices.values, matrices.words, rows.order, rows.tiles, blocks,
+        low if next_low is None else next_low.low, low, matrices.values, matrices.words, rows.order, rows.tiles, blocks,
         low if after is None else after.gain, low if before is None else before.squares, count, parts, pieces,
         shape.in_features, y.shape[1], shape.experts, matrices.words.shape[1], shape.number, matrices.values.shape[1],
-        square_parts, 0 if ahead is None else ahead.shape.number, 0.0 if before is None else before.eps, TILE=tile,
-        RANK=rank, BLOCK_N=BLOCK_N, LOWS=lows_of(parts, tile), AFTER=after is not None,
+        square_parts, 0 if next_low is None else next_low.shape.number, 0.0 if before is None else before.eps,
+        TILE=tile, RANK=rank, BLOCK_N=BLOCK_N, LOWS=lows_of(parts, tile), AFTER=after is not None,
         PARTS=padded(square_parts, 1) if square_parts else 0, num_warps=4, EACH=rows.each, num_stages=2,
-        **ahead_constants(ahead), **launch_options(joins),
+        **next_constants(next_low), **launch_options(joins),
     )  # fmt: skip
 
 
 def expand_reference(
     y: Tensor, low: Tensor, matrices: PlaceMatrices, shape: SiteShape, rows: PlaceList, blocks: Tensor,
-    before: Unscaled | None = None, after: Unscaled | None = None, joins: bool = False, ahead: Ahead | None = None,
+    before: Unscaled | None = None, after: Unscaled | None = None, joins: bool = False, next_low: NextLow | None = None,
 ) -> None:  # fmt: skip
     for key, start, count in rows.tiles.tolist():
         found = matrix_of(matrices, key, shape)
@@ -203,7 +203,7 @@ def expand_reference(
         wide = torch.nn.functional.pad(y.float(), (0, -y.shape[1] % BLOCK_N)).unflatten(1, (-1, BLOCK_N))
         after.squares.copy_(wide.square().sum(2).T)
         after.rows.copy_(y.float() * after.gain)
-        ahead_reference(ahead, after.rows, matrices)
+        next_low_reference(next_low, after.rows, matrices)
 
 
 def low_products(

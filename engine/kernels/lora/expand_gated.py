@@ -1,7 +1,7 @@
 """Expand of a gated layer: out[row] = activate(gate + B low, up + B low), for rows with and without adapters.
 
 In: gate, then up, of the base, and `low` of kernels/lora/shrink. A program computes one tile of rows and one block of
-columns of the result; of single rows also A x of the next layer (kernels/lora/ahead).
+columns of the result; of single rows also A x of the next layer (kernels/lora/next_low).
 Users: engine/layers/placed_device, for gate and up of an MLP and of experts.
 """
 
@@ -12,9 +12,9 @@ from torch import Tensor
 
 from engine.kernels.activation import Activation, activate, activate_reference
 from engine.kernels.gemm.epilogue import Unscaled, padded
-from engine.kernels.lora.ahead import Ahead, ahead_constants, ahead_matrix, ahead_reference, write_ahead
 from engine.kernels.lora.expand import BLOCK_N, low_of, low_products, lows_of, matrix_at
 from engine.kernels.lora.matrices import PlaceMatrices, SiteShape, matrix_of
+from engine.kernels.lora.next_low import NextLow, next_constants, next_low_reference, next_matrix, write_next_low
 from engine.kernels.lora.rows import PlaceList, block_of, multiply, rows_at, tile_at
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.room import empty_rows
@@ -71,7 +71,7 @@ def expand_gated_kernel(
             gate = matrix_at(values, word, key, rank, 0, n, r, b_in, depth, 2 * width, pieces, experts, place_len)
             up = matrix_at(values, word, key, rank, width, n, r, b_in, depth, 2 * width, pieces, experts, place_len)
             if NEXT:
-                ahead, lines_in = ahead_matrix(
+                next_a, lines_in = next_matrix(
                     values, words, key, n, n_in, NEXT, width, experts, sites, next_site, place_len, RANK, LINES
                 )
             grid_wait(OVERLAP)
@@ -98,22 +98,22 @@ def expand_gated_kernel(
         tl.store(out + to, made, mask=outer)
         if NEXT:
             x = tl.where(outer, made, 0.0)
-            write_ahead(next_low, ahead, lines_in, x, tl.program_id(1), start, rows, NEXT, RANK, LINES)
+            write_next_low(next_low, next_a, lines_in, x, tl.program_id(1), start, rows, NEXT, RANK, LINES)
 
 
 def expand_gated(
     halves: Tensor, low: Tensor, matrices: PlaceMatrices, shape: SiteShape, rows: PlaceList, activation: Activation,
-    before: Unscaled | None = None, joins: bool = False, ahead: Ahead | None = None,
+    before: Unscaled | None = None, joins: bool = False, next_low: NextLow | None = None,
 ) -> Tensor:  # fmt: skip
     """halves [rows, 2 * width], contiguous; `low`: the result of `shrink` -> a new [rows, width]; `before`,
-    `joins`: see `expand`; `ahead`: takes A x of the next layer, whose input is the result."""
+    `joins`: see `expand`; `next_low`: takes A x of the next layer, whose input is the result."""
     expanded = launch_expand_gated if halves.is_cuda else expand_gated_reference
-    return expanded(halves, low, matrices, shape, rows, activation, before, joins, ahead)
+    return expanded(halves, low, matrices, shape, rows, activation, before, joins, next_low)
 
 
 def launch_expand_gated(
     halves: Tensor, low: Tensor, matrices: PlaceMatrices, shape: SiteShape, rows: PlaceList, activation: Activation,
-    before: Unscaled | None = None, joins: bool = False, ahead: Ahead | None = None,
+    before: Unscaled | None = None, joins: bool = False, next_low: NextLow | None = None,
 ) -> Tensor:  # fmt: skip
     """Launches the Triton kernel."""
     parts, count, pieces, rank = low.shape
@@ -125,20 +125,20 @@ def launch_expand_gated(
     square_parts = 0 if before is None else len(before.squares)
     tile = block_of(rows, rank)
     expand_gated_kernel[(len(rows.tiles), triton.cdiv(width, BLOCK_N))](
-        out, low if ahead is None else ahead.low, halves, low, matrices.values, matrices.words, rows.order, rows.tiles,
-        low if before is None else before.squares, count, parts, pieces, shape.in_features, width, shape.experts,
-        matrices.words.shape[1], shape.number, matrices.values.shape[1], square_parts,
-        0 if ahead is None else ahead.shape.number, 0.0 if before is None else before.eps, ACT=int(activation),
+        out, low if next_low is None else next_low.low, halves, low, matrices.values, matrices.words, rows.order,
+        rows.tiles, low if before is None else before.squares, count, parts, pieces, shape.in_features, width,
+        shape.experts, matrices.words.shape[1], shape.number, matrices.values.shape[1], square_parts,
+        0 if next_low is None else next_low.shape.number, 0.0 if before is None else before.eps, ACT=int(activation),
         TILE=tile, RANK=rank, BLOCK_N=BLOCK_N, LOWS=lows_of(parts, tile),
         PARTS=padded(square_parts, 1) if square_parts else 0, num_warps=4, EACH=rows.each, num_stages=2,
-        **ahead_constants(ahead), **launch_options(joins),
+        **next_constants(next_low), **launch_options(joins),
     )  # fmt: skip
     return out
 
 
 def expand_gated_reference(
     halves: Tensor, low: Tensor, matrices: PlaceMatrices, shape: SiteShape, rows: PlaceList, activation: Activation,
-    before: Unscaled | None = None, joins: bool = False, ahead: Ahead | None = None,
+    before: Unscaled | None = None, joins: bool = False, next_low: NextLow | None = None,
 ) -> Tensor:  # fmt: skip
     both = halves.float()
     for key, start, count in rows.tiles.tolist():
@@ -147,5 +147,5 @@ def expand_gated_reference(
             index = rows.order[start : start + count].long()
             both[index] += torch.cat(low_products(low, found, shape, index, start, before, halves.dtype), 1)
     made = activate_reference(both, activation).to(halves.dtype)
-    ahead_reference(ahead, made, matrices)
+    next_low_reference(next_low, made, matrices)
     return made

@@ -4,7 +4,7 @@
 
 The same as `expand` followed by kernels/moe/combine: a pair's result is rounded before the sum, which is rounded once.
 A program computes one block of columns of one token, for all experts of the token at once. It may also prescale the row
-for a norm, and compute A x of the layer behind the norm (kernels/lora/ahead). Users: engine/layers/placed_device.
+for a norm, and compute A x of the layer behind the norm (kernels/lora/next_low). Users: engine/layers/placed_device.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from engine.kernels.gemm.epilogue import Unscaled, padded
-from engine.kernels.lora.ahead import Ahead, ahead_constants, ahead_matrix, ahead_reference, write_ahead
 from engine.kernels.lora.expand import BLOCK_N, expand_reference
 from engine.kernels.lora.matrices import PlaceMatrices, SiteShape
+from engine.kernels.lora.next_low import NextLow, next_constants, next_low_reference, next_matrix, write_next_low
 from engine.kernels.lora.rows import PlaceList, block_of, key_of
 from engine.kernels.moe.combine import Summands, combine_reference
 from engine.kernels.pdl import grid_wait, launch_options
@@ -82,7 +82,7 @@ def expand_summed_kernel(
     b_at = b[:, None, None] + n.to(tl.int64)[None, None, :] * rank[:, None, None] + r[None, :, None]
     matrix = tl.load(b_at, mask=r_in[:, :, None] & n_in[None, None, :], other=0.0)  # [SLOTS, RANK, BLOCK_N]
     if NEXT:
-        ahead, lines_in = ahead_matrix(
+        next_a, lines_in = next_matrix(
             values, words, number, n, n_in, NEXT, width, 1, sites, next_site, place_len, RANK, LINES
         )
     grid_wait(OVERLAP)  # the adapter's matrices are weights, and the shrink before has waited for the experts
@@ -118,7 +118,7 @@ def expand_summed_kernel(
         scaled = (written * gains).to(out.dtype.element_ty)
         tl.store(gained + at, scaled, mask=n_in)
         if NEXT:
-            write_ahead(next_low, ahead, lines_in, scaled[None, :], block, row, rows, NEXT, RANK, LINES)
+            write_next_low(next_low, next_a, lines_in, scaled[None, :], block, row, rows, NEXT, RANK, LINES)
 
 
 def sums_at_once(listed: PlaceList, low: Tensor) -> bool:
@@ -131,19 +131,19 @@ def sums_at_once(listed: PlaceList, low: Tensor) -> bool:
 
 def expand_summed(
     made: Tensor, low: Tensor, matrices: PlaceMatrices, shape: SiteShape, listed: PlaceList, sum_of: Summands,
-    after: Unscaled | None = None, ahead: Ahead | None = None,
+    after: Unscaled | None = None, next_low: NextLow | None = None,
 ) -> Tensor:  # fmt: skip
     """made [T, top_k, width], low of `shrink` -> [T, width]: `residual`, in place, or new; see `sums_at_once`.
 
-    after: takes the prescaled rows, for a norm of the result. ahead: takes A x of the layer behind that norm.
+    after: takes the prescaled rows, for a norm of the result. next_low: takes A x of the layer behind that norm.
     """
     launch = launch_expand_summed if made.is_cuda else expand_summed_reference
-    return launch(made, low, matrices, shape, listed, sum_of, after, ahead)
+    return launch(made, low, matrices, shape, listed, sum_of, after, next_low)
 
 
 def launch_expand_summed(
     made: Tensor, low: Tensor, matrices: PlaceMatrices, shape: SiteShape, listed: PlaceList, sum_of: Summands,
-    after: Unscaled | None = None, ahead: Ahead | None = None,
+    after: Unscaled | None = None, next_low: NextLow | None = None,
 ) -> Tensor:  # fmt: skip
     """Launches the Triton kernel."""
     (rows, top_k, width), parts, rank = made.shape, len(low), low.shape[3]
@@ -154,28 +154,28 @@ def launch_expand_summed(
     assert made.is_contiguous(), "made is contiguous"
     assert out.is_contiguous(), "the residual stream is contiguous"
     assert width == shape.width, f"made has {width} columns"
-    assert ahead is None or after is not None, "A x of prescaled rows"
+    assert next_low is None or after is not None, "A x of prescaled rows"
     if rows:
         expand_summed_kernel[(rows, triton.cdiv(width, BLOCK_N))](
             out, out if after is None else after.rows, low if after is None else after.squares,
-            low if ahead is None else ahead.low, made, low, matrices.values, matrices.words, listed.order, listed.tiles,
-            weights, shared, gate, residual, low if after is None else after.gain, count, rows, parts,
+            low if next_low is None else next_low.low, made, low, matrices.values, matrices.words, listed.order,
+            listed.tiles, weights, shared, gate, residual, low if after is None else after.gain, count, rows, parts,
             shape.in_features, width, shape.experts, matrices.words.shape[1], shape.number, matrices.values.shape[1],
-            0 if ahead is None else ahead.shape.number, TOP_K=top_k, SLOTS=padded(top_k, 1), RANK=rank,
+            0 if next_low is None else next_low.shape.number, TOP_K=top_k, SLOTS=padded(top_k, 1), RANK=rank,
             BLOCK_N=BLOCK_N, LOWS=padded(parts, 1), AFTER=after is not None, num_warps=8,
-            **ahead_constants(ahead), **launch_options(),
+            **next_constants(next_low), **launch_options(),
         )  # fmt: skip
     return out
 
 
 def expand_summed_reference(
     made: Tensor, low: Tensor, matrices: PlaceMatrices, shape: SiteShape, listed: PlaceList, sum_of: Summands,
-    after: Unscaled | None = None, ahead: Ahead | None = None,
+    after: Unscaled | None = None, next_low: NextLow | None = None,
 ) -> Tensor:  # fmt: skip
     made = made.clone()
     expand_reference(made.flatten(0, 1), low, matrices, shape, listed, torch.empty(0))
     weights, shared, gate, residual, count = sum_of
     out = combine_reference(made, weights, shared, gate, residual, after, count)
     if after is not None:
-        ahead_reference(ahead, after.rows, matrices)
+        next_low_reference(next_low, after.rows, matrices)
     return out

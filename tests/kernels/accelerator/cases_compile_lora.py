@@ -40,8 +40,8 @@ KEYS = {
 }  # fmt: skip
 
 
-def blocks(tile, ahead=0, rank=0):
-    return {"BLOCK_N": BLOCK_N, "LOWS": lows_of(16, tile), "NEXT": ahead, "LINES": max(1, 2 * rank * bool(ahead))}
+def blocks(tile, next_low=0, rank=0):
+    return {"BLOCK_N": BLOCK_N, "LOWS": lows_of(16, tile), "NEXT": next_low, "LINES": max(1, 2 * rank * bool(next_low))}
 
 
 def shrinks(tile, rank):

@@ -10,13 +10,14 @@ import triton  # noqa: F401  (must precede the import of any kernel file; TRITON
 from engine.kernels.activation import Activation, activate_reference
 from engine.kernels.gemm.epilogue import Unscaled
 from engine.kernels.lora import rows as lists
-from engine.kernels.lora.ahead import empty_ahead
 from engine.kernels.lora.expand import blocks_of, empty_after, expand_reference, launch_expand
 from engine.kernels.lora.expand_gated import expand_gated_reference, launch_expand_gated
-from engine.kernels.lora.expand_summed import Summands, expand_summed_reference, launch_expand_summed, sums_at_once
+from engine.kernels.lora.expand_summed import expand_summed_reference, launch_expand_summed, sums_at_once
 from engine.kernels.lora.matrices import SiteShape
+from engine.kernels.lora.next_low import empty_next_low
 from engine.kernels.lora.rows import launch_pair_list, launch_place_list, pair_list_reference, place_list_reference
 from engine.kernels.lora.shrink import launch_shrink, shrink_reference
+from engine.kernels.moe.combine import Summands
 from engine.kernels.target import HAS_TRITON
 from tests.kernels.adapters import EXPERTS, SHAPES, filled, numbers_of
 
@@ -144,11 +145,11 @@ def test_a_gated_product_computes_the_next_layers_low(act):
     x, halves = (torch.randn(8, width, generator=draw) for width in (96, 140))
     listed, made = launch_place_list(numbers, 5, 1), []
     for down, both in ((launch_shrink, launch_expand_gated), (shrink_reference, expand_gated_reference)):
-        ahead = empty_ahead(after, listed, listed, matrices, 64)
-        assert ahead is not None
+        next_low = empty_next_low(after, listed, listed, matrices, 64)
+        assert next_low is not None
         low = down(x, matrices, gated, listed, False)
-        rows = both(halves, low, matrices, gated, listed, act, ahead=ahead)
-        made.append((rows, ahead.low))
+        rows = both(halves, low, matrices, gated, listed, act, next_low=next_low)
+        made.append((rows, next_low.low))
     torch.testing.assert_close(made[0][0], made[1][0], rtol=1e-4, atol=1e-4)
     close_where_written(made[0][1], made[1][1], ranks_of(numbers, 2))
 
@@ -168,11 +169,15 @@ def test_a_product_before_a_norm_computes_the_low_of_the_layer_behind():
     )
     listed, blocks, made = launch_place_list(numbers, 5, 1), blocks_of(SHAPES[1], "cpu"), []
     for down, up in ((launch_shrink, launch_expand), (shrink_reference, expand_reference)):
-        own, after, ahead = y.clone(), empty_after(y, gain, 1e-5), empty_ahead(behind, listed, listed, matrices, 64)
-        assert ahead is not None
+        own, after, next_low = (
+            y.clone(),
+            empty_after(y, gain, 1e-5),
+            empty_next_low(behind, listed, listed, matrices, 64),
+        )
+        assert next_low is not None
         low = down(x, matrices, SHAPES[1], listed, False)
-        up(own, low, matrices, SHAPES[1], listed, blocks, None, after, ahead=ahead)
-        made.append((own, ahead.low))
+        up(own, low, matrices, SHAPES[1], listed, blocks, None, after, next_low=next_low)
+        made.append((own, next_low.low))
     torch.testing.assert_close(made[0][0], made[1][0], rtol=1e-4, atol=1e-4)
     close_where_written(made[0][1], made[1][1], ranks_of(numbers, 0))
 
@@ -204,13 +209,13 @@ def test_the_second_product_of_experts_is_summed_at_once(tokens, top_k, plain):
             found.append((both(made, low, matrices, down_site, listed, Summands(None, None, None, None, count)),))
             continue
         after = empty_after(residual, gain, 1e-5)
-        ahead = empty_ahead(behind, rows, listed, matrices, 64)
+        next_low = empty_next_low(behind, rows, listed, matrices, 64)
         assert after is not None
-        assert ahead is not None
+        assert next_low is not None
         sum_of = Summands(weights, shared, gate, residual.clone(), count)
-        out = both(made, low, matrices, down_site, listed, sum_of, after, ahead)
+        out = both(made, low, matrices, down_site, listed, sum_of, after, next_low)
         assert out is sum_of.residual
-        found.append((out, after.rows, after.squares.sum(0), ahead.low))
+        found.append((out, after.rows, after.squares.sum(0), next_low.low))
     for one, other in zip(found[0][:3], found[1][:3]):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
     if not plain:

@@ -1,4 +1,4 @@
-"""Ahead: A x of the next layer, computed by the kernel that makes x, so that the next layer needs no shrink.
+"""NextLow: A x of the next layer, computed by the kernel that makes x, so that the next layer needs no shrink.
 
     low [blocks, rows, pieces, RANK] float32: sums over the columns of each block of x, which `expand` adds up in order
 
@@ -24,7 +24,7 @@ MOST_ROWS = 32  # entries of the list: beyond, the sums of all blocks cost more 
 MOST_LOWS = 1 << 13  # float32 sums of a row that a program of the next layer adds up: 64 registers per thread
 
 
-class Ahead(NamedTuple):
+class NextLow(NamedTuple):
     """A x of the next layer."""
 
     shape: SiteShape  # of the next layer
@@ -33,7 +33,7 @@ class Ahead(NamedTuple):
 
 
 @triton.jit
-def ahead_matrix(
+def next_matrix(
     values, words, key, n, n_in, pieces, depth, experts, sites, site, place_len,
     RANK: tl.constexpr, LINES: tl.constexpr,
 ):  # fmt: skip
@@ -51,16 +51,16 @@ def ahead_matrix(
 
 
 @triton.jit
-def write_ahead(next_low, matrix, inside, x, block, row, rows, pieces, RANK: tl.constexpr, LINES: tl.constexpr):
+def write_next_low(next_low, matrix, inside, x, block, row, rows, pieces, RANK: tl.constexpr, LINES: tl.constexpr):
     """Writes the sums of one block of columns; x [1, BLOCK_N], rounded, zero beyond the row."""
     sums = tl.sum(matrix.to(tl.float32) * x.to(tl.float32), 1)
     at = (block.to(tl.int64) * rows + row) * pieces * RANK
     tl.store(next_low + at + tl.arange(0, LINES), sums, mask=inside)
 
 
-def empty_ahead(
+def empty_next_low(
     shape: SiteShape, rows: PlaceList, made: PlaceList, matrices: PlaceMatrices, block: int
-) -> Ahead | None:
+) -> NextLow | None:
     """Memory for A x of the layer `shape` with the list `rows`; `made`: the list of the kernel that makes x in blocks
     of `block` columns. None: there are too many rows or sums for it."""
     rank, blocks = padded_rank(matrices.max_rank), -(-shape.in_features // block)
@@ -68,19 +68,19 @@ def empty_ahead(
     if not few or block_of(made, rank) > 1 or block_of(rows, rank) > 1:
         return None
     low = torch.empty(blocks, rows.count, shape.pieces, rank, dtype=torch.float32, device=matrices.values.device)
-    return Ahead(shape, rows, low)
+    return NextLow(shape, rows, low)
 
 
-def ahead_constants(ahead: Ahead | None) -> dict[str, Any]:
+def next_constants(next_low: NextLow | None) -> dict[str, Any]:
     """Arguments of a kernel that are constants. NEXT: pieces of the next layer, 0: there is none."""
-    if ahead is None:
+    if next_low is None:
         return {"NEXT": 0, "LINES": 1}
-    pieces, rank = ahead.low.shape[2:]
+    pieces, rank = next_low.low.shape[2:]
     return {"NEXT": pieces, "LINES": padded(pieces * rank, 1)}
 
 
-def ahead_reference(ahead: Ahead | None, x: Tensor, matrices: PlaceMatrices) -> None:
+def next_low_reference(next_low: NextLow | None, x: Tensor, matrices: PlaceMatrices) -> None:
     """A x of x [rows, in_features] in the first block's sums; the other blocks' sums are zero."""
-    if ahead is not None:
-        ahead.low.zero_()
-        ahead.low[0] = shrink_reference(x, matrices, ahead.shape, ahead.rows, False)[0]
+    if next_low is not None:
+        next_low.low.zero_()
+        next_low.low[0] = shrink_reference(x, matrices, next_low.shape, next_low.rows, False)[0]

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from engine.base.config import LoraConfig
-from engine.kernels.lora import ahead
+from engine.kernels.lora import next_low
 from engine.layers import placed_device
 from engine.lora.sites import changed
 from engine.run import start
@@ -33,14 +33,14 @@ async def test_layers_of_few_rows_read_what_the_kernel_before_has_computed(name,
     adapters, kernel = (drawn(folder, 4, 1, scale=0.15), drawn(folder, 3, 2, scale=0.25)), placed_device.shrink
 
     def noted(x, matrices, shape, rows, *rest):
-        if rows.tile == 1 and rows.count <= ahead.MOST_ROWS:
+        if rows.tile == 1 and rows.count <= next_low.MOST_ROWS:
             launched.add(shape.number)
         return kernel(x, matrices, shape, rows, *rest)
 
     monkeypatch.setattr(placed_device, "shrink", noted)
     for apart in (False, True):
         if apart:
-            monkeypatch.setattr(placed_device, "empty_ahead", lambda *_: None)
+            monkeypatch.setattr(placed_device, "empty_next_low", lambda *_: None)
         async with running(folder, lora=LoraConfig(max_loras=4)) as engine:
             launched.clear()
             found.append(await answers(engine, adapters))
