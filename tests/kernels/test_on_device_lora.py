@@ -13,7 +13,9 @@ from engine.kernels.gemm.epilogue import Unscaled
 from engine.kernels.gemm.pack import Placement
 from engine.kernels.lora.expand import blocks_of, empty_after, expand_reference, launch_expand
 from engine.kernels.lora.expand_gated import expand_gated_reference, launch_expand_gated
+from engine.kernels.lora.expand_summed import expand_summed_reference, launch_expand_summed
 from engine.kernels.lora.matrices import PlaceMatrices, SiteShape
+from engine.kernels.lora.next_low import empty_next_low
 from engine.kernels.lora.rows import (
     PlaceList,
     launch_pair_list,
@@ -23,6 +25,7 @@ from engine.kernels.lora.rows import (
     tile_of,
 )
 from engine.kernels.lora.shrink import launch_shrink, shrink_reference
+from engine.kernels.moe.combine import Summands
 from engine.kernels.moe.pack import pack_experts
 from tests.kernels.adapters import EXPERTS, SHAPES, filled, numbers_of
 
@@ -112,3 +115,32 @@ def test_products_between_norms_and_of_gated_layers(rows):
         made.append([each.float().cpu() for each in (activated, total, after.rows, after.squares.sum(0))])
     for got, want in zip(*made):
         torch.testing.assert_close(got, want, rtol=3e-2, atol=6e-2)
+
+
+@pytest.mark.parametrize("tokens", [1, 6])
+def test_the_second_product_of_experts_is_summed_and_computes_the_next_layers_low(tokens):
+    behind, down_site, top_k = SiteShape(1, 96, (72, 40)), SiteShape(2, 64, (96,), experts=6), 4
+    matrices = filled(torch.bfloat16, "cuda", shapes=[SHAPES[0], behind, down_site])
+    here = PlaceMatrices(matrices.values.cpu(), matrices.words.cpu(), matrices.max_rank)
+    chosen, numbers = torch.randint(0, 7, (tokens, top_k)).int(), torch.full((tokens,), 4).int()
+    x, made = torch.randn(tokens * top_k, 64).bfloat16(), torch.randn(tokens, top_k, 96).bfloat16()
+    weights, residual, gain = torch.rand(tokens, top_k), torch.randn(tokens, 96).bfloat16(), torch.rand(96)
+    count, found = torch.tensor([tokens], dtype=torch.int32), []
+    for device, own, pairs, make, down, both in (
+        ("cuda", matrices, launch_pair_list, launch_place_list, launch_shrink, launch_expand_summed),
+        ("cpu", here, pair_list_reference, place_list_reference, shrink_reference, expand_summed_reference),
+    ):
+        listed = pairs(numbers.to(device), chosen.to(device), 5, 6)
+        low = down(x.to(device), own, down_site, listed, False)
+        rows, total = make(numbers.to(device), 5, 1), residual.to(device, copy=True)
+        after = empty_after(total, gain.to(device), 1e-5)
+        listed = replace(listed, settled=True)
+        next_low = empty_next_low(behind, rows, listed, own, 64)
+        assert after is not None
+        assert next_low is not None
+        sum_of = Summands(weights.to(device), None, None, total, count.to(device))
+        both(made.to(device), low, own, down_site, listed, sum_of, after, next_low)
+        sums = next_low.low[:, :, :, :40].sum(0)
+        found.append([each.float().cpu() for each in (total, after.rows, after.squares.sum(0), sums)])
+    for got, want in zip(*found):
+        torch.testing.assert_close(got, want, rtol=3e-2, atol=8e-2)
