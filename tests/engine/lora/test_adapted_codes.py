@@ -16,6 +16,7 @@ from tests import tiny
 from tests.engine_kit import answer_deltas, prompts, running, text_request
 from tests.lora_kit import Drawn, adapted, drawn, merged
 from tests.models.harness import load
+from tests.quant.experts import gpt_oss_folders
 from tests.quant.written import VARIANTS, write
 
 # Forms of a CPU: FP8 in blocks, 4 bits in groups, some matrices in floats, columns in another order, tables of values.
@@ -65,3 +66,17 @@ async def test_the_delta_is_added_to_the_product_of_codes(form, tmp_path):
                 assert tokens == other
                 np.testing.assert_allclose(logprobs, others, atol=2e-3)
     assert want[0] != want[1]
+
+
+async def test_adapters_of_experts_are_added_to_the_products_of_mxfp4(backend, tmp_path):
+    """As with the same experts in floats, which tests/engine/lora/test_adapted_experts compares with transformers."""
+    codes, floats = gpt_oss_folders(tmp_path)
+    made, found = drawn(floats, 4, 1, scale=0.15), []
+    for folder in (codes, floats):
+        async with running(folder, dtype="float32", lora=LoraConfig()) as engine:
+            found.append([await answers(engine, each) for each in (None, made)])
+    for got, want in zip(*found, strict=True):
+        for (tokens, logprobs), (others, values) in zip(got, want, strict=True):
+            assert tokens == others
+            np.testing.assert_allclose(logprobs, values, atol=1e-3)
+    assert found[0][0] != found[0][1]
