@@ -82,8 +82,15 @@ def grid_wait(OVERLAP: tl.constexpr):
 
 
 @triton.jit
+def let_next_start(OVERLAP: tl.constexpr):
+    """Let the next kernel start before this kernel reads the addresses of its weights; `wait_alone` follows."""
+    if OVERLAP:
+        allow_next()
+
+
+@triton.jit
 def wait_alone(OVERLAP: tl.constexpr):
-    """Wait like grid_wait; the next kernel starts after the end of this kernel."""
+    """Wait like grid_wait; without `let_next_start` the next kernel starts after the end of this kernel."""
     if OVERLAP:
         wait_previous()
 

@@ -17,7 +17,7 @@ from engine.kernels.gemm.epilogue import Unscaled, empty_unscaled, padded, squar
 from engine.kernels.lora.matrices import PlaceMatrices, SiteShape, matrix_of
 from engine.kernels.lora.next_low import NextLow, next_constants, next_low_reference, next_matrix, write_next_low
 from engine.kernels.lora.rows import PlaceList, block_of, multiply, rows_at, tile_at
-from engine.kernels.pdl import grid_wait, launch_options
+from engine.kernels.pdl import grid_wait, launch_options, let_next_start, wait_alone
 from engine.kernels.target import tl, triton
 
 BLOCK_N = 64  # columns of a program
@@ -96,6 +96,8 @@ def expand_kernel(
     piece, first, limit = tl.load(blocks + block * 3), tl.load(blocks + block * 3 + 1), tl.load(blocks + block * 3 + 2)
     if TILE > 1:
         grid_wait(OVERLAP)
+    else:
+        let_next_start(OVERLAP)
     key, start, count = tile_at(tiles, order, tile, experts, EACH)
     word = tl.load(words + tl.maximum(key - 1, 0) // experts * sites + site, cache_modifier=".cg")
     rank = tl.multiple_of(tl.where(key > 0, word & 0xFFFF, 0).to(tl.int32), 16)
@@ -108,12 +110,13 @@ def expand_kernel(
         row = rows_at(order, start, m, m_in, EACH)
         b_in = r_in[:, None] & n_in[None, :]
         matrix = matrix_at(values, word, key, rank, 0, n, r, b_in, depth, width, pieces, experts, place_len)
-        if NEXT:
+        if NEXT:  # a layer with one piece, whose blocks begin at multiples of BLOCK_N
+            columns = block * BLOCK_N + tl.arange(0, BLOCK_N)
             next_a, lines_in = next_matrix(
-                values, words, key, n, n_in, NEXT, width, 1, sites, next_site, place_len, RANK, LINES
+                values, words, key, columns, columns < width, NEXT, width, 1, sites, next_site, place_len, RANK, LINES
             )
         if TILE == 1:  # the adapter's matrices are weights
-            grid_wait(OVERLAP)
+            wait_alone(OVERLAP)
         sums = low_of(
             low, squares, row, start, m, r, rows, parts, pieces, piece, m_in[:, None] & r_in[None, :], square_parts,
             depth, eps, RANK, LOWS, PARTS,
@@ -174,6 +177,7 @@ def launch_expand(
     assert y.is_contiguous(), "y is contiguous"
     assert y.shape == (count, shape.width), f"y has the shape {tuple(y.shape)}"
     assert next_low is None or (after is not None and shape.experts == 1), "A x of prescaled rows of tokens"
+    assert next_low is None or shape.pieces == 1, "rows of one piece"
     square_parts = 0 if before is None else len(before.squares)
     tile = block_of(rows, rank)
     expand_kernel[(len(rows.tiles), len(blocks))](

@@ -16,7 +16,7 @@ from engine.kernels.lora.expand import BLOCK_N, low_of, low_products, lows_of, m
 from engine.kernels.lora.matrices import PlaceMatrices, SiteShape, matrix_of
 from engine.kernels.lora.next_low import NextLow, next_constants, next_low_reference, next_matrix, write_next_low
 from engine.kernels.lora.rows import PlaceList, block_of, multiply, rows_at, tile_at
-from engine.kernels.pdl import grid_wait, launch_options
+from engine.kernels.pdl import grid_wait, launch_options, let_next_start, wait_alone
 from engine.kernels.room import empty_rows
 from engine.kernels.target import tl, triton
 
@@ -59,6 +59,8 @@ def expand_gated_kernel(
     tile, first = tl.program_id(0), tl.program_id(1) * BLOCK_N
     if TILE > 1:
         grid_wait(OVERLAP)
+    else:
+        let_next_start(OVERLAP)
     key, start, count = tile_at(tiles, order, tile, experts, EACH)
     if TILE == 1 or count > 0:
         word = tl.load(words + tl.maximum(key - 1, 0) // experts * sites + site, cache_modifier=".cg")
@@ -74,7 +76,7 @@ def expand_gated_kernel(
                 next_a, lines_in = next_matrix(
                     values, words, key, n, n_in, NEXT, width, experts, sites, next_site, place_len, RANK, LINES
                 )
-            grid_wait(OVERLAP)
+            wait_alone(OVERLAP)
         at, outer = row.to(tl.int64)[:, None] * 2 * width + n[None, :], m_in[:, None] & n_in[None, :]
         gates = tl.load(halves + at, mask=outer, other=0.0).to(tl.float32)
         ups = tl.load(halves + at + width, mask=outer, other=0.0).to(tl.float32)

@@ -18,7 +18,7 @@ from engine.kernels.lora.matrices import PlaceMatrices, SiteShape
 from engine.kernels.lora.next_low import NextLow, next_constants, next_low_reference, next_matrix, write_next_low
 from engine.kernels.lora.rows import PlaceList, block_of, key_of
 from engine.kernels.moe.combine import Summands, combine_reference
-from engine.kernels.pdl import grid_wait, launch_options
+from engine.kernels.pdl import launch_options, let_next_start, wait_alone
 from engine.kernels.target import tl, triton
 
 MOST_VALUES = 1 << 14  # values of all experts of a token that a program holds: 64 per thread
@@ -70,6 +70,7 @@ def expand_summed_kernel(
         tl.arange(0, LOWS),
     )
     n_in, slot_in = n < width, slot < TOP_K
+    let_next_start(OVERLAP)
     number = tl.load(numbers + row, cache_modifier=".cg")
     expert = tl.load(chosen + row * TOP_K + slot, mask=slot_in, other=experts, cache_modifier=".cg")
     key = key_of(number, expert, experts)
@@ -85,7 +86,7 @@ def expand_summed_kernel(
         next_a, lines_in = next_matrix(
             values, words, number, n, n_in, NEXT, width, 1, sites, next_site, place_len, RANK, LINES
         )
-    grid_wait(OVERLAP)  # the adapter's matrices are weights, and the shrink before has waited for the experts
+    wait_alone(OVERLAP)  # the adapter's matrices are weights, and the shrink before has waited for the experts
     pair = row * TOP_K + slot
     low_at = (part.to(tl.int64)[:, None] * rows * TOP_K + pair[None, :]) * RANK
     low_in = (part < parts)[:, None, None] & r_in[None, :, :]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine.kernels.lora.matrices import PlaceMatrices, SiteShape, matrix_of
 from engine.kernels.lora.rows import FEW, SOME, PlaceList, block_of, multiply, rows_at, tile_at
-from engine.kernels.pdl import grid_wait, launch_options, wait_then_allow
+from engine.kernels.pdl import grid_wait, launch_options, let_next_start, wait_alone, wait_then_allow
 from engine.kernels.target import tl, triton
 
 BLOCK_K = 128  # columns per iteration
@@ -58,6 +58,8 @@ def shrink_kernel(
         wait_then_allow(OVERLAP)
     elif TILE > 1:
         grid_wait(OVERLAP)
+    else:
+        let_next_start(OVERLAP)
     key, start, count = tile_at(tiles, order, tile, experts, EACH)
     if TILE == 1 or key > 0:
         place, expert = tl.maximum(key - 1, 0) // experts, tl.maximum(key - 1, 0) % experts
@@ -76,7 +78,7 @@ def shrink_kernel(
             if TILE == 1:
                 ahead = tl.load(a_at, mask=(k_in & ONCE)[:, None] & n_in[None, :], other=0.0)  # weights
                 if SETTLED:
-                    grid_wait(OVERLAP)
+                    wait_alone(OVERLAP)
             sums = tl.zeros([TILE, RANK], tl.float32)
             if ONCE:
                 inputs = tl.load(x_at, mask=m_in[:, None] & k_in[None, :], other=0.0)
