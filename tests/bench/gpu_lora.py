@@ -71,7 +71,7 @@ def drawn(runtime: Any, rank: int, count: int) -> list[Adapter]:
             sites[path] = PackedSite(a.uniform_(-0.01, 0.01), tuple(each.uniform_(-0.01, 0.01) for each in b))
     nbytes = sum(site.nbytes for site in sites.values())
     names = [f"adapter {number}" for number in range(count)]
-    return [Adapter(name, hashlib.sha256(name.encode()).digest(), rank, sites, nbytes) for name in names]
+    return [Adapter(name, hashlib.sha256(f"{name}, {rank}".encode()).digest(), rank, sites, nbytes) for name in names]
 
 
 async def measured(shape: str, folder: str, device: str, places: bool) -> dict[str, float]:

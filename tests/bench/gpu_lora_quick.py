@@ -4,12 +4,14 @@ Random weights of real shapes, one engine per process, without HTTP; adapters as
 
     row      one row of gpt-oss-20b without and with an adapter: milliseconds of a step; small engines start soon
     streams  --streams streams of 1,600 tokens in and 600 out, of the base, of one adapter and of eight
+    ranks    32 rows of eight adapters of an 8B, all of rank 64, and half of them of rank 8: milliseconds of a step
+    load     seconds to load a file of rank 16 for all layers of an 8B from the page cache, in the pool
     start    seconds of starts without and with eight places, twice each and in turn, after the streams' engines have
              filled the caches of compiled kernels; and of their phases
 
 Prints medians and their ratio to the base's, and writes gpu_lora_quick.json into --out. A fresh machine compiles in the
 first start of each kind, which is not counted. About 150 seconds; --streams 1,32,256 takes about 80 more.
-Run: python -m tests.bench.gpu_lora_quick [--only row,streams,start] [--streams 1,32] [--out DIR]
+Run: python -m tests.bench.gpu_lora_quick [--only row,streams,start; ranks,load] [--streams 1,32] [--out DIR]
 """
 
 from __future__ import annotations
@@ -27,23 +29,30 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from safetensors.torch import save_file
 
 from engine import Engine, EngineConfig, Request, SamplingParams
 from engine.base.config import LoraConfig
 from engine.lora.adapter import Adapter
+from engine.lora.config import CONFIG
+from engine.lora.load import load_adapter
+from engine.lora.source import Source
+from engine.run.adapters import served
+from engine.weights.files import ADAPTER
 from tests.bench.gpu_lora import PLACES, RANKS, REPEATS, drawn
 from tests.bench.gpu_step import SWITCH_INTERVAL_S, WINDOW, measured_in, steps_of
 from tests.bench.shapes import SHAPES, write_folder
 
 KINDS = ("row", "streams", "start")
-SHAPE_OF = {"row": "gpt-oss-20b", "streams": "8b", "start": "8b"}
 TOKENS_IN, TOKENS_OUT = 1600, 600
+HIGH, LOW = 64, 8  # ranks
 SMALL = {"max_num_seqs": 8, "max_num_batched_tokens": 1024}  # few graphs, for one row
 
 
 async def measured(kind: str, shape: str, folder: str, device: str, places: bool, streams: str) -> dict[str, float]:
     """Numbers of one engine, by case."""
-    rank, begun = RANKS[shape], time.perf_counter()
+    rank, begun = HIGH if kind == "ranks" else RANKS[shape], time.perf_counter()
     lora = LoraConfig(max_loras=PLACES, max_rank=rank, max_cpu_loras=int(kind == "row")) if places else None
     settings: dict[str, Any] = SMALL if kind == "row" else {}
     config = EngineConfig(folder, load_format="dummy", device=device, enable_prefix_caching=False, **settings)
@@ -62,6 +71,20 @@ async def measured(kind: str, shape: str, folder: str, device: str, places: bool
     if kind == "row":
         steps = [(await steps_of(engine, asked(1, adapters[:1], 128, WINDOW)))[0] for _ in range(REPEATS)]
         seen["1 row, ms"] = 1e3 * min(steps[1:])
+    if kind == "ranks" and places:
+        low = await engine.on_device(lambda runtime: drawn(runtime, LOW, PLACES))
+        halves = [each for both in zip(adapters[::2], low[::2]) for each in both]
+        for case, of in ((f"rank {HIGH}", adapters), (f"ranks {LOW} and {HIGH}", halves)):
+            steps = [(await steps_of(engine, asked(32, of, 128, WINDOW)))[0] for _ in range(REPEATS)]
+            seen[f"32 rows, {case}, ms"] = 1e3 * min(steps[1:])
+    if kind == "load" and places:
+        rules = (await engine.on_device(served)).rules
+        write_adapter(Path(folder), rank)
+        for _ in range(REPEATS):
+            begun = time.perf_counter()
+            loaded = await asyncio.to_thread(load_adapter, Source(folder), "x", rules)
+            seen["load, s"] = time.perf_counter() - begun
+        seen["load, MB"] = loaded.nbytes / 1e6
     if kind == "streams":
         length, answer = (40, 10) if shape == "tiny" else (TOKENS_IN, TOKENS_OUT)
         await steps_of(engine, asked(PLACES, adapters, 16, 4))  # every adapter gets its place
@@ -73,6 +96,26 @@ async def measured(kind: str, shape: str, folder: str, device: str, places: bool
                     seen |= {f"{case}, tok/s": rate, f"{case}, first token p50, ms": 1e3 * first_s}
     await engine.stop()
     return seen
+
+
+def write_adapter(folder: Path, rank: int) -> None:
+    """Writes PEFT's files of an adapter of all layers, with random values, next to a model's config.json."""
+    config = json.loads((folder / "config.json").read_text())
+    hidden, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    queries, keys = head * config["num_attention_heads"], head * config["num_key_value_heads"]
+    modules = {
+        "self_attn.q_proj": (queries, hidden), "self_attn.k_proj": (keys, hidden), "self_attn.v_proj": (keys, hidden),
+        "self_attn.o_proj": (hidden, queries), "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }  # fmt: skip
+    tensors = {}
+    for layer in range(config["num_hidden_layers"]):
+        for module, (rows, columns) in modules.items():
+            name = f"base_model.model.model.layers.{layer}.{module}"
+            tensors[f"{name}.lora_A.weight"] = torch.randn(rank, columns).bfloat16()
+            tensors[f"{name}.lora_B.weight"] = torch.randn(rows, rank).bfloat16()
+    save_file(tensors, folder / ADAPTER)
+    (folder / CONFIG).write_text(json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": rank}))
 
 
 async def streamed(engine: Engine, requests: list[Request]) -> tuple[float, float]:
@@ -115,12 +158,12 @@ def main() -> None:
     kinds, begun = args.only.split(","), time.perf_counter()
     with tempfile.TemporaryDirectory() as name:
         for kind in kinds:
-            shape = args.shape or SHAPE_OF[kind]
+            shape = args.shape or ("gpt-oss-20b" if kind == "row" else "8b")
             folder = Path(name) / shape
             write_folder(folder, SHAPES[shape])
             cold = kind == "start" and "streams" not in kinds  # these two only fill the caches of compiled kernels
             for turn in range((2 + cold) if kind == "start" else 1):
-                for places in (False, True):
+                for places in (True,) if kind in ("ranks", "load") else (False, True):
                     command = [sys.executable, "-m", "tests.bench.gpu_lora_quick", "--inside", kind, "--shape", shape]
                     command += ["--folder", str(folder), "--device", args.device, "--streams", args.streams]
                     command += ["--places"] if places else []
