@@ -169,19 +169,24 @@ def test_lines_that_were_given_up_are_written_again():
     assert len(both.device.lines) == 2
 
 
+ALONE = [  # rules that the other cases combine
+    {"temperature": 0.5},
+    {"temperature": 2.0, "top_k": 5},
+    {"top_p": 0.8},
+    {"min_p": 0.1},
+    {"top_n_sigma": 1.0, "temperature": 1.5},
+    {"xtc_probability": 1.0, "xtc_threshold": 0.04},
+]
+
+
 @pytest.mark.parametrize(
     "rules",
     [
         {},
-        {"temperature": 0.5},
-        {"temperature": 2.0, "top_k": 5},
-        {"top_p": 0.8},
-        {"min_p": 0.1},
         {"temperature": 1.5, "top_k": 20, "top_p": 0.7, "min_p": 0.02},
         {"logit_bias": ((3, 2.0),), "top_p": 0.9},
-        {"top_n_sigma": 1.0, "temperature": 1.5},
-        {"xtc_probability": 1.0, "xtc_threshold": 0.04},
         {"logit_bias": ((3, 2.0),), "top_n_sigma": 2.0, "top_k": 9, "xtc_probability": 1.0, "xtc_threshold": 0.2},
+        *(pytest.param(rules, marks=pytest.mark.full) for rules in ALONE),
     ],
 )
 def test_draws_follow_the_distribution(rules):

@@ -10,6 +10,7 @@ differ. Philox: Salmon et al. 2011. Users: pick, cut and xtc.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +18,7 @@ from engine.kernels.target import tl, triton
 
 TOKEN_STREAM, GROUP_STREAM = 0, 1  # separate streams for tokens and groups; draw n (from 0) adds 2 n
 MASK = 0xFFFF_FFFF
+FACTORS = np.array(((0xD2511F53,), (0xCD9E8D57,)), np.uint64)
 NEAREST_TO_ONE = 1 - 2.0**-24  # the largest float32 below 1
 
 
@@ -52,11 +54,12 @@ def noise_reference(seed: int, place: int, number: Tensor, stream: int) -> Tenso
 
 def philox(seed: int, place: int, number: Tensor, stream: int, rounds: int = 10) -> Tensor:
     """Return the first word of Philox4x32 for the counters (number, place, stream, 0): int64 [n] in [0, 2^32)."""
-    zero = torch.zeros_like(number)
-    c = [number & MASK, zero + (place & MASK), zero + stream, zero]
+    even, odd = np.zeros((2, 2, len(number)), np.uint64)  # words 0 and 2, words 1 and 3
+    even[0], odd[0], even[1] = number.cpu().numpy().view(np.uint64) & MASK, place & MASK, stream
     low, high = seed & MASK, seed >> 32 & MASK
     for _ in range(rounds):
-        a, b = c[0] * 0xD2511F53, c[2] * 0xCD9E8D57  # int64 wraps like uint64, so all 64 bits are right
-        c = [(b >> 32 & MASK) ^ c[1] ^ low, b & MASK, (a >> 32 & MASK) ^ c[3] ^ high, a & MASK]
+        products = (even * FACTORS)[::-1]  # of numbers below 2^32: all 64 bits are right
+        even = products >> 32 ^ odd ^ np.array(((low,), (high,)), np.uint64)
+        odd = products & MASK
         low, high = low + 0x9E3779B9 & MASK, high + 0xBB67AE85 & MASK
-    return c[0]
+    return torch.from_numpy(even[0].view(np.int64)).to(number.device)

@@ -51,8 +51,10 @@ def xtc_of(words, slot, place, heat):
 
 def xtc_of_reference(chance: float, threshold: float, heat: float, seed: int, place: int) -> float:
     """Specification of xtc_of."""
+    if chance <= 0 or heat <= 0 or threshold > HIGHEST:
+        return 1.0
     drawn = float(fraction_reference(seed, place, torch.zeros(1, dtype=torch.int64), STREAM))
-    return threshold if heat > 0 and drawn < chance and threshold <= HIGHEST else 1.0
+    return threshold if drawn < chance else 1.0
 
 
 def xtc_applies(chance: np.ndarray, threshold: np.ndarray, seed: np.ndarray, index: np.ndarray) -> np.ndarray:
