@@ -39,10 +39,12 @@ pytestmark = [
 
 
 def run(names: tuple[str, ...], folder: Path, which: str) -> subprocess.CompletedProcess[str]:
+    """Runs the cases of these files that the marks of `which` select; `not full`: compiled quickly (targets.py)."""
     interpret = "1" if names[0].startswith("interpreter") else "0"
     command = [sys.executable, "-m", "pytest", "-q", "--maxfail=5", "--durations=5", "-p", "no:cacheprovider"]
     command += ["-p", "pytest_asyncio.plugin", "-p", "pytest_timeout", "-m", which]
     settings = {"TRITON_INTERPRET": interpret, "TRITON_CACHE_DIR": str(folder), "OMP_NUM_THREADS": "1"}
+    settings["OMNILOOP_QUICK_CASES"] = "1" if which == "not full" else "0"
     settings["TRITON_DEFAULT_FP_FUSION"] = "1"  # the old default: setting it avoids a warning
     settings["TRITON_DISABLE_LINE_INFO"] = "1"  # saves a sixth of the compiler's time and changes no instruction
     settings["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # Hypothesis alone takes a second to load
@@ -69,5 +71,6 @@ def test_triton_cases(names, tmp_path):
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_other_triton_cases(name, tmp_path):
-    done = run((name,), tmp_path, "full")
+    """All cases that compile, because `make test` compiles them quickly; of the interpreter's those left out there."""
+    done = run((name,), tmp_path, "full" if name.startswith("interpreter") else "full or not full")
     assert done.returncode in (0, pytest.ExitCode.NO_TESTS_COLLECTED), done.stdout[-4000:] + done.stderr[-2000:]

@@ -26,7 +26,7 @@ from engine.kernels.rope import angle_kernel
 from engine.kernels.target import Target
 from engine.kernels.tune import CLASSES, LEAST_FILL, ONE_WAVE, SHAPES, choose, fills, in_one_wave
 from engine.step.sizes import decode_sizes, one_size_per_doubling
-from tests.kernels.accelerator.targets import OVERLAPPING, TARGETS, cases, compiles, in_float16
+from tests.kernels.accelerator.targets import OVERLAPPING, TARGETS, cases, compiles, first_of_each, in_float16
 
 T = "*bf16"
 TILE = tile_of(4096, 4096, 2)
@@ -164,7 +164,7 @@ CUTS = sorted(
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize(
     ("rows", "depth", "gated", "cut"),
-    [pytest.param(*case, marks=() if number % 4 == 0 else pytest.mark.full) for number, case in enumerate(CUTS)],
+    first_of_each(CUTS, lambda case: (case[2], case[3].block_m > 0)),
 )
 def test_every_cut_of_the_table_compiles_and_fits(rows, depth, gated, cut, after):
     """Products after a norm (squares per 64 columns), before one, or without; a gated product is never before one."""

@@ -60,6 +60,7 @@ def test_compiles(name, target):
         assert_four_words_a_thread(made)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("form", [FLOATS, CODES, MADE])
 @pytest.mark.parametrize("grouped", [True, False])
 @pytest.mark.parametrize("turns", [1, 2])

@@ -250,6 +250,7 @@ def test_few_rows_of_fp8_compile(rows):
     assert made.metadata.shared <= TWO_PROGRAMS
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     "form",
     [

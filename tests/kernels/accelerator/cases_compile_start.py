@@ -38,7 +38,7 @@ CASES = {
 }
 
 
-SHORT = ("8b in long steps", "0.6b of few rows", "vl-7b of few sizes", "8b with the same bits")
+SHORT = ("8b in long steps", "0.6b of few rows", "8b with the same bits")
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,7 @@ def test_drafts_count_as_often_as_is_set(number):
     assert accepted > 5
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("rows", "number"), [(1, 1), (5, 7), (40, 4), (300, 3)])
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 2.0])
 def test_the_most_probable_drafts_are_dealt(rows, number, share):
@@ -216,6 +217,7 @@ def test_masks_behind_drafts_are_those_of_the_line_of_logits(guesses):
     assert (int(found[0][0, -1]) == -1) != guesses, "a mask of zeros ends the run"
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("least", "most"), [(1, 1), (1, 5), (2, 3), (3, 8)])
 @pytest.mark.parametrize("number", [1, 4, 9])
 def test_what_followed_the_longest_newest_match_is_drafted(number, least, most, monkeypatch):
@@ -249,6 +251,7 @@ def test_what_followed_the_longest_newest_match_is_drafted(number, least, most, 
             assert mine[0].drafts[slot].tolist() == known[length:]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("depth", "factor", "least"), [(1, 1.0, 0.1), (24, 1.0, 0.1), (6, 2.5, 0.5), (24, 0.4, 0.0)])
 @pytest.mark.parametrize("number", [1, 9])
 def test_the_path_of_most_places_is_drafted(number, depth, factor, least, monkeypatch):

@@ -87,6 +87,7 @@ def check(rooms, launch, rows, dtype, adds, norms):
         assert torch.allclose(out.float(), want.float(), atol=1e-6 if dtype == torch.float32 else 2e-3)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("ranks", range(2, 9))
 def test_both_ways_sum_in_rank_order(ranks, dtype):

@@ -6,9 +6,11 @@ parameters, and pass each to `compiles`.
 
 from __future__ import annotations
 
+import os
 import re
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -33,6 +35,11 @@ TURNS = ("gfx1100", "sm_90", "sm_80", "gfx942", "gfx950", "sm_100")
 # Targets where a kernel may begin before the previous one has ended; elsewhere CUDA-only constants are off.
 OVERLAPPING = {"sm_90", "sm_100"}
 FLOAT8 = {"sm_90", "sm_100", "gfx950"}  # matrix units with e4m3
+# `make test` sets this variable: LLVM optimises for a target of each vendor, `make test-full` for all. Without its
+# optimiser, which takes half of the time, LLVM selects instructions and registers all the same. Texts with inline
+# assembly are optimised for CUDA, because ptxas loses with long texts what LLVM saves.
+QUICK = os.environ.get("OMNILOOP_QUICK_CASES") == "1"
+WHOLE = {"sm_90", "gfx942"}
 
 
 def compiles(
@@ -61,8 +68,9 @@ def compiles(
     ]
     attributes = {(number,): [["tt.divisibility", 16]] for number in even}
     source = ASTSource(kernel, types, constexprs=constants, attrs=attributes)
-    with triton.knobs.runtime.scope():
-        triton.knobs.runtime.add_stages_inspection_hook = assembled_where_needed
+    with triton.knobs.runtime.scope(), pytest.MonkeyPatch.context() as patch:
+        if target not in WHOLE:
+            triton.knobs.runtime.add_stages_inspection_hook = partial(assembled_where_needed, patch)
         made = triton.compile(source, target=device, options=options)
     assert made.asm["cubin" if device.backend == "cuda" else "hsaco"]
     assert made.metadata.shared <= shared, f"{made.metadata.shared} bytes of shared memory on {target}, not {shared}"
@@ -79,21 +87,26 @@ def assert_four_words_a_thread(made: Any) -> None:
         assert "sizePerThread = [1, 4], threadsPerWarp = [32, 1]" in layouts[layout]
 
 
-def assembled_where_needed(backend: Any = None, stages: Any = None, *_rest: Any) -> tuple[str, str]:
-    """Triton's hook: except for sm_90, ptxas runs only on kernels with inline assembly.
+def assembled_where_needed(
+    patch: pytest.MonkeyPatch, backend: Any = None, stages: Any = None, *_rest: Any
+) -> tuple[str, str]:
+    """Triton's hook: only kernels with inline assembly are assembled; with QUICK, LLVM does not optimise.
 
     The text of other kernels comes entirely from Triton and LLVM; ptxas takes as long as LLVM.
     """
-    if stages is not None and "cubin" in stages and backend.target.arch != 90:
-        lower, assemble, own = stages["llir"], stages["cubin"], []
+    if stages is not None:
+        binary = "cubin" if "cubin" in stages else "hsaco"
+        lower, assemble, own = stages["llir"], stages[binary], []
 
         def lowered(module: Any, metadata: Any) -> Any:
             own.append("tt.elementwise_inline_asm" in str(module))
+            if QUICK and (binary == "hsaco" or not own[-1]):
+                patch.setenv("DISABLE_LLVM_OPT", "1")
             return lower(module, metadata)
 
         stages["llir"] = lowered
-        stages["cubin"] = lambda text, metadata: assemble(text, metadata) if own[-1] else text.encode()
-    return "", ""  # parts of the key in Triton's cache
+        stages[binary] = lambda text, metadata: assemble(text, metadata) if own[-1] else text.encode()
+    return "quick" * QUICK, ""  # parts of the key in Triton's cache
 
 
 def in_float16(kernels: dict[str, tuple], *names: str) -> dict[str, tuple]:
@@ -105,19 +118,28 @@ def in_float16(kernels: dict[str, tuple], *names: str) -> dict[str, tuple]:
     return found
 
 
+def first_of_each(values: Iterable[Any], kind: Callable[[Any], Any]) -> list[Any]:
+    """Parameters: `make test` takes the first value of each kind; the others, which differ in sizes, are `full`."""
+    known: set[Any] = set()
+    found = []
+    for value in values:
+        found.append(pytest.param(*value, marks=pytest.mark.full if kind(value) in known else ()))
+        known.add(kind(value))
+    return found
+
+
 def cases(kernels: dict[str, tuple], elsewhere: Collection[Any] = ()) -> list[Any]:
     """(name, target): `make test` compiles each kernel for every target in one form; other pairs are marked `full`.
 
-    Another file compiles the kernels of `elsewhere` for every target. Here their forms alternate between Hopper and
-    CDNA; of more than three forms every second one is used.
+    Another file compiles the kernels of `elsewhere` for every target. Here their first form is compiled for Hopper, and
+    their last one for CDNA.
     """
     forms, short = defaultdict(list), set()
     for name, (kernel, *_) in kernels.items():
         forms[kernel].append(name)
     for kernel, names in forms.items():
         if kernel in elsewhere:
-            taken = names[:: 2 if len(names) > 3 else 1]
-            short |= {(name, ("sm_90", "gfx942")[turn % 2]) for turn, name in enumerate(taken)}
+            short |= set(zip((names[0], *names[1:][-1:]), ("sm_90", "gfx942")))
         else:
             spread = [names[turn * len(names) // 6] for turn in range(6)] if len(names) > 6 else names
             short |= {(spread[turn % len(spread)], target) for turn, target in enumerate(TURNS)}
