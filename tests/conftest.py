@@ -64,12 +64,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def parameters(case: Any) -> dict[str, str]:
-    """A case's parameters: the argument of each `parametrize` mark -> the value of this case."""
-    found = {}
+    """A case's parameters: the argument of each `parametrize` mark, or a fixture's name -> the value of this case."""
+    found, fixtures = {}, dict(case.callspec.params)
     for mark in case.iter_markers("parametrize"):
         names = mark.args[0].split(",") if isinstance(mark.args[0], str) else mark.args[0]
         found[",".join(names)] = repr([case.callspec.params[name.strip()] for name in names])
-    return found
+        for name in names:
+            fixtures.pop(name.strip(), None)
+    return found | {name: repr(value) for name, value in fixtures.items()}
 
 
 @pytest.hookimpl(optionalhook=True)

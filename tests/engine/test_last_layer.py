@@ -68,6 +68,7 @@ async def test_only_rows_that_are_read_pass_the_last_layer(name, settings, compu
         assert last == [1, 1, 1], "the first two chunks sample nothing"
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("name", NAMES)
 async def test_prompt_log_probabilities_together_with_sampled_rows(name, settings):
     """A step with prompt log-probabilities computes all positions; the other rows' tokens do not change."""

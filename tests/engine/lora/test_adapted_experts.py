@@ -44,6 +44,7 @@ def wanted(name: str) -> list[tuple[list[int], list[float]]]:
     return [found[k] for k in range(len(PROMPTS))]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("name", NAMES)
 async def test_a_batch_with_adapted_experts_equals_transformers(name, backend):
     want = await asyncio.to_thread(wanted, name)

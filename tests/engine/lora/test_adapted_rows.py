@@ -110,6 +110,7 @@ def test_merged_checkpoints_answer_as_transformers_does(room):
     assert out[0, len(PROMPTS[1]) :].tolist() == wanted("qwen3", room)[1].tokens
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("name", NAMES)
 async def test_a_batch_of_the_base_and_three_adapters_equals_merged_weights(name, backend, room):
     answers = await asyncio.to_thread(wanted, name, room)
@@ -143,6 +144,7 @@ async def test_log_probabilities_of_prompts_and_of_sampled_rows_read_the_adapter
         np.testing.assert_allclose(mine, other, atol=1e-4)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("settings", [{"max_num_batched_tokens": 17}, {"num_gpu_blocks_override": 14}])
 async def test_chunks_and_preemption_change_nothing(settings, backend, room):
     answers = await asyncio.to_thread(wanted, "qwen3", room)

@@ -12,6 +12,7 @@ from tests.models.test_adapters import SOUND, TEXTS, each_family, text, wanted_o
 from tests.models.test_sounds import request, wanted
 
 
+@pytest.mark.covering(1)
 @each_family
 async def test_rows_of_both_kinds_and_of_the_base_share_steps(family, backend, tmp_path):
     mine = drawn(family.folder, 4, 1, scale=0.3)
