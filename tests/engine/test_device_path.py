@@ -39,6 +39,7 @@ async def all_at_once(engine: Engine) -> list[list[int]]:
     return [choices[0] for choices in answers]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     "settings",
     [
