@@ -28,8 +28,8 @@ from tests.kernels.states import Row, delta_weights, drawn_cache, meta_of, selec
 from tests.layers.state_rows import Sequence, in_steps
 
 LENGTH = 75
-CUTS = ([64, 11], [59, 7, 9], [63, 1, 1, 10])
-FULL = (in_steps(LENGTH, 1), in_steps(LENGTH, 7))
+CUTS = ([64, 11], [63, 1, 1, 10])
+FULL = ([59, 7, 9], in_steps(LENGTH, 1), in_steps(LENGTH, 7))
 
 
 def selective(projected, weights, shape, cache, meta):
