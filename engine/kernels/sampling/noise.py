@@ -54,7 +54,8 @@ def noise_reference(seed: int, place: int, number: Tensor, stream: int) -> Tenso
 
 def philox(seed: int, place: int, number: Tensor, stream: int, rounds: int = 10) -> Tensor:
     """Return the first word of Philox4x32 for the counters (number, place, stream, 0): int64 [n] in [0, 2^32)."""
-    even, odd = np.zeros((2, 2, len(number)), np.uint64)  # words 0 and 2, words 1 and 3
+    words: np.ndarray = np.zeros((2, 2, len(number)), np.uint64)
+    even, odd = words  # words 0 and 2, words 1 and 3
     even[0], odd[0], even[1] = number.cpu().numpy().view(np.uint64) & MASK, place & MASK, stream
     low, high = seed & MASK, seed >> 32 & MASK
     for _ in range(rounds):
