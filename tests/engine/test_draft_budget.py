@@ -11,7 +11,7 @@ from engine.step.times import Times, curve, some, timed
 from tests import tiny
 from tests.block_drafters import Form, folder_of
 from tests.drafters import eagle3
-from tests.engine.test_drafts import PATHS, check, collected, drafts_of, ngram, on_path, requests_of
+from tests.engine.test_drafts import FEW_PATHS, PATHS, check, collected, drafts_of, ngram, on_path, requests_of
 from tests.engine_kit import running, text_request
 
 __all__ = ["on_path"]  # a fixture
@@ -27,7 +27,7 @@ def steps_that_take(monkeypatch, marginal: float) -> None:
 
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("marginal", [0.05, 0.4, 3.0])
-@pytest.mark.parametrize("drafter", ["ngram", "eagle3", "dflash", "dspark"])
+@pytest.mark.parametrize("drafter", ["ngram", "eagle3", pytest.param("dflash", marks=pytest.mark.full), "dspark"])
 @pytest.mark.parametrize("on_path", PATHS, indirect=True)
 async def test_answers_do_not_depend_on_the_budget(on_path, drafter, marginal, monkeypatch):
     requests = requests_of(7, 8)
@@ -67,7 +67,7 @@ async def test_useless_drafts_end_with_steps_of_a_server_without_drafts(on_path,
         assert len(looks) - before < steps / 2
 
 
-@pytest.mark.parametrize("on_path", PATHS, indirect=True)
+@pytest.mark.parametrize("on_path", FEW_PATHS, indirect=True)
 async def test_every_draft_is_verified_where_the_operator_wants_it(on_path, monkeypatch):
     steps_that_take(monkeypatch, 9.0)
     requests = [text_request(np.tile(np.arange(5, 14), 6), 40, ignore_eos=True)] * 3

@@ -14,7 +14,17 @@ import pytest
 from engine.base.errors import ConfigError
 from tests import draft_models, drafters, tiny
 from tests.drafters import PROMPTS
-from tests.engine.test_drafts import PATHS, SETTINGS, check, collected, compare_answers, drafts_of, on_path, requests_of
+from tests.engine.test_drafts import (
+    FEW_SETTINGS,
+    PATHS,
+    SETTINGS,
+    check,
+    collected,
+    compare_answers,
+    drafts_of,
+    on_path,
+    requests_of,
+)
 from tests.engine_kit import answer, running, text_request
 
 __all__ = ["on_path"]
@@ -124,7 +134,7 @@ async def test_a_model_that_drafts_for_itself_is_always_right(on_path, name):
 
 @pytest.mark.full
 @pytest.mark.parametrize("most", [1, 4])
-@pytest.mark.parametrize("settings", SETTINGS, ids=["plain", "chunks", "pressure", "few-rows"])
+@pytest.mark.parametrize("settings", FEW_SETTINGS)
 @pytest.mark.parametrize("on_path", PATHS, indirect=True)
 async def test_answers_are_those_without_drafts(on_path, settings, most):
     requests = [*requests_of(most, 8), *(text_request(ids, 30, ignore_eos=True) for ids in PROMPTS[:2])]

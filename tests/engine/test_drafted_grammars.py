@@ -86,7 +86,7 @@ def drafter(name: str, most: int) -> dict[str, Any]:
 
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("settings", SETTINGS, ids=["plain", "chunks-jumps", "pressure"])
-@pytest.mark.parametrize("name", ["draft_model", "eagle3", "ngram"])
+@pytest.mark.parametrize("name", ["eagle3", "ngram", "draft_model"])
 @pytest.mark.parametrize("on_path", PATHS, indirect=True)
 async def test_answers_are_those_without_drafts(on_path, name, settings):
     drafts = await compare(drafter(name, 4), requests_of(3, 24), **settings)

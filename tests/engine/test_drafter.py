@@ -22,7 +22,7 @@ from engine.sampling.sampler import Sampler
 from tests import drafters, tiny
 from tests.drafters import PROMPTS, Form
 from tests.engine.host_accelerator import HostAccelerator
-from tests.engine.test_drafts import PATHS, SETTINGS, compare_answers, drafts_of, on_path, requests_of
+from tests.engine.test_drafts import FEW_SETTINGS, PATHS, compare_answers, drafts_of, on_path, requests_of
 from tests.engine_kit import answer, running, text_request
 
 __all__ = ["on_path"]
@@ -83,9 +83,15 @@ def numbers(own: Engine) -> tuple[int, int, int]:
     return drafts.num_drafts, drafts.num_draft_tokens, drafts.num_accepted_tokens
 
 
+SHORT = ("flat", "flat-3.1", "speculators-layers", "speculators-3.1")  # the other forms are in the next test
+FEW_FORMS = [pytest.param(form, marks=() if form in SHORT else pytest.mark.full) for form in FORMS]
+
+
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("most", [1, 3, 7])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "form", [pytest.param(form, marks=() if form in SHORT else pytest.mark.full) for form in FORMS]
+)
 async def test_drafts_are_those_of_the_drafter_in_plain_torch(form, most):
     async with running(tiny.checkpoint(TARGET), speculative=asked(most, form)) as own:
         for number in range(2):
@@ -96,7 +102,7 @@ async def test_drafts_are_those_of_the_drafter_in_plain_torch(form, most):
 
 @pytest.mark.covering(1)
 @pytest.mark.parametrize(
-    ("form", "settings"), [("speculators", {}), ("flat-layers", {"max_prefill_chunk": 3}), ("speculators-parallel", {})]
+    ("form", "settings"), [("speculators", {}), ("flat-layers", {"max_prefill_chunk": 3}), ("parallel", {})]
 )
 @pytest.mark.parametrize("on_path", PATHS, indirect=True)
 async def test_every_path_drafts_alike(on_path, form, settings):
@@ -123,7 +129,7 @@ async def test_a_cached_prefix_changes_neither_hits_nor_drafts(on_path):
 
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("most", [1, 4])
-@pytest.mark.parametrize("settings", SETTINGS, ids=["plain", "chunks", "pressure", "few-rows"])
+@pytest.mark.parametrize("settings", FEW_SETTINGS)
 @pytest.mark.parametrize("on_path", PATHS, indirect=True)
 async def test_answers_are_those_without_drafts(on_path, settings, most):
     requests = [*requests_of(most, 16), *(text_request(ids, 30, ignore_eos=True) for ids in PROMPTS[:2])]

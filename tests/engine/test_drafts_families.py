@@ -19,7 +19,8 @@ FEW = {"allowed_token_ids": (5, 9, 14), "logprobs": 1}
 RULES = [FEW, FEW | {"temperature": 0.7, "seed": 3}, {"logprobs": 1}]
 
 
-@pytest.mark.parametrize("device", ["cpu", "device"])
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("device", ["device", "cpu"])
 @pytest.mark.parametrize("name", NAMES)
 async def test_answers_of_every_family_are_those_without_drafts(name, device, monkeypatch):
     draw = np.random.default_rng(3)
