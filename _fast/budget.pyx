@@ -1,13 +1,14 @@
-"""Budget: how many drafts a step verifies over all rows, so that tokens come fastest.
+"""Budget: how many drafts a step verifies, over all rows and in a row, so that tokens come fastest.
 
 Owner: the device thread, through Drafts. In: outcomes of settled steps, seconds of steps by size, measured at start.
-Out: the number of drafts of the step that is planned. The survival of a row's draft j is the product of the row's
-estimates 1 .. j (estimates.pyx), each of how often this draft is right if all before it are. With B drafts a step
-yields
+Out: the number of drafts of the step that is planned, and the most drafts of a row (depth). The survival of a row's
+draft j is the product of the row's estimates 1 .. j (estimates.pyx), each of how often this draft is right if all
+before it are. With B drafts, D in a row at most, a step yields
 
-    (rows + sum of the B largest survivals) / (seconds(tokens + B) + reading * contexts)
+    (rows + sum of the B largest survivals of drafts 1 .. D) / (seconds(tokens + B) + reading * contexts + passes(B, D))
 
-tokens per second; B is where this is largest.
+tokens per second; B and D are where this is largest. A drafter that guesses draft after draft needs D passes over the
+rows with drafts, any other a single pass, and copies of texts none. D rises from 1 while a further pass pays.
 
 The drafts of a row that are among the B largest are its first ones, because survivals fall along a row. Which rows get
 the B drafts is decided on the device, where the newest outcomes are (engine/kernels/deal_drafts). If B is 0, the
@@ -17,12 +18,23 @@ drafter rests (rest.pyx): steps are those of a server without drafts.
 from array import array
 
 cimport cython
+from libc.string cimport memset
 
 from _fast.estimates cimport PLACES
 from _fast.layout cimport ACCEPTANCE_ONE
 
 cdef enum:
     RADIX = 256
+
+
+cdef check_times(str name, const double[::1] times, bint is_step):
+    """Raise ValueError unless the seconds are valid; is_step: none of them may be 0."""
+    cdef Py_ssize_t k
+    if times.shape[0] < 1 or not times[0] >= 0.0 or (is_step and times[0] <= 0.0):
+        raise ValueError(f"{name}: at least one time in seconds is needed, above 0")
+    for k in range(1, times.shape[0]):
+        if not times[k] >= times[k - 1]:
+            raise ValueError(f"{name}: {times[k]:g} s for {k} is less than for {k - 1}; more work takes longer")
 
 
 @cython.final
@@ -32,8 +44,10 @@ cdef class Budget:
     def __init__(self, int32_t num_slots, int32_t max_rows):
         self.estimates, self.rest = Estimates(num_slots), Rest()
         self.most = array("i", [PLACES - 1] * (max_rows + 1))
-        self.plain = self.mixed = self.choice = array("d")
+        self.plain = self.mixed = self.choice = self.first = self.further = array("d")
+        self.max_rows = max_rows
         self.survivals = array("i", bytes(4 * max_rows * PLACES))
+        self.sorted = array("i", bytes(4 * max_rows * PLACES))
         self.room = array("i", bytes(4 * max_rows * PLACES))
 
     def set_times(self, const double[::1] plain not None, const double[::1] mixed not None,
@@ -43,12 +57,9 @@ cdef class Budget:
         plain: of a whole step in which all rows decode, by rows from 0 on. mixed: of the forward of other steps, by
         tokens. choice: of the choice of tokens in them, by places. The last value is that of all larger numbers.
         """
-        for name, times in (("plain", plain), ("mixed", mixed), ("choice", choice)):
-            if times.shape[0] < 1 or not times[0] >= 0.0 or (name != "choice" and times[0] <= 0.0):
-                raise ValueError(f"{name}: at least one time in seconds is needed, above 0")
-            for k in range(1, times.shape[0]):
-                if not times[k] >= times[k - 1]:
-                    raise ValueError(f"{name}: {times[k]:g} s for {k} is less than for {k - 1}; more work takes longer")
+        check_times("plain", plain, True)
+        check_times("mixed", mixed, True)
+        check_times("choice", choice, False)
         self.plain, self.mixed, self.choice = plain, mixed, choice
         self.adaptive = True
 
@@ -58,6 +69,19 @@ cdef class Budget:
         if not seconds >= 0.0:
             raise ValueError(f"reading={seconds:g}: seconds of a token, 0 or more")
         self.reading = seconds
+
+    def set_passes(self, const double[::1] first not None, const double[::1] further not None, double reading=0.0):
+        """Take the seconds of a drafter's passes, by rows with drafts from 0 on; each array must not fall.
+
+        first: of the first pass; further: of each further pass, empty if there is only one. reading: seconds that a
+        pass takes longer for every token of its rows' contexts.
+        """
+        check_times("first", first, False)
+        if further.shape[0]:
+            check_times("further", further, False)
+        if not reading >= 0.0:
+            raise ValueError(f"reading={reading:g}: seconds of a token, 0 or more")
+        self.first, self.further, self.pass_reading = first, further, reading
 
     def set_most(self, ranges):
         """Limit a row's drafts by the number of running rows: [(least rows, most rows, drafts)]."""
@@ -73,20 +97,26 @@ cdef class Budget:
         self.variant = variant
 
     def sized(self, survivals, int32_t rows, int32_t tokens, int32_t most, bint decodes, int64_t contexts=0):
-        """Return the number of drafts for a step of so many sampled rows and tokens (for tests and benchmarks).
+        """Return the number of drafts for a step of so many sampled rows and tokens, and the most of a row (for tests
+        and benchmarks).
 
-        survivals: of the drafts, in units of 1 / 32768, in any order; most: room for drafts; decodes: without drafts
-        every row has one token; contexts: tokens of all rows' contexts.
+        survivals: by row with drafts, of its drafts, in units of 1 / 32768; most: room for drafts; decodes: without
+        drafts every row has one token; contexts: tokens of all rows' contexts, as if all rows had drafts.
         """
+        cdef int32_t own[PLACES]
+        cdef int32_t count
         cdef int32_t k
-        if len(survivals) > self.survivals.shape[0]:
-            raise ValueError(f"{len(survivals)} drafts: there is room for {self.survivals.shape[0]}")
+        if len(survivals) > self.max_rows or max(map(len, survivals), default=0) > PLACES:
+            raise ValueError(f"{len(survivals)} rows with drafts: there is room for {self.max_rows} of {PLACES} drafts")
         self.begin()
-        self.contexts = contexts
-        for k in range(<int32_t>len(survivals)):
-            self.survivals[k] = survivals[k]
-        self.count = <int32_t>len(survivals)
-        return self.best(rows, tokens, most, decodes)
+        self.contexts = self.drafted = contexts
+        for row in survivals:
+            count = <int32_t>len(row)
+            for k in range(count):
+                own[k] = row[k]
+            self._take(own, count)
+        count = self.best(rows, tokens, most, decodes)
+        return count, self.depth if count else 0
 
     cdef void learn(self, slot_t slot, int32_t verified, int32_t right) noexcept nogil:
         """Take over that the first `right` of a row's `verified` drafts were right."""
@@ -100,16 +130,28 @@ cdef class Budget:
 
     cdef void begin(self) noexcept nogil:
         """Begin a plan: no drafts are offered."""
-        self.count = self.rows_with = self.eligible = 0
-        self.contexts = 0
-        self.rest.first_only = False
+        self.count = self.rows_with = self.eligible = self.deepest = 0
+        self.contexts = self.drafted = 0
+        self.depth = PLACES
+        memset(self.rows_at, 0, sizeof(self.rows_at))
 
-    cdef void offer(self, slot_t slot, int32_t drafts) noexcept nogil:
-        """Offer the drafts of a row for verification."""
+    cdef void offer(self, slot_t slot, int32_t drafts, int64_t context) noexcept nogil:
+        """Offer the drafts of a row for verification; context: its tokens."""
+        cdef int32_t own[PLACES]
         if self.adaptive:
-            self.estimates.survive(slot, drafts, &self.survivals[self.count])
+            self.estimates.survive(slot, drafts, own)
+        self._take(own, drafts)
+        self.drafted += context
+
+    cdef void _take(self, const int32_t* own, int32_t drafts) noexcept nogil:
+        """Take the survivals of a row's drafts, if the step is sized by them."""
+        cdef int32_t k
+        for k in range(drafts if self.adaptive else 0):
+            self.survivals[k * self.max_rows + self.rows_at[k]] = own[k]
+            self.rows_at[k] += 1
         self.count += drafts
-        self.rows_with += 1
+        self.rows_with += drafts > 0
+        self.deepest = max(self.deepest, drafts)
 
     cdef int32_t decide(self, int32_t rows, int32_t tokens, int32_t most, bint decodes) noexcept nogil:
         """Return how many of the offered drafts the step verifies, `most` at most.
@@ -140,38 +182,88 @@ cdef class Budget:
     cdef int32_t _probe(self, int32_t most) noexcept nogil:
         """Let every row verify its first draft."""
         self.rest.probe()
+        self.depth = 1
         return min(self.rows_with, most)
 
     cdef int32_t best(self, int32_t rows, int32_t tokens, int32_t most, bint decodes) noexcept nogil:
-        """Return the number of drafts with the most tokens per second."""
+        """Return the number of drafts with the most tokens per second, and set the depth."""
+        cdef double seconds = self.seconds(tokens, rows)
+        cdef double before = 0.0
+        cdef double fastest
+        cdef double speed
+        cdef int32_t found = 0
+        cdef int32_t gathered = 0
+        cdef int32_t depth = min(1, self.deepest) if self.further.shape[0] else self.deepest
+        if decodes:
+            seconds = self.plain[min(tokens, <int32_t>self.plain.shape[0] - 1)]
+        fastest = <double>rows * ACCEPTANCE_ONE / (seconds + self.reading * <double>self.contexts)
+        while True:
+            gathered = self._gather(gathered, depth)
+            speed = self._speed(rows, tokens, min(gathered, most), depth)
+            if speed > fastest:
+                fastest = speed
+                found = self.verified
+                self.depth = depth
+            if speed <= before or depth >= self.deepest:
+                return found
+            before = speed
+            depth += 1
+
+    cdef double seconds(self, int32_t tokens, int32_t places) noexcept nogil:
+        """Return the time of a step that is not plain: its forward, and the choice of tokens for so many places."""
+        cdef int32_t longest = <int32_t>self.mixed.shape[0] - 1
+        return self.mixed[min(tokens, longest)] + self.choice[min(places, <int32_t>self.choice.shape[0] - 1)]
+
+    cdef double passes(self, int32_t rows, int32_t depth) noexcept nogil:
+        """Return the time of a drafter's passes over so many rows, which guess so many drafts of a row."""
+        cdef int32_t further = depth - 1 if self.further.shape[0] else 0
+        cdef double found
+        cdef double reading = self.pass_reading * <double>self.drafted * <double>rows / <double>self.rows_with
+        found = self.first[min(rows, <int32_t>self.first.shape[0] - 1)] + reading
+        if further:
+            found += <double>further * (self.further[min(rows, <int32_t>self.further.shape[0] - 1)] + reading)
+        return found
+
+    cdef double _speed(self, int32_t rows, int32_t tokens, int32_t most, int32_t depth) noexcept nogil:
+        """Return the most tokens per second with 1 to `most` drafts (0: none can be verified); note their number."""
         cdef const double* mixed = &self.mixed[0]
         cdef const double* choice = &self.choice[0]
         cdef int32_t longest = <int32_t>self.mixed.shape[0] - 1
         cdef int32_t places = <int32_t>self.choice.shape[0] - 1
+        cdef int32_t guessing = self.rows_with if self.first.shape[0] else 0
         cdef int64_t yielded = <int64_t>rows * ACCEPTANCE_ONE
-        cdef double fixed = self.reading * <double>self.contexts
-        cdef double seconds = mixed[min(tokens, longest)] + choice[min(rows, places)]
-        cdef double fastest
+        cdef double reading = self.reading * <double>self.contexts
+        cdef double fixed = reading
+        cdef double fastest = 0.0
+        cdef double seconds
         cdef double speed
-        cdef int32_t found = 0
         cdef int32_t k
-        if decodes:
-            seconds = self.plain[min(tokens, <int32_t>self.plain.shape[0] - 1)]
-        fastest = <double>yielded / (seconds + fixed)
-        self._sort()
-        for k in range(min(self.count, most)):
-            yielded += self.survivals[k]
+        for k in range(most):
+            yielded += self.sorted[k]
+            if k < guessing:
+                fixed = reading + self.passes(k + 1, depth)
             seconds = mixed[min(tokens + k + 1, longest)] + choice[min(rows + k + 1, places)]
             speed = <double>yielded / (seconds + fixed)
             if speed > fastest:
                 fastest = speed
-                found = k + 1
-        return found
+                self.verified = k + 1
+        return fastest
 
-    cdef void _sort(self) noexcept nogil:
-        """Sort the survivals, largest first: by their low bytes, then by their high bytes."""
+    cdef int32_t _gather(self, int32_t gathered, int32_t depth) noexcept nogil:
+        """Sort the survivals of a row's first drafts; return their number. So many are sorted: those of one less."""
+        cdef int32_t place
+        cdef int32_t k
+        for place in range(depth - 1 if gathered else 0, depth):
+            for k in range(self.rows_at[place]):
+                self.sorted[gathered] = self.survivals[place * self.max_rows + k]
+                gathered += 1
+        self._sort(gathered)
+        return gathered
+
+    cdef void _sort(self, int32_t count) noexcept nogil:
+        """Sort the first survivals, largest first: by their low bytes, then by their high bytes."""
         cdef int32_t starts[2][RADIX]
-        cdef int32_t* source = &self.survivals[0]
+        cdef int32_t* source = &self.sorted[0]
         cdef int32_t* target = &self.room[0]
         cdef int32_t digit
         cdef int32_t i
@@ -180,7 +272,7 @@ cdef class Budget:
         cdef int32_t size
         for digit in range(RADIX):
             starts[0][digit] = starts[1][digit] = 0
-        for i in range(self.count):
+        for i in range(count):
             starts[0][source[i] & 255] += 1
             starts[1][source[i] >> 8] += 1
         for digit in range(RADIX - 1, -1, -1):
@@ -190,11 +282,11 @@ cdef class Budget:
             size = starts[1][digit]
             starts[1][digit] = high
             high += size
-        for i in range(self.count):
+        for i in range(count):
             digit = source[i] & 255
             target[starts[0][digit]] = source[i]
             starts[0][digit] += 1
-        for i in range(self.count):
+        for i in range(count):
             digit = target[i] >> 8
             source[starts[1][digit]] = target[i]
             starts[1][digit] += 1

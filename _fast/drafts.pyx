@@ -3,9 +3,9 @@
 Owner: the device thread, only through Scheduler. In: the shares of a step that is planned; the runs of settled steps.
 Out: most drafts per running slot, their number over all rows, and counts of accepted drafts. The device finds the
 drafts of a row's next step and reports their number with the row's run, so a row without drafts costs no room. Budget
-decides on the number of drafts of a step; the device deals them out. Drafts get what other rows leave of a step: its
-tokens, its places for chosen tokens, idle blocks. A row holds blocks for all of its drafts until it needs them, or
-until another row lacks a block.
+decides on the number of drafts of a step, and of a row at most; the device deals them out. Drafts get what other rows
+leave of a step: its tokens, its places for chosen tokens, idle blocks. A row holds blocks for all of its drafts until
+it needs them, or until another row lacks a block.
 """
 
 from array import array
@@ -52,7 +52,7 @@ cdef class Drafts:
                 self.budget.contexts += self.seqs.computed[slot] + count
             self.of[slot] = self._offered(slot, most)
             if self.of[slot]:
-                self.budget.offer(slot, self.of[slot])
+                self.budget.offer(slot, self.of[slot], self.seqs.computed[slot] + count)
         count = min(self.shares.room, self.max_lines - self.running.size)
         self.total = self.budget.decide(sampled, tokens, count, deciding == tokens)
         if self.total:
@@ -80,8 +80,7 @@ cdef class Drafts:
             slot = self.running.slots[i]
             if not self.of[slot]:
                 continue
-            if self.budget.rest.first_only:
-                self.of[slot] = 1
+            self.of[slot] = min(self.of[slot], self.budget.depth)
             reach = self.seqs.reach(slot, self.seqs.computed[slot] + 1, 1 + self.of[slot])
             changed = max(self.tables.blocks_for(reach) - self.tables.size[slot], 0) * self.tables.num_groups
             if changed > updates_left or not self._reserve(slot, reach):

@@ -42,6 +42,7 @@ cdef class Launcher:
     cdef int32_t choose(self, int32_t kind, int32_t variant, int32_t count) noexcept nogil
     cdef bint await_read(self, int32_t record) noexcept nogil
     cdef bint launch_prep(self, StepPlan plan, int32_t record) noexcept nogil
+    cdef bint launch_passes(self, StepPlan plan) noexcept nogil
     cdef bint launch_reader(self, void** graphs, StepPlan plan, int32_t record) noexcept nogil
     cdef bint record_done(self) noexcept nogil
     cdef bint launch_plain(self, StepPlan plan, int32_t record, int32_t kind, int32_t variant,

@@ -3,13 +3,14 @@
 Owner: the device thread, on whose current device the events are created. In: a sealed plan in its pinned record, the
 handles of captured graphs. Out: tokens in pinned buffers. Each rank has one stream, and nothing is copied on it:
 
-    record n (pinned) <--reads-- prep | forward | sample --writes--> ring buffer n (pinned), then the event `home`
+    record n (pinned) <--reads-- prep | passes | forward | sample --writes--> ring buffer n (pinned), then event `home`
 
 A plain decode step is one graph, because each boundary between graphs costs the device and the host some microseconds;
-its only calls are the launch and the event. Other steps run prep, forward and sample as separate graphs. Every sampling
-graph ends by writing the tokens into the pinned buffer that has the number of the step's record. Prep advances a
-counter on the device that selects the next record, and `turn` mirrors it here. If the two may differ (at the start, and
-after a step that was planned but not launched), the record's number is copied over the device's counter.
+its only calls are the launch and the event. Other steps run prep, forward and sample as separate graphs, and those with
+drafts as many passes of a drafter as they need. Every sampling graph ends by writing the tokens into the pinned buffer
+that has the number of the step's record. Prep advances a counter on the device that selects the next record, and `turn`
+mirrors it here. If the two may differ (at the start, and after a step that was planned but not launched), the record's
+number is copied over the device's counter.
 
 Only this file implements this rule: a record may be rewritten when the preps that read it have run (wait_until_read).
 This is known without cost once a wait() for its step or a later step has returned; a step that was launched but never
@@ -27,7 +28,7 @@ from libc.stdint cimport uintptr_t
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 from _fast.device_calls cimport BLOCKING, NO_TIMING
-from _fast.layout cimport GRAPH_DECODE, GRAPH_SAMPLE, GRAPH_STEP, HEADER_HOME
+from _fast.layout cimport GRAPH_DECODE, GRAPH_DRAFT, GRAPH_FURTHER, GRAPH_SAMPLE, GRAPH_STEP, HEADER_HOME
 
 cdef enum:
     MEASURED = 64  # the gap of one step in MEASURED is measured, at almost no cost
@@ -143,7 +144,7 @@ cdef class Launcher:
             self._raise()
 
     def prep(self, StepPlan plan not None, int32_t record_index):
-        """Begin the plan's step: launch the prep graph, which reads the plan's record."""
+        """Begin the plan's step: launch the prep graph, which reads the plan's record, and passes of a drafter."""
         self._check_plan(plan, record_index)
         if not self.launch_prep(plan, record_index):
             self._raise()
@@ -223,10 +224,23 @@ cdef class Launcher:
         return self.calls.await_all(self.passed)
 
     cdef bint launch_prep(self, StepPlan plan, int32_t record) noexcept nogil:
-        """Launch only prep; the step's forward follows."""
+        """Launch prep, and the drafter's passes; the step's forward follows."""
         if not self.launch_reader(self.graphs.prep(), plan, record):
             return False
-        return self.gaps.mark_begin(plan.step_id, self.waited_step)
+        return self.gaps.mark_begin(plan.step_id, self.waited_step) and self.launch_passes(plan)
+
+    cdef bint launch_passes(self, StepPlan plan) noexcept nogil:
+        """Launch the recorded passes of a drafter: as many as a row of the plan has drafts, at most."""
+        cdef int32_t size = self.graphs.choose(GRAPH_DRAFT, 0, plan.num_drafted)
+        cdef void** graphs
+        cdef int32_t number
+        for number in range(plan.depth if size else 0):
+            graphs = self.graphs.find(GRAPH_FURTHER if number else GRAPH_DRAFT, 0, size)
+            if graphs == NULL:  # all drafts of a row follow from the first pass
+                break
+            if not self.calls.launch(graphs):
+                return False
+        return True
 
     cdef bint launch_reader(self, void** graphs, StepPlan plan, int32_t record) noexcept nogil:
         """Launch a graph that begins with prep, for the plan in this record."""

@@ -168,6 +168,8 @@ class GraphKind(IntEnum):
     SAMPLE = 2  # the choice of tokens; the size counts sampled rows
     STEP = 3  # prep, DECODE and SAMPLE, if all rows sample
     PREP = 4  # record to inputs; size 1
+    DRAFT = 5  # the first pass of a drafter, between prep and forward; the size counts rows with drafts
+    FURTHER = 6  # a further pass over the same rows
 
 
 def padded(count: int) -> int:

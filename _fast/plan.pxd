@@ -34,6 +34,8 @@ cdef class StepPlan:
     cdef readonly int32_t num_updates
     cdef readonly int32_t num_sampled  # rows that yield a token
     cdef readonly int32_t num_lines  # places for which a token is chosen: those of sampled rows, and of their drafts
+    cdef readonly int32_t num_drafted  # rows that may have drafts
+    cdef readonly int32_t depth  # most drafts of a row
     cdef readonly int32_t num_params  # slots whose words are sent with this step
     cdef readonly int32_t tail_at  # start of the updates in the record
     cdef readonly int32_t num_encodes

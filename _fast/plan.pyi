@@ -15,6 +15,8 @@ class StepPlan:
     num_updates: int
     num_sampled: int
     num_lines: int
+    num_drafted: int
+    depth: int
     variant: int
     drafting: bool
     num_params: int

@@ -167,6 +167,8 @@ cdef class StepPlan:
         self.num_updates = 0
         self.num_sampled = 0
         self.num_lines = 0
+        self.num_drafted = 0
+        self.depth = 0
         self.num_params = 0
         self.num_encodes = 0
         self.num_media = 0
@@ -222,6 +224,8 @@ cdef class StepPlan:
             self.num_sampled += 1
             self.num_lines += 1
         self.row_flags[row] = flags
+        self.num_drafted += drafts > 0
+        self.depth = max(self.depth, drafts)
         self.num_rows = row + 1
         self.num_tokens = at + count
         self.row_start[row + 1] = at + count
@@ -234,6 +238,7 @@ cdef class StepPlan:
 
     cdef void add_drafts(self, int32_t count) noexcept nogil:
         """Add places for drafts after all rows; the device deals them out among the rows with drafts, the last rows."""
+        self.num_drafted = min(self.num_drafted, count)
         self.num_tokens += count
         self.num_lines += count
 

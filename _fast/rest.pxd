@@ -4,7 +4,6 @@ from _fast.types cimport int32_t, int64_t
 cdef class Rest:
     cdef readonly bint active  # steps have drafts; False: the drafter rests
     cdef readonly int64_t num_probes  # since start
-    cdef bint first_only  # this step tries the first draft of every row
     cdef bint probing  # a rest has ended, and the outcome of a probe decides
     cdef int32_t length  # of the rest, in steps; while drafts are used: half of the next rest's
     cdef int32_t rested

@@ -63,7 +63,6 @@ cdef class Rest:
 
     cdef void probe(self) noexcept nogil:
         """Make the step that is planned a probe."""
-        self.first_only = True
         self.wait = SETTLED_AFTER
         self.num_probes += 1
         self.probes += 1

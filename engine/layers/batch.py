@@ -21,8 +21,15 @@ from engine.layers.stream import Stream
 class LayerHook(Protocol):
     """The work of a step part (engine/step/parts) inside a decoder's forward; graphs record its launches."""
 
+    passes: int  # most passes of `draft` in a step
+
+    def draft(self, batch: Batch, rows: DraftedRows, first: bool) -> None:
+        """A pass that guesses drafts of a step, before its forward: pass j is launched in steps in which a row has more
+        than j drafts. `batch`: at least the step's tokens; `rows.most`: rows with drafts, at most; `first`: pass 0."""
+
     def begin(self, batch: Batch, rows: DraftedRows | None) -> None:
-        """Called with the new batch, before the first layer; `rows`: None on a server without drafts."""
+        """Called with the new batch, before the first layer and after the passes of `draft`; `rows`: None on a server
+        without drafts."""
 
     def after_layer(self, number: int, x: Stream) -> None:
         """Called after layer `number`, from 0; may read x.rows(). If `Batch.whole` is false, the last layer's stream

@@ -75,6 +75,11 @@ def fewer_decode_sizes(max_rows: int, chosen: tuple[int, ...] = ()) -> list[int]
     return sizes if chosen else [size for size in sizes if size in (1, 2, 4, 8, *COARSE, max_rows)]
 
 
+def pass_sizes(max_rows: int) -> list[int]:
+    """Numbers of rows with a graph of a drafter's pass; it is short, so padding costs little."""
+    return fewer_decode_sizes(max_rows)
+
+
 def fewer_mixed_sizes(most: int) -> list[int]:
     """Numbers of tokens with a mixed graph of another forward: COARSE, then sizes of which at most 20 % is padding,
     because products of more tokens take time for each token."""

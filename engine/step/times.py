@@ -7,7 +7,7 @@ last slope, and no larger step takes less time than a smaller one (_fast/budget:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -22,6 +22,10 @@ class Times:
     mixed: np.ndarray  # by tokens: the forward of any other step
     choice: np.ndarray  # by places for which a token is chosen
     reading: float = 0.0  # in addition, for each token of the rows' contexts
+    # Of a drafter's first pass, and of each further pass, by rows with drafts; empty: it has no such passes.
+    first: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    further: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    pass_reading: float = 0.0  # of a pass, in addition, for each token of its rows' contexts
 
 
 def some(sizes: Sequence[int], count: int) -> list[int]:

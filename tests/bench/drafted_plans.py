@@ -1,6 +1,6 @@
 """How long the host takes for a step of 256 rows with drafts: plan with a budget, and settle.
 
-    python tests/bench/drafted_plans.py [--rows 256] [--drafts 7]
+    python tests/bench/drafted_plans.py [--rows 256] [--drafts 7] [--pass-us 300]
 
 A simulated device accepts drafts at random. Times are those of one thread that has a core to itself; the loop without
 the GIL makes the same calls.
@@ -22,6 +22,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--drafts", type=int, default=7)
+    parser.add_argument("--pass-us", type=float, default=0.0, help="of a drafter with a pass for each draft; 0: none")
     parser.add_argument("--steps", type=int, default=300)
     given = parser.parse_args()
     rows, most, draw = given.rows, given.drafts, np.random.default_rng(1)
@@ -37,6 +38,9 @@ def main() -> None:
     )
     times = 0.006 + 0.00003 * np.arange(tokens + 1)
     scheduler.drafts.budget.set_times(times, times, np.zeros(1))
+    if given.pass_us:
+        passes = np.full(rows + 1, given.pass_us / 1e6)
+        scheduler.drafts.budget.set_passes(passes, passes)
     plans = [StepPlan(rows, max(tokens, 2048), updates, width=most + 2) for _ in range(2)]
     for number in range(rows):
         scheduler.add(number, draw.integers(0, 9, 8).astype(np.int32), max_tokens=8000, drafts=most)

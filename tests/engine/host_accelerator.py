@@ -27,7 +27,7 @@ class HostLauncher:
         self._others: list[tuple[list[Callable[[], None]], torch.Tensor, HostStream]] = []  # ranks from rank 1 on
         self.gap_s = 0.0  # gaps are not measured
         self._by_kind: dict[int, dict[tuple[int, int], tuple[int, ...]]] = {kind: {} for kind in GraphKind}
-        self.counts = {"prep": 0, "forward": 0, "sample": 0, "step": 0, "finish": 0, "wait": 0}
+        self.counts = {"prep": 0, "forward": 0, "sample": 0, "step": 0, "finish": 0, "wait": 0, "pass": 0}
 
     def add_rank(self, graphs: list[Callable[[], None]], turn: torch.Tensor) -> None:
         self._others.append((graphs, turn, HostStream("stand-in")))
@@ -83,6 +83,12 @@ class HostLauncher:
         self.counts["prep"] += 1
         self._take(plan, record)
         self._run(GraphKind.PREP, 1, 0)
+        size = self.pick(GraphKind.DRAFT, plan.num_drafted)
+        for number in range(plan.depth if size else 0):
+            kind = GraphKind.FURTHER if number else GraphKind.DRAFT
+            if self._graph(kind, size, 0) is not None:
+                self.counts["pass"] += 1
+                self._run(kind, size, 0)
 
     def replay(self, kind: int, size: int, variant: int = 0) -> None:
         self.counts["sample" if kind == GraphKind.SAMPLE else "forward"] += 1

@@ -7,6 +7,7 @@ import pytest
 
 import engine.run.budget
 import engine.step.parts.drafts
+from engine.step.parts.drafter_chain import ChainSteps
 from engine.step.times import Times, curve, some, timed
 from tests import tiny
 from tests.block_drafters import Form, folder_of
@@ -19,10 +20,11 @@ __all__ = ["on_path"]  # a fixture
 MEASURE = engine.run.budget.times_of  # the session's fixture has replaced the function that servers call
 
 
-def steps_that_take(monkeypatch, marginal: float) -> None:
+def steps_that_take(monkeypatch, marginal: float, **passes: np.ndarray) -> None:
     """Steps of n tokens take 1 + marginal * n seconds."""
     seconds = 1 + marginal * np.arange(300)
-    monkeypatch.setattr(engine.run.budget, "times_of", lambda _runtime: Times(seconds, seconds, np.zeros(1)))
+    times = Times(seconds, seconds, np.zeros(1), **passes)
+    monkeypatch.setattr(engine.run.budget, "times_of", lambda _runtime: times)
 
 
 @pytest.mark.covering(1)
@@ -47,6 +49,34 @@ async def test_answers_do_not_depend_on_the_budget(on_path, drafter, marginal, m
         assert found.num_draft_tokens > 0
         assert found.budget.adaptive
         assert bool(found.budget.variant) == (drafter == "ngram")
+
+
+@pytest.mark.parametrize(("further", "most"), [(9.0, 1), (0.0, 3), (None, 3)])
+@pytest.mark.parametrize("on_path", PATHS, indirect=True)
+async def test_a_step_has_as_many_passes_as_its_rows_have_drafts(on_path, further, most, monkeypatch):
+    """A further pass costs nothing, or more than its drafts save; None: the operator wants every draft verified."""
+    requests = [text_request(np.arange(5, 14) + n, 24, ignore_eos=True) for n in range(3)]
+    async with running(tiny.checkpoint("qwen3")) as own:
+        wanted = await collected(own, requests)
+    passes: list[bool] = []
+    draft = ChainSteps.draft
+
+    def counted(steps, batch, rows, first):
+        passes.append(first)
+        draft(steps, batch, rows, first)
+
+    monkeypatch.setattr(ChainSteps, "draft", counted)
+    steps_that_take(monkeypatch, 0.05, first=np.zeros(1), further=np.full(1, further or 0.0))
+    asked = {"model": str(eagle3("qwen3")), "num_speculative_tokens": 3}
+    if further is None:
+        asked["enable_adaptive_verification"] = False
+    async with running(tiny.checkpoint("qwen3"), speculative=asked) as own:
+        passes.clear()  # those of the start
+        check(await collected(own, requests), wanted)
+        assert drafts_of(own).num_draft_tokens > 0
+    runs = "".join("|" if first else "." for first in passes).split("|")[1:]
+    assert len(runs) > 5
+    assert max(map(len, runs)) == most - 1
 
 
 @pytest.mark.parametrize("on_path", ["host", "steady"], indirect=True)

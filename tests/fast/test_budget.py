@@ -2,6 +2,7 @@
 
 import random
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -19,30 +20,67 @@ def survivals_of(draw, rows, most):
     """Random survivals of rows, which fall along a row; some are equal."""
     found = []
     for _ in range(rows):
-        value = ONE
+        own, value = [], ONE
         for _ in range(draw.randint(0, most)):
             value = max(value * draw.choice([ONE - 1, ONE // 2, draw.randint(512, ONE - 1)]) // ONE, 1)
-            found.append(value)
-    draw.shuffle(found)
+            own.append(value)
+        found.append(own)
     return found
 
 
-def brute_force(survivals, rows, tokens, most, decodes, times, fixed):
-    plain, mixed, choice = times
-    best, fastest = 0, -1.0
-    for count in range(min(len(survivals), most) + 1):
-        yielded = rows * ONE + sum(sorted(survivals, reverse=True)[:count])
-        seconds = mixed[min(tokens + count, len(mixed) - 1)] + choice[min(rows + count, len(choice) - 1)]
-        if decodes and not count:
-            seconds = plain[min(tokens, len(plain) - 1)]
-        if yielded / (seconds + fixed) > fastest:
-            best, fastest = count, yielded / (seconds + fixed)
-    return best
+class Costs(NamedTuple):
+    """Seconds of steps."""
+
+    plain: list[float]
+    mixed: list[float]
+    choice: list[float]
+    fixed: float
+    first: list[float] = []
+    further: list[float] = []
+    pass_fixed: float = 0.0
+
+    def passes(self, rows, depth, drafted):
+        """Of passes over so many of the rows with drafts."""
+        if not self.first:
+            return 0.0
+        reading = self.pass_fixed * rows / drafted
+        number = (depth - 1) if self.further else 0
+        further = number * (self.further[min(rows, len(self.further) - 1)] + reading) if number else 0.0
+        return self.first[min(rows, len(self.first) - 1)] + reading + further
+
+    def speed(self, survivals, given, depth):
+        """The most tokens per second with at least a draft and at most `depth` of a row, and the number of drafts."""
+        rows, tokens, most, _ = given
+        ranked = sorted((value for row in survivals for value in row[:depth]), reverse=True)
+        drafted, best = sum(1 for row in survivals if row), (0.0, 0)
+        for count in range(1, min(len(ranked), most) + 1):
+            seconds = self.mixed[min(tokens + count, len(self.mixed) - 1)]
+            seconds += self.choice[min(rows + count, len(self.choice) - 1)] + self.fixed
+            seconds += self.passes(min(count, drafted), depth, drafted)
+            best = max(best, ((rows * ONE + sum(ranked[:count])) / seconds, -count))
+        return best[0], -best[1]
+
+    def best(self, survivals, given):
+        """(drafts, depth): of the fastest step; the depth rises while a further pass pays."""
+        rows, tokens, _, decodes = given
+        seconds = self.mixed[min(tokens, len(self.mixed) - 1)] + self.choice[min(rows, len(self.choice) - 1)]
+        if decodes:
+            seconds = self.plain[min(tokens, len(self.plain) - 1)]
+        deepest = max(map(len, survivals), default=0)
+        tried = [(*self.speed(survivals, given, depth), depth) for depth in range(1, deepest + 1)]
+        if not self.further:
+            tried = tried[-1:]
+        while len(tried) > 1 and any(after[0] <= one[0] for one, after in pairwise(tried)):
+            tried.pop()
+        fastest = max(tried, key=lambda one: (one[0], -one[2]), default=(0.0, 0, 0))
+        return fastest[1:] if fastest[0] > rows * ONE / (seconds + self.fixed) else (0, 0)
 
 
-def test_the_number_of_drafts_is_the_maximum_of_tokens_per_second():
-    draw, budget, seen = random.Random(3), Budget(8, 40), set()
-    for case in range(1000):
+@pytest.mark.parametrize("kind", ["copies", "block", "chain"])
+def test_the_number_of_drafts_is_the_maximum_of_tokens_per_second(kind):
+    draw, seen, depths = random.Random(3), set(), set()
+    for case in range(400):
+        budget = Budget(8, 40)
         rows = draw.randint(1, 40)
         sizes = draw.randint(1, 60), draw.randint(1, 300), draw.randint(1, 200)
         times = [sorted(draw.random() * 0.02 + 0.004 for _ in range(size)) for size in sizes]
@@ -53,10 +91,30 @@ def test_the_number_of_drafts_is_the_maximum_of_tokens_per_second():
         given = rows, rows + draw.choice([0, 0, 30]), draw.choice([0, 5, 500]), draw.random() < 0.7
         contexts, reading = draw.choice([0, 4096, 1 << 40]), draw.choice([0.0, 2.0**-20])
         budget.set_reading(reading)
-        found = budget.sized(survivals, *given, contexts)
-        assert found == brute_force(survivals, *given, times, reading * contexts), case
-        seen.add(0 if not found else 2 if found == min(len(survivals), given[2]) else 1)
+        costs = Costs(*times, reading * contexts)
+        if kind != "copies":
+            passes = [sorted(draw.random() * draw.choice([1e-4, 1e-3, 1e-2]) for _ in range(41)) for _ in range(2)]
+            costs = costs._replace(first=passes[0], pass_fixed=2.0**-24 * contexts)
+            if kind == "chain":
+                costs = costs._replace(further=passes[1])
+            budget.set_passes(np.array(costs.first), np.array(costs.further), 2.0**-24)
+        found, depth = budget.sized(survivals, *given, contexts)
+        assert (found, depth) == costs.best(survivals, given), case
+        seen.add(0 if not found else 2 if found == min(sum(map(len, survivals)), given[2]) else 1)
+        depths.add(depth - max(map(len, survivals)) if found else None)
     assert seen == {0, 1, 2}
+    assert depths >= ({0, -1, -2} if kind == "chain" else {0}), depths
+
+
+def test_a_pass_that_few_drafts_need_is_left_out():
+    """Eight rows whose first draft is almost sure: a further pass pays only while its drafts are likely enough."""
+    budget, times = Budget(8, 8), 0.01 + 0.0002 * np.arange(65)
+    budget.set_times(times, times, np.zeros(1))
+    chances = (0.9, 0.8, 0.7), (0.9, 0.5, 0.3), (0.9, 0.1, 0.05)
+    sure, likely, unlikely = ([int(one * ONE) for one in row] for row in chances)
+    for pass_s, wanted in ((0.0002, (3, 3, 1)), (0.001, (3, 2, 1)), (0.005, (2, 1, 1)), (0.05, (0, 0, 0))):
+        budget.set_passes(np.full(9, pass_s), np.full(9, pass_s))
+        assert tuple(budget.sized([row] * 8, 8, 8, 64, True)[1] for row in (sure, likely, unlikely)) == wanted, pass_s
 
 
 class Server:
@@ -76,6 +134,7 @@ class Server:
         for number in range(rows):
             self.scheduler.add(number, np.ones(1, np.int32), max_tokens=4999, drafts=MOST)
         self.flying, self.numbers = None, []  # of drafts, by step; -1: the drafter rested
+        self.depths = []  # most drafts of a row, by step
 
     def run(self, steps, right):
         """Run steps; `right`: how many drafts of a row are right."""
@@ -83,6 +142,7 @@ class Server:
             plan = self.plans[self.scheduler.next_step % 2]
             assert self.scheduler.schedule(plan)
             drafts = plan.num_tokens - plan.num_rows
+            self.depths.append(plan.depth)
             self.numbers.append(drafts if plan.drafting else -1)
             runs = np.full((plan.num_rows, plan.width), END, np.int32)
             runs[:, 0] = 7
@@ -125,6 +185,42 @@ def test_drafts_that_are_right_again_are_used_again(rests):
     assert server.numbers[-1] == (-1 if rests else 0)
     server.run(96, MOST)
     assert set(server.numbers[-20:]) == {8 * MOST}
+
+
+def test_a_row_gets_deeper_drafts_as_soon_as_fewer_rows_run():
+    """A pass takes as long as 4 tokens for each of its rows: with 8 rows it is worth only likely drafts."""
+    server = Server(8, 0.1, rests=False)
+    server.budget.set_passes(0.05 * np.arange(9), 0.4 * np.arange(9))
+    server.run(60, 1)  # one draft of a row is right
+    assert server.depths[-1] == 1
+    server.run(40, 2)
+    assert max(server.depths[-20:]) <= 2
+    for number in range(7):
+        server.scheduler.abort(number)
+    server.run(6, 2)
+    assert server.depths[-1] == 2
+
+
+def test_without_times_a_step_has_a_pass_for_each_draft_of_a_row():
+    server = Server(4, 0.0)
+    server.budget.set_passes(np.zeros(1), np.zeros(1))
+    server.run(60, MOST)
+    assert server.depths[-1] == MOST
+    plan = StepPlan(4, 64, 64, width=MOST + 2)
+    scheduler = Scheduler(
+        max_slots=4, max_rows=4, max_tokens=64, max_model_len=99, num_blocks=99, block_size=16, prefix_caching=False
+    )
+    assert not scheduler.drafts.budget.adaptive
+    slot = scheduler.add(0, np.ones(1, np.int32), max_tokens=9, drafts=MOST)
+    runs = np.full((1, MOST + 2), END - MOST, np.int32)
+    runs[:, 0] = 7
+    depths = []
+    for _ in range(5):
+        assert scheduler.schedule(plan)
+        depths.append((plan.depth, plan.num_drafted))
+        scheduler.commit(plan, runs.reshape(-1))
+    assert slot == 0
+    assert depths[1:3] == [(MOST, 1)] * 2
 
 
 def test_fewer_rows_end_a_rest():
@@ -181,7 +277,9 @@ def test_wrong_limits_are_refused():
     with pytest.raises(ValueError, match="slot 1"):
         Budget(1, 1).estimates.values(1, 1)
     with pytest.raises(ValueError, match="there is room"):
-        Budget(1, 1).sized([1] * 129, 1, 1, 1, True)
+        Budget(1, 1).sized([[1], [1]], 1, 1, 1, True)
+    with pytest.raises(ValueError, match="there is room"):
+        Budget(1, 1).sized([[1] * 129], 1, 1, 1, True)
 
 
 def test_long_contexts_let_more_drafts_pay():
@@ -189,6 +287,7 @@ def test_long_contexts_let_more_drafts_pay():
     budget, times = Budget(8, 8), 0.004 + 0.001 * np.arange(33)
     budget.set_times(times, times, np.zeros(1))
     budget.set_reading(1e-6)
-    assert [budget.sized([ONE // 4] * 8, 8, 8, 8, True, contexts) for contexts in (0, 20_000, 40_000)] == [0, 0, 8]
+    found = [budget.sized([[ONE // 4]] * 8, 8, 8, 8, True, contexts)[0] for contexts in (0, 20_000, 40_000)]
+    assert found == [0, 0, 8]
     with pytest.raises(ValueError, match="reading=-1"):
         budget.set_reading(-1.0)

@@ -23,6 +23,8 @@ from engine.kernels.drafts_places import (
     draft_places,
     draft_places_reference,
     empty_places,
+    next_places,
+    next_places_reference,
     put_drafts,
     put_drafts_reference,
 )
@@ -35,15 +37,18 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 @pytest.mark.parametrize("number", [1, 3, 64])
 def test_passes_and_guesses_equal_the_reference(number):
     step, _, tensors = drafter_step(200, number)
-    mine, theirs = empty_places(number, 150, "cuda"), empty_places(number, 150, "cpu")
-    draft_places(mine, there(step), tensors["mapping"].cuda())
-    draft_places_reference(theirs, step, tensors["mapping"])
-    for field in fields(mine):
-        assert torch.equal(getattr(mine, field.name).cpu(), getattr(theirs, field.name)), field.name
+    mine, theirs, mapping = empty_places(150, "cuda"), empty_places(150, "cpu"), tensors["mapping"].cuda()
     guesses, ours, ids = drawn(17, 150 * (number + 2), low=-1, high=99), there(step.state), tensors["tokens"].cuda()
     for j in range(number):
-        put_drafts(ours, ids, guesses.cuda(), Queries(mine.token[j], mine.run[j], mine.slot, 1))
-        queries = Queries(theirs.token[j], theirs.run[j], theirs.slot, 1)
+        next_places(mine, mapping) if j else draft_places(mine, there(step), mapping)
+        if j:
+            next_places_reference(theirs, tensors["mapping"])
+        else:
+            draft_places_reference(theirs, step, tensors["mapping"])
+        for field in fields(mine):
+            assert torch.equal(getattr(mine, field.name).cpu(), getattr(theirs, field.name)), field.name
+        put_drafts(ours, ids, guesses.cuda(), Queries(mine.token, mine.run, mine.slot, 1))
+        queries = Queries(theirs.token, theirs.run, theirs.slot, 1)
         put_drafts_reference(step.state, tensors["tokens"], guesses, queries)
     assert torch.equal(ours.drafts.cpu(), step.state.drafts)
     assert torch.equal(ids.cpu(), tensors["tokens"])

@@ -74,7 +74,7 @@ class DraftModel(StepPart):
         self._steps.allocate(num_blocks, caches)
 
     def layer_hook(self) -> LayerHook | None:
-        return DraftModelHook(lambda: self._steps)
+        return DraftModelHook(lambda: self._steps, self._sizes.num_drafts)
 
     def after_choice(self, chosen: Chosen, variant: int) -> None:
         self._steps.offer(chosen)

@@ -3,11 +3,11 @@
 Owner: device thread at start; then the stream, in step order. In: the batch of each forward and its rows. Out: drafts,
 in the step's token ids and in the slots, and the small model's keys and values of all tokens of the step.
 
-    step n    | drafts: k passes over rows that decode | all tokens: keys and values | the target's forward | choice |
-                pass j computes draft j, guesses j + 1   prompts, drafts, new tokens
+    step n    | pass 0 | pass 1 ... rows with drafts | all tokens: keys and values | the target's forward | choice |
+                pass j computes draft j, guesses j + 1 prompts, drafts, new tokens
 
-The last part makes every token's keys and values true before a later step reads them: those of prompts, of rows
-without drafts, and of the last draft, which no pass has computed.
+What follows the passes makes every token's keys and values true before a later step reads them: those of prompts, of
+rows without drafts, and of the last draft, which no pass has computed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from engine.attention.meta import AttentionMeta, WorkList
 from engine.cache.spec import LayerCache
 from engine.kernels.attention.tiles import stripe_of
 from engine.kernels.attention.work import empty_list, fill_list, max_parts
-from engine.kernels.drafts_places import DraftPlaces, Queries, draft_places, empty_places, put_drafts
+from engine.kernels.drafts_places import Queries, draft_places, empty_places, next_places, put_drafts
 from engine.kernels.drafts_rows import DraftedRows
 from engine.layers.batch import Batch
 from engine.layers.stream import Stream
@@ -44,6 +44,7 @@ class DraftModelSteps:
         self._kinds = list(dict.fromkeys(kinds))  # layers of a kind read the same rows by the same lists
         self._kind_of = [self._kinds.index(kind) for kind in kinds]
         self._starts = torch.arange(sizes.max_rows + 1, dtype=torch.int32, device=rank.device)
+        self._places = {group: empty_places(sizes.max_rows, rank.device) for group, _ in self._kinds}
         self._caches: list[LayerCache] = []
         self._work: dict[Geometry, WorkList] = {}  # on an accelerator
 
@@ -61,44 +62,38 @@ class DraftModelSteps:
         shape = kind.num_heads, kind.head_dim
         return empty_list(stripes, sizes.max_tokens, parts, *shape, self._rank.device, most_cut=most, group=group)
 
-    def begin(self, batch: Batch, rows: DraftedRows) -> None:
-        """Replaces the step's drafts by new guesses, in its token ids and in the slots, and computes all tokens."""
+    def begin(self, batch: Batch) -> None:
+        """Computes all tokens of a step, in which the drafts are."""
         positions = self._drafter.places(batch.positions)
         with self._abridged():
-            if rows.most:
-                self._draft(batch, rows, positions)
             metas = [replace(batch.attention[group], last_keys=None) for group, _ in self._kinds]
             step = self._batch(batch.token_ids, positions, metas)
             step.num_tokens = batch.num_tokens
             self._drafter.store(step)
 
-    def _draft(self, batch: Batch, rows: DraftedRows, positions: torch.Tensor) -> None:
-        """One pass for each draft of a row."""
-        places = {group: self._places(batch, rows, group) for group, _ in self._kinds}
-        first = places[self._kinds[0][0]]
-        starts = self._starts[: rows.most + 1]
-        for j in range(self._sizes.num_drafts):
-            metas = [
-                AttentionMeta(
-                    starts,
-                    first.context[j],
-                    batch.attention[group].block_tables,
-                    places[group].mapping[j],
-                    table_row=first.line,
-                    decode_only=True,
-                )
-                for group, _ in self._kinds
-            ]
-            token = first.token[j]
-            computed = self._batch(batch.token_ids.index_select(0, token), positions.index_select(-1, token), metas)
-            guesses = self._guess(self._drafter.logits(computed), first.slot, first.run[j], first.place[j])
-            put_drafts(rows.state, batch.token_ids, guesses, Queries(token, first.run[j], first.slot, 1))
-
-    def _places(self, batch: Batch, rows: DraftedRows, group: int) -> DraftPlaces:
-        """The places of the passes in a group of the cache."""
-        places = empty_places(self._sizes.num_drafts, rows.most, batch.token_ids.device)
-        draft_places(places, rows, batch.attention[group].slot_mapping)
-        return places
+    def draft(self, batch: Batch, rows: DraftedRows, first: bool) -> None:
+        """A pass: replaces drafts of the step by new guesses, in its token ids and in the slots; see LayerHook."""
+        places = {group: all_rows.first(rows.most) for group, all_rows in self._places.items()}
+        for group, own in places.items():
+            mapping = batch.attention[group].slot_mapping
+            draft_places(own, rows, mapping) if first else next_places(own, mapping)
+        same, starts = places[self._kinds[0][0]], self._starts[: rows.most + 1]  # but for the mapping
+        metas = [
+            AttentionMeta(
+                starts,
+                same.context,
+                batch.attention[group].block_tables,
+                places[group].mapping,
+                table_row=same.line,
+                decode_only=True,
+            )
+            for group, _ in self._kinds
+        ]
+        ids, at = batch.token_ids.index_select(0, same.token), batch.positions.index_select(-1, same.token)
+        with self._abridged():
+            logits = self._drafter.logits(self._batch(ids, self._drafter.places(at), metas))
+        guesses = self._guess(logits, same.slot, same.run, same.place)
+        put_drafts(rows.state, batch.token_ids, guesses, Queries(same.token, same.run, same.slot, 1))
 
     def _batch(self, token_ids: torch.Tensor, positions: torch.Tensor, metas: list[AttentionMeta]) -> Batch:
         """Tokens of the small model; `metas`: by kind of layers."""
@@ -131,14 +126,17 @@ class DraftModelSteps:
 class DraftModelHook:
     """Runs the small model before the target's first layer."""
 
-    def __init__(self, steps: Callable[[], DraftModelSteps]) -> None:
+    def __init__(self, steps: Callable[[], DraftModelSteps], passes: int) -> None:
         """`steps`: known once the small model has started."""
-        self._steps = steps
+        self._steps, self.passes = steps, passes
+
+    def draft(self, batch: Batch, rows: DraftedRows, first: bool) -> None:
+        """See LayerHook."""
+        self._steps().draft(batch, rows, first)
 
     def begin(self, batch: Batch, rows: DraftedRows | None) -> None:
         """See LayerHook."""
-        assert rows is not None, "the server has drafts"
-        self._steps().begin(batch, rows)
+        self._steps().begin(batch)
 
     def after_layer(self, number: int, x: Stream) -> None:
         """See LayerHook."""

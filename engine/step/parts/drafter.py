@@ -1,7 +1,8 @@
 """The Drafter part: a small model over the target's hidden states guesses the next tokens of rows.
 
-Owner: device thread; the stream runs the hook and `after_choice` (drafter_steps). A step begins with the guesses: the
-blocks of the drafts are in the tables by then, and the places of the step's tokens are those that the drafter computes.
+Owner: device thread; the stream runs the hook and `after_choice` (drafter_steps). A step begins with the guesses, in
+passes that are no part of its forward: the blocks of the drafts are in the tables by then, and the places of the step's
+tokens are those that the drafter computes.
 Then the target computes the guesses with all other tokens, and the drafter's entries of all tokens of the step are
 written, of prompts too. An entry lies at the place of the token that it embeds or whose streams it holds, so a block's
 bytes follow from the tokens that name the block, and prefix hits are those of a server without drafts: if entries read
@@ -24,7 +25,7 @@ from engine.models.base.decoder import Decoder
 from engine.models.base.model import Model
 from engine.models.drafters.base import DraftModel
 from engine.step.live import Place
-from engine.step.parts.drafter_kinds import has_features, steps_of
+from engine.step.parts.drafter_kinds import has_features, passes_of, steps_of
 from engine.step.parts.drafter_load import guess_of, load_drafter
 from engine.step.parts.drafter_steps import DrafterHook, DrafterSteps, Runs
 from engine.step.parts.drafts import takes_drafts
@@ -83,7 +84,8 @@ class Drafter(StepPart):
         self._steps.allocate(num_blocks, caches)
 
     def layer_hook(self) -> LayerHook | None:
-        return DrafterHook(lambda: self._steps, self._model, self._drafter.streams)
+        passes = passes_of(self._drafter, self._sizes.num_drafts)
+        return DrafterHook(lambda: self._steps, self._model, self._drafter.streams, passes)
 
     def after_choice(self, chosen: Chosen, variant: int) -> None:
         self._steps.accept(chosen)

@@ -69,7 +69,7 @@ class BlockSteps(MaskedSteps):
         super().__init__(drafter, runs)
         self._block = drafter.block
 
-    def draft(self, batch: Batch, rows: DraftedRows) -> None:
+    def draft(self, batch: Batch, rows: DraftedRows, first: bool) -> None:
         """See DrafterSteps."""
         places, block = self.queries(batch, rows)
         guesses = self.guess(self._block(block), places.slot, places.run, places.place)

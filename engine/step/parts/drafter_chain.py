@@ -1,8 +1,9 @@
 """ChainSteps: a drafter that guesses draft after draft, each from the feature of the token before.
 
-    step n    | guesses: k passes of the drafter | forward: streams -> features -> entries | choice, verified |
-                ^ feature of the token before        ^ read by later steps                   | feature of the slot
+    step n    | pass 0 | pass 1 ... | forward: streams -> features -> entries | choice, verified |
+                ^ feature of the token before      ^ read by later steps      | feature of the slot
 
+A pass leaves the feature and the places of the next pass in buffers, so a step launches as many as its drafts need.
 Thread: the stream.
 """
 
@@ -17,7 +18,7 @@ from torch import Tensor
 from engine.attention.meta import AttentionMeta, WorkList
 from engine.cache.spec import LayerCache
 from engine.kernels.drafts_features import Features, accept_features, features_before, keep_features
-from engine.kernels.drafts_places import Queries, draft_places, empty_places, put_drafts
+from engine.kernels.drafts_places import Queries, draft_places, empty_places, next_places, put_drafts
 from engine.kernels.drafts_rows import DraftedRows
 from engine.layers.batch import Batch
 from engine.models.drafters.base import FIRST_ENTRY, ChainDrafter
@@ -35,6 +36,8 @@ class ChainSteps(DrafterSteps):
         self._newest = torch.zeros(sizes.max_tokens, width, dtype=dtype, device=device)  # features of the newest step
         self._of_slots = torch.zeros(sizes.max_slots + 1, width, dtype=dtype, device=device)
         self._starts = torch.arange(sizes.max_rows + 1, dtype=torch.int32, device=device)
+        self._places = empty_places(sizes.max_rows, device)
+        self._feature = torch.zeros(sizes.max_rows, width, dtype=dtype, device=device)  # that the next pass reads
         self._held: Features
         self._work: WorkList | None = None  # of the passes over the newest tokens
         self._entry_work: WorkList | None = None  # of the entries of all tokens, if these attend to each other
@@ -49,22 +52,23 @@ class ChainSteps(DrafterSteps):
         if len(caches) > 1:
             self._entry_work = self.work_list(num_blocks, min(MOST_CUT, 1 + sizes.num_drafts), sizes.max_tokens)
 
-    def draft(self, batch: Batch, rows: DraftedRows) -> None:
+    def draft(self, batch: Batch, rows: DraftedRows, first: bool) -> None:
         """See DrafterSteps."""
-        found = self.meta_of(batch)
-        places = empty_places(self.sizes.num_drafts, rows.most, batch.token_ids.device)
-        draft_places(places, rows, found.slot_mapping)
+        found, places, feature = self.meta_of(batch), self._places.first(rows.most), self._feature[: rows.most]
         starts = self._starts[: rows.most + 1]
-        own = rows._replace(slots=places.slot, query_start=starts, context_len=places.context[0], lines=places.line)
-        feature = self.before(rows.most, own, found.block_tables)
-        for j in range(self.sizes.num_drafts):
-            numbers = starts, places.context[j], found.block_tables, places.mapping[j], self._work, places.line
-            meta = self.listed(AttentionMeta(*numbers, first_key=FIRST_ENTRY, decode_only=True))
-            token = places.token[j]
-            ids, at = batch.token_ids.index_select(0, token), batch.positions.index_select(-1, token)
-            logits, feature = self._drafter.step(ids, feature, at, meta, self.caches)
-            guesses = self.guess(logits, places.slot, places.run[j], places.place[j])
-            put_drafts(rows.state, batch.token_ids, guesses, Queries(token, places.run[j], places.slot, 1))
+        if first:
+            draft_places(places, rows, found.slot_mapping)
+            own = rows._replace(slots=places.slot, query_start=starts, context_len=places.context, lines=places.line)
+            feature.copy_(self.before(rows.most, own, found.block_tables))
+        else:
+            next_places(places, found.slot_mapping)
+        numbers = starts, places.context, found.block_tables, places.mapping, self._work, places.line
+        meta = self.listed(AttentionMeta(*numbers, first_key=FIRST_ENTRY, decode_only=True))
+        ids, at = (each.index_select(-1, places.token) for each in (batch.token_ids, batch.positions))
+        logits, following = self._drafter.step(ids, feature, at, meta, self.caches)
+        feature.copy_(following)
+        guesses = self.guess(logits, places.slot, places.run, places.place)
+        put_drafts(rows.state, batch.token_ids, guesses, Queries(places.token, places.run, places.slot, 1))
 
     def before(self, count: int, rows: DraftedRows, tables: Tensor) -> Tensor:
         """The features [count, H] before the first tokens of rows; those of other tokens may be anything."""

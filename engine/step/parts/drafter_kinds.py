@@ -28,6 +28,11 @@ def steps_of(drafter: DraftModel, runs: Runs) -> DrafterSteps:
     return STEPS[drafter.kind](drafter, runs)
 
 
+def passes_of(drafter: DraftModel, num_drafts: int) -> int:
+    """The most passes of a step with so many drafts in a row."""
+    return num_drafts if drafter.kind == "chain" else 1
+
+
 def has_features(drafter: DraftModel) -> bool:
     """Whether entries read the feature of the token before."""
     return drafter.kind not in ("block", "walk")

@@ -41,7 +41,7 @@ class ParallelSteps(ChainSteps):
         with torch.inference_mode():
             self._masked = self._parallel.masked()
 
-    def draft(self, batch: Batch, rows: DraftedRows) -> None:
+    def draft(self, batch: Batch, rows: DraftedRows, first: bool) -> None:
         """See DrafterSteps."""
         found, drafter, most = self.meta_of(batch), self._parallel, self.sizes.num_drafts
         count = min(len(batch.token_ids), rows.most * most, self.sizes.max_lines)
@@ -49,8 +49,8 @@ class ParallelSteps(ChainSteps):
         block_places(places, rows, batch.token_ids, found.slot_mapping, drafter.mask_id, 0)
         slots = places.slot.index_select(0, places.query_start[:-1].clamp(max=count - 1))
         own = rows._replace(slots=slots, query_start=places.query_start, context_len=places.context, lines=places.line)
-        first = places.run % (most + 2) == 0
-        before = torch.where(first[:, None], self.before(count, own, found.block_tables), self._masked)
+        newest = places.run % (most + 2) == 0
+        before = torch.where(newest[:, None], self.before(count, own, found.block_tables), self._masked)
         numbers = places.query_start, places.context, found.block_tables, places.mapping, self._block_work, places.line
         meta = self.listed(AttentionMeta(*numbers, first_key=FIRST_ENTRY, cut=True))
         at = batch.positions.index_select(-1, places.token)

@@ -6,7 +6,7 @@ streams, the chosen tokens. Out: drafts, in the step's token ids and in the slot
     step n    | guesses: passes of the drafter  | forward: streams -> entries | choice, verified |
 
 A class for each way to guess: drafter_chain (a pass for each draft), drafter_blocks (one pass for all drafts),
-drafter_walk (one pass, then draft after draft).
+drafter_walk (one pass, then draft after draft). A step has as many passes of a chain as its rows have drafts at most.
 """
 
 from __future__ import annotations
@@ -55,15 +55,13 @@ class DrafterSteps(ABC):
     def allocate(self, num_blocks: int, caches: Sequence[LayerCache]) -> None:
         """Allocates what depends on the size of the cache; `caches`: the drafter's."""
 
-    def begin(self, batch: Batch, rows: DraftedRows) -> None:
-        """Replaces the step's drafts by new guesses, in its token ids and in the slots."""
+    def begin(self, rows: DraftedRows) -> None:
+        """Begins the forward of a step."""
         self.rows = rows
-        if rows.most:
-            self.draft(batch, rows)
 
     @abstractmethod
-    def draft(self, batch: Batch, rows: DraftedRows) -> None:
-        """The guesses of a step that may have drafts."""
+    def draft(self, batch: Batch, rows: DraftedRows, first: bool) -> None:
+        """A pass: replaces drafts of the step by new guesses, in its token ids and in the slots; see LayerHook."""
 
     @abstractmethod
     def enter(self, batch: Batch, streams: list[Tensor]) -> None:
@@ -107,14 +105,18 @@ class DrafterSteps(ABC):
 
 
 class DrafterHook:
-    """Collects the streams that the drafter reads, inside a forward of the target."""
+    """Runs the drafter's passes, and collects the streams that it reads inside a forward of the target."""
 
-    def __init__(self, steps: Callable[[], DrafterSteps], model: Decoder, streams: Sequence[int]) -> None:
+    def __init__(self, steps: Callable[[], DrafterSteps], model: Decoder, streams: Sequence[int], passes: int) -> None:
         """`steps`: known once the drafter has started. `streams`: n is the input of layer n, the output of n - 1."""
-        self._steps, self._model, self._streams = steps, model, streams
+        self._steps, self._model, self._streams, self.passes = steps, model, streams, passes
         self._batch: Batch
         self._found: dict[int, Tensor] = {}
         self._last = 0  # the last layer whose output is read
+
+    def draft(self, batch: Batch, rows: DraftedRows, first: bool) -> None:
+        """See LayerHook."""
+        self._steps().draft(batch, rows, first)
 
     def begin(self, batch: Batch, rows: DraftedRows | None) -> None:
         """See LayerHook."""
@@ -123,7 +125,7 @@ class DrafterHook:
         # A forward that leaves layers out computes no results, but runs every kernel.
         self._last = max(number for number in range(max(self._streams)) if self._model.is_run(number))
         batch.whole |= self._last == len(self._model.layers) - 1
-        self._steps().begin(batch, rows)
+        self._steps().begin(rows)
 
     def after_layer(self, number: int, x: Stream) -> None:
         """See LayerHook."""

@@ -45,7 +45,7 @@ class WalkSteps(MaskedSteps):
         self._ahead = torch.arange(sizes.num_drafts, device=device)[:, None]
         self._confidence = torch.zeros(sizes.max_slots + 1, sizes.num_drafts, device=device)
 
-    def draft(self, batch: Batch, rows: DraftedRows) -> None:
+    def draft(self, batch: Batch, rows: DraftedRows, first: bool) -> None:
         """See DrafterSteps."""
         places, block = self.queries(batch, rows)
         drafter, walk = self._walking, self._walk(places)

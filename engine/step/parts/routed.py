@@ -107,8 +107,13 @@ class RoutedExperts(StepPart):
 class RoutedHook:
     """Passes the buffer to the layers of a forward, whose routers write the expert ids."""
 
+    passes = 0
+
     def __init__(self, part: RoutedExperts) -> None:
         self._part = part
+
+    def draft(self, batch: Batch, rows: DraftedRows, first: bool) -> None:
+        """Is not called: there are no passes."""
 
     def begin(self, batch: Batch, rows: DraftedRows | None) -> None:
         batch.routed, batch.whole = self._part.places(batch), True

@@ -7,14 +7,18 @@ from engine.kernels.block_convolution import block_convolution_kernel
 from engine.kernels.drafts_blocks import block_places_kernel
 from engine.kernels.drafts_confidence import take_confidence_kernel
 from engine.kernels.drafts_features import accept_features_kernel, features_before_kernel, keep_features_kernel
-from engine.kernels.drafts_places import draft_places_kernel, put_drafts_kernel
+from engine.kernels.drafts_places import draft_places_kernel, next_places_kernel, put_drafts_kernel
 from tests.kernels.accelerator.targets import cases, compiles
 
 I, L = "*i32", "*i64"  # noqa: E741
 PLACES = {
-    "token": L, "mapping": L, **dict.fromkeys(("context", "run", "place", "line", "slot", "words", "row_drafts"), I),
+    "token": L, "mapping": L, **dict.fromkeys(("context", "run", "place", "left", "line", "slot", "words"), I),
+    "row_drafts": I,
     **dict.fromkeys(("row_slot", "context_len", "query_start", "lines"), I), "slot_mapping": L,
     **dict.fromkeys(("rows", "max_rows", "max_slots"), "i32"),
+}  # fmt: skip
+NEXT = {
+    "token": L, "mapping": L, **dict.fromkeys(("context", "run", "place", "left"), I), "slot_mapping": L, "rows": "i32",
 }  # fmt: skip
 BLOCK = {
     **dict.fromkeys(("token", "ids", "mapping"), L),
@@ -32,7 +36,8 @@ def held(dtype: str, *names: str) -> dict[str, str]:
 
 
 KERNELS = {
-    "places": (draft_places_kernel, PLACES, {"PASSES": 3, "ROWS": 256}, {"num_warps": 4}),
+    "places": (draft_places_kernel, PLACES, {"WIDTH": 5, "ROWS": 256}, {"num_warps": 4}),
+    "next places": (next_places_kernel, NEXT, {"BLOCK": 256}, {"num_warps": 4}),
     "block": (block_places_kernel, BLOCK, {"SKIPPED": 1, "WIDTH": 9, "ROWS": 256}, {"num_warps": 4}),
     **{
         f"convolution {dtype}": (

@@ -25,7 +25,9 @@ from engine.kernels.drafts_places import (
     draft_places_reference,
     empty_places,
     launch_draft_places,
+    launch_next_places,
     launch_put_drafts,
+    next_places_reference,
     put_drafts_reference,
 )
 from tests.kernels.drafts import accepted, confidences, convolved_blocks, drafter_step, drawn
@@ -34,20 +36,40 @@ from tests.kernels.drafts import accepted, confidences, convolved_blocks, drafte
 @pytest.mark.parametrize("number", [1, 3, 7])
 def test_passes_are_places_of_the_step(number):
     step, _, tensors = drafter_step(12, number)
-    mine, theirs = (empty_places(number, 9, "cpu") for _ in range(2))
-    launch_draft_places(mine, step, tensors["mapping"])
-    draft_places_reference(theirs, step, tensors["mapping"])
-    for field in fields(mine):
-        assert torch.equal(getattr(mine, field.name), getattr(theirs, field.name)), field.name
-    assert (theirs.run >= 0).sum() == step.drafts.clamp(min=0).sum()
-    guesses = drawn(17, 9 * (number + 2), low=-1, high=99)
+    mine, theirs = (empty_places(9, "cpu") for _ in range(2))
+    guesses, count = drawn(17, 9 * (number + 2), low=-1, high=99), 0
     for j in range(number):
+        for places, first, further in (
+            (mine, launch_draft_places, launch_next_places),
+            (theirs, draft_places_reference, next_places_reference),
+        ):
+            further(places, tensors["mapping"]) if j else first(places, step, tensors["mapping"])
+        for field in fields(mine):
+            assert torch.equal(getattr(mine, field.name), getattr(theirs, field.name)), field.name
+        count += int((theirs.run >= 0).sum())
         ours = copy.deepcopy((step.state, tensors["tokens"]))
-        queries = Queries(theirs.token[j], theirs.run[j], theirs.slot, 1)
+        queries = Queries(theirs.token, theirs.run, theirs.slot, 1)
         launch_put_drafts(*ours, guesses, queries)
         put_drafts_reference(step.state, tensors["tokens"], guesses, queries)
         assert torch.equal(ours[0].drafts, step.state.drafts)
         assert torch.equal(ours[1], tensors["tokens"])
+    assert count == step.drafts.clamp(min=0).sum()
+
+
+def test_a_pass_behind_the_last_guess_of_a_row_computes_nothing_for_it():
+    step, _, tensors = drafter_step(12, 3)
+    places = empty_places(9, "cpu")
+    launch_draft_places(places, step, tensors["mapping"])
+    drafts = step.drafts[step.drafts > 0]
+    for j in range(1, 5):
+        launch_next_places(places, tensors["mapping"])
+        over = torch.ones(9, dtype=torch.bool)
+        over[: len(drafts)] = drafts <= j
+        assert (places.run[over] == -1).all()
+        assert (places.mapping[over] == -1).all()
+        assert (places.context[over] == 2).all()
+        begin = step.query_start[:-1][step.drafts > 0]
+        assert torch.equal(places.token[~over], (begin + j)[drafts > j].long())
 
 
 @pytest.mark.parametrize("skipped", [0, 1])

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from _fast.layout import SlotWord, record_len
+from _fast.layout import GraphKind, SlotWord, record_len
 from _fast.plan import StepPlan
 from engine.attention.meta import AttentionMeta, WorkList
 from engine.cache.spec import CacheSpec, KeyValueSpec
@@ -240,7 +240,7 @@ class StepBuffers:
             hooks=self.hooks,
         )
         for hook in self.hooks:
-            hook.begin(batch, self._drafted(tokens, decode_only))
+            hook.begin(batch, self._drafted(0))
         if not decode_only:
             self.home.send_drafts(self.inputs, self.slots.tensors)
         return batch
@@ -259,11 +259,29 @@ class StepBuffers:
         slots = self.inputs.sample_slot[:rows]
         return self.slots.tensors.word(SlotWord.ADAPTER).index_select(0, slots)
 
-    def _drafted(self, tokens: int, decode_only: bool) -> DraftedRows | None:
+    def draft(self, kind: int, rows: int) -> None:
+        """Launches a pass of a drafter over at most so many rows with drafts; `kind`: one of `pass_kinds`."""
+        inputs, layout, sizes = self.inputs, self._rank.layout, self._sizes
+        drafted, first = self._drafted(rows), kind == GraphKind.DRAFT
+        assert drafted is not None, "the server has drafts"
+        groups = range(layout.token_groups)
+        attention = [self._meta(group, sizes.max_tokens, sizes.max_rows, False) for group in groups]
+        batch = Batch(inputs.token_ids, inputs.positions, [], attention, self._rank.caches, layout.group_of)
+        for hook in self.hooks:
+            if hook.passes > (not first):
+                hook.draft(batch, drafted, first)
+
+    @property
+    def pass_kinds(self) -> list[int]:
+        """The kinds of graphs with passes of a drafter, in the order of a step's passes; the last one repeats."""
+        most = max((hook.passes for hook in self.hooks), default=0)
+        return [int(kind) for kind in (GraphKind.DRAFT, GraphKind.FURTHER)[:most]]
+
+    def _drafted(self, most: int) -> DraftedRows | None:
+        """The rows of a step; `most`: those with drafts."""
         inputs = self.inputs
         if inputs.row_drafts is None:
             return None
-        most = 0 if decode_only else min(tokens // 2, self._sizes.max_rows)  # a drafted row has two tokens or more
         rows = inputs.row_slot, inputs.row_drafts, inputs.query_start, inputs.context_len, inputs.row_slot
         return DraftedRows(*rows, most, self.slots.tensors)
 

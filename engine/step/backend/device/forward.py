@@ -32,7 +32,7 @@ from engine.step.backend.device.buffers import StepBuffers
 from engine.step.backend.device.forwards import Forwards, RankForward
 from engine.step.live import LiveRow
 from engine.step.rank import Rank
-from engine.step.sizes import Sizes, decode_sizes, fewer_decode_sizes, line_sizes
+from engine.step.sizes import Sizes, decode_sizes, fewer_decode_sizes, line_sizes, pass_sizes
 from engine.step.step import NO_ENDINGS, Chosen, Endings, Step
 
 
@@ -94,7 +94,7 @@ class DeviceForward(RankForward):
         self._end(self._buffers.sampled_hidden[:lines], variant)
 
     def record(self, variants: Iterable[int]) -> None:
-        """Records the graphs of decode-only steps, whole and in parts, on every rank."""
+        """Records the graphs of decode-only steps, whole and in parts, and of a drafter's passes, on every rank."""
         chosen, other = self._config.cudagraph_capture_sizes, self._buffers.variants.forward
         sizes, fewer = (each(self._sizes.max_rows, chosen) for each in (decode_sizes, fewer_decode_sizes))
         for size in reversed(sizes):
@@ -103,10 +103,17 @@ class DeviceForward(RankForward):
                 for variant in variants:
                     if variant & other == forward:
                         self._record_step(size, variant)
+        for rows in reversed(pass_sizes(self._sizes.max_rows)):
+            for kind in self._buffers.pass_kinds:
+                self._record_pass(kind, rows)
         for lines in reversed(line_sizes(self._sizes.max_rows, self._sizes.max_lines)):
             for variant in variants:
                 if self._drafts(variant):
                     self._record_choice(lines, variant)
+
+    def _record_pass(self, kind: int, rows: int) -> None:
+        """Records a pass of a drafter."""
+        self.launcher.set_graph(kind, 0, rows, *self.all.capture(lambda own: own.draft_into(kind, rows)))
 
     def _record_step(self, size: int, variant: int) -> None:
         """Records sampling, and the whole step, whose parts have been recorded."""
@@ -163,6 +170,8 @@ class DeviceForward(RankForward):
             launcher.launch(plan, step.number, kind, size, sample_size, variant)
             return
         launcher.prep(plan, step.number)
+        if plan.num_drafted and not launcher.pick(GraphKind.DRAFT, plan.num_drafted):
+            self._draft_eagerly(step)
         if size:
             launcher.replay(kind, size, variant)
         else:
@@ -175,6 +184,12 @@ class DeviceForward(RankForward):
         elif plan.num_sampled:
             self.all.run(lambda own: own.choose_into(plan.num_lines, variant))
         launcher.finish()
+
+    def _draft_eagerly(self, step: Step) -> None:
+        rows = next(size for size in pass_sizes(self._sizes.max_rows) if size >= step.plan.num_drafted)
+        kinds = self._buffers.pass_kinds
+        kinds = kinds[:1] + kinds[1:] * (step.plan.depth - 1)  # as Launcher.launch_passes
+        self.all.run(lambda own: [own.draft_into(kind, rows) for kind in kinds])
 
     def _run_eagerly(self, step: Step, kind: int) -> None:
         decodes, media = kind == GraphKind.DECODE, self.all.copies_of(step.media)

@@ -56,6 +56,10 @@ class RankForward(ABC):
         batch = self.buffers.batch(tokens, rows, kind == GraphKind.DECODE, [], variant)
         self._keep_sampled(batch, rows if kind == GraphKind.DECODE else min(tokens, self._sizes.max_lines))
 
+    def draft_into(self, kind: int, rows: int) -> None:
+        """A pass of a drafter over at most so many rows with drafts."""
+        self.buffers.draft(kind, rows)
+
     def abridged_into(self, kind: int, tokens: int, variant: int = 0) -> None:
         """`forward_into` with a tenth of the launches, which loads every kernel."""
         with self._model.abridged():
@@ -84,6 +88,8 @@ class RankForward(ABC):
         rows = min(sizes.max_tokens, sizes.max_rows)
         variants = self.buffers.variants
         self._model.forward(self.buffers.batch(sizes.max_tokens, rows, False, [], variants.forward | variants.scan))
+        for kind in self.buffers.pass_kinds:
+            self.draft_into(kind, rows)
         self.choose_into(sizes.max_lines, self.buffers.variants.drafting)
 
     @abstractmethod

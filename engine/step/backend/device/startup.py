@@ -32,6 +32,7 @@ from engine.step.sizes import (
     long_sizes,
     mixed_sizes,
     one_size_per_doubling,
+    pass_sizes,
     sizes_for_other_kernels,
 )
 
@@ -127,6 +128,9 @@ class Startup:
                 self._forward.forward_into(GraphKind.MIXED, size, scan)
                 if other:
                     self._forward.forward_into(GraphKind.MIXED, size, other | scan)
+            for size in one_size_per_doubling(pass_sizes(sizes.max_rows)):
+                for kind in self._buffers.pass_kinds:
+                    self._buffers.draft(kind, size)
         for part in self._executor.parts:
             part.warm_up(walk=True)
         self._encode_largest(min(LARGE_MEDIA, sizes.encoder_rows))

@@ -7,9 +7,10 @@ is not part of their times; it takes as long with drafts as without, and is esti
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
+import numpy as np
 import torch
 
 from _fast import kinds
@@ -17,8 +18,10 @@ from _fast.layout import GraphKind
 from engine.base.config import EngineConfig
 from engine.base.errors import ConfigError
 from engine.cache.layout import CacheLayout
+from engine.cache.spec import CacheSpec
+from engine.cache.tokens import GuestSpec
 from engine.step.backend.device.backend import DeviceBackend
-from engine.step.sizes import decode_sizes, line_sizes, mixed_sizes
+from engine.step.sizes import decode_sizes, line_sizes, mixed_sizes, pass_sizes
 from engine.step.times import MOST_SECONDS, Times, curve, some, timed
 
 MOST_SIZES = 6  # of a kind of graph
@@ -26,30 +29,39 @@ READ_BYTES = 512 << 20  # of the timed pass: more than the device's caches hold
 
 
 def measured_on_device(config: EngineConfig, backend: DeviceBackend) -> Times:
-    """Seconds by size; without graphs (enforce_eager) all steps count as equally long."""
+    """Seconds by size; without graphs (enforce_eager) all steps count as equally long, and passes as nothing."""
     sizes, drafting = backend.sizes, backend.drafting_variant
     begun, rows = time.perf_counter(), decode_sizes(sizes.max_rows, config.cudagraph_capture_sizes)
     lines = sorted({*rows, *line_sizes(sizes.max_rows, sizes.max_lines)})
     mixed = [size for size in mixed_sizes(sizes.most_graphed) if size <= sizes.max_rows + sizes.max_lines]
-    kinds = (
-        (GraphKind.MIXED, drafting, mixed, sizes.max_tokens),
-        (GraphKind.SAMPLE, drafting, lines, sizes.max_lines),
-        (GraphKind.DECODE, 0, rows, sizes.max_rows),
-        (GraphKind.SAMPLE, 0, rows, sizes.max_rows),
-    )
+    kinds = [
+        (int(GraphKind.MIXED), drafting, mixed, sizes.max_tokens),
+        (int(GraphKind.SAMPLE), drafting, lines, sizes.max_lines),
+        (int(GraphKind.DECODE), 0, rows, sizes.max_rows),
+        (int(GraphKind.SAMPLE), 0, rows, sizes.max_rows),
+    ]
+    if not config.enforce_eager:
+        kinds += [(kind, 0, pass_sizes(sizes.max_rows), sizes.max_rows) for kind in backend.buffers.pass_kinds]
     curves = []
     for number, (kind, variant, graphs, most) in enumerate(kinds, 1):
         calls = [(size, partial(replayed, config, backend, kind, size, variant)) for size in some(graphs, MOST_SIZES)]
         until = begun + MOST_SECONDS * number / len(kinds)
         curves.append(curve(timed(calls, until, time.perf_counter), most, graphs))
-    reading = context_bytes(backend.rank.layout) * seconds_per_byte(backend)
-    return Times(curves[2] + curves[3], curves[0], curves[1], reading)
+    forward, choice, decode, decode_choice, first, further = [*curves, np.zeros(0), np.zeros(0)][:6]
+    layout, rate = backend.rank.layout, seconds_per_byte(backend)
+    reading, of_pass = (context_bytes(specs, layout.block_size) * rate for specs in (layout.specs, guests(layout)))
+    return Times(decode + decode_choice, forward, choice, reading, first, further, of_pass)
 
 
-def context_bytes(layout: CacheLayout) -> float:
-    """Bytes that a step reads for each token of a long context: of layers that read every earlier token."""
-    specs = [spec for spec in layout.specs if spec.kind.has_tables and spec.kind.number == kinds.FULL]
-    return sum(spec.block_bytes(layout.block_size) for spec in specs) / layout.block_size
+def guests(layout: CacheLayout) -> list[CacheSpec]:
+    """The layers of a drafter."""
+    return [spec for spec in layout.specs if isinstance(spec, GuestSpec)]
+
+
+def context_bytes(specs: Sequence[CacheSpec], block_size: int) -> float:
+    """Bytes that layers read for each token of a long context, of those layers that read every earlier token."""
+    found = [spec for spec in specs if spec.kind.has_tables and spec.kind.number == kinds.FULL]
+    return sum(spec.block_bytes(block_size) for spec in found) / block_size
 
 
 def seconds_per_byte(backend: DeviceBackend) -> float:

@@ -81,9 +81,17 @@ def build(
         hooks=hooks,
     )
     drafted = _drafted(rows, slots, query_start, context_len) if hooks and plan.width > 1 else None
-    for hook in hooks:
-        hook.begin(batch, drafted)
+    _begin(batch, drafted)
     return batch
+
+
+def _begin(batch: Batch, drafted: DraftedRows | None) -> None:
+    """Runs the passes that guess the step's drafts, and begins the forward."""
+    for hook in batch.hooks:
+        if drafted is not None:
+            for number in range(min(int(drafted.drafts.max()), hook.passes)):
+                hook.draft(batch, drafted, number == 0)
+        hook.begin(batch, drafted)
 
 
 def _drafted(rows: RowArrays, slots: HostSlots, query_start: torch.Tensor, context_len: torch.Tensor) -> DraftedRows:
