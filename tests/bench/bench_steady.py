@@ -5,7 +5,10 @@ pack, the calls of a launch, the wait, commit and the news. `busy` is a thread t
 loop with many streams nearly does, with the server's switch interval of 0.5 ms. Results are microseconds per step: the
 mean over the steps, the median of the rounds. In `cold` cases a step takes 2 ms, as on a device. Whenever the thread
 sleeps, a process on the same core sweeps 64 MiB, so the core's caches hold no data of the thread when it wakes up. Cold
-cases are medians over the steps. Run: python -m tests.bench.bench_steady [--json FILE] [--steps N] [--cold]
+cases are medians over the steps. In `drafted` cases rows have up to 7 drafts, of which a step verifies one per row; in
+cases in which the drafter rests, drafts cost more than they save.
+
+Run: python -m tests.bench.bench_steady [--json FILE] [--steps N] [--cold]
 """
 
 import argparse
@@ -26,10 +29,14 @@ from _fast.layout import GraphKind
 from _fast.ring import OutputRing
 from _fast.scheduler import Scheduler
 from _fast.steady import REASON_INBOX, SteadyLoop
+from engine.step.sizes import MIXED_LIMIT, line_sizes, mixed_sizes
 from tests.fast.oracles.runtime import Rig, seed_words
 
 PARTS = ("schedule", "launch", "wait", "commit")
 COLD_NS = 2_000_000
+LONGEST_PROMPT = 31
+# Name -> (most drafts of a row, seconds that a draft makes a step longer).
+DRAFTED = {"": (0, 0.0), ", drafted": (7, 1e-6), ", drafter rests": (7, 1e-3)}
 SWEEP = """
 import json, os
 import numpy as np
@@ -43,18 +50,24 @@ while True:
 
 
 class Decoding:
-    """`rows` rows that have finished their prompts, with one step in flight."""
+    """`rows` rows that have finished their prompts, with one step in flight; up to 3 runs of `steps` steps follow.
 
-    def __init__(self, rows, steps):
-        longest = 64 + steps
-        tokens = max(2048, rows)
+    drafts: most drafts of a row; a step verifies at most `rows` drafts. seconds: a step takes 6 ms, and so much longer
+    for each draft.
+    """
+
+    def __init__(self, rows, steps, drafts=0, seconds=0.0):
+        longest = 64 + (3 * steps + 8) * min(3, 1 + drafts)
+        tokens, width = max(2048, rows), drafts + 2 if drafts else 1
         self.scheduler = Scheduler(
             max_slots=rows, max_rows=rows, max_tokens=tokens, max_model_len=longest,
-            num_blocks=rows * (longest // 16 + 2) + 1, block_size=16,
+            num_blocks=rows * (longest // 16 + 2) + 1, block_size=16, max_lines=2 * rows,
         )  # fmt: skip
-        self.rig = Rig(rows, tokens, 1 << 14, rows)
+        self.rig = Rig(rows, tokens, 1 << 14, rows, width=width, graphs=not drafts)
         self.rig.lib.set_bare(1)
-        self.ring = OutputRing(rows, steps)
+        if drafts:
+            self.set_drafts(rows, seconds)
+        self.ring = OutputRing(rows, steps + 8, width=width)
         self.wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         special = np.zeros(rows, np.uint8)
         watched = np.full((rows, 1), -1, np.int32)
@@ -62,14 +75,29 @@ class Decoding:
         self.steady = SteadyLoop(self.scheduler, *parts)
         for k in range(rows):
             # Rows reach the ends of their blocks at different steps.
-            prompt = np.arange(16 + k % 16, dtype=np.int32) + k
-            slot = self.scheduler.add(k, prompt, max_tokens=longest, eos_ids=[1, 2])
+            prompt = np.arange(LONGEST_PROMPT - k % 16, dtype=np.int32) + k
+            slot = self.scheduler.add(k, prompt, max_tokens=longest, eos_ids=[1, 2], drafts=drafts)
             self.rig.params.stage(slot, seed_words(slot, len(prompt), k))
         self.previous = self.launch()
-        while self.rig.plans[self.previous].num_decode_rows < rows:
+        while np.asarray(self.rig.plans[self.previous].row_computed)[:rows].min() < LONGEST_PROMPT:
             self.python_turn()
         while self.ring.pop() is not None:
             pass
+
+    def set_drafts(self, rows, seconds):
+        """Lets steps verify drafts, and the drafter rest; each variant has graphs of the engine's sizes."""
+        times = 0.006 + seconds * np.arange(2 * rows + 1)
+        self.scheduler.drafts.budget.set_times(times, times, np.zeros(1))
+        self.scheduler.drafts.budget.let_rest(1)
+        launcher = self.rig.launcher
+        launcher.set_graph(GraphKind.PREP, 0, 1, 1000)
+        launcher.set_graph(GraphKind.DECODE, 0, rows, 20000 + rows)
+        for size in mixed_sizes(MIXED_LIMIT):
+            launcher.set_graph(GraphKind.MIXED, 0, size, 30000 + size)
+        for variant, resting in ((0, 100000), (1, 0)):
+            launcher.set_graph(GraphKind.STEP, variant, rows, 50000 + rows + resting)
+            for size in (rows, *line_sizes(rows, 2 * rows)):
+                launcher.set_graph(GraphKind.SAMPLE, variant, size, 40000 + size + resting)
 
     def launch(self):
         index = self.scheduler.next_step % len(self.rig.plans)
@@ -79,7 +107,7 @@ class Decoding:
         kind = int(plan.num_decode_rows != plan.num_rows)
         launcher.prep(plan, index)
         launcher.replay(kind, launcher.pick(kind, plan.num_tokens))
-        launcher.replay(GraphKind.SAMPLE, launcher.pick(GraphKind.SAMPLE, plan.num_sampled))
+        launcher.replay(GraphKind.SAMPLE, launcher.pick(GraphKind.SAMPLE, plan.num_lines, plan.variant), plan.variant)
         launcher.finish()
         return index
 
@@ -89,7 +117,8 @@ class Decoding:
         self.rig.launcher.wait(self.previous, 10.0)
         self.scheduler.commit(plan, self.rig.ring[self.previous])
         rows = plan.num_rows
-        columns = [np.asarray(out)[:rows].tolist() for out in (plan.out_request, plan.out_token, plan.out_finish)]
+        outs = (plan.out_request, np.asarray(plan.out_token)[:: plan.width], plan.out_finish)
+        columns = [np.asarray(out)[:rows].tolist() for out in outs]
         self.ring.put(columns)
         self.previous = index
 
@@ -153,11 +182,11 @@ def swept():
     os.sched_setaffinity(0, allowed)
 
 
-def case(rows, way, busy, steps, rounds):
-    """Microseconds by part, median over the rounds; `way` is a method of Decoding."""
+def case(rows, way, busy, steps, rounds, drafted=""):
+    """Microseconds by part, median over the rounds; `way` is a method of Decoding, `drafted` of DRAFTED."""
     found = []
     for _ in range(rounds):
-        decoding = Decoding(rows, 3 * steps + 8)
+        decoding = Decoding(rows, steps, *DRAFTED[drafted])
         found.append(while_busy(busy, getattr(decoding, way), steps))
         decoding.close()
     return {name: round(statistics.median(one[name] for one in found), 2) for name in found[0]}
@@ -173,12 +202,18 @@ def run(steps, rounds):
                 count = steps if steady or not busy else max(50, steps // 5)
                 name = f"{rows} rows, {'steady' if steady else 'Python'}{', busy' if busy else ''}"
                 cases[name] = case(rows, "in_steady" if steady else "in_python", busy, count, rounds)
+    for drafted in DRAFTED:
+        if drafted:
+            cases[f"256 rows, steady{drafted}"] = case(256, "in_steady", False, steps, rounds, drafted)
     return cases
 
 
 def run_cold(rounds):
     with swept():
-        return {f"{rows} rows, cold": case(rows, "in_cold", False, 300, rounds) for rows in (1, 32, 256)}
+        kinds = [(1, ""), (32, ""), *((256, drafted) for drafted in DRAFTED)]
+        return {
+            f"{rows} rows, cold{drafted}": case(rows, "in_cold", False, 300, rounds, drafted) for rows, drafted in kinds
+        }
 
 
 def main():
@@ -190,9 +225,9 @@ def main():
     options = parser.parse_args()
     sys.setswitchinterval(0.0005)
     result = run_cold(options.rounds) if options.cold else run(options.steps, options.rounds)
-    print(f"{'case':26} {'step us':>9}" + "".join(f" {name:>9}" for name in PARTS))
+    print(f"{'case':32} {'step us':>9}" + "".join(f" {name:>9}" for name in PARTS))
     for name, parts in result.items():
-        print(f"{name:26} {parts.get('step', 0):9.2f}" + "".join(f" {parts[p]:9.2f}" for p in PARTS if p in parts))
+        print(f"{name:32} {parts.get('step', 0):9.2f}" + "".join(f" {parts[p]:9.2f}" for p in PARTS if p in parts))
     if options.json:
         machine = {"machine": platform.processor() or platform.machine(), "cores": os.cpu_count()}
         options.json.write_text(json.dumps({**machine, "us": result}, indent=1))
