@@ -42,5 +42,5 @@ cdef class Budget:
     cdef double seconds(self, int32_t tokens, int32_t places) noexcept nogil
     cdef double passes(self, int32_t rows, int32_t depth) noexcept nogil
     cdef double _speed(self, int32_t rows, int32_t tokens, int32_t most, int32_t depth) noexcept nogil
-    cdef int32_t _gather(self, int32_t gathered, int32_t depth) noexcept nogil
-    cdef void _sort(self, int32_t count) noexcept nogil
+    cdef int32_t _gather(self, int32_t gathered, int32_t depth, int32_t most) noexcept nogil
+    cdef void _sort(self, int32_t gathered, int32_t most) noexcept nogil

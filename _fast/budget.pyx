@@ -198,8 +198,8 @@ cdef class Budget:
             seconds = self.plain[min(tokens, <int32_t>self.plain.shape[0] - 1)]
         fastest = <double>rows * ACCEPTANCE_ONE / (seconds + self.reading * <double>self.contexts)
         while True:
-            gathered = self._gather(gathered, depth)
-            speed = self._speed(rows, tokens, min(gathered, most), depth)
+            gathered = self._gather(gathered, depth, most)
+            speed = self._speed(rows, tokens, gathered, depth)
             if speed > fastest:
                 fastest = speed
                 found = self.verified
@@ -231,50 +231,67 @@ cdef class Budget:
         cdef int32_t longest = <int32_t>self.mixed.shape[0] - 1
         cdef int32_t places = <int32_t>self.choice.shape[0] - 1
         cdef int32_t guessing = self.rows_with if self.first.shape[0] else 0
-        cdef int64_t yielded = <int64_t>rows * ACCEPTANCE_ONE
+        cdef double yielded = <double>rows * ACCEPTANCE_ONE
         cdef double reading = self.reading * <double>self.contexts
         cdef double fixed = reading
-        cdef double fastest = 0.0
+        cdef double best_yielded = 0.0
+        cdef double best_seconds = 1.0
         cdef double seconds
-        cdef double speed
         cdef int32_t k
         for k in range(most):
             yielded += self.sorted[k]
             if k < guessing:
                 fixed = reading + self.passes(k + 1, depth)
-            seconds = mixed[min(tokens + k + 1, longest)] + choice[min(rows + k + 1, places)]
-            speed = <double>yielded / (seconds + fixed)
-            if speed > fastest:
-                fastest = speed
+            seconds = fixed + mixed[min(tokens + k + 1, longest)] + choice[min(rows + k + 1, places)]
+            if yielded * best_seconds > best_yielded * seconds:  # more per second
+                best_yielded = yielded
+                best_seconds = seconds
                 self.verified = k + 1
-        return fastest
+        return best_yielded / best_seconds
 
-    cdef int32_t _gather(self, int32_t gathered, int32_t depth) noexcept nogil:
-        """Sort the survivals of a row's first drafts; return their number. So many are sorted: those of one less."""
+    cdef int32_t _gather(self, int32_t gathered, int32_t depth, int32_t most) noexcept nogil:
+        """Sort the `most` largest survivals of a row's first drafts; return their number.
+
+        gathered: how many are sorted, those of one draft less; 0: none.
+        """
         cdef int32_t place
         cdef int32_t k
         for place in range(depth - 1 if gathered else 0, depth):
             for k in range(self.rows_at[place]):
                 self.sorted[gathered] = self.survivals[place * self.max_rows + k]
                 gathered += 1
-        self._sort(gathered)
-        return gathered
+        most = min(gathered, most)
+        self._sort(gathered, most)
+        return most
 
-    cdef void _sort(self, int32_t count) noexcept nogil:
-        """Sort the first survivals, largest first: by their low bytes, then by their high bytes."""
+    cdef void _sort(self, int32_t gathered, int32_t most) noexcept nogil:
+        """Sort the `most` largest of the gathered survivals, largest first; the others, mostly small, are dropped.
+
+        Those whose high byte is large enough are sorted by their low bytes, then by their high bytes.
+        """
         cdef int32_t starts[2][RADIX]
         cdef int32_t* source = &self.sorted[0]
         cdef int32_t* target = &self.room[0]
-        cdef int32_t digit
-        cdef int32_t i
+        cdef int32_t least = RADIX
+        cdef int32_t count = 0
         cdef int32_t low = 0
         cdef int32_t high = 0
+        cdef int32_t digit
         cdef int32_t size
-        for digit in range(RADIX):
-            starts[0][digit] = starts[1][digit] = 0
+        cdef int32_t i
+        memset(starts, 0, sizeof(starts))
+        for i in range(gathered):
+            starts[1][source[i] >> 8] += 1
+        while count < most:
+            least -= 1
+            count += starts[1][least]
+        count = 0
+        for i in range(gathered):
+            if source[i] >> 8 >= least:
+                source[count] = source[i]
+                count += 1
         for i in range(count):
             starts[0][source[i] & 255] += 1
-            starts[1][source[i] >> 8] += 1
         for digit in range(RADIX - 1, -1, -1):
             size = starts[0][digit]
             starts[0][digit] = low
