@@ -37,7 +37,5 @@ cdef class Drafts:
     cdef int32_t _offered(self, slot_t slot, int32_t most) noexcept nogil
     cdef void _provide(self, int32_t updates_left) noexcept nogil
     cdef bint reclaim(self) noexcept nogil
-    cdef int32_t _useful(self, slot_t slot) noexcept nogil
-    cdef int32_t _last(self, slot_t slot) noexcept nogil
     cdef bint _reserve(self, slot_t slot, int32_t reach) noexcept nogil
     cdef void _shrink(self, slot_t slot, int32_t reach) noexcept nogil

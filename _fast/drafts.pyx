@@ -15,6 +15,7 @@ cimport cython
 from libc.string cimport memset
 
 from _fast.layout cimport RUN_INVALID, RUN_VERIFIED, TOKEN_END
+from _fast.seqs cimport AHEAD, Seq, last_of, left_of, reach_of
 
 
 @cython.final
@@ -34,6 +35,8 @@ cdef class Drafts:
 
         updates_left: block-table changes for which the plan still has room.
         """
+        cdef const slot_t* slots = &self.running.slots[0]
+        cdef int32_t size = self.running.size
         cdef int32_t i
         cdef int32_t count
         cdef int32_t tokens = 0
@@ -41,33 +44,35 @@ cdef class Drafts:
         cdef int32_t deciding = 0
         cdef slot_t slot
         self.budget.begin()
-        most = min(most, self.budget.cap(self.running.size))
-        for i in range(self.running.size):
-            slot = self.running.slots[i]
+        most = min(most, self.budget.cap(size))
+        for i in range(size):
+            if i + AHEAD < size:
+                self.budget.estimates.fetch(slots[i + AHEAD])
+            slot = slots[i]
             count = self.shares.of[slot]
             tokens += count
-            sampled += count > 0 and count == self.seqs.left(slot)
+            sampled += count > 0 and count == left_of(&self.seqs.of[slot])
             deciding += count == 1
             if count:
-                self.budget.contexts += self.seqs.computed[slot] + count
-            self.of[slot] = self._offered(slot, most)
-            if self.of[slot]:
-                self.budget.offer(slot, self.of[slot], self.seqs.computed[slot] + count)
-        count = min(self.shares.room, self.max_lines - self.running.size)
+                self.budget.contexts += self.seqs.of[slot].computed + count
+            count = self._offered(slot, most) if count == 1 else 0
+            self.of[slot] = count
+            if count:
+                self.budget.offer(slot, count, self.seqs.of[slot].computed + 1)
+        count = min(self.shares.room, self.max_lines - size)
         self.total = self.budget.decide(sampled, tokens, count, deciding == tokens)
         if self.total:
             self._provide(updates_left)
 
     cdef int32_t _offered(self, slot_t slot, int32_t most) noexcept nogil:
-        """Return how many drafts the row's next step may verify, if it has the blocks."""
-        if self.shares.of[slot] != 1 or not self.seqs.drafts[slot] or self.shares.is_limited(slot):
-            return 0
-        if self.seqs.span_at[slot] < self.seqs.num_spans[slot]:
+        """Return how many drafts the next step of a row with one token may verify, if it has the blocks."""
+        cdef const Seq* own = &self.seqs.of[slot]
+        if not own.drafts or own.span_at < own.num_spans or self.shares.is_limited(slot):
             return 0
         self.budget.eligible += 1
-        if not self.seqs.chained[slot] or not self.seqs.found[slot]:
+        if not own.chained or not own.found:
             return 0
-        return max(min(self._useful(slot), most), 0)
+        return max(min(most, min(<int32_t>own.drafts, last_of(own) - own.computed - 1)), 0)
 
     cdef void _provide(self, int32_t updates_left) noexcept nogil:
         """Find blocks for the drafts of all rows; rows without blocks lose their drafts, and the total follows."""
@@ -81,12 +86,13 @@ cdef class Drafts:
             if not self.of[slot]:
                 continue
             self.of[slot] = min(self.of[slot], self.budget.depth)
-            reach = self.seqs.reach(slot, self.seqs.computed[slot] + 1, 1 + self.of[slot])
-            changed = max(self.tables.blocks_for(reach) - self.tables.size[slot], 0) * self.tables.num_groups
-            if changed > updates_left or not self._reserve(slot, reach):
-                self.of[slot] = 0
-                continue
-            updates_left -= changed
+            reach = reach_of(&self.seqs.of[slot], self.seqs.of[slot].computed + 1, 1 + self.of[slot])
+            if not self.tables.covers(slot, reach):
+                changed = (self.tables.blocks_for(reach) - self.tables.size[slot]) * self.tables.num_groups
+                if changed > updates_left or not self._reserve(slot, reach):
+                    self.of[slot] = 0
+                    continue
+                updates_left -= changed
             possible += self.of[slot]
         self.total = min(self.total, possible)
 
@@ -97,9 +103,9 @@ cdef class Drafts:
         cdef bint more = False
         for i in range(self.running.size):
             slot = self.running.slots[i]
-            if self.seqs.drafts[slot]:
-                self._shrink(slot, self.seqs.reach(slot, self.seqs.computed[slot] + self.shares.of[slot], 1))
-                more |= self.seqs.pending[slot] > self.seqs.choosing[slot]
+            if self.seqs.of[slot].drafts:
+                self._shrink(slot, reach_of(&self.seqs.of[slot], self.seqs.of[slot].computed + self.shares.of[slot], 1))
+                more |= self.seqs.of[slot].pending > self.seqs.of[slot].choosing
         return more
 
     cdef void note(self, StepPlan plan, int32_t row, const token_t* run) noexcept nogil:
@@ -107,18 +113,18 @@ cdef class Drafts:
 
         Must be called before the run is appended.
         """
-        cdef slot_t slot = plan.row_slot[row]
+        cdef slot_t slot = plan.lines.slot[row]
         cdef int32_t code
         cdef int32_t verified
         cdef int32_t count = 0
         cdef int32_t k
-        self.seqs.found[slot] = 0
+        self.seqs.of[slot].found = 0
         while count < plan.width and run[count] >= 0:
             count += 1
         if not 0 < count < plan.width or run[count] > TOKEN_END:
             return
         code = TOKEN_END - run[count]
-        self.seqs.found[slot] = <uint8_t>(code % RUN_VERIFIED)
+        self.seqs.of[slot].found = <uint8_t>(code % RUN_VERIFIED)
         verified = min(code % RUN_INVALID // RUN_VERIFIED, plan.most(row) - 1)
         if verified <= 0:
             return
@@ -159,21 +165,10 @@ cdef class Drafts:
         """(rows that verified drafts, drafts, accepted drafts, invalid drafts, accepted drafts per place)."""
         return as_counts(&self.totals)
 
-    cdef int32_t _useful(self, slot_t slot) noexcept nogil:
-        """Return how many drafts the row's next step can verify: none follows the last token that is computed."""
-        return min(<int32_t>self.seqs.drafts[slot], self._last(slot) - self.seqs.computed[slot] - 1)
-
-    cdef int32_t _last(self, slot_t slot) noexcept nogil:
-        """Return the most tokens of the slot that steps compute."""
-        return self.seqs.max_len[slot] - (not self.seqs.traced[slot])
-
     cdef bint _reserve(self, slot_t slot, int32_t reach) noexcept nogil:
-        """Take missing entries from idle blocks; return whether no entry is missing afterwards."""
+        """Take missing entries, of which there are some, from idle blocks; False: there are too few."""
         cdef int32_t target = self.tables.blocks_for(reach)
-        cdef int32_t lacking = target - self.tables.size[slot]
-        if lacking <= 0:
-            return True
-        if lacking * self.tables.num_groups > self.tables.pool.num_idle():
+        if (target - self.tables.size[slot]) * self.tables.num_groups > self.tables.pool.num_idle():
             return False
         return self.tables._append(slot, target, target) == 0
 

@@ -82,7 +82,7 @@ cdef class EncoderTable(Entries):
 
     cdef int32_t limit(self, SeqTable seqs, slot_t slot, int32_t start, int32_t count) noexcept nogil:
         """Return how many of `count` positions from `start` on can be planned now; changes only `wanted`."""
-        cdef int32_t k = seqs.span_at[slot], spent = self.spent
+        cdef int32_t k = seqs.of[slot].span_at, spent = self.spent
         cdef int64_t room = NO_LIMIT
         cdef bint fits
         cdef Span* span
@@ -90,8 +90,8 @@ cdef class EncoderTable(Entries):
         self.stamp += 1
         if self.capacity:
             room = self.capacity - self.rows_held + self._evictable()
-        while k < seqs.num_spans[slot] and seqs.spans[slot][k].start < start + count:
-            span = &seqs.spans[slot][k]
+        while k < seqs.of[slot].num_spans and seqs.of[slot].spans[k].start < start + count:
+            span = &seqs.of[slot].spans[k]
             entry = &self.entries[span.entry]
             k += 1
             if span.start + span.length <= start or entry.stamp == self.stamp:
@@ -120,15 +120,15 @@ cdef class EncoderTable(Entries):
     cdef void claim(self, SeqTable seqs, slot_t slot, int32_t start, int32_t count, StepPlan plan,
                     int64_t step) noexcept nogil:
         """Plan a chunk: pin the entries that it reads, encode new ones. `limit` has checked that this fits."""
-        cdef int32_t k = seqs.span_at[slot], first = k
-        cdef Span* spans = seqs.spans[slot]
+        cdef int32_t k = seqs.of[slot].span_at, first = k
+        cdef Span* spans = seqs.of[slot].spans
         cdef Entry* entry
-        while k < seqs.num_spans[slot] and spans[k].start < start + count:
+        while k < seqs.of[slot].num_spans and spans[k].start < start + count:
             if spans[k].start + spans[k].length > start and self.entries[spans[k].entry].state == READY:
                 self._pin(seqs, slot, k, step)
             k += 1
         k = first
-        while k < seqs.num_spans[slot] and spans[k].start < start + count:
+        while k < seqs.of[slot].num_spans and spans[k].start < start + count:
             entry = &self.entries[spans[k].entry]
             if spans[k].start + spans[k].length > start and entry.state == NEW:
                 self._make_room(entry.rows)
@@ -144,36 +144,36 @@ cdef class EncoderTable(Entries):
 
     cdef void passed(self, SeqTable seqs, slot_t slot) noexcept nogil:
         """After a commit of positions, unpin entries whose last span the slot has passed."""
-        cdef int32_t k = seqs.span_done[slot]
-        cdef Span* spans = seqs.spans[slot]
-        while k < seqs.num_spans[slot] and spans[k].start + spans[k].length <= seqs.committed[slot]:
+        cdef int32_t k = seqs.of[slot].span_done
+        cdef Span* spans = seqs.of[slot].spans
+        while k < seqs.of[slot].num_spans and spans[k].start + spans[k].length <= seqs.of[slot].committed:
             if spans[k].pinned:
                 spans[k].pinned = 0
                 self._release(spans[k].entry)
             k += 1
-        seqs.span_done[slot] = k
+        seqs.of[slot].span_done = k
 
     cdef void unpin(self, SeqTable seqs, slot_t slot) noexcept nogil:
         """Unpin all entries of a slot that was preempted or ended; it would start again from its first span."""
         cdef int32_t k
-        for k in range(seqs.num_spans[slot]):
-            if seqs.spans[slot][k].pinned:
-                seqs.spans[slot][k].pinned = 0
-                self._release(seqs.spans[slot][k].entry)
-        seqs.span_at[slot] = 0
-        seqs.span_done[slot] = 0
+        for k in range(seqs.of[slot].num_spans):
+            if seqs.of[slot].spans[k].pinned:
+                seqs.of[slot].spans[k].pinned = 0
+                self._release(seqs.of[slot].spans[k].entry)
+        seqs.of[slot].span_at = 0
+        seqs.of[slot].span_done = 0
 
     cdef void hold(self, SeqTable seqs, slot_t slot) noexcept nogil:
         """Add a request's references to its entries."""
         cdef int32_t k
         cdef Entry* entry
-        for k in range(seqs.num_spans[slot]):
-            if seqs.spans[slot][k].last == k:
-                entry = &self.entries[seqs.spans[slot][k].entry]
+        for k in range(seqs.of[slot].num_spans):
+            if seqs.of[slot].spans[k].last == k:
+                entry = &self.entries[seqs.of[slot].spans[k].entry]
                 if entry.refs == 0:
                     self.num_in_use += 1
                     if entry.state == EVICTED and entry.encoded_in < 0:
-                        self._recall(seqs.spans[slot][k].entry)
+                        self._recall(seqs.of[slot].spans[k].entry)
                 entry.refs += 1
 
     cdef void drop(self, SeqTable seqs, slot_t slot) noexcept nogil:
@@ -181,25 +181,25 @@ cdef class EncoderTable(Entries):
         cdef int32_t k
         cdef Entry* entry
         self.unpin(seqs, slot)
-        for k in range(seqs.num_spans[slot]):
-            if seqs.spans[slot][k].last != k:
+        for k in range(seqs.of[slot].num_spans):
+            if seqs.of[slot].spans[k].last != k:
                 continue
-            entry = &self.entries[seqs.spans[slot][k].entry]
+            entry = &self.entries[seqs.of[slot].spans[k].entry]
             entry.refs -= 1
             if entry.refs == 0:
                 self.num_in_use -= 1
                 if entry.state == NEW:
-                    self._evict(seqs.spans[slot][k].entry)
+                    self._evict(seqs.of[slot].spans[k].entry)
         # The slot may still wait for a step in flight, so nothing must be dropped twice.
-        seqs.num_spans[slot] = 0
+        seqs.of[slot].num_spans = 0
 
     cdef bint tainted(self, SeqTable seqs, slot_t slot, int64_t step) noexcept nogil:
         """Whether launched chunks of this slot read an entry that the failed step should have encoded."""
         cdef int32_t k
         cdef Span* span
-        for k in range(seqs.span_done[slot], seqs.num_spans[slot]):
-            span = &seqs.spans[slot][k]
-            if span.start < seqs.computed[slot] and self.entries[span.entry].encoded_in == step:
+        for k in range(seqs.of[slot].span_done, seqs.of[slot].num_spans):
+            span = &seqs.of[slot].spans[k]
+            if span.start < seqs.of[slot].computed and self.entries[span.entry].encoded_in == step:
                 return True
         return False
 
@@ -240,7 +240,7 @@ cdef class EncoderTable(Entries):
 
     cdef void _pin(self, SeqTable seqs, slot_t slot, int32_t item, int64_t step) noexcept nogil:
         """Pin the entry of this span: the slot reads it in the step, and until its last span is committed."""
-        cdef Span* span = &seqs.spans[slot][seqs.spans[slot][item].last]
+        cdef Span* span = &seqs.of[slot].spans[seqs.of[slot].spans[item].last]
         cdef Entry* entry = &self.entries[span.entry]
         entry.last_use = step
         if span.pinned == 0:

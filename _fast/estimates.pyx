@@ -8,6 +8,8 @@ from array import array
 
 cimport cython
 
+from _fast cimport seqs
+
 from _fast.layout cimport (
     ACCEPTANCE_FIRST_RIGHT, ACCEPTANCE_FIRST_TRIED, ACCEPTANCE_HOPE, ACCEPTANCE_LEAST, ACCEPTANCE_MANY,
     ACCEPTANCE_ONE, ACCEPTANCE_WEIGHT,
@@ -35,6 +37,10 @@ cdef class Estimates:
         if not 0 <= slot < self.num_slots or not 0 <= count <= PLACES:
             raise ValueError(f"slot {slot}, {count} drafts: there are {self.num_slots} slots of {PLACES} drafts")
         return [self.of[slot * PLACES + k] for k in range(count)]
+
+    cdef void fetch(self, slot_t slot) noexcept nogil:
+        """Begin to load the estimates of a slot's first drafts."""
+        seqs.fetch(&self.of[slot * PLACES])
 
     cdef void enter(self, slot_t slot) noexcept nogil:
         """Begin a request's estimates with those of all requests."""

@@ -17,7 +17,7 @@ cdef class BlockNames:
 cdef inline void name_entry(BlockNames of, slot_t slot, int32_t group, int32_t j, block_t above,
                             Name* name) noexcept nogil:
     """Build the name of entry j. above: its parent (primary group) or the primary's block at j (other groups)."""
-    cdef const uint64_t* hashes = of.seqs.hashes[slot]
+    cdef const uint64_t* hashes = of.seqs.of[slot].hashes
     name.hash_lo = hashes[2 * j] & of.index.keep_lo
     name.hash_hi = hashes[2 * j + 1] & of.index.keep_hi
     name.depth = j
@@ -30,5 +30,5 @@ cdef inline void name_entry(BlockNames of, slot_t slot, int32_t group, int32_t j
         name.link_lo = hashes[2 * j - 2]
         name.link_hi = hashes[2 * j - 1]
     else:
-        name.link_lo = of.seqs.root_lo[slot]
-        name.link_hi = of.seqs.root_hi[slot]
+        name.link_lo = of.seqs.of[slot].root_lo
+        name.link_hi = of.seqs.of[slot].root_hi

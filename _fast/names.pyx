@@ -29,28 +29,28 @@ cdef class BlockNames:
 
     cdef int hash(self, slot_t slot, int32_t count) noexcept nogil:
         """Make sure that the chain hashes of the slot's first `count` entries are computed; -1: no memory."""
-        cdef int32_t j = self.seqs.num_hashed[slot]
-        cdef int32_t room = self.seqs.hash_room[slot]
+        cdef int32_t j = self.seqs.of[slot].num_hashed
+        cdef int32_t room = self.seqs.of[slot].hash_room
         cdef uint64_t root[2]
         cdef uint64_t* grown
         cdef int32_t num_words
         if count > room:
             room = max(count, room + (room >> 1) + 8)
-            grown = <uint64_t*>realloc(self.seqs.hashes[slot], <size_t>room * 2 * sizeof(uint64_t))
+            grown = <uint64_t*>realloc(self.seqs.of[slot].hashes, <size_t>room * 2 * sizeof(uint64_t))
             if not grown:
                 return -1
-            self.seqs.hashes[slot] = grown
-            self.seqs.hash_room[slot] = room
-        root[0] = self.seqs.root_lo[slot]
-        root[1] = self.seqs.root_hi[slot]
+            self.seqs.of[slot].hashes = grown
+            self.seqs.of[slot].hash_room = room
+        root[0] = self.seqs.of[slot].root_lo
+        root[1] = self.seqs.of[slot].root_hi
         while j < count:
             num_words = self.seqs.gather(slot, j * self.block_size, self.block_size, &self.keys[0])
             self.index.chain(
-                &self.seqs.hashes[slot][2 * j - 2] if j else root, &self.keys[0], num_words,
-                &self.seqs.hashes[slot][2 * j],
+                &self.seqs.of[slot].hashes[2 * j - 2] if j else root, &self.keys[0], num_words,
+                &self.seqs.of[slot].hashes[2 * j],
             )
             j += 1
-            self.seqs.num_hashed[slot] = j
+            self.seqs.of[slot].num_hashed = j
         return 0
 
     cdef block_t find(self, slot_t slot, int32_t group, int32_t j, block_t above) noexcept nogil:

@@ -25,7 +25,7 @@ from _fast.layout cimport (
     HEADER_VARIANT, ROW_EXACT, ROW_FEED, ROW_SAMPLE, STATE_COLUMNS, UPDATE_BLOCK, UPDATE_GROUP, UPDATE_INDEX,
     UPDATE_SLOT, UPDATE_WORDS,
 )
-from _fast.seqs cimport Span
+from _fast.seqs cimport Seq, Span
 
 
 MAX_WIDTH = 127  # two steps in flight may yield twice as many tokens per row, and a byte counts them
@@ -198,37 +198,39 @@ cdef class StepPlan:
         A row with ROW_FEED begins at the newest token of the previous step, wherever this token is: without ROW_EXACT
         the row's number of computed tokens is only a minimum. Drafts follow only a single token.
         """
+        cdef const Seq* own = &seqs.of[slot]
+        cdef const Lines* lines = &self.lines
         cdef int32_t row = self.num_rows
         cdef int32_t at = self.num_tokens
-        cdef int32_t start = seqs.computed[slot]
+        cdef int32_t start = own.computed
         cdef int32_t flags = 0
-        self.row_slot[row] = slot
-        self.row_len[row] = count + drafts
-        self.row_computed[row] = start
-        self.row_epoch[row] = seqs.epoch[slot]
-        self.out_request[row] = seqs.request[slot]
-        if seqs.span_at[slot] < seqs.num_spans[slot]:
+        lines.slot[row] = slot
+        lines.len[row] = count + drafts
+        lines.computed[row] = start
+        lines.epoch[row] = own.epoch
+        lines.out_request[row] = own.request
+        if own.span_at < own.num_spans:
             self._media_runs(seqs, slot, start, count)
-        self.num_prompt_rows += start < seqs.prompt_len[slot]
-        if seqs.choosing[slot] or drafts:
+        self.num_prompt_rows += start < own.prompt_len
+        if own.choosing or drafts:
             flags = ROW_FEED
-            if seqs.pending[slot] == seqs.choosing[slot] and self.width > 1:
+            if own.pending == own.choosing and self.width > 1:
                 flags |= ROW_EXACT
-            self.token_ids[at] = -1
+            lines.token[at] = -1
         elif count == 1:
-            self.token_ids[at] = seqs.tokens[slot][start]
+            lines.token[at] = own.tokens[start]
         else:
-            memcpy(&self.token_ids[at], seqs.tokens[slot] + start, <size_t>count * sizeof(token_t))
-        if start + count == seqs.num_tokens[slot] + seqs.choosing[slot] and not seqs.closing[slot]:
+            memcpy(lines.token + at, own.tokens + start, <size_t>count * sizeof(token_t))
+        if start + count == own.num_tokens + own.choosing and not own.closing:
             flags |= ROW_SAMPLE
             self.num_sampled += 1
             self.num_lines += 1
-        self.row_flags[row] = flags
+        lines.flags[row] = flags
         self.num_drafted += drafts > 0
         self.depth = max(self.depth, drafts)
         self.num_rows = row + 1
         self.num_tokens = at + count
-        self.row_start[row + 1] = at + count
+        lines.start[row + 1] = at + count
         return flags
 
     cdef void set_form(self, bint drafting, int32_t variant) noexcept nogil:
@@ -244,12 +246,12 @@ cdef class StepPlan:
 
     cdef void _media_runs(self, SeqTable seqs, slot_t slot, int32_t start, int32_t count) noexcept nogil:
         """Write which of the row's tokens take which rows of entries; move the slot's cursor past finished spans."""
-        cdef int32_t k = seqs.span_at[slot]
+        cdef int32_t k = seqs.of[slot].span_at
         cdef int32_t low
         cdef int32_t high
         cdef Span* span
-        while k < seqs.num_spans[slot]:
-            span = &seqs.spans[slot][k]
+        while k < seqs.of[slot].num_spans:
+            span = &seqs.of[slot].spans[k]
             low = max(span.start, start)
             high = min(span.start + span.length, start + count)
             if low < high:
@@ -257,7 +259,7 @@ cdef class StepPlan:
             if span.start + span.length > start + count:
                 break
             k += 1
-        seqs.span_at[slot] = k
+        seqs.of[slot].span_at = k
 
     cdef void update(self, slot_t slot, int32_t group, int32_t index, block_t block) noexcept nogil:
         """Append the change: entry `index` of the slot's block table in `group` becomes `block`."""

@@ -16,6 +16,7 @@ are in flight. Before all that, idle rows give rows and blocks to waiting reques
 cimport cython
 
 from _fast.layout cimport HEADER_RESTING, ROW_SAMPLE
+from _fast.seqs cimport Seq, left_of, reach_of
 from _fast.types cimport RUNNING
 
 cdef enum:
@@ -89,7 +90,7 @@ cdef class Planner:
         """Whether a running row decodes, that is, has one token left to compute."""
         cdef int32_t i
         for i in range(self.running.size):
-            if self.seqs.left(self.running.slots[i]) == 1:
+            if left_of(&self.seqs.of[self.running.slots[i]]) == 1:
                 return True
         return False
 
@@ -107,8 +108,8 @@ cdef class Planner:
             granted = count = self.shares.of[slot]
             if count == 0:
                 continue
-            if self.seqs.span_at[slot] < self.seqs.num_spans[slot]:
-                count = self.encoder.limit(self.seqs, slot, self.seqs.computed[slot], count)
+            if self.seqs.of[slot].span_at < self.seqs.of[slot].num_spans:
+                count = self.encoder.limit(self.seqs, slot, self.seqs.of[slot].computed, count)
             if count and not self._provide(slot, count):
                 count = 0
             if count:
@@ -117,16 +118,16 @@ cdef class Planner:
                     self.updates_left -= changed
                 else:
                     count = 0
-            if count < granted and self.seqs.left(slot) > 1:
+            if count < granted and left_of(&self.seqs.of[slot]) > 1:
                 self.shares.take(count - granted)
             self.shares.of[slot] = count
-            if count and self.seqs.span_at[slot] < self.seqs.num_spans[slot]:
-                self.encoder.claim(self.seqs, slot, self.seqs.computed[slot], count, plan, self.next_step)
+            if count and self.seqs.of[slot].span_at < self.seqs.of[slot].num_spans:
+                self.encoder.claim(self.seqs, slot, self.seqs.of[slot].computed, count, plan, self.next_step)
 
     cdef bint _provide(self, slot_t slot, int32_t count) noexcept nogil:
         """Provide blocks for the row's next tokens, by preempting the last running rows if needed. False: none now."""
-        cdef int32_t end = self.seqs.computed[slot] + count
-        cdef int32_t reach = self.seqs.reach(slot, end, 1)
+        cdef int32_t end = self.seqs.of[slot].computed + count
+        cdef int32_t reach = reach_of(&self.seqs.of[slot], end, 1)
         cdef int32_t missing
         cdef slot_t victim
         if self.stateful:
@@ -157,7 +158,7 @@ cdef class Planner:
         while self.running.size < self.max_rows and self.shares.tokens_left > 0:
             slot = self._next()
             # A preempted row waits for its samples in flight, because it must compute these tokens, too.
-            if slot < 0 or self.seqs.in_flight[slot]:
+            if slot < 0 or self.seqs.of[slot].in_flight:
                 break
             withheld = self.shares.withheld(slot, False)
             self.shares.tokens_left -= withheld
@@ -177,22 +178,22 @@ cdef class Planner:
 
     cdef bint _start(self, slot_t slot, StepPlan plan) noexcept nogil:
         """Start a waiting request if there are tokens, blocks and room in the plan; return whether it started."""
-        cdef int32_t known = self.seqs.num_tokens[slot]
+        cdef int32_t known = self.seqs.of[slot].num_tokens
         cdef int32_t hit = self.tables.match(slot)
         cdef int32_t start = hit * self.tables.block_size
         cdef int32_t count = self.shares.fitting(slot, start, known - start, 0)
         if not self._has_blocks(slot, hit):
             return False
-        if self.seqs.num_spans[slot]:
+        if self.seqs.of[slot].num_spans:
             count = self.encoder.limit(self.seqs, slot, start, count)
-        cdef int32_t reach = self.seqs.reach(slot, start + count, 1)
+        cdef int32_t reach = reach_of(&self.seqs.of[slot], start + count, 1)
         cdef int32_t changed = self.tables.blocks_for(reach) * self.tables.num_groups
         if count <= 0 or changed > self.updates_left or (self.whole_prompts and start + count < known):
             return False
-        self.seqs.computed[slot] = self.seqs.committed[slot] = start
+        self.seqs.of[slot].computed = self.seqs.of[slot].committed = start
         if self.tables.attach(slot, hit) < 0 or self.tables.grow(slot, start + count, reach) < 0:
             self.tables.release(slot)
-            self.seqs.computed[slot] = self.seqs.committed[slot] = 0
+            self.seqs.of[slot].computed = self.seqs.of[slot].committed = 0
             return False
         self.updates_left -= changed
         self._enter(slot, hit, count, plan)
@@ -207,30 +208,31 @@ cdef class Planner:
         cdef int32_t reserve = min(self.running.size, self.tables.pool.total >> 4) * self.tables.num_groups
         if self.stateful:  # a row that folds holds two states temporarily
             reserve += self.running.size * self.tables.pool.sizes[1]
-        return self.tables.demand(hit, self.seqs.reach(slot, self.seqs.num_tokens[slot], 1)) + reserve <= idle
+        cdef const Seq* own = &self.seqs.of[slot]
+        return self.tables.demand(hit, reach_of(own, own.num_tokens, 1)) + reserve <= idle
 
     cdef void _enter(self, slot_t slot, int32_t hit, int32_t count, StepPlan plan) noexcept nogil:
         """Start a request that has its blocks, with `count` tokens after the `hit` blocks that it found."""
-        cdef int32_t known = self.seqs.num_tokens[slot]
+        cdef int32_t known = self.seqs.of[slot].num_tokens
         cdef int32_t start = hit * self.tables.block_size
         self.queue.serve(slot)
         self.shares.take(count)
-        self.seqs.num_named[slot] = hit
-        self.seqs.unnamed[slot] = 0
-        self.seqs.restarting[slot] = 0
-        self.seqs.boundary[slot] = start + self.tables.block_size
-        if self.seqs.num_spans[slot]:
+        self.seqs.of[slot].num_named = hit
+        self.seqs.of[slot].unnamed = 0
+        self.seqs.of[slot].restarting = 0
+        self.seqs.of[slot].boundary = start + self.tables.block_size
+        if self.seqs.of[slot].num_spans:
             self.encoder.passed(self.seqs, slot)
             self.encoder.claim(self.seqs, slot, start, count, plan, self.next_step)
-        if self.seqs.cached[slot] < 0:
-            self.seqs.cached[slot] = start
-            if self.tables.caching and self.seqs.read_cache[slot]:
+        if self.seqs.of[slot].cached < 0:
+            self.seqs.of[slot].cached = start
+            if self.tables.caching and self.seqs.of[slot].read_cache:
                 self.prefix_queries += known
                 self.prefix_hits += start
                 self.tables.states.reached += self.tables.states.reach * self.tables.block_size
         self.shares.of[slot] = count
-        self.seqs.chained[slot] = 0
-        self.seqs.state[slot] = RUNNING
+        self.seqs.of[slot].chained = 0
+        self.seqs.of[slot].state = RUNNING
         self.running.enter(slot)
 
     cdef void _emit(self, StepPlan plan) noexcept nogil:
@@ -267,19 +269,20 @@ cdef class Planner:
         cdef slot_t slot
         for i in range(self.running.size):
             slot = self.running.slots[i]
-            if self.seqs.pending[slot] != self.seqs.choosing[slot]:
+            if self.seqs.of[slot].pending != self.seqs.of[slot].choosing:
                 return True
         return False
 
     cdef void _row(self, slot_t slot, int32_t count, int32_t drafts, StepPlan plan) noexcept nogil:
         """Write a row, and record its tokens as computed and its samples as pending, as they are after the launch."""
+        cdef Seq* own = &self.seqs.of[slot]
         if self.stateful:
             self.tables.states.plan_row(slot, plan.num_rows, count, self._idle_after(), plan)
         if plan.row(self.seqs, slot, count, drafts) & ROW_SAMPLE:
             self.seqs.promise(slot, 1 + drafts)
-            self.seqs.chained[slot] = not plan.lines.record[HEADER_RESTING]
-        self.seqs.computed[slot] += count
-        self.seqs.in_flight[slot] += 1
+            own.chained = not plan.lines.record[HEADER_RESTING]
+        own.computed += count
+        own.in_flight += 1
         if self.tables.dirty[slot] < self.tables.size[slot]:
             self.tables.send(slot, plan)
 

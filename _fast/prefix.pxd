@@ -38,6 +38,7 @@ cdef class PrefixIndex:
     cdef void insert(self, block_t block, const Name* name, const int64_t* keys, int32_t num_words) noexcept nogil
     cdef void remove(self, block_t block) noexcept nogil
     cdef void clear(self) noexcept nogil
+    cdef void fetch(self, block_t block) noexcept nogil
     cdef int32_t _home(self, const Name* name) noexcept nogil
     cdef _name(self, Name* name, bytes digest, bytes link, int32_t depth, int32_t group)
     cdef _check(self, object keys)

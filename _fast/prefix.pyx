@@ -19,6 +19,8 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memcpy, memset
 from posix.stdlib cimport posix_memalign
 
+from _fast cimport seqs
+
 
 @cython.overflowcheck(False)
 cdef inline uint64_t _rotate(uint64_t x, int bits) noexcept nogil:
@@ -126,6 +128,11 @@ cdef class PrefixIndex:
         head[2] = parent[1]
         head[3] = <uint64_t>(8 * num_words)
         siphash128(self.key_lo, self.key_hi, head, 4, <const uint64_t*>keys, num_words, out)
+
+    cdef void fetch(self, block_t block) noexcept nogil:
+        """Begin to load a block's entry and keys."""
+        seqs.fetch(&self.entries[block])
+        seqs.fetch(&self.keys[<int64_t>block * self.block_size])
 
     @cython.overflowcheck(False)
     cdef int32_t _home(self, const Name* name) noexcept nogil:

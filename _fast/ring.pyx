@@ -22,6 +22,7 @@ from posix.unistd cimport write
 from _fast import step_numbers
 
 from _fast.drafts cimport as_counts
+from _fast.plan cimport Lines
 from _fast.types cimport FINISH_NONE
 
 cdef extern from *:
@@ -144,19 +145,21 @@ cdef class OutputRing:
         cdef int64_t* requests = &self.requests[place * self.stride]
         cdef int32_t* tokens = &self.tokens[place * self.stride]
         cdef uint8_t* finishes = &self.finishes[place * self.stride]
+        cdef const Lines* lines = &plan.lines
+        cdef int32_t width = plan.width
         cdef int32_t num_sampled = 0
         cdef int32_t count = 0
         cdef int32_t row
         cdef int32_t k
         for row in range(plan.num_rows):
-            num_sampled += plan.lines.out_count[row]
+            num_sampled += lines.out_count[row]
             for k in range(entries_of(plan, row)):
-                requests[count] = plan.lines.out_request[row]
-                tokens[count] = plan.lines.out_token[row * plan.width + k]
+                requests[count] = lines.out_request[row]
+                tokens[count] = lines.out_token[row * width + k]
                 finishes[count] = FINISH_NONE
                 count += 1
-            if plan.lines.out_finish[row] != FINISH_NONE:
-                finishes[count - 1] = <uint8_t>plan.lines.out_finish[row]
+            if lines.out_finish[row] != FINISH_NONE:
+                finishes[count - 1] = <uint8_t>lines.out_finish[row]
         numbers.num_sampled = num_sampled
         self.entries[place].count = count
 

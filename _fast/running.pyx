@@ -24,13 +24,13 @@ cdef class RunningRows:
 
     cdef bint precedes(self, slot_t a, slot_t b) noexcept nogil:
         """Whether a is better than b."""
-        if self.seqs.priority[a] != self.seqs.priority[b] and (
-            self.by_priority or self.seqs.priority[a] == IDLE_PRIORITY or self.seqs.priority[b] == IDLE_PRIORITY
+        if self.seqs.of[a].priority != self.seqs.of[b].priority and (
+            self.by_priority or self.seqs.of[a].priority == IDLE_PRIORITY or self.seqs.of[b].priority == IDLE_PRIORITY
         ):
-            return self.seqs.priority[a] < self.seqs.priority[b]
-        if self.seqs.arrival[a] != self.seqs.arrival[b]:
-            return self.seqs.arrival[a] < self.seqs.arrival[b]
-        return self.seqs.order[a] < self.seqs.order[b]
+            return self.seqs.of[a].priority < self.seqs.of[b].priority
+        if self.seqs.of[a].arrival != self.seqs.of[b].arrival:
+            return self.seqs.of[a].arrival < self.seqs.of[b].arrival
+        return self.seqs.of[a].order < self.seqs.of[b].order
 
     cdef void enter(self, slot_t slot) noexcept nogil:
         """Add a slot that starts running. Search from the end, because the newest row is usually the worst."""
@@ -56,12 +56,12 @@ cdef class RunningRows:
     cdef slot_t last_idle(self) noexcept nogil:
         """The worst row if it is idle, else -1: no row is idle."""
         cdef slot_t slot = self.slots[self.size - 1] if self.size else -1
-        return slot if slot >= 0 and self.seqs.priority[slot] == IDLE_PRIORITY else -1
+        return slot if slot >= 0 and self.seqs.of[slot].priority == IDLE_PRIORITY else -1
 
     cdef int32_t num_idle(self) noexcept nogil:
         """Number of idle rows."""
         cdef int32_t count = 0
-        while count < self.size and self.seqs.priority[self.slots[self.size - 1 - count]] == IDLE_PRIORITY:
+        while count < self.size and self.seqs.of[self.slots[self.size - 1 - count]].priority == IDLE_PRIORITY:
             count += 1
         return count
 

@@ -116,18 +116,18 @@ cdef class Scheduler:
         except BaseException:
             self.seqs.give(slot)
             raise
-        self.seqs.state[slot] = WAITING
-        self.seqs.request[slot] = request_id
-        self.seqs.max_len[slot] = max_len
-        self.seqs.min_len[slot] = <int32_t>min(n + min_tokens, <int64_t>0x7FFFFFFF)
-        self.seqs.priority[slot] = priority
-        self.seqs.arrival[slot] = arrival
-        self.seqs.order[slot] = self.next_order
-        self.seqs.root_lo[slot] = int.from_bytes(root[:8], "little")
-        self.seqs.root_hi[slot] = int.from_bytes(root[8:], "little")
-        self.seqs.read_cache[slot] = read_cache
-        self.seqs.traced[slot] = traced
-        self.seqs.drafts[slot] = drafts
+        self.seqs.of[slot].state = WAITING
+        self.seqs.of[slot].request = request_id
+        self.seqs.of[slot].max_len = max_len
+        self.seqs.of[slot].min_len = <int32_t>min(n + min_tokens, <int64_t>0x7FFFFFFF)
+        self.seqs.of[slot].priority = priority
+        self.seqs.of[slot].arrival = arrival
+        self.seqs.of[slot].order = self.next_order
+        self.seqs.of[slot].root_lo = int.from_bytes(root[:8], "little")
+        self.seqs.of[slot].root_hi = int.from_bytes(root[8:], "little")
+        self.seqs.of[slot].read_cache = read_cache
+        self.seqs.of[slot].traced = traced
+        self.seqs.of[slot].drafts = drafts
         if drafts:
             self.drafts.budget.estimates.enter(slot)
         self.encoder.hold(self.seqs, slot)
@@ -161,7 +161,7 @@ cdef class Scheduler:
         """End a request, now or when its tokens are computed; False: it is not live. Then see `freed_slots`."""
         cdef slot_t slot = self.seqs.find(request_id)
         self.settler.num_freed = 0
-        if slot < 0 or self.seqs.state[slot] == FINISHING:
+        if slot < 0 or self.seqs.of[slot].state == FINISHING:
             return False
         if when_computed:
             self.settler.close(slot)
@@ -248,13 +248,13 @@ cdef class Scheduler:
         """Return the prompt tokens found in the prefix cache at the first start of the slot's request; 0 before."""
         if not 0 <= slot < self.max_slots:
             raise ValueError(f"slot {slot}: this scheduler has slots 0 to {self.max_slots - 1}")
-        return max(0, self.seqs.cached[slot])
+        return max(0, self.seqs.of[slot].cached)
 
     def last_place(self, int32_t slot):
         """Return the most tokens of a live slot that steps compute: the last token of an answer is only for a trace."""
         if not 0 <= slot < self.max_slots:
             raise ValueError(f"slot {slot}: this scheduler has slots 0 to {self.max_slots - 1}")
-        return self.seqs.max_len[slot] - (not self.seqs.traced[slot])
+        return self.seqs.of[slot].max_len - (not self.seqs.of[slot].traced)
 
     @property
     def next_step(self):

@@ -1,6 +1,17 @@
 from _fast.types cimport int32_t, int64_t, slot_t, token_t, uint8_t, uint64_t
 
 
+cdef extern from *:
+    """
+    #define omniloop_fetch(at) __builtin_prefetch(at, 1)
+    """
+    void fetch "omniloop_fetch"(const void* at) noexcept nogil  # begin to load a cache line that will be written
+
+
+cdef enum:
+    AHEAD = 8  # rows whose data are loaded while a row is planned or settled
+
+
 cdef struct Span:  # a run of prompt positions that take rows of one media entry
     int32_t start
     int32_t length
@@ -15,68 +26,99 @@ cdef struct BiSpan:  # a bidirectional span: prompt positions that attend to eac
     int32_t end
 
 
+cdef struct Seq:  # data of a slot; steps read the first two cache lines, in whole
+    token_t* tokens
+    int32_t num_tokens
+    int32_t computed
+    int32_t committed
+    int32_t max_len
+    int32_t min_len
+    int32_t boundary
+    int32_t token_room
+    int32_t prompt_len
+    uint8_t state
+    uint8_t closing  # for a traced row: 1: its end is reported, some tokens are not yet computed; 2: all are
+    uint8_t restarting  # starts over; results of its steps in flight are dropped
+    uint8_t redoing  # the token that its step in flight chooses is dropped
+    uint8_t fails_at_settle  # ends with an error when its next step is settled
+    uint8_t traced  # ends only when all of its tokens, including the last, are computed
+    uint8_t choosing  # steps in flight that choose tokens for the row
+    uint8_t pending  # most tokens from these steps
+    uint8_t in_flight
+    uint8_t drafts  # most drafts of a step
+    uint8_t found  # drafts that the device has found for the tokens after the newest known token
+    uint8_t chained  # the device has the row's newest token, its place, and drafts for the tokens after it
+    uint8_t epoch  # wraps around; may grow by one or two while a plan is in flight
+    uint8_t read_cache
+    uint8_t unnamed
+    int64_t request
+    uint64_t stop_bits  # bit `id modulo 64` of each stop id, so that few tokens are searched for in `stops`
+    int32_t num_spans
+    int32_t span_at
+    int32_t span_done
+    int32_t priority
+    int32_t num_named
+    int32_t num_hashed
+    int32_t hash_room
+    int32_t cached
+    uint64_t* hashes
+    uint64_t root_lo
+    uint64_t root_hi
+    double arrival
+    int64_t order
+    int64_t* keys  # [2, prompt_len]: two words per position; NULL if the token ids are the keys
+    token_t* stops  # ids that end the answer: num_eos of one kind, then num_stop of the other
+    BiSpan* bi_spans  # ascending, disjoint
+    Span* spans
+    int32_t num_eos
+    int32_t num_stop
+    int32_t num_bi_spans
+
+
+cdef inline int32_t left_of(const Seq* own) noexcept nogil:
+    """Return the number of tokens that a row could compute now; 0 if its last token is certainly pending.
+
+    A closing row computes its known tokens and samples nothing.
+    """
+    cdef int32_t known = own.num_tokens + own.choosing
+    if own.closing:
+        return own.num_tokens - own.computed
+    return known - own.computed if known < own.max_len else 0
+
+
+cdef inline int32_t last_of(const Seq* own) noexcept nogil:
+    """Return the most tokens of the slot that steps compute: the last one only for traces."""
+    return own.max_len - (not own.traced)
+
+
+cdef inline int32_t reach_of(const Seq* own, int32_t end, int32_t most) noexcept nogil:
+    """Return the last end of KV of a step that computes the row at least to `end` and adds `most` tokens."""
+    return max(end, min(end + own.pending - own.choosing + most - 1, last_of(own)))
+
+
+cdef inline bint may_end(const Seq* own, token_t token) noexcept nogil:
+    """Whether the token just appended may end its request; verdict() decides."""
+    return own.stop_bits >> (token & 63) & 1 or own.num_tokens >= own.max_len
+
+
 cdef class SeqTable:
     cdef readonly int32_t num_slots
     cdef readonly int32_t num_used
     cdef int32_t[::1] free_slots
-    # From here on one value per slot; reset() clears them.
-    cdef uint8_t[::1] state
-    cdef uint8_t[::1] read_cache
-    cdef uint8_t[::1] unnamed
-    cdef uint8_t[::1] fails_at_settle  # ends with an error when its next step is settled
-    cdef readonly uint8_t[::1] restarting  # starts over; results of its steps in flight are dropped
-    cdef uint8_t[::1] redoing  # the token that its step in flight chooses is dropped
-    cdef uint8_t[::1] traced  # ends only when all of its tokens, including the last, are computed
-    cdef uint8_t[::1] closing  # for a traced row: 1: its end is reported, some tokens are not yet computed; 2: all are
-    cdef int64_t[::1] request
-    cdef int32_t[::1] prompt_len
-    cdef int32_t[::1] num_tokens
-    cdef int32_t[::1] computed
-    cdef int32_t[::1] committed
-    cdef uint8_t[::1] choosing  # steps in flight that choose tokens for the row
-    cdef uint8_t[::1] pending  # most tokens from these steps
-    cdef uint8_t[::1] in_flight
-    cdef uint8_t[::1] drafts  # most drafts of a step
-    cdef uint8_t[::1] found  # drafts that the device has found for the tokens after the newest known token
-    cdef uint8_t[::1] chained  # the device has the row's newest token, its place, and drafts for the tokens after it
-    cdef int32_t[::1] max_len
-    cdef int32_t[::1] min_len
-    cdef int32_t[::1] priority
-    cdef double[::1] arrival
-    cdef int64_t[::1] order
-    cdef uint8_t[::1] epoch  # wraps around; may grow by one or two while a plan is in flight
-    cdef int32_t[::1] num_named
-    cdef int32_t[::1] boundary
-    cdef int32_t[::1] cached
-    cdef uint64_t[::1] root_lo
-    cdef uint64_t[::1] root_hi
-    cdef int32_t[::1] num_hashed
-    cdef int32_t[::1] num_eos
-    cdef int32_t[::1] num_stop
-    cdef int32_t[::1] num_bi_spans
-    cdef int32_t[::1] num_spans
-    cdef int32_t[::1] span_at
-    cdef int32_t[::1] span_done
-    cdef int32_t[::1] token_room
-    cdef int32_t[::1] hash_room
-    cdef token_t** tokens
-    cdef int64_t** keys  # [2, prompt_len]: two words per position; NULL if the token ids are the keys
-    cdef uint64_t** hashes
-    cdef token_t** stops
-    cdef BiSpan** bi_spans  # ascending, disjoint
-    cdef Span** spans
+    cdef Seq* of  # by slot
 
+    cdef void fetch_row(self, slot_t slot) noexcept nogil
+    cdef void fetch_end(self, slot_t slot) noexcept nogil
     cdef slot_t take(self) noexcept nogil
     cdef void give(self, slot_t slot) noexcept nogil
     cdef void reset(self, slot_t slot) noexcept nogil
-    cdef int32_t left(self, slot_t slot) noexcept nogil
     cdef void promise(self, slot_t slot, int32_t most) noexcept nogil
     cdef void settle_promise(self, slot_t slot, int32_t most) noexcept nogil
     cdef void drop_promises(self, slot_t slot) noexcept nogil
-    cdef int32_t reach(self, slot_t slot, int32_t end, int32_t most) noexcept nogil
     cdef int32_t whole(self, slot_t slot, int32_t start, int32_t count, int32_t most) noexcept nogil
     cdef slot_t find(self, int64_t request) noexcept nogil
     cdef int append(self, slot_t slot, token_t token) noexcept nogil
+    cdef int _grow(self, Seq* own) noexcept nogil
     cdef int32_t verdict(self, slot_t slot, token_t token) noexcept nogil
     cdef int32_t gather(self, slot_t slot, int32_t start, int32_t count, int64_t* into) noexcept nogil
     cdef int fill(self, slot_t slot, const token_t[::1] tokens, const int64_t[:, ::1] keys, object eos_ids,

@@ -22,11 +22,13 @@ cdef class Settler:
     cdef int32_t[::1] freed_slots
     cdef int32_t[::1] freed_lens  # for each: its number of tokens if it was closing and is fully computed; else 0
 
+    cdef void _fetch(self, slot_t slot, const token_t* run, int32_t width) noexcept nogil
     cdef void _pass_states(self, StepPlan plan) noexcept nogil
     cdef bint _drop_choice(self, slot_t slot) noexcept nogil
     cdef _check_slot(self, int32_t slot)
     cdef void commit(self, StepPlan plan, const int32_t* sampled, const int32_t* override) noexcept nogil
     cdef void _commit_row(self, StepPlan plan, int32_t row, const token_t* run, int32_t forced) noexcept nogil
+    cdef void _finish(self, StepPlan plan, int32_t row, const token_t* run, int32_t why) noexcept nogil
     cdef int32_t _sample(self, StepPlan plan, int32_t row, const token_t* run, int32_t override) noexcept nogil
     cdef void fail(self, StepPlan plan, const uint8_t* again) noexcept nogil
     cdef bint _reads(self, slot_t slot, StepPlan plan) noexcept nogil

@@ -12,6 +12,7 @@ from array import array
 cimport cython
 
 from _fast.layout cimport ROW_FEED, ROW_SAMPLE, TOKEN_END
+from _fast.seqs cimport AHEAD, Seq, may_end
 from _fast.types cimport FINISH_ERROR, FINISH_NONE, FINISH_STOP, FINISHING, RUNNING, WAITING
 
 
@@ -33,14 +34,31 @@ cdef class Settler:
 
         sampled: a run of plan.width tokens per row; override: finish reasons per row, or NULL.
         """
+        cdef const slot_t* slots = plan.lines.slot
+        cdef int32_t rows = plan.num_rows
         cdef int32_t row
         self.num_freed = 0
-        for row in range(plan.num_rows):
-            self._commit_row(plan, row, sampled + row * plan.width, override[row] if override else FINISH_NONE)
-            plan.num_odd += (plan.out_count[row] != 1) | (plan.out_finish[row] != FINISH_NONE)
+        for row in range(-2 * AHEAD, rows):
+            # By now other work has the core's caches, and each row's data lie elsewhere: load those of several rows.
+            if row + 2 * AHEAD < rows:
+                self.seqs.fetch_row(slots[row + 2 * AHEAD])
+            if 0 <= row + AHEAD < rows:
+                self._fetch(slots[row + AHEAD], sampled + (row + AHEAD) * plan.width, plan.width)
+            if row >= 0:
+                self._commit_row(plan, row, sampled + row * plan.width, override[row] if override else FINISH_NONE)
+                plan.num_odd += (plan.lines.out_count[row] != 1) | (plan.lines.out_finish[row] != FINISH_NONE)
         if self.stateful:
             self._pass_states(plan)
         self.settled_step = plan.step_id
+
+    cdef void _fetch(self, slot_t slot, const token_t* run, int32_t width) noexcept nogil:
+        """Begin to load what settling the slot's run writes and reads."""
+        cdef int32_t k = self.seqs.of[slot].boundary - self.seqs.of[slot].num_tokens
+        self.seqs.fetch_end(slot)
+        if width > 1:
+            self.drafts.budget.estimates.fetch(slot)
+        if k <= 0 or (k < width and run[k] >= 0):  # a block is full
+            self.tables.fetch_next(slot)
 
     cdef void _pass_states(self, StepPlan plan) noexcept nogil:
         """Drop intermediate states that the step wrote for rows that it does not settle."""
@@ -55,18 +73,18 @@ cdef class Settler:
         such step is in flight; the next step takes the newest token from here, without drafts.
         """
         self._check_slot(slot)
-        self.seqs.chained[slot] = 0
-        if self.seqs.state[slot] != RUNNING or not self._drop_choice(slot):
+        self.seqs.of[slot].chained = 0
+        if self.seqs.of[slot].state != RUNNING or not self._drop_choice(slot):
             return False
-        self.seqs.computed[slot] = self.seqs.num_tokens[slot] - 1
+        self.seqs.of[slot].computed = self.seqs.of[slot].num_tokens - 1
         return True
 
     def room(self, int32_t slot):
         """Return how many tokens the slot's answer may still get; 0 if the answer has ended or starts over."""
         self._check_slot(slot)
-        if self.seqs.state[slot] == FINISHING or self.seqs.closing[slot] or self.seqs.restarting[slot]:
+        if self.seqs.of[slot].state == FINISHING or self.seqs.of[slot].closing or self.seqs.of[slot].restarting:
             return 0
-        return self.seqs.max_len[slot] - self.seqs.num_tokens[slot]
+        return self.seqs.of[slot].max_len - self.seqs.of[slot].num_tokens
 
     def extend(self, int32_t slot, const token_t[::1] tokens):
         """Append tokens that the host knows after the slot's newest, just committed token.
@@ -77,7 +95,7 @@ cdef class Settler:
         """
         cdef bint dropped
         cdef Py_ssize_t k
-        self.seqs.chained[slot] = 0
+        self.seqs.of[slot].chained = 0
         if tokens.shape[0] >= self.room(slot):
             raise ValueError(f"slot {slot}: room for {self.room(slot)} tokens; got {tokens.shape[0]} and one more")
         dropped = self._drop_choice(slot)
@@ -88,11 +106,11 @@ cdef class Settler:
 
     cdef bint _drop_choice(self, slot_t slot) noexcept nogil:
         """Drop the token that the only step in flight chooses for the slot. False: there is no such step."""
-        if self.seqs.choosing[slot] != 1 or self.seqs.in_flight[slot] != 1:
+        if self.seqs.of[slot].choosing != 1 or self.seqs.of[slot].in_flight != 1:
             return False
         self.seqs.drop_promises(slot)
-        self.seqs.redoing[slot] = 1
-        self.seqs.chained[slot] = 0
+        self.seqs.of[slot].redoing = 1
+        self.seqs.of[slot].chained = 0
         return True
 
     cdef _check_slot(self, int32_t slot):
@@ -100,73 +118,82 @@ cdef class Settler:
             raise ValueError(f"slot {slot}: this scheduler has slots 0 to {self.seqs.num_slots - 1}")
 
     cdef void _commit_row(self, StepPlan plan, int32_t row, const token_t* run, int32_t forced) noexcept nogil:
-        cdef slot_t slot = plan.row_slot[row]
+        cdef slot_t slot = plan.lines.slot[row]
+        cdef Seq* own = &self.seqs.of[slot]
+        cdef int32_t flags = plan.lines.flags[row]
         cdef int32_t why = forced
-        cdef int32_t end = plan.row_computed[row] + plan.row_len[row]
-        if plan.row_flags[row] & ROW_FEED:  # the results that arrived meanwhile determine where the row began
-            end = self.seqs.num_tokens[slot]
-        self.seqs.in_flight[slot] -= 1
+        cdef int32_t end = plan.lines.computed[row] + plan.lines.len[row]
+        if flags & ROW_FEED:  # the results that arrived meanwhile determine where the row began
+            end = own.num_tokens
+        own.in_flight -= 1
         plan.clear_run(row)
-        if self.seqs.state[slot] == FINISHING:
-            if self.seqs.in_flight[slot] == 0:
+        if own.state == FINISHING:
+            if own.in_flight == 0:
                 self.end(slot)
             return
-        if self.seqs.closing[slot]:
+        if own.closing:
             why = FINISH_NONE
-        if self.seqs.restarting[slot]:
+        if own.restarting:
             self._settle_promise(plan, row)
             return
-        if self.seqs.redoing[slot]:
-            self.seqs.redoing[slot] = 0
-            if self.stateful and plan.row_epoch[row] == self.seqs.epoch[slot]:  # folds stay valid
+        if own.redoing:
+            own.redoing = 0
+            if self.stateful and plan.lines.epoch[row] == own.epoch:  # folds stay valid
                 self.tables.states.settle(slot, plan, row, self.tables.primary_row(slot))
             return
-        if self.seqs.fails_at_settle[slot]:
+        if own.fails_at_settle:
             why = FINISH_ERROR
-        elif plan.row_flags[row] & ROW_SAMPLE and not self.seqs.closing[slot]:
+        elif flags & ROW_SAMPLE and not own.closing:
             self._settle_promise(plan, row)
             if plan.width > 1:
                 self.drafts.note(plan, row, run)
             why = self._sample(plan, row, run, forced)
         # After a preemption the step's KV is lost, but its sample is still the row's next token.
-        if plan.row_epoch[row] == self.seqs.epoch[slot] and why != FINISH_ERROR:
-            if plan.out_count[row] > 1:  # the step has computed all tokens of its run except the newest
-                self.seqs.computed[slot] += plan.out_count[row] - 1
-                end += plan.out_count[row] - 1
-            self.seqs.committed[slot] = end
-            if self.seqs.committed[slot] >= self.seqs.boundary[slot]:
+        if plan.lines.epoch[row] == own.epoch and why != FINISH_ERROR:
+            if plan.lines.out_count[row] > 1:  # the step has computed all tokens of its run except the newest
+                own.computed += plan.lines.out_count[row] - 1
+                end += plan.lines.out_count[row] - 1
+            own.committed = end
+            if end >= own.boundary:
                 self.tables.settle(slot)
             if self.stateful:
                 self.tables.states.settle(slot, plan, row, self.tables.primary_row(slot))
-            if self.seqs.span_done[slot] < self.seqs.num_spans[slot]:
+            if own.span_done < own.num_spans:
                 self.encoder.passed(self.seqs, slot)
         if why == FINISH_ERROR:  # none of its computed blocks may be found again
             self.tables.disown(slot)
         if why:
-            plan.out_finish[row] = why
-        if why and self.seqs.traced[slot] and why != FINISH_ERROR:
-            self.close(slot)
-            if self.seqs.in_flight[slot] and plan.is_cut(row, run):  # the next step began after a cut token
-                self.seqs.redoing[slot] = 1
-                self.seqs.computed[slot] = self.seqs.num_tokens[slot] - 1
-        elif why:
+            plan.lines.out_finish[row] = why
+            self._finish(plan, row, run, why)
+        if own.closing:
+            self._end_closed(slot)
+
+    cdef void _finish(self, StepPlan plan, int32_t row, const token_t* run, int32_t why) noexcept nogil:
+        """End a settled row, or close it if it is traced."""
+        cdef slot_t slot = plan.lines.slot[row]
+        cdef Seq* own = &self.seqs.of[slot]
+        if not own.traced or why == FINISH_ERROR:
             self.end(slot)
-        self._end_closed(slot)
+            return
+        self.close(slot)
+        if own.in_flight and plan.is_cut(row, run):  # the next step began after a cut token
+            own.redoing = 1
+            own.computed = own.num_tokens - 1
 
     cdef void _settle_promise(self, StepPlan plan, int32_t row) noexcept nogil:
-        if plan.row_flags[row] & ROW_SAMPLE:
-            self.seqs.settle_promise(plan.row_slot[row], plan.most(row))
+        if plan.lines.flags[row] & ROW_SAMPLE:
+            self.seqs.settle_promise(plan.lines.slot[row], plan.most(row))
 
     cdef void close(self, slot_t slot) noexcept nogil:
         """Close a row: it gets no more tokens; steps in flight are computed, but their samples are dropped."""
-        self.seqs.closing[slot] = 1
-        self.seqs.chained[slot] = 0
+        self.seqs.of[slot].closing = 1
+        self.seqs.of[slot].chained = 0
         self.seqs.drop_promises(slot)
 
     cdef void _end_closed(self, slot_t slot) noexcept nogil:
         """End a closing row if all its tokens are computed."""
-        if self.seqs.closing[slot] == 1 and self.seqs.committed[slot] >= self.seqs.num_tokens[slot]:
-            self.seqs.closing[slot] = 2
+        if self.seqs.of[slot].closing == 1 and self.seqs.of[slot].committed >= self.seqs.of[slot].num_tokens:
+            self.seqs.of[slot].closing = 2
             self.end(slot)
 
     cdef int32_t _sample(self, StepPlan plan, int32_t row, const token_t* run, int32_t override) noexcept nogil:
@@ -175,7 +202,8 @@ cdef class Settler:
         override: the reason for which the run's last token ends the request. An empty run ends the request, too: such a
         row yields other results than tokens.
         """
-        cdef slot_t slot = plan.row_slot[row]
+        cdef slot_t slot = plan.lines.slot[row]
+        cdef const Seq* own = &self.seqs.of[slot]
         cdef token_t* out = plan.lines.out_token + row * plan.width
         cdef int32_t why = FINISH_NONE
         cdef int32_t k
@@ -188,7 +216,7 @@ cdef class Settler:
                 return override if override and run[k] < 0 else FINISH_ERROR
             out[k] = run[k]
             plan.lines.out_count[row] = <uint8_t>(k + 1)
-            why = self.seqs.verdict(slot, run[k])
+            why = self.seqs.verdict(slot, run[k]) if may_end(own, run[k]) else FINISH_NONE
             if override and (k + 1 == plan.width or run[k + 1] <= TOKEN_END):
                 return override
             if why:
@@ -198,29 +226,31 @@ cdef class Settler:
     cdef void fail(self, StepPlan plan, const uint8_t* again) noexcept nogil:
         cdef int32_t row
         cdef slot_t slot
+        cdef Seq* own
         self.num_freed = 0
         plan.num_odd = plan.num_rows
         for row in range(plan.num_rows):
             slot = plan.row_slot[row]
-            self.seqs.in_flight[slot] -= 1
+            own = &self.seqs.of[slot]
+            own.in_flight -= 1
             plan.clear_run(row)
-            if self.seqs.state[slot] == FINISHING:
-                if self.seqs.in_flight[slot] == 0:
+            if own.state == FINISHING:
+                if own.in_flight == 0:
                     self.end(slot)
-            elif self.seqs.restarting[slot] or (again and again[slot]):
-                if not self.seqs.redoing[slot]:
+            elif own.restarting or (again and again[slot]):
+                if not own.redoing:
                     self._settle_promise(plan, row)
-                self.seqs.redoing[slot] = 0
+                own.redoing = 0
                 self._restart(slot)
             else:
                 plan.out_finish[row] = FINISH_ERROR
                 self.end(slot)
         for slot in range(self.seqs.num_slots):
-            if self.seqs.in_flight[slot] and self._reads(slot, plan):
+            if self.seqs.of[slot].in_flight and self._reads(slot, plan):
                 if again and again[slot]:
                     self._restart(slot)
                 else:
-                    self.seqs.fails_at_settle[slot] = 1
+                    self.seqs.of[slot].fails_at_settle = 1
         self.encoder.fail(plan.step_id)
         if self.stateful:
             self._pass_states(plan)
@@ -238,37 +268,38 @@ cdef class Settler:
 
         Blocks that must still be read are freed with the slot, because the next step may write to free blocks.
         """
-        if self.seqs.state[slot] == RUNNING:
+        if self.seqs.of[slot].state == RUNNING:
             self.running.leave(slot)
-        elif self.seqs.state[slot] == WAITING:
+        elif self.seqs.of[slot].state == WAITING:
             self.queue.remove(slot)
-        if self.seqs.state[slot] != FINISHING:
-            self.queue.charge(slot, self.seqs.num_tokens[slot] - self.seqs.prompt_len[slot])
+        if self.seqs.of[slot].state != FINISHING:
+            self.queue.charge(slot, self.seqs.of[slot].num_tokens - self.seqs.of[slot].prompt_len)
             self.encoder.drop(self.seqs, slot)
-            self.seqs.state[slot] = FINISHING
-        if self.seqs.closing[slot] != 2 or self.seqs.in_flight[slot] == 0:
+            self.seqs.of[slot].state = FINISHING
+        if self.seqs.of[slot].closing != 2 or self.seqs.of[slot].in_flight == 0:
             self.tables.release(slot)
-        if self.seqs.in_flight[slot] == 0:
-            self.freed_lens[self.num_freed] = self.seqs.num_tokens[slot] if self.seqs.closing[slot] == 2 else 0
+        if self.seqs.of[slot].in_flight == 0:
+            self.freed_lens[self.num_freed] = self.seqs.of[slot].num_tokens if self.seqs.of[slot].closing == 2 else 0
             self.seqs.give(slot)
             self.freed_slots[self.num_freed] = slot
             self.num_freed += 1
 
     cdef void preempt(self, slot_t slot) noexcept nogil:
         """Preempt a running row: it gives up its blocks and returns to the queue; samples in flight still reach it."""
+        cdef Seq* own = &self.seqs.of[slot]
         self.running.leave(slot)
         self.tables.release(slot)
         self.encoder.unpin(self.seqs, slot)
-        self.seqs.state[slot] = WAITING
-        self.seqs.epoch[slot] += 1
-        self.seqs.chained[slot] = 0
-        self.seqs.computed[slot] = self.seqs.committed[slot] = self.seqs.num_named[slot] = 0
-        self.queue.push(slot, self.seqs.priority[slot], self.seqs.arrival[slot], self.seqs.order[slot], True)
+        own.state = WAITING
+        own.epoch += 1
+        own.chained = 0
+        own.computed = own.committed = own.num_named = 0
+        self.queue.push(slot, own.priority, own.arrival, own.order, True)
         self.num_preemptions += 1
 
     cdef void _restart(self, slot_t slot) noexcept nogil:
         """Make a row whose step failed start over; its later steps in flight read data that was never written."""
-        self.seqs.restarting[slot] = 1
-        self.seqs.fails_at_settle[slot] = 0
-        if self.seqs.state[slot] == RUNNING:
+        self.seqs.of[slot].restarting = 1
+        self.seqs.of[slot].fails_at_settle = 0
+        if self.seqs.of[slot].state == RUNNING:
             self.preempt(slot)

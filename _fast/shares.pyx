@@ -12,6 +12,7 @@ from array import array
 
 cimport cython
 
+from _fast.seqs cimport AHEAD, left_of, reach_of
 from _fast.types cimport IDLE_PRIORITY
 
 cdef int32_t LONG_PART = 4  # a prompt that others overtake still gets 1 / LONG_PART of the budget
@@ -54,17 +55,17 @@ cdef class TokenShares:
             waiting = self.queue.num_clients()
             running -= self.running.num_idle()
         for i in range(running):
-            left = self.seqs.left(self.running.slots[i])
+            left = left_of(&self.seqs.of[self.running.slots[i]])
             if left == 1:
                 decoding += 1
             elif left:
                 lacking += left
                 following = min(following, left) if following else left
         for i in range(self.queue.size if waiting else 0):
-            if all or self.seqs.priority[self.queue.slots[i]] != IDLE_PRIORITY:
-                lacking += self.seqs.num_tokens[self.queue.slots[i]]
+            if all or self.seqs.of[self.queue.slots[i]].priority != IDLE_PRIORITY:
+                lacking += self.seqs.of[self.queue.slots[i]].num_tokens
         if not following and waiting:
-            following = self.seqs.num_tokens[self.queue.first()]
+            following = self.seqs.of[self.queue.first()].num_tokens
         return decoding, waiting, lacking, following
 
     cpdef bint any_idle(self):
@@ -80,7 +81,7 @@ cdef class TokenShares:
         cdef int32_t count = 0
         cdef int32_t i
         for i in range(self.running.num_idle()):
-            count += self.seqs.left(self.running.slots[self.running.size - 1 - i]) <= 1
+            count += left_of(&self.seqs.of[self.running.slots[self.running.size - 1 - i]]) <= 1
         return count
 
     cdef void deal(self, bint others_may_start) noexcept nogil:
@@ -94,10 +95,14 @@ cdef class TokenShares:
         cdef slot_t slot
         self.num_prompts = 0
         self.room = self.max_tokens
+        for i in range(min(self.running.size, <int32_t>AHEAD)):
+            self.seqs.fetch_row(self.running.slots[i])
         for i in range(self.running.size):
+            if i + AHEAD < self.running.size:
+                self.seqs.fetch_row(self.running.slots[i + AHEAD])
             slot = self.running.slots[i]
-            left = self.seqs.left(slot)
-            if self.seqs.priority[slot] == IDLE_PRIORITY:
+            left = left_of(&self.seqs.of[slot])
+            if self.seqs.of[slot].priority == IDLE_PRIORITY:
                 idle += 1
                 if idle > self.idle_rows:
                     left = 0
@@ -121,13 +126,13 @@ cdef class TokenShares:
             else:
                 withheld = min(withheld, max(self.tokens_left - max(budget // LONG_PART, 1), 0))
             self.tokens_left -= withheld
-            self.of[slot] = self.fitting(slot, self.seqs.computed[slot], self.of[slot], 0)
+            self.of[slot] = self.fitting(slot, self.seqs.of[slot].computed, self.of[slot], 0)
             self.take(self.of[slot])
             self.tokens_left += withheld
 
     cdef bint is_limited(self, slot_t slot) noexcept nogil:
         """Whether a slot is idle while others run or wait."""
-        return self.seqs.priority[slot] == IDLE_PRIORITY and self.idle_budget != ANY
+        return self.seqs.of[slot].priority == IDLE_PRIORITY and self.idle_budget != ANY
 
     cdef int32_t withheld(self, slot_t slot, bint runs) noexcept nogil:
         """Return how many of the tokens that are left an idle slot must not get; 0 for other slots."""
@@ -171,7 +176,7 @@ cdef class TokenShares:
         if self.tables.states.active and not self.queue.looks_past:
             end = self.tables.states.cut(slot, start - granted, end)
         count = max(end - start, 0)
-        if self.seqs.num_bi_spans[slot]:
+        if self.seqs.of[slot].num_bi_spans:
             return self.seqs.whole(slot, start, count, most)
         return count
 
@@ -195,17 +200,17 @@ cdef class TokenShares:
             slot = self.prompts[i]
             if self.tokens_left - self.withheld(slot, True) <= 0:
                 break
-            if self.of[slot] == 0 or self.seqs.span_at[slot] < self.seqs.num_spans[slot]:
+            if self.of[slot] == 0 or self.seqs.of[slot].span_at < self.seqs.of[slot].num_spans:
                 continue
-            end = self.seqs.computed[slot] + self.of[slot]
-            more = self.seqs.left(slot) - self.of[slot]
+            end = self.seqs.of[slot].computed + self.of[slot]
+            more = left_of(&self.seqs.of[slot]) - self.of[slot]
             more = min(more, self.tokens_left - self.withheld(slot, True)) if self.withheld(slot, True) else more
             more = self.fitting(slot, end, more, self.of[slot])
             if more > self.max_chunk - self.of[slot]:
                 more = self.max_chunk - self.of[slot]
                 more = self._cut(slot, end, more, self.of[slot], more)
             end += more
-            reach = self.seqs.reach(slot, end, 1)
+            reach = reach_of(&self.seqs.of[slot], end, 1)
             changed = max(self.tables.blocks_for(reach) - self.tables.size[slot], 0) * self.tables.num_groups
             if more <= 0 or changed > updates_left or not self.tables.grow_idle(slot, end, reach):
                 continue
@@ -216,11 +221,11 @@ cdef class TokenShares:
 
     cdef bint _sooner(self, slot_t a, slot_t b) noexcept nogil:
         """Whether prompt a, which is after b among the running rows, is served before b."""
-        if self.seqs.priority[a] != self.seqs.priority[b] and (
-            self.running.by_priority or self.seqs.priority[a] == IDLE_PRIORITY
+        if self.seqs.of[a].priority != self.seqs.of[b].priority and (
+            self.running.by_priority or self.seqs.of[a].priority == IDLE_PRIORITY
         ):
             return False
-        return self.seqs.left(a) < self.seqs.left(b)
+        return left_of(&self.seqs.of[a]) < left_of(&self.seqs.of[b])
 
     cdef int32_t _waiting_shorter(self, slot_t slot, int32_t most) noexcept nogil:
         """Tokens of waiting prompts that precede a running one: shorter, not of lower priority; up to `most`.
@@ -229,18 +234,18 @@ cdef class TokenShares:
         """
         cdef int32_t i
         cdef int32_t found = 0
-        cdef bint idle = self.seqs.priority[slot] == IDLE_PRIORITY
+        cdef bint idle = self.seqs.of[slot].priority == IDLE_PRIORITY
         cdef slot_t other
         for i in range(self.queue.size):
             other = self.queue.slots[i]
-            if self.seqs.priority[other] == IDLE_PRIORITY and not idle:
+            if self.seqs.of[other].priority == IDLE_PRIORITY and not idle:
                 continue
-            if self.running.by_priority and self.seqs.priority[other] > self.seqs.priority[slot]:
+            if self.running.by_priority and self.seqs.of[other].priority > self.seqs.of[slot].priority:
                 continue
-            if self.seqs.num_tokens[other] < self.seqs.left(slot) or (
-                idle and self.seqs.priority[other] != IDLE_PRIORITY
+            if self.seqs.of[other].num_tokens < left_of(&self.seqs.of[slot]) or (
+                idle and self.seqs.of[other].priority != IDLE_PRIORITY
             ):
-                found += min(self.seqs.num_tokens[other], most - found)
+                found += min(self.seqs.of[other].num_tokens, most - found)
             if found >= most:
                 break
         return found

@@ -68,9 +68,9 @@ cdef class StateRuns:
         """Start a request in the slot; boundaries: prompt lengths after which other requests may differ."""
         cdef list places = sorted(set(boundaries))
         cdef int32_t k
-        if len(places) > MAX_BOUNDARIES or any(not 0 < place <= self.seqs.prompt_len[slot] for place in places):
+        if len(places) > MAX_BOUNDARIES or any(not 0 < place <= self.seqs.of[slot].prompt_len for place in places):
             raise ValueError(
-                f"boundaries {places}: at most {MAX_BOUNDARIES}, each from 1 to {self.seqs.prompt_len[slot]}, the "
+                f"boundaries {places}: at most {MAX_BOUNDARIES}, each from 1 to {self.seqs.of[slot].prompt_len}, the "
                 "prompt's length"
             )
         if self.active:
@@ -88,8 +88,8 @@ cdef class StateRuns:
 
     cdef int32_t next_base(self, slot_t slot, int32_t start, int32_t count) noexcept nogil:
         """Return the row's base after a step of `count` tokens from `start` on; 0: the base stays the same."""
-        cdef int32_t end = self.seqs.committed[slot]
-        if not self.seqs.choosing[slot]:  # known tokens, all final except the last
+        cdef int32_t end = self.seqs.of[slot].committed
+        if not self.seqs.of[slot].choosing:  # known tokens, all final except the last
             end = start + count - 1
         end = end // self.chunk * self.chunk
         return end if end > self.rows[slot].base else 0
@@ -154,7 +154,7 @@ cdef class StateRuns:
     cdef int32_t next_due(self, slot_t slot, int32_t after) noexcept nogil:
         """Return the first position after `after` whose state is named."""
         cdef RowState* row = &self.rows[slot]
-        cdef int32_t last = (self.seqs.prompt_len[slot] - 1) // self.unit * self.unit
+        cdef int32_t last = (self.seqs.of[slot].prompt_len - 1) // self.unit * self.unit
         cdef int32_t due
         cdef int32_t k
         if self.mode == STATES_NONE:
@@ -183,7 +183,7 @@ cdef class StateRuns:
     cdef void plan_row(self, slot_t slot, int32_t row, int32_t count, int32_t reserve, StepPlan plan) noexcept nogil:
         """Write a row's columns and make the new base its base. reserve: blocks that checkpoints must leave idle."""
         cdef RowState* of = &self.rows[slot]
-        cdef int32_t start = self.seqs.computed[slot]
+        cdef int32_t start = self.seqs.of[slot].computed
         cdef int32_t new_base = self.next_base(slot, start, count)
         cdef int32_t* column = plan.lines.states + row
         cdef int32_t width = plan.max_rows
@@ -224,7 +224,7 @@ cdef class StateRuns:
         cdef int32_t count = 0
         cdef int32_t k
         cdef int32_t due = self.rows[slot].due
-        if self.seqs.unnamed[slot]:
+        if self.seqs.of[slot].unnamed:
             return 0
         if due <= self.rows[slot].base:
             due = self.next_due(slot, self.rows[slot].base)
@@ -274,9 +274,9 @@ cdef class StateRuns:
         """Name the run as the state after `position` tokens of the row, so that rows with this prefix find it."""
         cdef RowState* row = &self.rows[slot]
         cdef int32_t j = position // self.cache.names.block_size - 1
-        cdef bint answered = position > self.seqs.prompt_len[slot]
+        cdef bint answered = position > self.seqs.of[slot].prompt_len
         cdef block_t above
-        if self.mode == STATES_NONE or self.seqs.unnamed[slot] or j < 0 or j >= self.seqs.num_named[slot]:
+        if self.mode == STATES_NONE or self.seqs.of[slot].unnamed or j < 0 or j >= self.seqs.of[slot].num_named:
             return
         above = blocks[j] if blocks else 0
         # The next turn of a conversation goes on from the prompt; from an answer only if it has all of its tokens.
@@ -319,10 +319,10 @@ cdef class StateRuns:
         """Unname the states of a row whose results are wrong, unless the names of blocks hold them."""
         cdef block_t head
         cdef int32_t j
-        self.seqs.unnamed[slot] = 1
+        self.seqs.of[slot].unnamed = 1
         if self.cache.names.primary >= 0:  # the states were dropped with the blocks' names
             return
-        for j in range(self.seqs.num_named[slot]):
+        for j in range(self.seqs.of[slot].num_named):
             head = self.cache.find(slot, j, 0)
             if head:
                 self.cache.drop(head)

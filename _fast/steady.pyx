@@ -94,10 +94,10 @@ cdef inline int32_t size_class(int32_t num_tokens) noexcept nogil:
     return bits
 
 
-cdef inline int32_t run_length(StepPlan plan, const int32_t* tokens, int32_t row) noexcept nogil:
+cdef inline int32_t run_length(const int32_t* run, int32_t width) noexcept nogil:
     """Return the number of tokens in a row's run."""
     cdef int32_t count = 0
-    while count < plan.width and tokens[row * plan.width + count] >= 0:
+    while count < width and run[count] >= 0:
         count += 1
     return count
 
@@ -278,7 +278,7 @@ cdef class SteadyLoop:
         special_rows = bits & ALWAYS
         if bits & PROMPT and plan.num_prompt_rows:
             for row in range(plan.num_rows):
-                if computed[row] < self.scheduler.seqs.prompt_len[slots[row]]:
+                if computed[row] < self.scheduler.seqs.of[slots[row]].prompt_len:
                     special_rows |= special[slots[row]] & (ALWAYS | PROMPT)
         if special_rows:
             return 0
@@ -323,20 +323,16 @@ cdef class SteadyLoop:
 
     cdef bint _all_sampled(self, StepPlan plan, const int32_t* tokens) noexcept nogil:
         """Whether each sampling row got a valid run: a token, and after each token another or the end."""
+        cdef int32_t width = plan.width
         cdef int32_t missing = 0
         cdef int32_t row
         cdef int32_t k
-        if plan.num_sampled == plan.num_rows:
-            for row in range(plan.num_rows):
-                missing |= tokens[row * plan.width] < 0
-        else:
-            for row in range(plan.num_rows):
-                missing |= (plan.lines.flags[row] & ROW_SAMPLE) & (tokens[row * plan.width] < 0)
-        if plan.width > 1 and not missing:
-            for row in range(plan.num_rows):
-                if plan.lines.flags[row] & ROW_SAMPLE:
-                    k = run_length(plan, tokens, row)
-                    missing |= k < plan.width and tokens[row * plan.width + k] > TOKEN_END
+        for row in range(plan.num_rows if width == 1 else 0):
+            missing |= (plan.lines.flags[row] & ROW_SAMPLE) & (tokens[row] < 0)
+        for row in range(plan.num_rows if width > 1 else 0):
+            if plan.lines.flags[row] & ROW_SAMPLE:
+                k = run_length(tokens + row * width, width)
+                missing |= k == 0 or (k < width and tokens[row * width + k] > TOKEN_END)
         return not missing
 
     cdef bint _wakes(self, StepPlan plan, const int32_t* tokens) noexcept nogil:
@@ -347,7 +343,7 @@ cdef class SteadyLoop:
         cdef int32_t place
         for row in range(plan.num_rows):
             if self.special[slots[row]] & WATCHED and plan.lines.flags[row] & ROW_SAMPLE:
-                for place in range(run_length(plan, tokens, row)):
+                for place in range(run_length(tokens + row * plan.width, plan.width)):
                     for k in range(<int32_t>self.watched.shape[1]):
                         if self.watched[slots[row], k] == tokens[row * plan.width + place]:
                             return True

@@ -19,6 +19,7 @@ from _fast cimport kinds
 from _fast.checkpoints cimport Checkpoints
 from _fast.names cimport name_entry
 from _fast.prefix cimport Name, PrefixIndex
+from _fast.seqs cimport fetch
 
 
 @cython.final
@@ -85,7 +86,7 @@ cdef class BlockTables:
     cdef int32_t missing(self, slot_t slot, int32_t end, int32_t reach) noexcept nogil:
         """Return the missing blocks, in all groups, for a step that ends between `end` and `reach`."""
         cdef int32_t target = self.blocks_for(reach)
-        cdef int32_t start = self.seqs.computed[slot]
+        cdef int32_t start = self.seqs.of[slot].computed
         cdef int32_t total = self.states.missing(slot, start, end - start) if self.states.active else 0
         cdef int32_t g
         cdef int32_t j
@@ -106,7 +107,7 @@ cdef class BlockTables:
 
     cdef int grow(self, slot_t slot, int32_t end, int32_t reach) noexcept nogil:
         """Take the missing blocks; the caller has checked that the pool has them. -1: no memory or no room."""
-        cdef int32_t start = self.seqs.computed[slot]
+        cdef int32_t start = self.seqs.of[slot].computed
         if self.states.active and not self.states.take(slot, start, end - start):
             return -1
         return self._append(slot, self.blocks_for(end), self.blocks_for(reach))
@@ -158,13 +159,13 @@ cdef class BlockTables:
 
         Fills `hits`, and sets `num_revived` to how many of them are idle now. Takes no blocks.
         """
-        cdef int32_t count = (self.seqs.num_tokens[slot] - 1) // self.block_size
+        cdef int32_t count = (self.seqs.of[slot].num_tokens - 1) // self.block_size
         cdef int32_t before
         cdef int32_t g
         cdef int32_t j
         self.num_revived = 0
         self.states.reach = self.states.found = 0
-        if not self.caching or not self.seqs.read_cache[slot]:
+        if not self.caching or not self.seqs.of[slot].read_cache:
             return 0
         if self.primary < 0 and self.names.hash(slot, count) < 0:
             return 0
@@ -253,13 +254,25 @@ cdef class BlockTables:
             self.states.attach(slot, count, self.primary_row(slot))
         return 0
 
+    cdef void fetch_next(self, slot_t slot) noexcept nogil:
+        """Begin to load what settle() reads to name the slot's next block."""
+        cdef int32_t j = self.seqs.of[slot].num_named
+        cdef int32_t g
+        if not self.caching or j >= self.size[slot] or not self.seqs.of[slot].hashes:
+            return
+        fetch(self.seqs.of[slot].hashes + 2 * j)
+        for g in range(self.num_groups):
+            self.names.index.fetch(self.rows[slot * self.num_groups + g][j])
+            if j:
+                self.names.index.fetch(self.rows[slot * self.num_groups + g][j - 1])
+
     cdef void settle(self, slot_t slot) noexcept nogil:
         """Name full blocks and drop unneeded ones, after committed KV has crossed a block's end."""
-        cdef int32_t full = self.seqs.committed[slot] // self.block_size
-        if self.caching and not self.seqs.unnamed[slot]:
+        cdef int32_t full = self.seqs.of[slot].committed // self.block_size
+        if self.caching and not self.seqs.of[slot].unnamed:
             self._names(slot, full)
-        self._trim(slot, self.seqs.committed[slot])
-        self.seqs.boundary[slot] = (full + 1) * self.block_size
+        self._trim(slot, self.seqs.of[slot].committed)
+        self.seqs.of[slot].boundary = (full + 1) * self.block_size
 
     cdef const int32_t* primary_row(self, slot_t slot) noexcept nogil:
         """Return the slot's blocks in the primary group; NULL: there is none."""
@@ -278,7 +291,7 @@ cdef class BlockTables:
         cdef Name name
         if self.names.hash(slot, end) < 0:
             return
-        for j in range(self.seqs.num_named[slot], end):
+        for j in range(self.seqs.of[slot].num_named, end):
             num_words = self.seqs.gather(slot, j * self.block_size, self.block_size, &self.names.keys[0])
             for k in range(self.num_groups):
                 # The primary group comes first, because names of other groups link to its block.
@@ -287,7 +300,7 @@ cdef class BlockTables:
                     g = self.primary if k == 0 else k - 1
                 row = self.rows[slot * self.num_groups + g]
                 own = row[j]
-                if own == 0 or not kinds.is_named(&self.groups[g], j, self.seqs.committed[slot]):
+                if own == 0 or not kinds.is_named(&self.groups[g], j, self.seqs.of[slot].committed):
                     continue
                 above = 0
                 if self.primary >= 0:
@@ -300,16 +313,16 @@ cdef class BlockTables:
                 if other == 0:
                     self.names.index.insert(own, &name, &self.names.keys[0], num_words)
                     self.pool.name(own)
-                elif other != own and self.seqs.traced[slot]:
+                elif other != own and self.seqs.of[slot].traced:
                     # The device's table includes this block, and a change might not be sent before the row's end.
-                    self.seqs.unnamed[slot] = 1
+                    self.seqs.of[slot].unnamed = 1
                     return
                 elif other != own:
                     self.pool.hold(other)
                     row[j] = other
                     self.pool.release(own)
                     self.dirty[slot] = min(self.dirty[slot], j)
-            self.seqs.num_named[slot] = j + 1
+            self.seqs.of[slot].num_named = j + 1
 
     cdef void _trim(self, slot_t slot, int32_t position) noexcept nogil:
         """Free entries that tokens from `position` on do not read."""
@@ -370,7 +383,7 @@ cdef class BlockTables:
             self.names.index.clear()
         for i in range(self.num_slots):
             if self.size[i]:
-                self.seqs.unnamed[i] = 1
+                self.seqs.of[i].unnamed = 1
 
     cdef void disown(self, slot_t slot) noexcept nogil:
         """Remove the slot's blocks, whose contents are wrong, from the prefix index, so that no request finds them.
@@ -391,7 +404,7 @@ cdef class BlockTables:
                 self.states.cache.forget(block)
                 for other in range(self.num_slots):
                     if j < self.size[other] and self.rows[other * self.num_groups + g][j] == block:
-                        self.seqs.unnamed[other] = 1
+                        self.seqs.of[other].unnamed = 1
 
     def row(self, int32_t slot, int32_t group=0):
         """Return a slot's blocks in one group (for tests); 0 for a dropped entry."""

@@ -134,7 +134,6 @@ ATTRIBUTES = {
     "_fast/queue.pxd: WaitQueue": 26,
     "_fast/ring.pxd: OutputRing": 22,
     "_fast/scheduler.pxd: Scheduler": 16,
-    "_fast/seqs.pxd: SeqTable": 48,
     "_fast/step_numbers.py: StepNumbers": 18,
     "_fast/tables.pxd: BlockTables": 18,
     "engine/base/stats.py: EngineStats": 18,

@@ -152,7 +152,7 @@ class Settler:
         traceback.clear_frames(error.__traceback__)  # frames hold the tensors of the forward
         runtime.executor.backend.free_unused()
         tokens = runtime.scheduler.shares.max_tokens = self._budget.halve(runtime.scheduler.next_step)
-        for slot in np.flatnonzero(np.asarray(runtime.scheduler.seqs.restarting)).tolist():
+        for slot in runtime.scheduler.seqs.restarting():
             row = self.restarts[slot] = runtime.admission.rows[slot]
             row.again = True
         log.warning("%d rows start over; steps have at most %d tokens for a while", len(self.restarts), tokens)

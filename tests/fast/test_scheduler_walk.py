@@ -288,7 +288,7 @@ class Walk:
 
     def settle(self):
         plan, sampled, fails, broken = self.launched.pop(0)
-        restarting = {slot for slot in plan.row_slot[: plan.num_rows] if self.scheduler.seqs.restarting[slot]}
+        restarting = set(plan.row_slot[: plan.num_rows]) & set(self.scheduler.seqs.restarting())
         scheduler = self.scheduler
         old = {slot: scheduler.seqs.snapshot(slot) for slot in plan.row_slot[: plan.num_rows]}
         forced = [0] * plan.num_rows
@@ -319,7 +319,7 @@ class Walk:
         for slot, request in self.by_slot.items():
             again[slot] = request.settled == request.prompt_len and self.rng.random() < self.sparing
         self.scheduler.fail(plan, again if self.sparing else None)
-        slots = set(np.flatnonzero(np.asarray(self.scheduler.seqs.restarting)).tolist())
+        slots = set(self.scheduler.seqs.restarting())
         for slot in slots:
             request = self.by_slot[slot]
             assert request.settled == request.prompt_len

@@ -1,4 +1,4 @@
-"""SeqTable: one reset covers every per-slot array, so a slot's next request finds nothing of the last one (S37)."""
+"""SeqTable: one reset covers all data of a slot, so a slot's next request finds nothing of the last one (S37)."""
 
 import os
 import re
@@ -13,17 +13,20 @@ from _fast.scheduler import Scheduler
 from _fast.seqs import SeqTable
 
 DECLARED = (Path(__file__).resolve().parents[2] / "_fast" / "seqs.pxd").read_text()
-ARRAY = re.compile(r"^    cdef (?:readonly )?\w+(?:\[::1\]|\*\*?) (\w+)(?:  # .*)?$", re.MULTILINE)
-FIELDS = ARRAY.findall(DECLARED.split("one value per slot;")[1])
+STRUCT = DECLARED.split("cdef struct Seq:")[1].split("\n\n")[0]
+FIELDS = re.findall(r"^    \w+\*? (\w+)(?:  # .*)?$", STRUCT, re.MULTILINE)
+BUFFERS = re.findall(r"^    \w+\* (\w+)(?:  # .*)?$", STRUCT, re.MULTILINE)
 
 
-def test_the_snapshot_and_the_reset_name_every_declared_array():
+def test_the_snapshot_names_every_declared_field_and_the_reset_frees_every_buffer():
     assert len(FIELDS) > 30
     assert list(SeqTable(1).snapshot(0)) == FIELDS
     reset = (Path(__file__).resolve().parents[2] / "_fast" / "seqs.pyx").read_text()
-    reset = reset.split("cdef void reset(")[1].split("cdef slot_t find(")[0]
-    for field in FIELDS:
-        assert f"self.{field}[slot]" in reset, field
+    reset = reset.split("cdef void reset(")[1].split("cdef void promise(")[0]
+    assert "memset(own, 0, sizeof(Seq))" in reset
+    assert len(BUFFERS) == 6
+    for buffer in BUFFERS:
+        assert f"free(own.{buffer})" in reset, buffer
 
 
 def test_a_slot_that_was_used_in_every_way_looks_new_afterwards():
@@ -56,7 +59,7 @@ def test_a_slot_that_was_used_in_every_way_looks_new_afterwards():
     used = scheduler.seqs.snapshot(0)
     passing = {"choosing", "pending", "in_flight", "fails_at_settle", "restarting", "redoing", "closing", "state"}
     same = {name for name in FIELDS if used[name] == new[name]} - passing
-    assert same == {"order", "epoch"}, "this request should have touched every array"
+    assert same == {"order", "epoch"}, "this request should have changed every field"
     scheduler.abort(9)
     after = scheduler.seqs.snapshot(0)
     assert after.pop("epoch") > new.pop("epoch"), "plans of the former owner must not match the next one"
