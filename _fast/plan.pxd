@@ -24,8 +24,6 @@ cdef struct Lines:  # addresses of some arrays, close together, because each vie
 
 cdef class StepPlan:
     cdef readonly int32_t max_rows
-    cdef readonly int32_t max_tokens
-    cdef readonly int32_t max_updates
     cdef readonly int32_t width  # most tokens per row and step, and the distance of rows in out_token
     cdef readonly int32_t number  # its place among the plans, and the number of the host buffer for its tokens
     cdef readonly int32_t num_rows

@@ -52,8 +52,6 @@ cdef class StepPlan:
             raise ValueError(f"buffer holds {record.shape[0]} int32 values: this plan needs {size}")
         self.record = record[:size]
         self.max_rows = max_rows
-        self.max_tokens = max_tokens
-        self.max_updates = max_updates
         self.number = number
         self.width = width
         at = column_at(RowColumn.START, max_rows)
@@ -98,6 +96,14 @@ cdef class StepPlan:
             self.lines.runs = &self.record[at]
         self.row_start[0] = 0  # and stays 0
         self.clear()
+
+    @property
+    def max_tokens(self):
+        return self.token_ids.shape[0]
+
+    @property
+    def max_updates(self):
+        return self.updates.shape[0]
 
     @property
     def used_len(self):
@@ -149,7 +155,7 @@ cdef class StepPlan:
 
     cdef check_room(self, int32_t rows, int32_t tokens, int32_t updates):
         """Raise ValueError unless a step of these sizes fits."""
-        if self.max_rows < rows or self.max_tokens < tokens or self.max_updates < updates:
+        if self.max_rows < rows or self.token_ids.shape[0] < tokens or self.updates.shape[0] < updates:
             raise ValueError(
                 f"the plan holds {self.max_rows} rows, {self.max_tokens} tokens, {self.max_updates} updates: this "
                 f"scheduler needs {rows}, {tokens}, {updates}"

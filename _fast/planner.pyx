@@ -51,7 +51,7 @@ cdef class Planner:
         while plan.num_rows == 0:
             crowded = self.encoder.num_large and self._is_decoding()
             self.encoder.begin(self.settler.settled_step, crowded, plan, self.next_step)
-            self.updates_left = plan.max_updates
+            self.updates_left = <int32_t>plan.updates.shape[0]
             self.preempted = False
             self._yield_idle()
             self._continue(plan)

@@ -122,7 +122,7 @@ cdef class SteadyLoop:
                 raise ValueError(f"plan {i} brings {plan.width} tokens a row, and the ring takes {ring.width}")
             if plan.max_rows < scheduler.max_rows or plan.max_tokens < scheduler.max_tokens:
                 raise ValueError(f"plan {i} is too small for the scheduler's {scheduler.max_rows} rows")
-            if plan.max_updates < scheduler.tables.num_groups * scheduler.tables.max_blocks:
+            if plan.updates.shape[0] < scheduler.tables.num_groups * scheduler.tables.max_blocks:
                 raise ValueError(f"plan {i} has too few updates for {scheduler.tables.max_blocks} blocks per slot")
             if plan.lines.run_width < scheduler.run_width:
                 raise ValueError(f"plan {i} has runs of {plan.lines.run_width} blocks, not {scheduler.run_width}")

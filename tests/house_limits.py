@@ -128,8 +128,7 @@ ATTRIBUTES = {
     "server/schema/responses.py: ResponsesBody": 28,
     # Arrays indexed by slot, row or entry, and numbers of a step.
     "_fast/layout.py: SlotWord": 24,
-    "_fast/budget.pxd: Budget": 25,
-    "_fast/plan.pxd: StepPlan": 43,
+    "_fast/plan.pxd: StepPlan": 41,
     "_fast/planner.pxd: Planner": 16,
     "_fast/queue.pxd: WaitQueue": 26,
     "_fast/ring.pxd: OutputRing": 22,

@@ -32,9 +32,9 @@ def set_budget(runtime: Runtime) -> None:
         return
     found = times_of(runtime)
     budget.set_times(found.plain, found.mixed, found.choice)
-    budget.set_reading(found.reading)
+    budget.times.set_reading(found.reading)
     if len(found.first):
-        budget.set_passes(found.first, found.further, found.pass_reading)
+        budget.times.set_passes(found.first, found.further, found.pass_reading)
     if variant := runtime.executor.backend.drafting_variant:
         budget.let_rest(variant)
 

@@ -40,7 +40,7 @@ def main() -> None:
     scheduler.drafts.budget.set_times(times, times, np.zeros(1))
     if given.pass_us:
         passes = np.full(rows + 1, given.pass_us / 1e6)
-        scheduler.drafts.budget.set_passes(passes, passes)
+        scheduler.drafts.budget.times.set_passes(passes, passes)
     plans = [StepPlan(rows, max(tokens, 2048), updates, width=most + 2) for _ in range(2)]
     for number in range(rows):
         scheduler.add(number, draw.integers(0, 9, 8).astype(np.int32), max_tokens=8000, drafts=most)

@@ -90,14 +90,14 @@ def test_the_number_of_drafts_is_the_maximum_of_tokens_per_second(kind):
         survivals = survivals_of(draw, rows, draw.choice([1, 3, 7]))
         given = rows, rows + draw.choice([0, 0, 30]), draw.choice([0, 5, 500]), draw.random() < 0.7
         contexts, reading = draw.choice([0, 4096, 1 << 40]), draw.choice([0.0, 2.0**-20])
-        budget.set_reading(reading)
+        budget.times.set_reading(reading)
         costs = Costs(*times, reading * contexts)
         if kind != "copies":
             passes = [sorted(draw.random() * draw.choice([1e-4, 1e-3, 1e-2]) for _ in range(41)) for _ in range(2)]
             costs = costs._replace(first=passes[0], pass_fixed=2.0**-24 * contexts)
             if kind == "chain":
                 costs = costs._replace(further=passes[1])
-            budget.set_passes(np.array(costs.first), np.array(costs.further), 2.0**-24)
+            budget.times.set_passes(np.array(costs.first), np.array(costs.further), 2.0**-24)
         found, depth = budget.sized(survivals, *given, contexts)
         assert (found, depth) == costs.best(survivals, given), case
         seen.add(0 if not found else 2 if found == min(sum(map(len, survivals)), given[2]) else 1)
@@ -113,7 +113,7 @@ def test_a_pass_that_few_drafts_need_is_left_out():
     chances = (0.9, 0.8, 0.7), (0.9, 0.5, 0.3), (0.9, 0.1, 0.05)
     sure, likely, unlikely = ([int(one * ONE) for one in row] for row in chances)
     for pass_s, wanted in ((0.0002, (3, 3, 1)), (0.001, (3, 2, 1)), (0.005, (2, 1, 1)), (0.05, (0, 0, 0))):
-        budget.set_passes(np.full(9, pass_s), np.full(9, pass_s))
+        budget.times.set_passes(np.full(9, pass_s), np.full(9, pass_s))
         assert tuple(budget.sized([row] * 8, 8, 8, 64, True)[1] for row in (sure, likely, unlikely)) == wanted, pass_s
 
 
@@ -190,7 +190,7 @@ def test_drafts_that_are_right_again_are_used_again(rests):
 def test_a_row_gets_deeper_drafts_as_soon_as_fewer_rows_run():
     """A pass takes as long as 4 tokens for each of its rows: with 8 rows it is worth only likely drafts."""
     server = Server(8, 0.1, rests=False)
-    server.budget.set_passes(0.05 * np.arange(9), 0.4 * np.arange(9))
+    server.budget.times.set_passes(0.05 * np.arange(9), 0.4 * np.arange(9))
     server.run(60, 1)  # one draft of a row is right
     assert server.depths[-1] == 1
     server.run(40, 2)
@@ -203,7 +203,7 @@ def test_a_row_gets_deeper_drafts_as_soon_as_fewer_rows_run():
 
 def test_without_times_a_step_has_a_pass_for_each_draft_of_a_row():
     server = Server(4, 0.0)
-    server.budget.set_passes(np.zeros(1), np.zeros(1))
+    server.budget.times.set_passes(np.zeros(1), np.zeros(1))
     server.run(60, MOST)
     assert server.depths[-1] == MOST
     plan = StepPlan(4, 64, 64, width=MOST + 2)
@@ -286,8 +286,8 @@ def test_long_contexts_let_more_drafts_pay():
     """The time that a step reads is spent anyway, so further tokens cost less of the whole."""
     budget, times = Budget(8, 8), 0.004 + 0.001 * np.arange(33)
     budget.set_times(times, times, np.zeros(1))
-    budget.set_reading(1e-6)
+    budget.times.set_reading(1e-6)
     found = [budget.sized([[ONE // 4]] * 8, 8, 8, 8, True, contexts)[0] for contexts in (0, 20_000, 40_000)]
     assert found == [0, 0, 8]
     with pytest.raises(ValueError, match="reading=-1"):
-        budget.set_reading(-1.0)
+        budget.times.set_reading(-1.0)
