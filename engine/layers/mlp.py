@@ -56,20 +56,15 @@ class GatedMLP:
         self.down.columns = (width(intermediate_size),)
 
     def __call__(self, x: Normed) -> Addend:
-        if self._joins_activation:
+        if self.gate_up.weight.takes_halves and self.down.weight.takes_halves:
             return HalvesProduct(self.down, self.gate_up.halves_of_normed(x), self.gate_up.activation)
         return Product(self.down, self.gate_up.of_normed(x))
 
     def of_rows(self, rows: Tensor) -> Tensor:
         """Normed rows [T, hidden] -> a new [T, hidden]."""
-        if self._joins_activation:
+        if self.gate_up.weight.takes_halves and self.down.weight.takes_halves:
             return HalvesProduct(self.down, self.gate_up.weight.linear(rows), self.gate_up.activation).value()
         return self.down(self.gate_up(rows))
-
-    @property
-    def _joins_activation(self) -> bool:
-        """Whether down's kernel that quantises its input also applies the activation."""
-        return self.gate_up.weight.takes_halves and self.down.weight.takes_halves
 
 
 class PlainMLP:

@@ -80,8 +80,8 @@ def build(
         adapters=torch.from_numpy(adapters[row_of]) if adapters.any() else None,
         hooks=hooks,
     )
-    drafted = _drafted(rows, slots, query_start, context_len) if hooks and plan.width > 1 else None
-    _begin(batch, drafted)
+    if hooks:
+        _begin(batch, _drafted(rows, slots, query_start, context_len) if plan.width > 1 else None)
     return batch
 
 
