@@ -23,6 +23,7 @@ cdef class Settler:
     cdef int32_t[::1] freed_lens  # for each: its number of tokens if it was closing and is fully computed; else 0
 
     cdef void _fetch(self, slot_t slot, const token_t* run, int32_t width) noexcept nogil
+    cdef void _fetch_names(self, slot_t slot) noexcept nogil
     cdef void _pass_states(self, StepPlan plan) noexcept nogil
     cdef bint _drop_choice(self, slot_t slot) noexcept nogil
     cdef _check_slot(self, int32_t slot)

@@ -12,7 +12,7 @@ from array import array
 cimport cython
 
 from _fast.layout cimport ROW_FEED, ROW_SAMPLE, TOKEN_END
-from _fast.seqs cimport AHEAD, Seq, may_end
+from _fast.seqs cimport AHEAD, Seq, fetch, may_end
 from _fast.types cimport FINISH_ERROR, FINISH_NONE, FINISH_STOP, FINISHING, RUNNING, WAITING
 
 
@@ -58,7 +58,19 @@ cdef class Settler:
         if width > 1:
             self.drafts.budget.estimates.fetch(slot)
         if k <= 0 or (k < width and run[k] >= 0):  # a block is full
-            self.tables.fetch_next(slot)
+            self._fetch_names(slot)
+
+    cdef void _fetch_names(self, slot_t slot) noexcept nogil:
+        """Begin to load what gives the slot's next block its name."""
+        cdef int32_t j = self.seqs.of[slot].num_named
+        cdef int32_t g
+        if not self.tables.caching or j >= self.tables.size[slot] or not self.seqs.of[slot].hashes:
+            return
+        fetch(self.seqs.of[slot].hashes + 2 * j)
+        for g in range(self.tables.num_groups):
+            self.tables.names.index.fetch(self.tables.rows[slot * self.tables.num_groups + g][j])
+            if j:
+                self.tables.names.index.fetch(self.tables.rows[slot * self.tables.num_groups + g][j - 1])
 
     cdef void _pass_states(self, StepPlan plan) noexcept nogil:
         """Drop intermediate states that the step wrote for rows that it does not settle."""

@@ -37,7 +37,6 @@ cdef class BlockTables:
     cdef int _append(self, slot_t slot, int32_t least, int32_t target) noexcept nogil
     cdef int32_t match(self, slot_t slot) noexcept nogil
     cdef int attach(self, slot_t slot, int32_t count) noexcept nogil
-    cdef void fetch_next(self, slot_t slot) noexcept nogil
     cdef void settle(self, slot_t slot) noexcept nogil
     cdef void release(self, slot_t slot) noexcept nogil
     cdef int32_t num_changed(self, slot_t slot) noexcept nogil

@@ -19,7 +19,6 @@ from _fast cimport kinds
 from _fast.checkpoints cimport Checkpoints
 from _fast.names cimport name_entry
 from _fast.prefix cimport Name, PrefixIndex
-from _fast.seqs cimport fetch
 
 
 @cython.final
@@ -253,18 +252,6 @@ cdef class BlockTables:
         if self.states.active:
             self.states.attach(slot, count, self.primary_row(slot))
         return 0
-
-    cdef void fetch_next(self, slot_t slot) noexcept nogil:
-        """Begin to load what settle() reads to name the slot's next block."""
-        cdef int32_t j = self.seqs.of[slot].num_named
-        cdef int32_t g
-        if not self.caching or j >= self.size[slot] or not self.seqs.of[slot].hashes:
-            return
-        fetch(self.seqs.of[slot].hashes + 2 * j)
-        for g in range(self.num_groups):
-            self.names.index.fetch(self.rows[slot * self.num_groups + g][j])
-            if j:
-                self.names.index.fetch(self.rows[slot * self.num_groups + g][j - 1])
 
     cdef void settle(self, slot_t slot) noexcept nogil:
         """Name full blocks and drop unneeded ones, after committed KV has crossed a block's end."""

@@ -8,7 +8,6 @@ least (1 - TV) / (1 + TV) of the time (arXiv 2408.07978).
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -35,8 +34,8 @@ def logits_of(number: int) -> tuple[Tensor, Tensor]:
 
 def drawn(logits: Tensor, places: Tensor) -> Tensor:
     """The tokens [n] that a row of temperature 1 draws at the places [n] of its answer."""
-    at: Any = places[:, None]
-    noise = noise_reference(SEED, at, torch.arange(VOCAB)[None], TOKEN_STREAM)
+    at, numbers = np.repeat(places.numpy().astype(np.int64), VOCAB), torch.arange(VOCAB).repeat(len(places))
+    noise = noise_reference(SEED, at, numbers, TOKEN_STREAM).view(-1, VOCAB)
     return (logits / math.log(2) + noise).argmax(1)
 
 

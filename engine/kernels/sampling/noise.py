@@ -40,19 +40,19 @@ def noise(seed, place, number, stream):
     return -tl.log2(exponential)
 
 
-def fraction_reference(seed: int, place: int, number: Tensor, stream: int) -> Tensor:
-    """Specification: number int64 [n] -> float32 [n]."""
+def fraction_reference(seed: int, place: int | np.ndarray, number: Tensor, stream: int) -> Tensor:
+    """Specification: number int64 [n], a place or places int64 [n] -> float32 [n]."""
     return (philox(seed, place, number, stream).float() * 2.0**-32 + 2.0**-33).clamp(max=NEAREST_TO_ONE)
 
 
-def noise_reference(seed: int, place: int, number: Tensor, stream: int) -> Tensor:
-    """Specification: number int64 [n] -> float32 [n]."""
+def noise_reference(seed: int, place: int | np.ndarray, number: Tensor, stream: int) -> Tensor:
+    """Specification: as of `fraction_reference`."""
     v = fraction_reference(seed, place, number, stream)
     small = v * (1.0 + v * (0.5 + v * (1 / 3)))
     return -torch.log2(torch.where(v < 2.0**-6, small, -torch.log(1.0 - v)))
 
 
-def philox(seed: int, place: int, number: Tensor, stream: int, rounds: int = 10) -> Tensor:
+def philox(seed: int, place: int | np.ndarray, number: Tensor, stream: int, rounds: int = 10) -> Tensor:
     """Return the first word of Philox4x32 for the counters (number, place, stream, 0): int64 [n] in [0, 2^32)."""
     words: np.ndarray = np.zeros((2, 2, len(number)), np.uint64)
     even, odd = words  # words 0 and 2, words 1 and 3
