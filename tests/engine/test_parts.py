@@ -79,6 +79,7 @@ class Recorder(StepPart):
     """Records the residual stream after every layer, and the input of the choice; claims a layer of the cache."""
 
     name = "recorder"
+    passes = 0
 
     def __init__(self) -> None:
         self.layers: list[tuple[int, torch.Tensor]] = []
@@ -95,6 +96,9 @@ class Recorder(StepPart):
 
     def layer_hook(self) -> LayerHook:
         return self
+
+    def draft(self, batch: Batch, rows: DraftedRows, first: bool) -> None:
+        raise AssertionError("there are no passes")
 
     def begin(self, batch: Batch, rows: DraftedRows | None) -> None:
         batch.whole = True
