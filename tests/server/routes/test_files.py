@@ -151,11 +151,12 @@ async def test_a_full_disk_is_503_and_the_server_goes_on(client, monkeypatch):
 
 
 async def test_expired_files_are_gone(client, monkeypatch):
-    name = (await upload(client, form(**{"expires_after[seconds]": "3600"}))).json()["id"]
-    now = stored_files.time.time()
-    monkeypatch.setattr("server.batches.files.time.time", lambda: now + 3599)
+    file = (await upload(client, form(**{"expires_after[seconds]": "3600"}))).json()
+    name, end = file["id"], file["expires_at"]
+    assert end == file["created_at"] + 3600
+    monkeypatch.setattr("server.batches.files.time.time", lambda: end - 1)
     assert (await client.get(f"/v1/files/{name}")).status == 200
-    monkeypatch.setattr("server.batches.files.time.time", lambda: now + 3602)
+    monkeypatch.setattr("server.batches.files.time.time", lambda: end + 1)
     assert (await client.get(f"/v1/files/{name}")).status == 404
     assert client.state.batches.files.bytes.used == client.state.batches.files.count.used == 0
 
