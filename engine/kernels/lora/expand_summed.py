@@ -17,7 +17,7 @@ from engine.kernels.lora.expand import BLOCK_N, expand_reference
 from engine.kernels.lora.matrices import PlaceMatrices, SiteShape
 from engine.kernels.lora.next_low import NextLow, next_constants, next_low_reference, next_matrix, write_next_low
 from engine.kernels.lora.rows import PlaceList, block_of, key_of
-from engine.kernels.moe.combine import Summands, combine_reference
+from engine.kernels.moe.combine import Summands, combine_reference, with_rest
 from engine.kernels.pdl import launch_options, let_next_start, wait_alone
 from engine.kernels.target import tl, triton
 
@@ -103,14 +103,7 @@ def expand_summed_kernel(
         each *= tl.load(weights + pair, mask=slot_in, other=0.0)[:, None]
     total = tl.sum(each, 0)
     at = row * width + n
-    if shared is not None:
-        added = tl.load(shared + at, mask=n_in, other=0.0).to(tl.float32)
-        if gate is not None:
-            added = added / (1.0 + tl.exp(-tl.load(gate + row).to(tl.float32)))
-        total += added
-    if residual is not None:
-        total += tl.load(residual + at, mask=n_in, other=0.0).to(tl.float32)
-    rounded = total.to(out.dtype.element_ty)
+    rounded = with_rest(total, shared, gate, residual, row, at, n_in).to(out.dtype.element_ty)
     tl.store(out + at, rounded, mask=n_in)
     if AFTER:
         written = tl.where(n_in, rounded.to(tl.float32), 0.0)

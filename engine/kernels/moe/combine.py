@@ -34,6 +34,19 @@ class Summands(NamedTuple):
 
 
 @triton.jit
+def with_rest(total, shared, gate, residual, row, at, inside):
+    """Adds the shared MLP's result, times the sigmoid of its gate, and the residual stream to a row's columns `at`."""
+    if shared is not None:
+        added = tl.load(shared + at, mask=inside, other=0.0).to(tl.float32)
+        if gate is not None:
+            added = added / (1.0 + tl.exp(-tl.load(gate + row).to(tl.float32)))
+        total += added
+    if residual is not None:
+        total += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+    return total
+
+
+@triton.jit
 def combine_kernel(
     out,  # [rows, width]; may be residual
     gained,  # [rows, width] out * gain when AFTER
@@ -71,14 +84,7 @@ def combine_kernel(
             each *= tl.load(weights + row * TOP_K + slot)
         total += each
     at = row * width + column
-    if shared is not None:
-        beside = tl.load(shared + at, mask=inside, other=0.0).to(tl.float32)
-        if gate is not None:
-            beside = beside / (1.0 + tl.exp(-tl.load(gate + row).to(tl.float32)))
-        total += beside
-    if residual is not None:
-        total += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
-    rounded = total.to(out.dtype.element_ty)
+    rounded = with_rest(total, shared, gate, residual, row, at, inside).to(out.dtype.element_ty)
     tl.store(out + at, rounded, mask=inside)
     if AFTER:
         kept = tl.where(inside, rounded.to(tl.float32), 0.0)
