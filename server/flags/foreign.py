@@ -28,7 +28,7 @@ NO_DRAFTS = 'use --speculative-config {"method": "ngram", "num_speculative_token
 SHARED_POOL = "states and tokens share one pool of blocks; --state-cache-share bounds the states of idle prefixes"
 NO_TRANSFER = "the cache is not shared with other processes; leave the flag out"
 NO_BALANCE = "experts are neither copied nor moved between ranks; leave the flag out"
-NO_STAGES = "no layers lie on different GPUs: use --tensor-parallel-size, which shares each layer among GPUs"
+NO_STAGES = "layers cannot be put on different GPUs: use --tensor-parallel-size, which shares each layer among GPUs"
 NO_OFFLOAD = "keys and values stay on the device; leave the flag out"
 NO_CLIENT_CERTIFICATES = "clients authenticate by keys (--api-key); a proxy in front can check certificates"
 

@@ -392,9 +392,9 @@ def test_a_flag_of_another_server_that_asks_for_what_holds_is_taken_and_reported
     [
         (
             ["--pipeline-parallel-size", "2"],
-            "--pipeline-parallel-size 2: no layers lie on different GPUs: use --tensor-parallel-size",
+            "--pipeline-parallel-size 2: layers cannot be put on different GPUs: use --tensor-parallel-size",
         ),
-        (["-pp", "two"], "--pipeline-parallel-size two: no layers lie on different GPUs"),
+        (["-pp", "two"], "--pipeline-parallel-size two: layers cannot be put on different GPUs"),
         (["-tp", "two"], "--tensor-parallel-size two: must be a whole number"),
         (["-tp", "0"], "--tensor-parallel-size 0: must be at least 1"),
         (["-tp", "-2"], "--tensor-parallel-size -2: must be at least 1"),
@@ -434,7 +434,7 @@ def test_a_file_may_hold_flags_of_another_server(tmp_path, capsys):
     assert config_of("--config", str(file)).server.port == 5
     assert capsys.readouterr().err.count("the flag changes nothing") == 3
     file.write_text("pipeline-parallel-size: 2\n")
-    with pytest.raises(UsageError, match=r"--pipeline-parallel-size 2 in .*flags\.yaml: no layers lie"):
+    with pytest.raises(UsageError, match=r"--pipeline-parallel-size 2 in .*flags\.yaml: layers cannot"):
         config_of("--config", str(file))
 
 
