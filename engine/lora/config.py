@@ -15,12 +15,10 @@ from typing import Any
 
 from engine.base.errors import AdapterError, ConfigError
 from engine.checkpoint.section import Section
+from engine.lora.patterns import Patterns
 
 CONFIG = "adapter_config.json"
 MAX_CONFIG_BYTES = 1 << 20
-MAX_PATTERNS, MAX_PATTERN = 8192, 256  # patterns of a file; characters of a pattern
-MAX_REPEATS = 2  # unbounded quantifiers in a pattern, so that matching takes polynomial time
-QUANTIFIED_GROUP = re.compile(r"\)\s*[*+?{]")
 BASE_AS_IT_IS = (None, True, False, "gaussian", "eva", "orthogonal")  # values of init_lora_weights
 MORE = {  # keys that mean more than A and B
     "use_dora": "DoRA scales the base's weights",
@@ -45,22 +43,14 @@ WITHOUT_EFFECT = ("lora_dropout", "task_type", "inference_mode", "revision", "ve
 
 
 @dataclass(frozen=True, slots=True)
-class Pattern:
-    """A value for the modules whose path ends with a regular expression."""
-
-    expression: re.Pattern[str]
-    value: float
-
-
-@dataclass(frozen=True, slots=True)
 class AdapterConfig:
     """What an adapter's matrices mean."""
 
     rank: int
     alpha: float
     rank_stabilised: bool  # the scale is alpha / sqrt(rank) instead of alpha / rank
-    ranks: tuple[Pattern, ...]
-    alphas: tuple[Pattern, ...]
+    ranks: Patterns
+    alphas: Patterns
     saves_modules: bool
     version: tuple[int, int] | None  # of the PEFT that saved the file
     base: str  # the base's name at training
@@ -68,17 +58,12 @@ class AdapterConfig:
 
     def rank_of(self, module: str) -> int:
         """The rank of a module; `module`: its path in the model that was trained."""
-        return int(_first(self.ranks, module, self.rank))
+        return int(self.ranks.value_of(module, self.rank))
 
     def scale_of(self, module: str) -> float:
         """The factor of B (A x)."""
         rank = self.rank_of(module)
-        return _first(self.alphas, module, self.alpha) / (rank**0.5 if self.rank_stabilised else rank)
-
-
-def _first(patterns: tuple[Pattern, ...], module: str, default: float) -> float:
-    """The value of the first pattern that fits."""
-    return next((each.value for each in patterns if each.expression.match(module)), default)
+        return self.alphas.value_of(module, self.alpha) / (rank**0.5 if self.rank_stabilised else rank)
 
 
 def read_config(data: bytes) -> AdapterConfig:
@@ -138,32 +123,10 @@ def _refuse(values: Mapping[str, Any]) -> None:
             )
 
 
-def _patterns(section: Section, key: str, whole: bool) -> tuple[Pattern, ...]:
+def _patterns(section: Section, key: str, whole: bool) -> Patterns:
     """The patterns below `key`; `whole`: their values are ranks."""
-    if section.values.get(key) is None:
-        return ()
-    found = section.section(key)
-    if len(found.values) > MAX_PATTERNS:
-        raise AdapterError(f"{CONFIG}: {key} has {len(found.values)} patterns; at most {MAX_PATTERNS} are read")
-    made = []
-    for text in found.values:
-        value = float(found.size(text)) if whole else found.number(text)
-        made.append(Pattern(_compiled(key, text), value))
-    return tuple(made)
-
-
-def _compiled(key: str, text: str) -> re.Pattern[str]:
-    """PEFT's expression for a pattern. Raises AdapterError for one that could take exponential time."""
-    repeats = text.count("*") + text.count("+") + text.count("{")
-    if len(text) > MAX_PATTERN or repeats > MAX_REPEATS or QUANTIFIED_GROUP.search(text):
-        raise AdapterError(
-            f"{CONFIG}: {key}: the pattern {_short(text)} must have at most {MAX_PATTERN} characters and {MAX_REPEATS} "
-            "repetitions, none of a group; name the modules instead"
-        )
-    try:
-        return re.compile(rf"(.*\.)?({text})$")
-    except (re.error, OverflowError) as error:
-        raise AdapterError(f"{CONFIG}: {key}: {_short(text)} is no regular expression ({error})") from None
+    values = Section({}, CONFIG) if section.values.get(key) is None else section.section(key)
+    return Patterns(f"{CONFIG}: {key}", values, whole)
 
 
 def _short(value: object) -> str:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,36 @@ CONFIGS = {
 def test_configurations_that_are_refused(changed, word):
     with pytest.raises(AdapterError, match=word):
         read_config(json.dumps({**PLAIN, **changed}).encode())
+
+
+def test_the_first_pattern_of_a_path_counts():
+    patterns = {
+        "layers.1.q_proj": 2,
+        "(q|k)_proj": 3,
+        "q_proj": 9,
+        r"layers\.2\..*": 5,
+        "mlp.up_proj": 6,
+        ".*up_proj": 7,
+    }
+    config = read_config(json.dumps({**PLAIN, "rank_pattern": patterns}).encode())
+    paths = ("layers.1.q_proj", "layers.11.q_proj", "q_proj", "layers.2.v_proj", "x.mlp.up_proj", "up_proj", "v_proj")
+    assert [config.rank_of(path) for path in paths] == [2, 3, 3, 5, 6, 7, 4]
+
+
+def test_ten_thousands_of_modules_find_their_names_among_thousands():
+    names = {f"layers.{layer}.experts.{expert}.up_proj": 1 + expert % 8 for layer in range(64) for expert in range(128)}
+    config = read_config(json.dumps({**PLAIN, "rank_pattern": names}).encode())
+    begin = time.thread_time()
+    assert all(config.rank_of(f"model.{name}") == rank for name, rank in names.items())
+    assert time.thread_time() - begin < 5, "8,192 names would take 67 million matches one after another"
+
+
+def test_patterns_that_match_for_long_are_refused(monkeypatch):
+    monkeypatch.setattr("engine.lora.patterns.MAX_SECONDS", 0)
+    config = read_config(json.dumps({**PLAIN, "rank_pattern": {".*a.*b": 2}}).encode())
+    config.rank_of("a" * 200)
+    with pytest.raises(AdapterError, match="rank_pattern took more than"):
+        config.rank_of("a" * 200)
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{", b"\xff", b"[" * 100_000])
@@ -336,7 +367,6 @@ def test_a_file_that_shrinks_while_it_is_read_is_refused(folder, monkeypatch):
 
 def test_experts_of_one_size_need_the_version(tmp_path):
     """gate and up as one parameter [experts, 2 * width, hidden] whose sizes are equal: peft 0.18 exchanged them."""
-    from engine.lora.config import AdapterConfig
     from engine.lora.plan import plan_of
     from engine.lora.targets import ExpertsTarget, StackedSpot
     from engine.weights.files import TensorInfo
@@ -349,7 +379,7 @@ def test_experts_of_one_size_need_the_version(tmp_path):
     tensors = {f"base_model.model.model.layers.0.mlp.experts.lora_{half}.weight": info[half] for half in info}
 
     def swapped(version: Any) -> bool:
-        config = AdapterConfig(2, 2.0, False, (), (), False, version, "", b"")
+        config = dataclasses.replace(read_config(json.dumps({**PLAIN, "r": 2}).encode()), version=version)
         return all(piece.swapped for piece in plan_of(tensors, config, Square()).pieces.values())
 
     assert [swapped(version) for version in ((0, 18), (0, 19), (1, 0))] == [True, False, False]
