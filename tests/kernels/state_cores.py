@@ -28,6 +28,7 @@ from engine.kernels.state.delta_step import places_of
 from engine.kernels.state.folds import any_between, ends_of, exact_product, store_due, write_states
 from engine.kernels.state.runs import decay_between, is_short, row_at, running_sum, sigmoid
 from engine.kernels.target import target, tl, triton
+from tests.kernels.state_lean import launch_lean_core
 
 
 @triton.jit
@@ -327,4 +328,4 @@ def launch_parallel_core(
     )  # fmt: skip
 
 
-CORES: dict[str, Callable[..., None]] = {"present": launch_core, "v2": launch_parallel_core}
+CORES: dict[str, Callable[..., None]] = {"present": launch_core, "v2": launch_parallel_core, "lean": launch_lean_core}

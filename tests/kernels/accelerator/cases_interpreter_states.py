@@ -73,7 +73,7 @@ def test_delta_steps(per_channel):
     compared(SHORT, shape, shape.columns[-1], delta_rule_reference, delta, delta_weights(shape))
 
 
-@pytest.mark.parametrize("core", ["present", pytest.param("v2", marks=pytest.mark.full)])
+@pytest.mark.parametrize("core", ["present", *(pytest.param(name, marks=pytest.mark.full) for name in ("v2", "lean"))])
 def test_delta_scans(core, monkeypatch):
     monkeypatch.setattr(delta_scan, "launch_core", CORES[core])
     shape = DeltaShape(1, 2, 16, 24, 4, 20)
