@@ -54,9 +54,6 @@ TUNINGS: tuple[dict[str, Any] | None, ...] = (
     {"PIECE": 32, "num_warps": 2},
     {"PIECE": 64, "num_warps": 2},
     {"PIECE": 128, "num_warps": 4},
-    {"PIECE": 32, "num_warps": 1, "GROUP": 8},  # a fold waits half as often: 255 registers, as many warps
-    {"PIECE": 16, "num_warps": 1, "GROUP": 8},
-    {"PIECE": 64, "num_warps": 4, "GROUP": 8},
 )
 SCANS: tuple[dict[str, Any], ...] = (
     {"num_warps": 4},

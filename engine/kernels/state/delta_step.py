@@ -6,8 +6,8 @@ contiguous in memory. It also reads u from the tail, and the terms of each token
     o_t = e^{G_t} S q_t + sum over j <= t of e^{G_t - G_j} (k_j.q_t) u_j        G: sums of gates from the base on
     u_t = beta (v_t - e^{G_t} S k_t - sum over j < t of e^{G_t - G_j} (k_j.k_t) u_j)
 
-u goes into the tail; o is normalised, gated and written to `out`. If the step leaves a later base, the same pass writes
-the state at that base, unless that state contains tokens of this step (a short prompt): then a second pass writes it.
+u goes into the tail; o is normalised, gated and written to `out`. If the step leaves a later base, the program reads
+the state again and writes the one at that base: a product of keys and changes, whose loads are all in flight at once.
 If a row has several tokens, the program reads the state once for each token.
 """
 
@@ -21,6 +21,7 @@ from engine.attention.state_meta import StateMeta
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.state.delta import DeltaShape, DeltaWeights, StatePages
 from engine.kernels.state.delta_inputs import decay_behind, launch_delta_inputs
+from engine.kernels.state.folds import exact_rows
 from engine.kernels.state.runs import piece_at, plan_of, row_at, sigmoid
 from engine.kernels.target import target, tl, triton
 
@@ -30,22 +31,19 @@ def folded(
     state, decay, weights, settled, behind, head, key_head, c, d, tail, keys, deltas, key_stride, delta_stride,
     KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     RING: tl.constexpr, KEY_FIRST: tl.constexpr, KEY_EACH: tl.constexpr, DELTA_FIRST: tl.constexpr,
-    DELTA_EACH: tl.constexpr, GROUP: tl.constexpr,
+    DELTA_EACH: tl.constexpr, FOLD: tl.constexpr,
 ):  # fmt: skip
-    """Folds `settled` positions after the base into channels c of a state; loads of GROUP positions overlap."""
+    """Folds `settled` positions after the base into channels c of a state; loads of FOLD positions overlap."""
     state *= decay
-    for begin in tl.range(0, settled, GROUP, disable_licm=True):
-        found_k, found_u, factors = (), (), ()
-        for number in tl.static_range(GROUP):
-            there = begin + number < settled
-            slot = (behind + begin + number) % RING
-            at = row_at(tail, slot, key_stride, there, KEY_FIRST, KEY_EACH, KEY_HEADS * KEY_DIM) + key_head * KEY_DIM
-            found_k += (tl.load(keys + at + c, mask=c < tl.where(there, KEY_DIM, 0), other=0.0),)  # type: ignore[assignment]
-            at = row_at(tail, slot * VALUE_HEADS + head, delta_stride, there, DELTA_FIRST, DELTA_EACH, VALUE_DIM)
-            found_u += (tl.load(deltas + at + d, mask=d < tl.where(there, VALUE_DIM, 0), other=0.0),)  # type: ignore[assignment]
-            factors += (tl.load(weights + begin + number, mask=there, other=0.0),)  # type: ignore[assignment]
-        for number in tl.static_range(GROUP):
-            state += (found_k[number].to(tl.float32) * factors[number])[:, None] * found_u[number].to(tl.float32)[None]
+    for begin in tl.range(0, settled, FOLD, num_stages=1, disable_licm=True):
+        j = begin + tl.arange(0, FOLD)
+        there, slot = j < settled, (behind + j) % RING
+        at = row_at(tail, slot, key_stride, there, KEY_FIRST, KEY_EACH, KEY_HEADS * KEY_DIM) + key_head * KEY_DIM
+        found = tl.load(keys + at[None, :] + c[:, None], mask=there[None, :] & (c < KEY_DIM)[:, None], other=0.0)
+        at = row_at(tail, slot * VALUE_HEADS + head, delta_stride, there, DELTA_FIRST, DELTA_EACH, VALUE_DIM)
+        change = tl.load(deltas + at[:, None] + d[None, :], mask=there[:, None] & (d < VALUE_DIM)[None, :], other=0.0)
+        change = change.to(tl.float32) * tl.load(weights + j, mask=there, other=0.0)[:, None]
+        state += exact_rows(found, change)
     return state
 
 
@@ -87,7 +85,7 @@ def fold_piece(
     state_stride, key_stride, delta_stride, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, RING: tl.constexpr, STATE_FIRST: tl.constexpr,
     STATE_EACH: tl.constexpr, KEY_FIRST: tl.constexpr, KEY_EACH: tl.constexpr, DELTA_FIRST: tl.constexpr,
-    DELTA_EACH: tl.constexpr, GROUP: tl.constexpr, PIECE: tl.constexpr,
+    DELTA_EACH: tl.constexpr, FOLD: tl.constexpr, PIECE: tl.constexpr,
 ):  # fmt: skip
     """Folds the settled positions into a piece of run `old`; writes the piece into run `new`."""
     state = read_piece(
@@ -96,7 +94,7 @@ def fold_piece(
     state = folded(
         state, decay, weights, settled, behind, head, key_head, piece * PIECE + tl.arange(0, PIECE), d, tail, keys,
         deltas, key_stride, delta_stride, KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM, RING, KEY_FIRST, KEY_EACH,
-        DELTA_FIRST, DELTA_EACH, GROUP,
+        DELTA_FIRST, DELTA_EACH, FOLD,
     )  # fmt: skip
     write_piece(
         state, states, new, head, piece, d, in_value, state_stride, STATE_FIRST, STATE_EACH, KEY_DIM, VALUE_DIM, PIECE
@@ -128,7 +126,7 @@ def delta_step_kernel(
     STATE_FIRST: tl.constexpr, STATE_EACH: tl.constexpr, KEY_FIRST: tl.constexpr, KEY_EACH: tl.constexpr,
     DELTA_FIRST: tl.constexpr, DELTA_EACH: tl.constexpr, GATE_FIRST: tl.constexpr, GATE_EACH: tl.constexpr,
     PLACES: tl.constexpr,  # power of two >= RING
-    GROUP: tl.constexpr, PIECE: tl.constexpr, BLOCK_V: tl.constexpr, OVERLAP: tl.constexpr,
+    FOLD: tl.constexpr, PIECE: tl.constexpr, BLOCK_V: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One program computes one value head of one row."""
     row, head = tl.program_id(1), tl.program_id(0)
@@ -171,16 +169,6 @@ def delta_step_kernel(
                 k = tl.load(made + key_width + c, mask=c < KEY_DIM, other=0.0)
                 far_k += tl.sum(state * k[:, None], 0)
                 far_q += tl.sum(state * q[:, None], 0)
-                if (t == 0) & (settled > 0) & (settled <= held):
-                    state = folded(
-                        state, decay, factors, settled, behind, head, key_head, c, d, tail, keys, deltas, key_stride,
-                        delta_stride, KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM, RING, KEY_FIRST, KEY_EACH,
-                        DELTA_FIRST, DELTA_EACH, GROUP,
-                    )  # fmt: skip
-                    write_piece(
-                        state, states, left, head, piece, d, in_value, state_stride, STATE_FIRST, STATE_EACH, KEY_DIM,
-                        VALUE_DIM, PIECE,
-                    )  # fmt: skip
             seen = j < held + t
             change_at = row_at(tail, slot * VALUE_HEADS + head, delta_stride, seen, DELTA_FIRST, DELTA_EACH, VALUE_DIM)
             old = seen[:, None] & in_value[None, :]
@@ -201,14 +189,14 @@ def delta_step_kernel(
             new = (behind + held + t) % RING * VALUE_HEADS + head
             put = row_at(tail, new, delta_stride, count > 0, DELTA_FIRST, DELTA_EACH, VALUE_DIM)
             tl.store(deltas + put + d, kept_u, mask=in_value)
-            if count > 1:
+            if (count > 1) | (settled > held):
                 tl.debug_barrier()  # further tokens and a fold read u
-        if settled > held:  # the state contains tokens of this step: a short prompt
+        if settled > 0:
             for piece in tl.range(pieces, disable_licm=True):
                 fold_piece(
                     states, keys, deltas, base_blocks, left, tail, decay, factors, settled, behind, head, key_head,
                     piece, d, has, in_value, state_stride, key_stride, delta_stride, KEY_HEADS, VALUE_HEADS, KEY_DIM,
-                    VALUE_DIM, RING, STATE_FIRST, STATE_EACH, KEY_FIRST, KEY_EACH, DELTA_FIRST, DELTA_EACH, GROUP,
+                    VALUE_DIM, RING, STATE_FIRST, STATE_EACH, KEY_FIRST, KEY_EACH, DELTA_FIRST, DELTA_EACH, FOLD,
                     PIECE,
                 )  # fmt: skip
 
@@ -251,7 +239,7 @@ def launch_states(
     """Launches delta_step_kernel with the results of delta_inputs."""
     views, (runs_stride, *strides), found = places_of(cache, meta)
     _, z, b, _, _ = shape.columns
-    options = {"GROUP": 4, **(tuning or step_options(shape, len(meta.base)))}
+    options = {"FOLD": 16, **(tuning or step_options(shape, len(meta.base)))}
     delta_step_kernel[shape.value_heads, len(meta.base)](
         out, heads, near, projected, weights.norm, *views, meta.runs, meta.base_run, meta.write_run, meta.tail_run,
         meta.base, meta.new_base, meta.start, meta.query_start, meta.checkpoint_run, shape.eps, runs_stride,

@@ -38,6 +38,19 @@ def exact_product(change, keys):
 
 
 @triton.jit
+def exact_rows(keys, change):
+    """keys [rows, LANES] @ change [LANES, columns] float32; as exact_product."""
+    if keys.dtype == tl.bfloat16:
+        high = change.to(tl.bfloat16)
+        rest = change - high.to(tl.float32)
+        middle = rest.to(tl.bfloat16)
+        low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
+        return tl.dot(keys, low) + tl.dot(keys, middle) + tl.dot(keys, high)
+    else:
+        return tl.dot(keys.to(tl.float32), change, input_precision="ieee")
+
+
+@triton.jit
 def write_states(
     state, keys, change, level, begin, end, row, states, runs, write_run, new_base, checkpoint_run, checkpoint_at,
     head, d, runs_stride, state_stride, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, FIRST: tl.constexpr,

@@ -18,6 +18,7 @@ from torch import Tensor
 from engine.attention.state_meta import StateMeta
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.state.delta import StatePages
+from engine.kernels.state.folds import exact_rows
 from engine.kernels.state.runs import decay_between, is_short, row_at, run_of, sigmoid, softplus
 from engine.kernels.state.ssd import SsdShape, SsdWeights
 from engine.kernels.target import tl, triton
@@ -105,16 +106,12 @@ def ssd_step_kernel(
         settled = tl.load(new_base + row) - behind
         if settled > 0:
             last = tl.sum(tl.where(j == settled - 1, level, 0.0), 0)
-            state *= tl.exp(last)
-            for one in range(settled):
-                line = (behind + one) % RING
-                part = again + row_at(tail, line, again_stride, settled > 0, AGAIN_FIRST, AGAIN_EACH, again_width)
-                k = tl.load(part + inner + group * STATE + n, mask=in_state, other=0.0).to(tl.float32)
-                u = tl.load(part + head * HEAD_DIM + p, mask=in_head, other=0.0).to(tl.float32)
-                chosen = j == one
-                u *= tl.sum(tl.where(chosen, size, 0.0), 0)
-                k *= tl.exp(last - tl.sum(tl.where(chosen, level, 0.0), 0))
-                state += k[:, None] * u[None, :]
+            chosen = j < settled
+            lines = row_at(tail, slot, again_stride, chosen, AGAIN_FIRST, AGAIN_EACH, again_width)[None, :]
+            lines += inner + group * STATE + n[:, None]
+            turned = tl.load(again + lines, mask=chosen[None, :] & in_state[:, None], other=0.0)
+            change *= decay_between(last, level, chosen)[:, None]
+            state = state * tl.exp(last) + exact_rows(turned, change)
             write_blocks = run_of(runs, write_run, row, runs_stride, settled > 0)
             state_at = row_at(write_blocks, head * STATE + n, state_stride, in_state, STATE_FIRST, STATE_EACH, HEAD_DIM)
             whole = in_state[:, None] & in_head[None, :]

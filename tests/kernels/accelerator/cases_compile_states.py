@@ -77,7 +77,7 @@ KERNELS = {
     "delta step": (
         delta_step_kernel,
         {"out": T, "heads": F, "near": F, "projected": T, "norm": F, **PAGES, **RUNS, **FEW, "eps": "fp32", **STRIDES},
-        {**HEADS, **PLACES, "Z": 8192, "B": 12288, "SIGMOID": False, "PLACES": 32, "GROUP": 4, "PIECE": 32,
+        {**HEADS, **PLACES, "Z": 8192, "B": 12288, "SIGMOID": False, "PLACES": 32, "FOLD": 16, "PIECE": 32,
          "BLOCK_V": 128, "OVERLAP": True},
         {"num_warps": 1},
     ),
