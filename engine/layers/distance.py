@@ -7,10 +7,12 @@ the `bias` of kernels/attention/dense.
 from __future__ import annotations
 
 import math
+from copy import copy
 
 import torch
 from torch import Tensor
 
+from engine.base.dealing import Section
 from engine.kernels.gemm.pack import Placement
 from engine.weights.table import Wanted
 
@@ -25,6 +27,7 @@ class Buckets:
 
     def __init__(self, num_heads: int) -> None:
         self.num_heads = num_heads
+        self.columns = (Section(num_heads),)  # how ranks share the biases
 
     def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
         return {"weight": (Wanted((BUCKETS, self.num_heads)),)}
@@ -67,6 +70,12 @@ class Slopes:
         """`longest`: tokens of the longest input, at least 2."""
         away = torch.arange(1 - longest, longest).abs().float()
         self.bias: Tensor = (torch.tensor(slopes_of(num_heads))[:, None] * -away).to(device)
+
+    def of_heads(self, first: int, end: int, device: str) -> Slopes:
+        """The slopes of a rank that has these of all heads."""
+        own = copy(self)
+        own.bias = self.bias[first:end].contiguous().to(device)
+        return own
 
 
 def slopes_of(num_heads: int) -> list[float]:

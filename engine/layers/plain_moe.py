@@ -10,8 +10,11 @@ all experts' matrices of a kind along the rows, with down transposed, as megablo
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor
 
+from engine.base.dealing import Axis, Section
 from engine.base.model_config import ExpertsConfig
 from engine.kernels.activation import Activation, pointwise
 from engine.kernels.gemm.pack import Placement
@@ -26,7 +29,7 @@ from engine.weights.table import Wanted
 class PlainExperts:
     """w1 and w2 [E * width, hidden]: up of all experts, and down of all experts, transposed."""
 
-    __slots__ = ("down", "num_experts", "shape", "up")
+    __slots__ = ("down", "num_experts", "rows", "shape", "up")
 
     up: ExpertsWeight
     down: ExpertsWeight
@@ -34,6 +37,7 @@ class PlainExperts:
     def __init__(self, num_experts: int, width: int, hidden: int) -> None:
         self.num_experts = num_experts
         self.shape = (num_experts * width, hidden)
+        self.rows = ((Section(width, coarse=True),) * num_experts,)  # how ranks share each matrix
 
     def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
         return {name: (Wanted(self.shape),) for name in ("w1", "w2")}
@@ -47,6 +51,14 @@ class PlainExperts:
         self.down = pack_experts([matrix.T for matrix in downs], None, self.num_experts, placement, gated=False)
 
 
+class SummedBias(PerExpert):
+    """A single bias, which is added to the experts' sum, of several ranks' sums to the first rank's."""
+
+    __slots__ = ()
+
+    columns: ClassVar[Axis] = ()
+
+
 class PlainMoE:
     """A mixture of experts; replaces an MLP of two linear layers."""
 
@@ -56,7 +68,7 @@ class PlainMoE:
         self.routing, self.activation = config.routing, activation
         self.router = Router(hidden, config.routing.num_experts, biased=False)
         self.matrices = PlainExperts(config.routing.num_experts, config.width, hidden)
-        self.bias = PerExpert("bias", hidden)  # a single bias, added to the experts' sum
+        self.bias = SummedBias("bias", hidden)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [T, hidden] -> [T, hidden]."""

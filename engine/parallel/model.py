@@ -2,8 +2,9 @@
 
 Owner: the stream's thread, which computes rank 0; its Group has a thread for each other rank. `forward` and `logits`
 are collective: all ranks run them, or none. All ranks get the same batch, and have caches with the same block numbers.
-Rank 0 alone runs the hooks of a step's parts, which read the residual stream that all ranks have. On devices the step's
-backend runs the forwards of the members instead (engine/step/backend/device), because each has its own buffers.
+Rank 0 alone runs the hooks of a step's parts, which read the residual stream that all ranks have, and the pooler. On
+devices the step's backend runs the forwards of the members instead (engine/step/backend/device), because each has its
+own buffers.
 """
 
 from __future__ import annotations
@@ -25,16 +26,15 @@ from engine.layers.embed import Head
 from engine.layers.linear import Linear
 from engine.layers.moe import Experts
 from engine.models.base.decoder import Decoder
+from engine.models.base.encoder import Encoder
 from engine.models.base.model import Model
-from engine.models.text.llama import LlamaLayer, ParallelLayer
 from engine.parallel.codes import deal_codes
 from engine.parallel.group import Group, Link
 from engine.parallel.host import HostGroup
-from engine.parallel.pieces import DealtPieces, check_marks, check_slices, parts_of_towers
+from engine.parallel.pieces import DealtPieces, check_marks, check_slices, parts_of_first
 from engine.parallel.slices import config_of
 from engine.weights.table import Table, addressed
 
-DEALT = (LlamaLayer, ParallelLayer)  # every addend of these layers is a product whose columns are dealt out
 Build = Callable[[ModelConfig, int], Model]
 
 
@@ -56,17 +56,21 @@ class SplitModel(Model):
             if isinstance(part, Experts):
                 part.is_whole = whole_experts
         for model in (whole, *self.members):
-            for part in parts_of_towers(model):
+            for part in parts_of_first(model):
                 if isinstance(part, Linear):
                     part.rows = part.columns = None  # every product of a tower is whole
         for rank, (member, link) in enumerate(zip(self.members, self.group.links)):
             member.exchange = link
-            self._deal_norms(member, link)
-            _deal_head(member, rank, ranks)
+            if isinstance(member, Decoder):
+                self._deal_norms(member, link)
+                _deal_head(member, rank, ranks)
+            elif isinstance(self.whole, Encoder):
+                member.deal(self.whole, rank, ranks)
             deal_codes(whole, member, rank, ranks)
         check_marks(whole)
         check_slices(whole, self.members)
-        self.sparse, self.towers = self.members[0].sparse, self.members[0].towers
+        first = self.members[0]
+        self.sparse, self.towers, self.pooler = first.sparse, first.towers, first.pooler
         self.caches: list[list[LayerCache]] = []  # by rank, from rank 1 on; set when the cache is allocated
 
     def _deal_norms(self, member: Decoder, link: Link) -> None:
@@ -125,15 +129,18 @@ class SplitModel(Model):
 def _deal_head(member: Decoder, rank: int, ranks: int) -> None:
     """A rank computes the logits of a part of the vocabulary."""
     text = member.config.text
+    if member.head is None:  # the model pools
+        return
     span = share(width(text.vocab_size), rank, ranks)
     head = Head(text.vocab_size, text.hidden_size, text.tie_embeddings, text.head_bias, span)
     member.head = member.embed.head = head
 
 
-def dealt(model: Model) -> Decoder:
-    """The model, if its layers are of the kinds that can be dealt out."""
-    kinds = {type(layer) for layer in model.layers} if isinstance(model, Decoder) else set()
-    if not isinstance(model, Decoder) or not kinds <= set(DEALT) or model.adapters:
-        named = model.config.architecture
-        raise ConfigError(f"{named} has layers that are not dealt out over ranks yet; leave --tensor-parallel-size out")
-    return model
+def dealt(model: Model) -> Decoder | Encoder:
+    """The model, if its layers are of classes that say that they can be dealt out."""
+    named, lacking = model.config.architecture, "layers"
+    if isinstance(model, Decoder | Encoder) and all(vars(type(layer)).get("is_dealt") for layer in model.layers):
+        if not model.adapters:
+            return model
+        lacking = "adapters"
+    raise ConfigError(f"{named} has {lacking} that are not dealt out over ranks yet; leave --tensor-parallel-size out")

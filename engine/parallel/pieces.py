@@ -25,7 +25,7 @@ from engine.weights.finite import FiniteSums
 from engine.weights.pieces import Pieces
 from engine.weights.table import Part, Place, Weighted, addressed, expand, parts_of
 
-OF_DECODER = ("embed", "positions", "layers", "norm", "head")
+OF_FIRST = ("vision", "audio", "pooler")  # attributes of a model whose parts rank 0 alone has, whole
 
 
 def axes_of(place: Place) -> tuple[Axis | None, ...]:
@@ -92,17 +92,17 @@ def cut(tensor: Tensor, axes: Sequence[Axis | None], rank: int, ranks: int) -> T
     return tensor.contiguous()
 
 
-def parts_of_towers(model: Weighted) -> list[Part]:
-    """The parts outside the decoder."""
+def parts_of_first(model: Weighted) -> list[Part]:
+    """The parts that rank 0 alone has: towers, whose rows all ranks read, and the pooler."""
     found = addressed(model.weight_table(), model)
-    return [part for path, _, part in found if path.partition(".")[0] not in OF_DECODER]
+    return [part for path, _, part in found if path.partition(".")[0] in OF_FIRST]
 
 
 def places_on(model: Weighted, rank: int) -> dict[str, Place]:
-    """The tensors of a rank's model: rank 0 alone has the towers, whose rows all ranks read."""
-    towers = {id(part) for part in parts_of_towers(model)} if rank else set()
+    """The tensors of a rank's model."""
+    others = {id(part) for part in parts_of_first(model)} if rank else set()
     places = expand(model.weight_table(), model)
-    return {name: place for name, place in places.items() if id(place.part) not in towers}
+    return {name: place for name, place in places.items() if id(place.part) not in others}
 
 
 def check_marks(model: Weighted) -> None:
@@ -126,10 +126,10 @@ def check_marks(model: Weighted) -> None:
 def check_slices(whole: Weighted, models: Sequence[Weighted]) -> None:
     """Raises ConfigError unless the slices of all tensors have the shapes that the ranks' parts want."""
     places = expand(whole.weight_table(), whole)
-    of_towers = places.keys() - places_on(whole, 1).keys()
+    of_first = places.keys() - places_on(whole, 1).keys()
     found = [places_on(model, rank) for rank, model in enumerate(models)]
     for name, place in places.items():
-        holders = list(range(1 if name in of_towers else len(models)))
+        holders = list(range(1 if name in of_first else len(models)))
         if is_of_one_rank(place):
             holders = [rank for rank, own in enumerate(found) if name in own] or holders
         for rank in holders:

@@ -62,7 +62,6 @@ def _lacking(config: ModelConfig) -> str:
     text = config.text
     reasons = {
         "runs through transformers' modules, which have no slices": config.implementation != "native",
-        "makes vectors or scores, which one rank computes so far": config.pooling is not None,
         "has experts with a width of their own for tokens, which are not dealt out yet": any(
             layer.experts is not None and layer.experts.latent_size for layer in text.layers
         ),

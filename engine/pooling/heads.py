@@ -176,16 +176,19 @@ class Pooler:
 
         If inputs are computed in one step, every row's input ends in the step.
         """
-        kind, starts = self.config.kind, batch.attention[0].query_start
-        if kind == "cls":
-            last = len(batch.token_ids) - 1  # rows that pad the step begin after its tokens
-            batch.sample_index = starts[:rows].long().clamp(max=last)
-        elif kind != "last":
-            batch.sample_index = None
+        self.select(batch, rows)
         hidden = forward(batch)
-        if kind not in ("last", "cls"):
-            return self._pooled(hidden, starts[: rows + 1], batch)
+        if self.config.kind not in ("last", "cls"):
+            return self._pooled(hidden, batch.attention[0].query_start[: rows + 1], batch)
         return self.project(hidden)
+
+    def select(self, batch: Batch, rows: int) -> None:
+        """Sets the tokens whose hidden states the step's first `rows` inputs need: all, or one of each input."""
+        if self.config.kind == "cls":
+            last = len(batch.token_ids) - 1  # rows that pad the step begin after its tokens
+            batch.sample_index = batch.attention[0].query_start[:rows].long().clamp(max=last)
+        elif self.config.kind != "last":
+            batch.sample_index = None
 
     def lines_of(self, hidden: Tensor, batch: Batch, ends: Tensor) -> Tensor:
         """As `lines`, from the hidden states of all tokens [T, hidden_size]; ends int64 [rows]: the last token of each

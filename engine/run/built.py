@@ -69,8 +69,10 @@ def needs_of(config: ModelConfig, sizes: Sizes, dtype: torch.dtype) -> Needs:
     kinds = [(dtype, text.hidden_size)]
     if text.qk_norm == "projection":
         kinds.append((torch.float32, 2))
-    places = sizes.max_rows * sizes.width
-    return Needs(tuple(kinds), sizes.max_tokens, places, sizes.max_lines, text.vocab_size, dtype)
+    places, lines = sizes.max_rows * sizes.width, sizes.max_lines
+    if config.pooling is not None:
+        places = lines = 1  # no token is chosen
+    return Needs(tuple(kinds), sizes.max_tokens, places, lines, text.vocab_size, dtype)
 
 
 def group_of(accelerators: Sequence[Accelerator], needs: Needs) -> Group | None:

@@ -32,6 +32,7 @@ def read_weights(config: EngineConfig, model: Model, accelerators: Sequence[Acce
             placement = Placement(model.dtype, model.device, config.deterministic)
             pieces = partial(model.pieces, products=[each.products for each in accelerators])
             load_weights(model.whole, config.model, config.load_format, placement, config.seed, line, pieces)
+            _read_pooler(config, model, placement)
         return
     if not accelerators:
         load_weights(model, config.model, config.load_format, None, config.seed, line)

@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -62,6 +62,8 @@ class DecoderLayer(ABC):
     """One layer: a norm, attention or its replacement, then the parts that the family adds. The family's WEIGHTS name
     the parts."""
 
+    # In the class's own body: every addend is a product whose columns ranks share, or one that all ranks have alike.
+    is_dealt: ClassVar[bool] = False
     attention: PagedSelfAttention | None = None  # None: `convolution`, or the family's own `mixers`
     attention_norm: Norm | None
     convolution: GatedConvolution | None = None

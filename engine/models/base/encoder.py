@@ -15,10 +15,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from engine.base.dealing import Section, share
+from engine.base.dealing import width as dealt_width
 from engine.base.model_config import ModelConfig, TextConfig
 from engine.base.request import Modality
 from engine.cache.spec import CacheSpec
@@ -33,6 +36,7 @@ from engine.layers.embed import Embedding, Positions
 from engine.layers.linear import GatedLinear, Linear
 from engine.layers.norm import LayerNorm, RMSNorm
 from engine.layers.rope import Rope, RopeTable
+from engine.layers.stream import Exchange
 from engine.models.base.model import Model
 from engine.pooling.heads import Pooler
 from engine.weights.table import Table
@@ -40,6 +44,9 @@ from engine.weights.table import Table
 
 class EncoderLayer:
     """Attention, then MLP, each followed by a norm."""
+
+    is_dealt: ClassVar[bool] = True  # in the class's own body, as DecoderLayer's
+    exchange: Exchange | None = None  # the layer has a slice of the products `o` and `down`, as one of several
 
     def __init__(self, text: TextConfig) -> None:
         width = text.num_heads * text.head_dim
@@ -55,7 +62,11 @@ class EncoderLayer:
             )
         else:
             self.up = Linear(text.hidden_size, text.intermediate_size, bias=text.mlp_bias)
+            self.up.rows = ((dealt_width(text.intermediate_size),),)
         self.down = Linear(text.intermediate_size, text.hidden_size, bias=text.mlp_bias)
+        heads = Section(text.num_heads, text.head_dim)
+        self.qkv.rows = ((heads,),) * 3 if text.qkv_layout == "apart" else ((heads,) * 3,)
+        self.o.columns, self.down.columns = (heads,), (dealt_width(text.intermediate_size),)
         self.mlp_norm = LayerNorm(text.hidden_size, text.norm_eps)
 
     def __call__(
@@ -85,13 +96,27 @@ class EncoderLayer:
 
     def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
         """x [T, hidden], which is overwritten, attended [T, heads * head_dim] -> the MLP's input."""
-        return self.o.normed_sum(self.attention_norm, x, attended)
+        return self.normed_sum(self.o, self.attention_norm, x, attended)
 
     def after_mlp(self, x: Tensor) -> Tensor:
         """x [T, hidden], which is overwritten -> the layer's result."""
         inner = self.up(x)
         inner = inner if isinstance(self.up, GatedLinear) else pointwise(inner, self.activation)
-        return self.down.normed_sum(self.mlp_norm, x, inner)
+        return self.normed_sum(self.down, self.mlp_norm, x, inner)
+
+    def normed_sum(self, product: Linear, norm: LayerNorm, x: Tensor, rows: Tensor) -> Tensor:
+        """norm(x + product(rows)), where a product's result is the sum over all ranks; overwrites x [T, hidden]."""
+        if self.exchange is None:
+            return product.normed_sum(norm, x, rows)
+        self.add_to(product, x, rows)
+        return norm(x)
+
+    def add_to(self, product: Linear, x: Tensor, rows: Tensor) -> None:
+        """x += product(rows), summed over all ranks."""
+        if self.exchange is None:
+            product.add_to(x, rows)
+        else:
+            self.exchange.add_to(x, product(rows))
 
 
 class Encoder(Model):
@@ -143,6 +168,22 @@ class Encoder(Model):
         assert self.pooler is not None
         rows = [row for row in self.WEIGHTS.rows if getattr(self, row.target.partition(".")[0]) is not None]
         return self.pooler.table(replace(self.WEIGHTS, rows=tuple(rows)))
+
+    @property
+    def exchange(self) -> Exchange | None:
+        """As Decoder's."""
+        return self.layers[0].exchange
+
+    @exchange.setter
+    def exchange(self, link: Exchange) -> None:
+        for layer in self.layers:
+            layer.exchange = link
+
+    def deal(self, whole: Encoder, rank: int, ranks: int) -> None:
+        """Takes over what a rank's part of the `whole` encoder cannot compute from its own number of heads."""
+        if isinstance(whole.distances, Slopes):
+            heads = share(Section(whole.config.text.num_heads), rank, ranks)
+            self.distances = whole.distances.of_heads(*heads, self.device)
 
     def cache_specs(self) -> list[CacheSpec]:
         return [NothingSpec()]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from engine.base import dealing
 from engine.base.errors import ConfigError
 from engine.base.model_config import ModelConfig, TextConfig
 from engine.checkpoint.section import Section
@@ -41,6 +42,7 @@ class Added:
 
     def __init__(self, heads: int, head_dim: int) -> None:
         self.shape = heads, head_dim
+        self.rows = ((dealing.Section(heads, head_dim),),)  # how ranks share each bias
 
     def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
         size = self.shape[0] * self.shape[1]
@@ -58,12 +60,17 @@ class Added:
 class DebertaV1Layer(DebertaLayer):
     """A layer of the first version."""
 
+    is_dealt = True
+
     def __init__(self, text: TextConfig, away: Away) -> None:
         super().__init__(text, away)
         self.qkv.arrange = lambda _, rows: queries_keys_values(rows, 1, text.head_dim)
         self.added = Added(self.heads, self.head_dim)
-        self.keys_of = Linear(text.hidden_size, text.hidden_size)
-        self.queries_of = Linear(text.hidden_size, text.hidden_size, bias=True)
+        self.qkv.rows = ((dealing.Section(self.heads, 3 * self.head_dim),),)
+        width, heads = self.heads * self.head_dim, dealing.Section(self.heads, self.head_dim)
+        self.keys_of = Linear(text.hidden_size, width)
+        self.queries_of = Linear(text.hidden_size, width, bias=True)
+        self.keys_of.rows = self.queries_of.rows = ((heads,),)
 
     def normed(self, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return queries + self.added.queries, keys, values + self.added.values

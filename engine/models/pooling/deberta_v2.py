@@ -87,6 +87,8 @@ class Away:
 class DebertaLayer(EncoderLayer):
     """BERT's layer with two additional terms in a score."""
 
+    is_dealt = True
+
     def __init__(self, text: TextConfig, away: Away) -> None:
         super().__init__(text)
         self._away = away
@@ -113,7 +115,10 @@ class DebertaLayer(EncoderLayer):
 
 
 class ConvolvedLayer(DebertaLayer):
-    """A layer, optionally with a parallel convolution: y = norm(layer(x) + f(convolution(x)))."""
+    """A layer, optionally with a parallel convolution: y = norm(layer(x) + f(convolution(x))). Each rank computes the
+    whole convolution."""
+
+    is_dealt = True
 
     def __init__(self, text: TextConfig, away: Away, size: int, activation: str) -> None:
         """`size`: kernel size of the convolution in tokens, centred; 0: no convolution."""

@@ -114,6 +114,7 @@ def apart(pieces: dict[str, list[Tensor | None]], halves: list[tuple[str, str]])
 class JinaLayer(EncoderLayer):
     """A layer that also passes `index`, the tokens that continue, to the adapters."""
 
+    is_dealt = True
     chosen: Chosen | None = None
 
     def keep(self, index: Tensor, x: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:

@@ -51,6 +51,8 @@ KEYS = {
 class NomicLayer(EncoderLayer):
     """BERT's layer; with `experts` a mixture of experts replaces the MLP, whose parts then have no weights."""
 
+    is_dealt = True
+
     def __init__(self, text: TextConfig, experts: ExpertsConfig | None) -> None:
         super().__init__(text)
         self.experts = None
@@ -73,7 +75,10 @@ class NomicLayer(EncoderLayer):
         return self.down if self.experts is None else None
 
     def after_mlp(self, x: Tensor) -> Tensor:
-        return super().after_mlp(x) if self.experts is None else self.mlp_norm(self.experts(x), residual=x)
+        if self.experts is None:
+            return super().after_mlp(x)
+        made = self.experts(x)
+        return self.mlp_norm(made if self.exchange is None else self.exchange.total(made), residual=x)
 
 
 class NomicBert(Encoder):

@@ -52,6 +52,8 @@ ACTIVATIONS = {"relu": ("relu", False), "gated-gelu": ("gelu_new", True)}  # fee
 class T5Layer(EncoderLayer):
     """A norm before attention, and one before the MLP."""
 
+    is_dealt = True
+
     def __init__(self, text: TextConfig) -> None:
         super().__init__(text)
         self.attention_norm = RMSNorm(text.hidden_size, text.norm_eps)  # type: ignore[assignment]
@@ -65,9 +67,9 @@ class T5Layer(EncoderLayer):
         attended = self.attend(queries, keys, values, bounds, bias)
         if index is not None:
             x, attended = x.index_select(0, index), attended.index_select(0, index)
-        self.o.add_to(x, attended)
+        self.add_to(self.o, x, attended)
         inner = self.up(self.mlp_norm(x))
-        self.down.add_to(x, inner if isinstance(self.up, GatedLinear) else pointwise(inner, self.activation))
+        self.add_to(self.down, x, inner if isinstance(self.up, GatedLinear) else pointwise(inner, self.activation))
         return x
 
 

@@ -48,6 +48,7 @@ class LlamaLayer(DecoderLayer):
     `mlp`: replaces the MLP that the configuration describes. `state`: replaces attention.
     """
 
+    is_dealt = True
     o: Linear | None  # attention's output projection
     mlp: GatedMLP | PlainMLP | None  # None: the layer has experts
     experts: SparseMLP | None
@@ -102,6 +103,8 @@ class LlamaLayer(DecoderLayer):
 
 class ParallelLayer(LlamaLayer):
     """Attention and MLP in parallel: both read the layer's input, through one shared norm or two norms."""
+
+    is_dealt = True
 
     def __init__(self, text: TextConfig, layer: LayerConfig) -> None:
         super().__init__(text, layer)

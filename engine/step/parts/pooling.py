@@ -4,7 +4,8 @@ Owner: device thread stages slots; forwards run on the stream. `HostPooling` and
 forward and sampling. A row whose last prompt token is in the step returns its pooled line and TokenCode.END, which ends
 the request; rows of earlier chunks return nothing. On an accelerator a step of up to Sizes.most_graphed tokens is one
 graph: forward, pooler, and the kernels that write lines and marks into pinned memory. No step reads results of the
-previous step, so two steps in flight need no extra order.
+previous step, so two steps in flight need no extra order. Several ranks compute the hidden states together, and rank 0
+alone has the pooler.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from engine.step.backend.device.forwards import Forwards
 from engine.step.backend.host.slots import HostSlots
 from engine.step.live import LiveRow, Place
 from engine.step.parts.part import ABSENT, JOINS, StepPart
+from engine.step.rank import Rank
 from engine.step.rows import RowArrays
 from engine.step.sizes import Sizes
 from engine.step.step import Media, Step
@@ -142,28 +144,50 @@ class HostPooling:
         """Does nothing: the forward has filled Step.home."""
 
 
-class DevicePooling:
-    """The forward of a pooling model on an accelerator: computes a line for each row that ends."""
+class PooledRank:
+    """One rank's part of each step of a pooling model on accelerators: the hidden states that rank 0 pools."""
 
-    ruled: RuledSampler | None = None  # no row samples a token, so no row has rules
-
-    def __init__(self, model: Model, sizes: Sizes, buffers: StepBuffers) -> None:
+    def __init__(self, rank: Rank, sizes: Sizes, buffers: StepBuffers) -> None:
+        model = rank.own
         assert model.pooler is not None
-        self._model, self._pooler, self._sizes, self.buffers = model, model.pooler, sizes, buffers
-        self.all = Forwards(self)
-        self._vocab = model.config.text.vocab_size
-        self.sampler = Sampler(0, self._vocab)  # without slots
-        width = self._pooler.width(model.config.text.hidden_size)
-        self._lines = buffers.home.lines(width).view(torch.float32)  # [RECORDS, max_rows, width], pinned
-        self.launcher: Launcher  # set by the backend
-
-    # -- what is launched, and recorded as graphs at start ------------------------------------------------------------
+        self.rank, self._model, self._pooler, self._sizes, self.buffers = rank, model, model.pooler, sizes, buffers
 
     def forward_into(self, kind: int, tokens: int, variant: int = 0) -> None:
-        """A whole step of `tokens` padded tokens and at most as many rows; copies the rows' lines to the host."""
+        """A whole step of `tokens` padded tokens and at most as many rows."""
         assert kind == GraphKind.MIXED
         rows = min(tokens, self._sizes.max_rows)
-        self._send(self._pooler.lines(self._batch(tokens, rows, rows, [], variant), rows, self._model.forward))
+        self._pool(self._batch(tokens, rows, rows, [], variant), rows)
+
+    def abridged_into(self, kind: int, tokens: int, variant: int = 0) -> None:
+        """`forward_into` with fewer launches, which loads every kernel."""
+        with self._model.abridged():
+            self.forward_into(kind, tokens, variant)
+
+    def eager(self, step: Step, media: list[Media]) -> None:
+        """A step without a graph."""
+        plan = step.plan
+        batch = self._batch(plan.num_tokens, plan.num_rows, plan.num_sampled, media, step.variant)
+        if not step.eager:
+            self._pool(batch, plan.num_sampled)
+            return
+        ends, batch.sample_index = batch.sample_index, None
+        assert ends is not None
+        self._pool_tokens(self._model.forward(batch), batch, ends, step)
+
+    def largest(self) -> None:
+        """Runs the step with the most tokens."""
+        self.forward_into(GraphKind.MIXED, self._sizes.max_tokens, self.buffers.variants.forward)
+
+    def warm_up(self) -> None:
+        """Does nothing: a pooling model uses only the kernels of its forward."""
+
+    def _pool(self, batch: Batch, rows: int) -> None:
+        """Computes the hidden states that the first `rows` inputs need; rank 0 makes their lines."""
+        self._pooler.select(batch, rows)
+        self._model.forward(batch)
+
+    def _pool_tokens(self, hidden: torch.Tensor, batch: Batch, ends: torch.Tensor, step: Step) -> None:
+        """Rank 0 makes the lines from the hidden states [num_tokens, hidden_size] of all tokens."""
 
     def _batch(self, tokens: int, rows: int, ends: int, media: list[Media], variant: int) -> Batch:
         buffers = self.buffers
@@ -176,6 +200,32 @@ class DevicePooling:
             batch.pool_start = slots.word(SlotWord.POOL_START).index_select(0, row_slot.long())
         return batch
 
+
+class DevicePooling(PooledRank):
+    """The forward of a pooling model on an accelerator: computes a line for each row that ends. Of several ranks, the
+    first rank's."""
+
+    ruled: RuledSampler | None = None  # no row samples a token, so no row has rules
+
+    def __init__(self, rank: Rank, sizes: Sizes, buffers: StepBuffers) -> None:
+        super().__init__(rank, sizes, buffers)
+        text = self._model.config.text
+        self.all = Forwards(self)  # replaced if there are further ranks
+        self._vocab = text.vocab_size
+        self.sampler = Sampler(0, self._vocab)  # without slots
+        width = self._pooler.width(text.hidden_size)
+        self._lines = buffers.home.lines(width).view(torch.float32)  # [RECORDS, max_rows, width], pinned
+        self.launcher: Launcher  # set by the backend
+
+    # -- what is launched, and recorded as graphs at start ------------------------------------------------------------
+
+    def _pool(self, batch: Batch, rows: int) -> None:
+        self._send(self._pooler.lines(batch, rows, self._model.forward))
+
+    def _pool_tokens(self, hidden: torch.Tensor, batch: Batch, ends: torch.Tensor, step: Step) -> None:
+        self._send(self._pooler.lines_of(hidden, batch, ends))
+        step.notes[LINES] = home(self._pooler.project_tokens(hidden))
+
     def _send(self, lines: torch.Tensor) -> None:
         """Launches the copy of lines [rows, width] and of the rows' marks to pinned memory."""
         pool_home(self._lines, lines, self.buffers.inputs.home)
@@ -185,21 +235,13 @@ class DevicePooling:
         """Does nothing: a pooling model has no decode steps."""
 
     def record_forward(self, kind: int, tokens: int, variant: int = 0) -> None:
-        """Records a step. First an abridged forward with fewer launches loads every kernel."""
-        with self._model.abridged():
-            self.forward_into(kind, tokens, variant)
+        """Records a step on every rank. First an abridged forward with fewer launches loads every kernel."""
+        self.all.run(lambda own: own.abridged_into(kind, tokens, variant))
         whole = self.all.capture(lambda own: own.forward_into(kind, tokens, variant), met=True)
         self.launcher.set_graph(kind, variant, tokens, *whole)
 
     def decode(self, rows: int, variant: int = 0) -> None:
         """Does nothing: a pooling model has no decode steps."""
-
-    def warm_up(self) -> None:
-        """Does nothing: a pooling model uses only the kernels of its forward."""
-
-    def largest(self) -> None:
-        """Runs the step with the most tokens."""
-        self.forward_into(GraphKind.MIXED, self._sizes.max_tokens, self.buffers.variants.forward)
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
@@ -221,16 +263,8 @@ class DevicePooling:
             self.launcher.launch(step.plan, step.number, kind, size, 0, step.variant)
             return
         self.launcher.prep(step.plan, step.number)
-        plan, pooler = step.plan, self._pooler
-        batch = self._batch(plan.num_tokens, plan.num_rows, plan.num_sampled, step.media, step.variant)
-        if not step.eager:
-            self._send(pooler.lines(batch, plan.num_sampled, self._model.forward))
-        else:
-            ends, batch.sample_index = batch.sample_index, None
-            assert ends is not None
-            hidden = self._model.forward(batch)  # [num_tokens, hidden_size]
-            self._send(pooler.lines_of(hidden, batch, ends))
-            step.notes[LINES] = home(pooler.project_tokens(hidden))
+        media = self.all.copies_of(step.media)
+        self.all.run(lambda own: own.eager(step, media[own.rank.number]))
         self.launcher.finish()
 
     def choose(self, step: Step) -> None:

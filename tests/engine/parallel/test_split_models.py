@@ -9,7 +9,7 @@ import torch
 
 from engine.base.errors import ConfigError
 from engine.models.text.llama import Llama
-from engine.parallel.pieces import axes_of, cut, parts_of_towers, places_on
+from engine.parallel.pieces import axes_of, cut, parts_of_first, places_on
 from engine.weights import load as loading
 from engine.weights.table import expand
 from tests import tiny
@@ -82,7 +82,7 @@ def test_rank_0_encodes_pictures_for_all(name):
     rows = [(each, prepare(name, "picture", each)) for each in (harness(model), whole)]
     got, want = (each.prefill(row).log_softmax(-1) for each, row in rows)
     assert (got - want).abs().max() <= LIMIT
-    tower = parts_of_towers(model.members[1])
+    tower = parts_of_first(model.members[1])
     assert tower
     assert all(place.part not in tower for place in places_on(model.members[1], 1).values())
     model.close()

@@ -16,7 +16,7 @@ from engine.step.backend.device.buffers import StepBuffers
 from engine.step.backend.device.forward import DeviceForward, DeviceMasks
 from engine.step.backend.device.forwards import FollowingForward, Forwards
 from engine.step.backend.host.forward import HostMasks
-from engine.step.parts.pooling import DevicePooling
+from engine.step.parts.pooling import DevicePooling, PooledRank
 from engine.step.rank import Rank
 from engine.step.sizes import Sizes
 from engine.step.step import Endings
@@ -48,8 +48,14 @@ def pooling_backend(
     config: EngineConfig, ranks: Sequence[Rank], sizes: Sizes, hooks: Sequence[LayerHook], endings: Endings
 ) -> tuple[DeviceBackend, DevicePooling]:
     """Makes the backend of a pooling model. No row samples a token, and Python launches every step."""
-    (rank,) = ranks
+    rank = ranks[0]
     media, places = bool(rank.model.towers), config.lora is not None
     buffers = StepBuffers(rank, sizes, config.deterministic, media, hooks, places)
-    forward = DevicePooling(rank.model, sizes, buffers)
+    forward = DevicePooling(rank, sizes, buffers)
+    if isinstance(rank.model, SplitModel):
+        following = [
+            PooledRank(each, sizes, StepBuffers(each, sizes, config.deterministic, media, (), first=buffers))
+            for each in ranks[1:]
+        ]
+        forward.all = Forwards(forward, following, rank.model.group)
     return DeviceBackend(config, rank, sizes, buffers, forward, HostMasks()), forward

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -147,10 +147,16 @@ class FollowingForward(RankForward):
         self._share_tokens()
 
 
+class Following(Protocol):
+    """The part of a rank behind the first that every kind of step has."""
+
+    buffers: StepBuffers
+
+
 class Forwards:
     """The forwards of all ranks, and the ways to launch on every rank."""
 
-    def __init__(self, first: Any, following: Sequence[FollowingForward] = (), group: Group | None = None) -> None:
+    def __init__(self, first: Any, following: Sequence[Following] = (), group: Group | None = None) -> None:
         """`first`: the forward of rank 0, a RankForward if there are several ranks."""
         self.first, self.following, self._group = first, following, group
         self._all = [first, *following]
