@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from engine.base.dealing import Axis
 from engine.kernels.activation import Activation, glu
 from engine.kernels.gemm.epilogue import Unscaled
 from engine.kernels.gemm.pack import Placement, pack
@@ -186,6 +187,13 @@ class Site(Delta):
     def around(self, base: Weight) -> Weight:
         """The layer's weight with adapters."""
         return AdaptedWeight(base, self)
+
+    def axes(self, kind: str, piece: int) -> tuple[Axis | None, ...]:
+        """How ranks share a tensor: A has the matrix's columns, B has its rows."""
+        if kind in [each.halves[0] for each in self.adapters]:
+            return None, self.linear.columns
+        rows = self.linear.rows
+        return None if rows is None else rows[piece], None
 
     @property
     def acts(self) -> bool:

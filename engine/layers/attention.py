@@ -61,13 +61,14 @@ class HeadNorms:
     A checkpoint has one tensor for all heads, or one module per head (text.split_head_norms).
     """
 
-    __slots__ = ("eps", "head_dim", "num_heads", "rotary_dim", "rows", "split", "weight")
+    __slots__ = ("eps", "first", "head_dim", "num_heads", "rotary_dim", "rows", "split", "weight")
 
     weight: Tensor  # [num_heads * head_dim] float32
 
     def __init__(self, text: TextConfig, layer: LayerConfig, num_heads: int) -> None:
         self.num_heads = num_heads
-        self.rows = ((Section(num_heads),),)  # how ranks share the weights
+        self.first = 0  # the number of the first head of this rank
+        self.rows = None if text.split_head_norms else ((Section(num_heads),),)  # how ranks share the weights
         self.head_dim = text.head_dim
         self.rotary_dim = layer.rope.rotary_dim if layer.rope.interleaved else 0
         self.split = text.split_head_norms

@@ -111,4 +111,7 @@ class MediaExperts:
         assert text.weights is not None
         assert media.weights is not None
         made = torch.where(of_media[:, :, None], media.whole(), text.whole())
-        return Mixture(made, torch.where(of_media, media.weights, text.weights), text.shared, None, count)
+        weights, own = torch.where(of_media, media.weights, text.weights), None
+        if text.own is not None and media.own is not None:
+            own = torch.where(of_media, media.own, text.own)
+        return Mixture(made, weights, text.shared, None, count, own, text.held)

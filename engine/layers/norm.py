@@ -63,16 +63,18 @@ class Normed:
 class LayerNorm:
     """(x - mean) / std * weight (+ bias); offset: 1 for families whose files store weight - 1."""
 
-    __slots__ = ("bias", "eps", "has_bias", "offset", "size", "weight")
+    __slots__ = ("bias", "eps", "has_bias", "offset", "rows", "size", "weight")
 
     weight: Tensor  # [size] float32
     bias: Tensor | None  # [size] float32
+    rows: tuple[Axis, ...] | None  # how ranks share weight and bias; None: every rank has all of them
 
     def __init__(self, size: int, eps: float, bias: bool = True, offset: float = 0.0) -> None:
         self.size = size
         self.eps = eps
         self.has_bias = bias
         self.offset = offset
+        self.rows = None
 
     def __call__(self, x: Tensor, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
         """The norm of x, or of x + residual."""

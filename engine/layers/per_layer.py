@@ -13,7 +13,7 @@ from engine.kernels.gemm.pack import Placement
 from engine.layers.embed import Embedding
 from engine.layers.linear import Linear
 from engine.layers.norm import stream_norm
-from engine.layers.stream import Product, Stream
+from engine.layers.stream import Made, Stream
 
 
 class PerLayerTable(Embedding):
@@ -43,6 +43,7 @@ class PerLayerInput:
         self.norm = stream_norm(text)
 
     def add_to(self, x: Stream) -> None:
+        """Each rank computes the whole term: to exchange a part of it would take longer."""
         assert x.per_layer_inputs is not None, "the decoder makes it before the first layer"
         gated = pointwise(self.gate(x.rows()), self.activation)
-        x.add(Product(self.project, gated * x.per_layer_inputs[:, self.number]), self.norm)
+        x.add(Made(self.project(gated * x.per_layer_inputs[:, self.number])), self.norm)

@@ -55,7 +55,7 @@ class Product:
 
 @dataclass(slots=True, eq=False)
 class Made:
-    """Rows that are already computed, as an Addend."""
+    """Rows that are already computed, as an Addend; all ranks have the same rows."""
 
     made: Tensor  # [T, hidden]
 
@@ -131,8 +131,8 @@ class Stream:
         self._waiting: Addend | None = None
 
     def add(self, addend: Addend, through: Norm | None = None) -> None:
-        """x += addend, or x += through(addend). With several ranks every addend is a summand of each rank."""
-        if self._exchange is not None:
+        """x += addend, or x += through(addend). With several ranks every addend but Made is a summand of each rank."""
+        if self._exchange is not None and not isinstance(addend, Made):
             if isinstance(self._waiting, Exchanged) and through is None:  # parallel layers: one exchange for both
                 self._waiting.summands.append(addend)
                 return
@@ -142,6 +142,10 @@ class Stream:
             self._waiting = addend
         else:
             residual += through(addend.value())
+
+    def summed(self, addend: Addend) -> Tensor:
+        """The addend's value, a new tensor [T, hidden]; with several ranks the sum of their values."""
+        return addend.value() if self._exchange is None else self._exchange.total(addend.value())
 
     def rows(self) -> Tensor:
         """The stream itself, [T, hidden], with the waiting addend added."""

@@ -101,8 +101,10 @@ def deal_codes(whole: Weighted, member: Weighted, rank: int, ranks: int) -> None
         own: Any = ours[path]
         pieces = []
         for number, stored in enumerate(scheme.pieces):
-            rows, columns, shape = _axes_of(part, number)
-            pieces.append(stored and DealtStored(stored, shape, rows, columns, rank, ranks))
+            if stored is not None:
+                rows, columns, shape = _axes_of(part, number)
+                stored = DealtStored(stored, shape, rows, columns, rank, ranks)
+            pieces.append(stored)
         own.scheme = Quantised(tuple(pieces), scheme.modules)
 
 

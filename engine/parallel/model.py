@@ -15,12 +15,12 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from engine.base.dealing import share, width
+from engine.base.dealing import Section, share, width
 from engine.base.errors import ConfigError
 from engine.base.model_config import ModelConfig
 from engine.cache.layout import CacheLayout
 from engine.cache.spec import CacheSpec, KeyValueSpec, LayerCache
-from engine.layers.attention import DealtNorm
+from engine.layers.attention import DealtNorm, HeadNorms
 from engine.layers.batch import Batch
 from engine.layers.embed import Head
 from engine.layers.linear import Linear
@@ -62,7 +62,7 @@ class SplitModel(Model):
         for rank, (member, link) in enumerate(zip(self.members, self.group.links)):
             member.exchange = link
             if isinstance(member, Decoder):
-                self._deal_norms(member, link)
+                self._deal_norms(member, rank, link)
                 _deal_head(member, rank, ranks)
             elif isinstance(self.whole, Encoder):
                 member.deal(self.whole, rank, ranks)
@@ -71,12 +71,18 @@ class SplitModel(Model):
         check_slices(whole, self.members)
         first = self.members[0]
         self.sparse, self.towers, self.pooler = first.sparse, first.towers, first.pooler
+        self.adapters, self.of_items = first.adapters, first.of_items
         self.caches: list[list[LayerCache]] = []  # by rank, from rank 1 on; set when the cache is allocated
 
-    def _deal_norms(self, member: Decoder, link: Link) -> None:
-        """Norms over whole projections need the sums of squares of all ranks."""
+    def _deal_norms(self, member: Decoder, rank: int, link: Link) -> None:
+        """Norms over whole projections need the sums of squares of all ranks; norms of heads know the first head."""
         text, ranks = self.config.text, len(self.members)
         for layer, config in zip(member.layers, text.layers):
+            if layer.attention is not None and layer.attention.qk_norm == "head layer norm":
+                norms = layer.attention.q_norm, layer.attention.k_norm
+                for norm, heads in zip(norms, (text.num_heads, text.of_layer(config).num_kv_heads)):
+                    assert isinstance(norm, HeadNorms)
+                    norm.first, _ = share(Section(heads), rank, ranks)
             if layer.attention is not None and layer.attention.qk_norm == "projection":
                 whole = text.of_layer(config)
                 keys = whole.num_kv_heads
@@ -138,9 +144,7 @@ def _deal_head(member: Decoder, rank: int, ranks: int) -> None:
 
 def dealt(model: Model) -> Decoder | Encoder:
     """The model, if its layers are of classes that say that they can be dealt out."""
-    named, lacking = model.config.architecture, "layers"
     if isinstance(model, Decoder | Encoder) and all(vars(type(layer)).get("is_dealt") for layer in model.layers):
-        if not model.adapters:
-            return model
-        lacking = "adapters"
-    raise ConfigError(f"{named} has {lacking} that are not dealt out over ranks yet; leave --tensor-parallel-size out")
+        return model
+    named = model.config.architecture
+    raise ConfigError(f"{named} has layers that are not dealt out over ranks yet; leave --tensor-parallel-size out")

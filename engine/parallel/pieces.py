@@ -18,6 +18,8 @@ from engine.base.dealing import Axis, Section, ranges, width
 from engine.base.errors import ConfigError
 from engine.kernels.gemm.pack import Placement
 from engine.kernels.gemm.timed import TimedProducts
+from engine.layers.adapted import Site
+from engine.layers.attention import HeadNorms
 from engine.layers.linear import Linear
 from engine.layers.moe import Experts
 from engine.quant.base import Quantised
@@ -34,6 +36,8 @@ def axes_of(place: Place) -> tuple[Axis | None, ...]:
     own_bias = place.kind == "bias" and any(getattr(place.part, "biases", ()))
     if isinstance(place.part, Experts) and place.part.is_whole:
         return axes_of_whole(place.part, place)
+    if isinstance(place.part, Site):
+        return place.part.axes(place.kind, place.index)
     if isinstance(scheme, Quantised) and not own_bias and scheme.pieces[place.index] is not None:
         return ()  # every rank reads the whole matrix, and cuts its codes (codes.py)
     if isinstance(place.part, Experts):
@@ -78,8 +82,10 @@ def is_summed(place: Place) -> bool:
     return columns and place.kind.endswith("bias")
 
 
-def is_of_one_rank(place: Place) -> bool:
-    """Whether the tensor belongs to one expert, which one rank has."""
+def is_of_one_unit(place: Place) -> bool:
+    """Whether the tensor belongs to one expert, or to one head, which not all ranks have."""
+    if isinstance(place.part, HeadNorms):
+        return place.part.split
     return isinstance(place.part, Experts) and place.part.is_whole and place.part.layout == "apart"
 
 
@@ -130,7 +136,7 @@ def check_slices(whole: Weighted, models: Sequence[Weighted]) -> None:
     found = [places_on(model, rank) for rank, model in enumerate(models)]
     for name, place in places.items():
         holders = list(range(1 if name in of_first else len(models)))
-        if is_of_one_rank(place):
+        if is_of_one_unit(place):
             holders = [rank for rank, own in enumerate(found) if name in own] or holders
         for rank in holders:
             shape = tuple(

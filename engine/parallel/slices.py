@@ -50,6 +50,8 @@ def check_experts(config: ModelConfig, asked: EngineConfig) -> None:
         return
     if not counts:
         raise ConfigError(f"{EXPERTS_FLAG}: {config.architecture} has no experts; leave the flag out")
+    if config.is_encoder and ranks > 1:
+        raise ConfigError(f"{EXPERTS_FLAG}: ranks share the width of {config.architecture}'s experts; leave it out")
     if min(counts) < ranks:
         raise ConfigError(
             f"{EXPERTS_FLAG}: {min(counts)} experts of a layer are fewer than {ranks} ranks; give {FLAG} "
@@ -66,8 +68,6 @@ def _lacking(config: ModelConfig) -> str:
             layer.experts is not None and layer.experts.latent_size for layer in text.layers
         ),
         "has layers without attention, which are not dealt out yet": any(layer.mixer for layer in text.layers),
-        "has a norm module for each head, which is not dealt out yet": text.split_head_norms,
-        "has inputs of its own for each layer, which are not dealt out yet": bool(text.hidden_size_per_layer_input),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 
@@ -105,7 +105,9 @@ def _layer_of(layer: LayerConfig, rank: int, ranks: int, whole_experts: bool) ->
             first, end = share(Section(experts.routing.num_experts), rank, ranks)
             experts = replace(experts, routing=replace(experts.routing, first=first), held=end - first)
         else:
-            experts = replace(experts, width=width_of(width(experts.width), rank, ranks))
+            media = experts.media_width
+            media = width_of(width(media), rank, ranks) if media else 0
+            experts = replace(experts, width=width_of(width(experts.width), rank, ranks), media_width=media)
     return replace(
         layer,
         experts=experts,

@@ -67,8 +67,8 @@ def needs_of(config: ModelConfig, sizes: Sizes, dtype: torch.dtype) -> Needs:
     """What the ranks exchange."""
     text = config.text
     kinds = [(dtype, text.hidden_size)]
-    if text.qk_norm == "projection":
-        kinds.append((torch.float32, 2))
+    if text.qk_norm == "projection":  # sums of squares of queries and of keys; also sums, for LayerNorms
+        kinds.append((torch.float32, 4 if text.layer_norm else 2))
     places, lines = sizes.max_rows * sizes.width, sizes.max_lines
     if config.pooling is not None:
         places = lines = 1  # no token is chosen

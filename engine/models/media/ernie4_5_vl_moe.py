@@ -50,6 +50,8 @@ EXPERT_ROWS = (
 class ErnieLayer(LlamaLayer):
     """Llama's layer, or one with two groups of experts."""
 
+    is_dealt = True
+
     def __init__(self, text: TextConfig, layer: LayerConfig, tokens: MediaTokens) -> None:
         super().__init__(text, layer)
         self.tokens = tokens

@@ -7,16 +7,19 @@ and keys, add the layer's input again after attention's norm, and store gate's r
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from engine.base import dealing
 from engine.base.model_config import ModelConfig, TextConfig
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import refuse
 from engine.layers.distance import Slopes
 from engine.layers.norm import LayerNorm
+from engine.layers.stream import Exchange
 from engine.models.base.encoder import Encoder, EncoderLayer
 from engine.models.base.family import Family
 from engine.models.pooling.bert import IGNORED, LAYER, SELF, head, post_norm_text
@@ -50,20 +53,42 @@ ROWS_OF_MORE_NORMS = (
 class MoreNorms(EncoderLayer):
     """A layer of the qk-post-norm models."""
 
+    is_dealt = True
+
     def __init__(self, text: TextConfig) -> None:
         super().__init__(text)
-        self.query_norm, self.key_norm, self.second_norm = (
-            LayerNorm(text.hidden_size, text.norm_eps) for _ in range(3)
-        )
+        self.hidden_size = text.hidden_size
+        self.query_norm, self.key_norm = (LayerNorm(self.heads * self.head_dim, text.norm_eps) for _ in range(2))
+        self.query_norm.rows = self.key_norm.rows = ((dealing.Section(self.heads, self.head_dim),),)
+        self.second_norm = LayerNorm(text.hidden_size, text.norm_eps)
         self.up.arrange = lambda _, rows: rows.roll(text.intermediate_size, 0)
 
     def normed(self, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        shape = queries.shape
-        return self.query_norm(queries.flatten(1)).view(shape), self.key_norm(keys.flatten(1)).view(shape), values
+        shape, both = queries.shape, (queries.flatten(1), keys.flatten(1))
+        norms = self.query_norm, self.key_norm
+        if self.exchange is None:
+            queries, keys = (norm(part).view(shape) for norm, part in zip(norms, both))
+        else:
+            made = dealt_layer_norms(self.exchange, norms, both, self.hidden_size)
+            queries, keys = (part.to(values.dtype).view(shape) for part in made)
+        return queries, keys, values
 
     def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
         given = x.clone()
         return self.second_norm(super().after_attention(x, attended).add_(given))
+
+
+def dealt_layer_norms(
+    exchange: Exchange, norms: Sequence[LayerNorm], parts: Sequence[Tensor], size: int
+) -> Iterator[Tensor]:
+    """LayerNorms over rows of `size` numbers, of which each rank has a part [T, n]: the ranks' sums and sums of squares
+    are exchanged. Yields the rank's parts, float32."""
+    wide = [part.float() for part in parts]
+    sums = exchange.total(torch.stack([total for part in wide for total in (part.sum(1), part.square().sum(1))], 1))
+    for number, (norm, part) in enumerate(zip(norms, wide)):
+        mean, square = (sums[:, 2 * number : 2 * number + 2] / size).split(1, 1)
+        found = (part - mean) * torch.rsqrt(square - mean.square() + norm.eps) * norm.weight
+        yield found if norm.bias is None else found + norm.bias
 
 
 class JinaBert(Encoder):
@@ -73,7 +98,7 @@ class JinaBert(Encoder):
     reads_pairs = True
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
-        self.more_norms = MORE_NORMS in str(config.raw.get("auto_map"))
+        self.more_norms = config.text.qk_norm == "projection"
         types = Section(config.raw, "config.json").size("type_vocab_size", 2)
         super().__init__(config, dtype, device, types, first_position=None)
         longest = config.max_model_len or config.max_position
@@ -92,7 +117,8 @@ def text(body: Section, outer: Section) -> TextConfig:
     refuse(body, position_embedding_type="alibi", feed_forward_type="geglu", is_decoder=False)
     body.integer("max_position_embeddings", least=2, most=LONGEST)
     gelu = Section({**body.values, "hidden_act": "gelu"}, body.path, body.outer)
-    return post_norm_text(gelu, None, gated_mlp=True, joined_mlp=True, qkv_bias=True, o_bias=True, mlp_bias=True)
+    read = post_norm_text(gelu, None, gated_mlp=True, joined_mlp=True, qkv_bias=True, o_bias=True, mlp_bias=True)
+    return replace(read, qk_norm="projection") if MORE_NORMS in str(body.values.get("auto_map")) else read
 
 
 FAMILY = Family(name="JinaBERT", architectures=classes("JinaBert", *ALL), model=JinaBert, text=text, head=head)

@@ -14,6 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from engine.base.dealing import Axis
 from engine.base.model_config import ModelConfig, TextConfig
 from engine.checkpoint.files import read_json
 from engine.checkpoint.pooling_tasks import ADAPTER_CONFIG, FOLDERS, JINA_V3
@@ -84,6 +85,9 @@ class ReleasedSite(Site):
 
     def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
         super().fill(apart(pieces, [each.halves for each in self.adapters]), placement)
+
+    def axes(self, kind: str, piece: int) -> tuple[Axis | None, ...]:
+        return None, *super().axes(self.adapters[0].halves[HALVES.index(kind)], piece)
 
 
 class ReleasedTableSite(TableSite):

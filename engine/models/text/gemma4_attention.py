@@ -66,7 +66,9 @@ class Attention(PagedSelfAttention):
             self.k_norm = None
         elif layer.values_are_keys:
             stored = (0, 1, 1)
+        rows = self.qkv.rows
         self.qkv = Projections(text.hidden_size, sizes, stored, text.qkv_bias)
+        self.qkv.rows = rows
 
     def __call__(self, x: Normed, rope: Rope, meta: AttentionMeta, cache: LayerCache) -> Tensor:
         if not self.window and meta.last_keys is not None:  # bidirectional attention only in layers with a window

@@ -44,6 +44,8 @@ KEPT = ("k_proj", "v_proj", "k_norm", "v_norm")  # also in released files of lay
 class Gemma4Layer(LlamaLayer):
     """Attention and MLP between norms, the term of the per-layer input, and a factor per layer."""
 
+    is_dealt = True
+
     def __init__(self, text: TextConfig, number: int) -> None:
         layer = text.layers[number]
         super().__init__(text, replace(layer, experts=None))
@@ -67,8 +69,8 @@ class Gemma4Layer(LlamaLayer):
         assert self.mlp is not None
         assert self.of_mlp_norm is not None
         assert self.of_experts_norm is not None
-        dense = self.of_mlp_norm(self.mlp(x.normed(norm)).value())
-        sparse = self.experts(x.normed(self.experts_norm), x.count, x.capture).value()
+        dense = self.of_mlp_norm(x.summed(self.mlp(x.normed(norm))))
+        sparse = x.summed(self.experts(x.normed(self.experts_norm), x.count, x.capture))
         return Made(dense.add_(self.of_experts_norm(sparse)))
 
 

@@ -11,6 +11,7 @@ from engine.base.model_config import TextConfig
 from engine.checkpoint.rope import RopeDefaults
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import read_text
+from engine.layers.attention import HeadNorms
 from engine.models.base.family import Family
 from engine.models.text.llama import ATTENTION, Llama
 from engine.weights.table import Row, Table
@@ -23,11 +24,14 @@ class StableLm(Llama):
         table, text = super().weight_table(), self.config.text
         if text.qk_norm == "none":
             return table
-        rows = tuple(
-            Row(tuple(f"{ATTENTION}{kind}_layernorm.norms.{head}" for head in range(heads)), target)
-            for kind, heads in (("q", text.num_heads), ("k", text.num_kv_heads))
-            for target in (f"layers.*.attention.{kind}_norm",)
-        )
+        attention = self.layers[0].attention
+        assert attention is not None
+        rows = []
+        for kind, norm in (("q", attention.q_norm), ("k", attention.k_norm)):
+            assert isinstance(norm, HeadNorms)
+            heads = range(norm.first, norm.first + norm.num_heads)
+            names = (f"{ATTENTION}{kind}_layernorm.norms.{head}" for head in heads)
+            rows.append(Row(tuple(names), f"layers.*.attention.{kind}_norm"))
         named = {row.target for row in rows}
         return replace(table, rows=(*(row for row in table.rows if row.target not in named), *rows))
 

@@ -8,6 +8,7 @@ import torch
 
 import engine.run.start
 from engine import Engine, EngineConfig, FinishReason
+from engine.base.config import RanksConfig
 from engine.base.errors import ConfigError
 from engine.parallel.pieces import axes_of, cut, places_on
 from engine.weights.table import expand
@@ -37,7 +38,8 @@ ENCODERS = {
     "deberta": lambda: kit.encoder("deberta", conv_kernel_size=3, conv_act="gelu"),
     "deberta-v1": lambda: kit.encoder("deberta-v1"),
     "t5": lambda: kit.t5("gated-gelu"),
-    "jina": test_jina_bert.checkpoint,
+    "jina": lambda: test_jina_bert.checkpoint(more_norms=False),
+    "jina with norms of queries": lambda: test_jina_bert.checkpoint(more_norms=True),
     "nomic moe": nomic_kit.checkpoint,
     "mpnet": lambda: kit.encoder("mpnet"),
     "gte": lambda: kit.encoder("gte"),
@@ -51,7 +53,8 @@ ENCODERS = {
     "token weights": kit.bge_m3,
 }
 BODIES = DECODERS | ENCODERS
-OFTEN = ["last token", "mean and dense", "classes", "bert", "modernbert", "deberta-v1", "t5", "jina", "nomic moe"]
+OFTEN = ["last token", "mean and dense", "classes", "bert", "modernbert", "deberta-v1", "t5", "nomic moe"]
+OFTEN += ["jina with norms of queries"]
 often = [name if name in OFTEN else in_full(name) for name in BODIES]
 on_both = [*OFTEN[:2], "bert", *map(in_full, ("classes", "modernbert", "deberta"))]
 
@@ -132,6 +135,18 @@ async def test_the_second_text_of_a_pair_has_its_type_on_all_ranks(on_devices, o
 
 
 @pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("layout", ["released", in_full("transformers")])
+async def test_inputs_have_the_adapters_of_their_tasks(on_devices, layout, on_device):
+    folder, plain = test_jina_embeddings_v3.checkpoint(layout), request(FEW)
+    numbers = (np.arange(len(FEW)) % 6).astype(np.int32)
+    asked = replace(plain, pooling=replace(plain.pooling, adapters=numbers))
+    wanted = await found(folder, 1, asked)
+    if on_device:
+        on_devices()
+    alike(await found(folder, 2, asked), wanted)
+
+
+@pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("kind", ["clip", *map(in_full, ("siglip", "siglip2"))])
 async def test_rank_0_has_the_towers_of_pictures(on_devices, kind, on_device):
     folder, asked = tiny_towers.checkpoint(kind), of_pictures(kind)
@@ -174,7 +189,11 @@ async def test_a_rank_that_fails_ends_the_step_and_the_next_input_is_answered():
 @pytest.mark.parametrize(
     ("folder", "settings", "said"),
     [
-        (lambda: test_jina_embeddings_v3.checkpoint("released"), {}, "has adapters that are not dealt out"),
+        (
+            nomic_kit.checkpoint,
+            {"ranks": RanksConfig(True)},
+            "ranks share the width of NomicBertModel's experts; leave it out",
+        ),
         (lambda: kit.encoder("bert"), {"tensor_parallel": 3}, "4 heads and 4 key-value heads .* possible: 1, 2, 4$"),
     ],
 )

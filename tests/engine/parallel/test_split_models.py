@@ -21,15 +21,17 @@ from tests.models.seeing import prepare
 NAMES = [
     "llama", "llama-gelu", "mistral-window", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi3", "granite", "glm",
     "glm4", "cohere-norms", "cohere2", "smollm3", "exaone4", "seed_oss", "starcoder2", "nemotron", "apertus", "arcee",
-    "hunyuan", "gpt_neox", "gpt_neox-sequential", "gpt2", "opt", "ministral3", "olmo2", "olmo3",
+    "hunyuan", "gpt_neox", "gpt_neox-sequential", "gpt2", "opt", "ministral3", "olmo2", "olmo3", "stablelm",
+    "stablelm-parallel", "gemma4", "gemma4-large",
 ]  # fmt: skip
 EXPERTS = [
     "qwen3_moe", "qwen2_moe", "llama4", "phimoe", "mixtral", "gpt_oss", "glm4_moe", "minimax_m2", "olmoe_clipped",
-    "dbrx", "granite_moe", "ernie4_5_moe", "hunyuan_moe", "exaone_moe",
+    "dbrx", "granite_moe", "ernie4_5_moe", "hunyuan_moe", "exaone_moe", "gemma4-moe",
+    "ernie4_5_vl_moe",
 ]  # fmt: skip
 SEEING = [
     "internvl", "llava_onevision", "llava", "mistral3", "idefics3", "hunyuan_vl", "gemma3-vision", "paligemma",
-    "internvl-gpt_oss", "llama4-vision",
+    "internvl-gpt_oss", "llama4-vision", "gemma4-small-vision", "gemma4-vision",
 ]  # fmt: skip
 LIMIT = 1e-4
 load = functools.cache(load_model)
@@ -54,6 +56,7 @@ def in_full(name):
 def tried(names):
     """Every model on its smallest number of ranks; the others, which divide more, are marked `full`."""
     counts = {"glm4": (4, 2, 8), "llama": (2, 4), "gemma": (2, 3, 6), "gpt2": (3, 2, 6), "minimax_m2": (6, 2)}
+    counts |= {"stablelm-parallel": (6, 2), "gemma4-large": (3, 6), "gemma4-moe": (3,)}
     for name in names:
         for place, ranks in enumerate(counts.get(name, (2,))):
             more = place and (name, ranks) != ("glm4", 8)
@@ -75,7 +78,7 @@ def test_ranks_give_the_logits_of_one(name, ranks):
         model.close()
 
 
-@pytest.mark.parametrize("name", ["qwen2_vl", "qwen3_vl", "glm4v", *map(in_full, SEEING)])
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen3_vl", "glm4v", "ernie4_5_vl_moe", *map(in_full, SEEING)])
 @torch.inference_mode()
 def test_rank_0_encodes_pictures_for_all(name):
     model, whole = split(tiny.checkpoint(name), 2), Harness(load(tiny.checkpoint(name)))
@@ -165,8 +168,6 @@ def test_a_rank_that_fails_ends_the_forward_of_all_and_the_next_forward_runs():
     ("name", "said"),
     [
         ("lfm2", "layers without attention"),
-        ("stablelm", "a norm module for each head"),
-        ("gemma4", "inputs of its own for each layer"),
     ],
 )
 def test_models_that_are_not_dealt_out_are_refused_by_name(name, said):

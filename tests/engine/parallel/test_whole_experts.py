@@ -40,7 +40,7 @@ def whole_and_parts(folder, ranks, given, **settings):
 @torch.inference_mode()
 def test_ranks_with_whole_experts_give_the_logits_of_one(name):
     """Most of these models have numbers of experts that 2 does not divide."""
-    want, got = whole_and_parts(tiny.checkpoint(name), 2, tokens(40))
+    want, got = whole_and_parts(tiny.checkpoint(name), 3 if name == "gemma4-moe" else 2, tokens(40))
     assert (got - want).abs().max() <= LIMIT
 
 
