@@ -9,6 +9,7 @@ import asyncio
 import functools
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,7 +20,9 @@ from engine.kernels.gemm import split_k
 from engine.parallel.device import DeviceGroup
 from tests import tiny
 from tests.engine.circumstances import drawn, same_in_every_circumstance
+from tests.engine.parallel.test_pooled_ranks import BODIES, DECODERS
 from tests.engine.parallel.test_running import LENGTH, PROMPTS
+from tests.engine.test_pooling_steps import INPUTS, arrays
 from tests.engine.test_prompt_rows import IDS, embeddings, of_rows
 from tests.engine_kit import answer, answer_deltas, running, text_request
 
@@ -96,6 +99,31 @@ async def test_log_probabilities_and_rows_of_media(cards):
             rows = await answer(it, of_rows(embeddings("qwen3"), 7, 30))
             assert rows == [[token for delta in deltas for token in delta.token_ids]]
             found.append([*prompt, *own])
+    for one, two in zip(*found, strict=True):
+        assert abs(one.logprob - two.logprob) <= 1e-3
+
+
+@pytest.mark.parametrize("settings", [{}, {"enforce_eager": True}], ids=["graphs", "eager"])
+@pytest.mark.parametrize("name", ["last token", "mean and dense", "bert", "modernbert", "deberta-v1", "nomic moe"])
+async def test_pooled_arrays_are_those_of_the_host(cards, name, settings):
+    folder, rows = BODIES[name](), {"max_num_seqs": 16, "num_gpu_blocks_override": 200 * (name in DECODERS)}
+    for per_token in (False, True):
+        async with running(folder, device="cpu", **rows) as it:
+            wanted = await arrays(it, INPUTS, per_token)
+        asked = {**rows, **settings, "dtype": "float32", "tensor_parallel": 2}
+        async with running(folder, device="cuda", max_num_batched_tokens=256, **asked) as it:
+            for one, other in zip(await arrays(it, INPUTS, per_token), wanted, strict=True):
+                lengths = np.linalg.norm(one, axis=-1) * np.linalg.norm(other, axis=-1)
+                assert ((one * other).sum(-1) / lengths).min() >= 1 - 1e-5
+
+
+@pytest.mark.parametrize("name", ["stablelm-parallel", "gemma4"])
+async def test_layers_with_terms_that_all_ranks_have(cards, name):
+    found = []
+    for ranks in (1, 2):
+        async with running(tiny.checkpoint(name), tensor_parallel=ranks, **SETTINGS) as it:
+            (deltas,) = await answer_deltas(it, text_request(PROMPTS[1], 8, logprobs=1, prompt_logprobs=0))
+            found.append(next(each.prompt_logprobs for each in deltas if each.prompt_logprobs is not None)[1:])
     for one, two in zip(*found, strict=True):
         assert abs(one.logprob - two.logprob) <= 1e-3
 
