@@ -64,6 +64,7 @@ def _lacking(config: ModelConfig) -> str:
     text = config.text
     reasons = {
         "runs through transformers' modules, which have no slices": config.implementation != "native",
+        "attends to an encoder's rows, which is not dealt out yet": bool(config.encoder_prefix),
         "has experts with a width of their own for tokens, which are not dealt out yet": any(
             layer.experts is not None and layer.experts.latent_size for layer in text.layers
         ),

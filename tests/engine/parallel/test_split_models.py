@@ -12,7 +12,7 @@ from engine.models.text.llama import Llama
 from engine.parallel.pieces import axes_of, cut, parts_of_first, places_on
 from engine.weights import load as loading
 from engine.weights.table import expand
-from tests import tiny
+from tests import tiny, tiny_hearing
 from tests.engine.parallel.kit import harness, split
 from tests.models.harness import Harness
 from tests.models.harness import load as load_model
@@ -165,14 +165,16 @@ def test_a_rank_that_fails_ends_the_forward_of_all_and_the_next_forward_runs():
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("made", "said"),
     [
-        ("lfm2", "layers without attention"),
+        (lambda: tiny.checkpoint("lfm2"), "Lfm2ForCausalLM has layers without attention"),
+        (tiny_hearing.whisper, "WhisperForConditionalGeneration attends to an encoder's rows"),
+        (lambda: tiny.checkpoint("kimi_vl"), "KimiVLForConditionalGeneration runs through transformers' modules"),
     ],
 )
-def test_models_that_are_not_dealt_out_are_refused_by_name(name, said):
-    with pytest.raises(ConfigError, match=f"--tensor-parallel-size 2: .*{said}"):
-        split(tiny.checkpoint(name), 2)
+def test_models_that_are_not_dealt_out_are_refused_by_name(made, said):
+    with pytest.raises(ConfigError, match=f"--tensor-parallel-size 2: {said}.*; leave the flag out"):
+        split(made(), 2)
 
 
 def test_a_refusal_names_the_numbers_that_work():
