@@ -27,7 +27,8 @@ from engine.weights.finite import FiniteSums
 from engine.weights.pieces import Pieces
 from engine.weights.table import Part, Place, Weighted, addressed, expand, parts_of
 
-OF_FIRST = ("vision", "audio", "pooler")  # attributes of a model whose parts rank 0 alone has, whole
+# Attributes of a model whose parts rank 0 alone has, whole; replaced_parts: towers of transformers.
+OF_FIRST = ("vision", "audio", "pooler", "replaced_parts")
 
 
 def axes_of(place: Place) -> tuple[Axis | None, ...]:

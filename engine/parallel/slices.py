@@ -46,7 +46,7 @@ def check_experts(config: ModelConfig, asked: EngineConfig) -> None:
     """Raises ConfigError if ranks shall have whole experts and cannot."""
     counts = {layer.experts.routing.num_experts for layer in config.text.layers if layer.experts is not None}
     ranks = asked.tensor_parallel
-    if not asked.ranks.whole_experts or config.implementation != "native":
+    if not asked.ranks.whole_experts or config.implementation == "transformers":
         return
     if not counts:
         raise ConfigError(f"{EXPERTS_FLAG}: {config.architecture} has no experts; leave the flag out")
@@ -63,7 +63,7 @@ def _lacking(config: ModelConfig) -> str:
     """Why a model is not dealt out; "": it is."""
     text = config.text
     reasons = {
-        "runs through transformers' modules, which have no slices": config.implementation != "native",
+        "runs through transformers' modules, which have no slices": config.implementation == "transformers",
         "attends to an encoder's rows, which is not dealt out yet": bool(config.encoder_prefix),
         "has experts with a width of their own for tokens, which are not dealt out yet": any(
             layer.experts is not None and layer.experts.latent_size for layer in text.layers

@@ -17,6 +17,7 @@ from tests.engine.parallel.kit import harness, split
 from tests.models.harness import Harness
 from tests.models.harness import load as load_model
 from tests.models.seeing import prepare
+from tests.models.test_through_seeing import prepare as through_seeing
 
 NAMES = [
     "llama", "llama-gelu", "mistral-window", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi3", "granite", "glm",
@@ -92,6 +93,17 @@ def test_rank_0_encodes_pictures_for_all(name):
     tower = parts_of_first(model.members[1])
     assert tower
     assert all(place.part not in tower for place in places_on(model.members[1], 1).values())
+    model.close()
+
+
+@pytest.mark.parametrize("name", ["vipllava", in_full("lighton_ocr")])
+@torch.inference_mode()
+def test_rank_0_has_the_towers_of_transformers(name):
+    """Their decoders are ours."""
+    model, whole = split(tiny.checkpoint(name), 2), Harness(load(tiny.checkpoint(name)))
+    rows = [(each, through_seeing(name, "picture", each)) for each in (harness(model), whole)]
+    got, want = (each.prefill(row).log_softmax(-1) for each, row in rows)
+    assert (got - want).abs().max() <= LIMIT
     model.close()
 
 
