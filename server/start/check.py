@@ -150,7 +150,8 @@ def of_ranks(config: Config, found: Estimate) -> Iterator[str]:
     what = "ranks, simulated on the CPU" if found.memory is None else "GPUs"
     held = gib(ranks[0]) if len(set(map(gib, ranks))) == 1 else ", ".join(map(gib, ranks))
     tokens = found.num_blocks * config.cache.block_size
-    yield f"ranks: {len(ranks)} {what}; weights on each: {held}; each caches {tokens:,} tokens, its part of the heads"
+    cached = f"each caches {tokens:,} tokens, its part of the heads" if found.kv_bytes else "nothing is cached"
+    yield f"ranks: {len(ranks)} {what}; weights on each: {held}; {cached}"
 
 
 def of_states(found: Estimate) -> Iterator[str]:

@@ -1,15 +1,10 @@
-"""Routes for vectors, scores and decisions give one rank's numbers on two ranks, and `check` names their memory."""
+"""Routes for vectors, scores and decisions give one rank's numbers on two ranks."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from engine import EngineConfig
-from engine.run.estimate import estimate
-from engine.weights.files import open_checkpoint
 from server.app import make_app
 from tests import pooling_kit as kit
 from tests import tiny
@@ -83,12 +78,3 @@ async def test_vectors_of_a_decoder_with_layers_in_folders_are_those_of_transfor
     one, two = await on_both(folder, lambda client: vectors(client, FEW))
     kit.close(two, kit.oracle(folder).encode(FEW), 1e-4)
     np.testing.assert_allclose(two, one, rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize("make", [lambda: kit.encoder("bert", 3), lambda: kit.embedder("qwen3")])
-async def test_check_names_what_each_rank_holds(make):
-    config = EngineConfig(str(make()), device="cpu", tensor_parallel=2, max_model_len=64, max_num_seqs=4)
-    shards = open_checkpoint(config.model)
-    found, whole = (estimate(each, shards) for each in (config, replace(config, tensor_parallel=1)))
-    assert len(found.of_ranks) == 2
-    assert sum(found.of_ranks) >= whole.weight_bytes > max(found.of_ranks)

@@ -23,6 +23,7 @@ from engine.run.start import load_runtime
 from engine.weights.files import open_checkpoint
 from server import cli
 from tests import block_drafters, draft_models, drafters, tiny
+from tests import pooling_kit as kit
 
 SETTINGS = {"num_threads": 1, "max_num_seqs": 4, "max_num_batched_tokens": 64}
 
@@ -173,6 +174,19 @@ def test_ranks_on_a_cpu_are_described(capsys):
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("ranks: "))
     said = r"2 ranks, simulated on the CPU; weights on each: 0.00 GiB; each caches [\d,]+ tokens, its part of the heads"
     assert re.fullmatch("ranks: " + said, line)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [(lambda: kit.encoder("bert", 3), "nothing is cached"), (lambda: kit.embedder("qwen3"), "each caches 16,384 t")],
+)
+def test_ranks_of_models_for_vectors_and_scores(make, said, capsys):
+    folder = str(make())
+    assert cli.main(["check", folder, "--max-model-len", "64", "--device", "cpu", "-tp", "2"]) == 0
+    assert f"2 ranks, simulated on the CPU; weights on each: 0.00 GiB; {said}" in capsys.readouterr().out
+    config, shards = EngineConfig(folder, tensor_parallel=2, **SETTINGS), open_checkpoint(folder)
+    found, whole = (estimate(each, shards) for each in (config, replace(config, tensor_parallel=1)))
+    assert whole.weight_bytes / 2 <= max(found.of_ranks) < whole.weight_bytes <= sum(found.of_ranks)
 
 
 @pytest.mark.parametrize("quantization", ["", "fp8"])
