@@ -26,15 +26,19 @@ from engine.layers.linear import Linear
 from engine.layers.moe import Experts
 from engine.models.base.decoder import Decoder
 from engine.models.base.model import Model
+from engine.models.base.single import SingleLayer
+from engine.models.text.falcon_h1 import FalconH1Layer
 from engine.models.text.llama import LlamaLayer, ParallelLayer
 from engine.parallel.codes import deal_codes
 from engine.parallel.group import Group, Link
 from engine.parallel.host import HostGroup
+from engine.parallel.mixers import connect
 from engine.parallel.pieces import DealtPieces, check_marks, check_slices, parts_of_towers
 from engine.parallel.slices import config_of
 from engine.weights.table import Table, addressed
 
-DEALT = (LlamaLayer, ParallelLayer)  # every addend of these layers is a product whose columns are dealt out
+# Every addend of these layers is a product whose columns are dealt out, or whose inputs are summands.
+DEALT = (LlamaLayer, ParallelLayer, SingleLayer, FalconH1Layer)
 Build = Callable[[ModelConfig, int], Model]
 
 
@@ -62,6 +66,9 @@ class SplitModel(Model):
         for rank, (member, link) in enumerate(zip(self.members, self.group.links)):
             member.exchange = link
             self._deal_norms(member, link)
+            for layer, config in zip(member.layers, whole.config.text.layers):
+                if layer.state is not None:
+                    connect(layer.state, config.mixer, link, rank, ranks)
             _deal_head(member, rank, ranks)
             deal_codes(whole, member, rank, ranks)
         check_marks(whole)
