@@ -22,9 +22,11 @@ from engine.base.mixers import (
     Mamba2Config,
     MixerConfig,
 )
+from engine.base.model_config import TextConfig
+from engine.layers.attention import DealtNorm
 from engine.layers.mamba import DealtGroups, Mamba1, Mamba2
-from engine.layers.states import Recurrent
 from engine.layers.stream import Exchange
+from engine.models.base.decoder import DecoderLayer
 
 
 class Count(NamedTuple):
@@ -79,16 +81,23 @@ def _deals_norm(mixer: MixerConfig | None, ranks: int) -> bool:
     return isinstance(mixer, Mamba2Config) and mixer.norm != "none" and mixer.groups < ranks
 
 
-def connect(layer: Recurrent, mixer: MixerConfig | None, link: Exchange, rank: int, ranks: int) -> None:
-    """Connects a rank's layer to the other ranks, if the layer's sums go over the channels of several ranks; `mixer`:
-    the whole model's."""
+def connect(
+    layer: DecoderLayer, text: TextConfig, mixer: MixerConfig | None, link: Exchange, rank: int, ranks: int
+) -> None:
+    """Connects a rank's layer to the other ranks, if sums in it go over heads or channels of several ranks; `text` and
+    `mixer`: of the layer in the whole model."""
+    attention, state = layer.attention, layer.state
+    if attention is not None and attention.qk_norm == "projection":
+        copies = ranks * attention.num_kv_heads // text.num_kv_heads
+        sizes = text.num_heads * text.head_dim, text.num_kv_heads * text.head_dim
+        attention.dealt_norm = DealtNorm(link, *sizes, copies)
     mixer = _state_of(mixer)
-    if isinstance(layer, Mamba1):
-        layer.exchange = link
-    if isinstance(layer, Mamba2) and isinstance(mixer, Mamba2Config) and _deals_norm(mixer, ranks):
+    if isinstance(state, Mamba1):
+        state.exchange = link
+    if isinstance(state, Mamba2) and isinstance(mixer, Mamba2Config) and _deals_norm(mixer, ranks):
         group, _ = share(Section(mixer.groups), rank, ranks)
         width = mixer.width // mixer.groups
-        layer.deal_norm(DealtGroups(link, group, mixer.groups, width, gates_last=mixer.norm == "before gate"))
+        state.deal_norm(DealtGroups(link, group, mixer.groups, width, gates_last=mixer.norm == "before gate"))
 
 
 def exchanged(mixer: MixerConfig | None, ranks: int, dtype: torch.dtype) -> Iterator[tuple[torch.dtype, int]]:

@@ -19,10 +19,8 @@ from engine.base.errors import ConfigError
 from engine.base.model_config import ModelConfig
 from engine.cache.layout import CacheLayout
 from engine.cache.spec import CacheSpec, KeyValueSpec, LayerCache
-from engine.layers.attention import DealtNorm
 from engine.layers.batch import Batch
 from engine.layers.embed import Head
-from engine.layers.linear import Linear
 from engine.layers.moe import Experts
 from engine.models.base.decoder import Decoder
 from engine.models.base.model import Model
@@ -30,10 +28,10 @@ from engine.models.base.single import SingleLayer
 from engine.models.text.falcon_h1 import FalconH1Layer
 from engine.models.text.llama import LlamaLayer, ParallelLayer
 from engine.parallel.codes import deal_codes
-from engine.parallel.group import Group, Link
+from engine.parallel.group import Group
 from engine.parallel.host import HostGroup
 from engine.parallel.mixers import connect
-from engine.parallel.pieces import DealtPieces, check_marks, check_slices, parts_of_towers
+from engine.parallel.pieces import DealtPieces, check_marks, check_slices, leave_towers_whole
 from engine.parallel.slices import config_of
 from engine.weights.table import Table, addressed
 
@@ -60,32 +58,17 @@ class SplitModel(Model):
             if isinstance(part, Experts):
                 part.is_whole = whole_experts
         for model in (whole, *self.members):
-            for part in parts_of_towers(model):
-                if isinstance(part, Linear):
-                    part.rows = part.columns = None  # every product of a tower is whole
+            leave_towers_whole(model)
         for rank, (member, link) in enumerate(zip(self.members, self.group.links)):
             member.exchange = link
-            self._deal_norms(member, link)
             for layer, config in zip(member.layers, whole.config.text.layers):
-                if layer.state is not None:
-                    connect(layer.state, config.mixer, link, rank, ranks)
+                connect(layer, whole.config.text.of_layer(config), config.mixer, link, rank, ranks)
             _deal_head(member, rank, ranks)
             deal_codes(whole, member, rank, ranks)
         check_marks(whole)
         check_slices(whole, self.members)
         self.sparse, self.towers = self.members[0].sparse, self.members[0].towers
         self.caches: list[list[LayerCache]] = []  # by rank, from rank 1 on; set when the cache is allocated
-
-    def _deal_norms(self, member: Decoder, link: Link) -> None:
-        """Norms over whole projections need the sums of squares of all ranks."""
-        text, ranks = self.config.text, len(self.members)
-        for layer, config in zip(member.layers, text.layers):
-            if layer.attention is not None and layer.attention.qk_norm == "projection":
-                whole = text.of_layer(config)
-                keys = whole.num_kv_heads
-                copies = ranks * layer.attention.num_kv_heads // keys
-                sizes = whole.num_heads * whole.head_dim, keys * whole.head_dim
-                layer.attention.dealt_norm = DealtNorm(link, *sizes, copies)
 
     def allocate(self, layout: CacheLayout, blocks: int, poison: bool) -> None:
         """Allocates the caches of all ranks but the first; `layout`: with the scales of all ranks' heads."""

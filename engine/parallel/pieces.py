@@ -102,6 +102,13 @@ def parts_of_towers(model: Weighted) -> list[Part]:
     return [part for path, _, part in found if path.partition(".")[0] not in OF_DECODER]
 
 
+def leave_towers_whole(model: Weighted) -> None:
+    """Marks the products of towers, which no rank cuts."""
+    for part in parts_of_towers(model):
+        if isinstance(part, Linear):
+            part.rows = part.columns = None
+
+
 def places_on(model: Weighted, rank: int) -> dict[str, Place]:
     """The tensors of a rank's model: rank 0 alone has the towers, whose rows all ranks read."""
     towers = {id(part) for part in parts_of_towers(model)} if rank else set()
