@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
 
 from engine.attention.state_meta import StateMeta
 from engine.base.dealing import Section
 from engine.cache.spec import LayerCache
 from engine.kernels.gemm.pack import Placement
 from engine.kernels.norm import rms_norm
+from engine.kernels.parallel.dealt_norm import Parts, dealt_squares, normalise_dealt
 from engine.kernels.state.selective import SelectiveInputs, SelectiveShape, SelectiveWeights
 from engine.kernels.state.selective_rule import selective_conv, selective_scan
 from engine.kernels.state.ssd import SsdShape, SsdWeights
@@ -36,18 +36,13 @@ class DealtGroups:
     squares."""
 
     exchange: Exchange
-    group: int  # of this rank's channels
-    groups: int  # of all ranks
-    width: int  # channels of a group on all ranks
+    parts: Parts  # the groups of all ranks
     gates_last: bool  # the norm's result is gated; else its input is, by the kernels
 
     def __call__(self, y: Tensor, z: Tensor, norm: RMSNorm) -> None:
         """y [T, channels of this rank], in place; z: the gates."""
-        own = torch.zeros(len(y), self.groups, device=y.device)
-        own[:, self.group] = y.float().square().sum(1)
-        sums = self.exchange.total(own)[:, self.group, None]
-        made = y.float() * torch.rsqrt(sums / self.width + norm.eps) * norm.weight
-        y.copy_(made * silu(z.float()) if self.gates_last else made)
+        sums = self.exchange.total(dealt_squares(y, self.parts))
+        normalise_dealt(y, sums, (norm.weight,), self.parts, norm.eps, z if self.gates_last else None)
 
 
 class Mamba2(StateMixer):

@@ -23,6 +23,7 @@ from engine.base.mixers import (
     MixerConfig,
 )
 from engine.base.model_config import TextConfig
+from engine.kernels.parallel.dealt_norm import Parts
 from engine.layers.attention import DealtNorm
 from engine.layers.mamba import DealtGroups, Mamba1, Mamba2
 from engine.layers.stream import Exchange
@@ -81,6 +82,11 @@ def _deals_norm(mixer: MixerConfig | None, ranks: int) -> bool:
     return isinstance(mixer, Mamba2Config) and mixer.norm != "none" and mixer.groups < ranks
 
 
+def _sums_of(mixer: Mamba2Config) -> int:
+    """Sums of squares that ranks exchange: at least two, as for queries and keys."""
+    return max(2, mixer.groups)
+
+
 def connect(
     layer: DecoderLayer, text: TextConfig, mixer: MixerConfig | None, link: Exchange, rank: int, ranks: int
 ) -> None:
@@ -96,8 +102,8 @@ def connect(
         state.exchange = link
     if isinstance(state, Mamba2) and isinstance(mixer, Mamba2Config) and _deals_norm(mixer, ranks):
         group, _ = share(Section(mixer.groups), rank, ranks)
-        width = mixer.width // mixer.groups
-        state.deal_norm(DealtGroups(link, group, mixer.groups, width, gates_last=mixer.norm == "before gate"))
+        parts = Parts((state.shape.inner,), (mixer.width // mixer.groups,), group, _sums_of(mixer))
+        state.deal_norm(DealtGroups(link, parts, gates_last=mixer.norm == "before gate"))
 
 
 def exchanged(mixer: MixerConfig | None, ranks: int, dtype: torch.dtype) -> Iterator[tuple[torch.dtype, int]]:
@@ -106,4 +112,4 @@ def exchanged(mixer: MixerConfig | None, ranks: int, dtype: torch.dtype) -> Iter
     if isinstance(mixer, Mamba1Config):
         yield dtype, mixer.rank + 2 * mixer.state_size
     elif isinstance(mixer, Mamba2Config) and _deals_norm(mixer, ranks):
-        yield torch.float32, mixer.groups
+        yield torch.float32, _sums_of(mixer)
