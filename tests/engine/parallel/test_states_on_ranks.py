@@ -5,14 +5,18 @@ Tiny states leave blocks of 16 tokens half empty, so blocks have 8.
 
 import asyncio
 import functools
+from dataclasses import replace
 
 import pytest
 import torch
 
+import engine.parallel.pieces
 import engine.run.start
 from engine.base.config import RanksConfig, StateConfig
 from engine.cache.layout import CacheLayout
+from engine.layers.mamba import Mamba1
 from engine.layers.states import set_states
+from engine.parallel.pieces import is_summed
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
 from tests.engine.parallel.kit import harness, split
@@ -88,6 +92,44 @@ def test_four_and_eight_ranks(one_rank, kind, ranks):
         got = parts.prefill(parts.add(tokens(40)), 16).log_softmax(-1)
         model.close()
         assert (got - want).abs().max() <= LIMIT
+
+
+class Alone:
+    """An exchange that sums nothing."""
+
+    def total(self, partial):
+        return partial
+
+
+def no_latent_out(place):
+    return is_summed(place) and not getattr(place.part, "of_summands", False)
+
+
+def leave_alone(state):
+    """Takes away the exchange inside a layer."""
+    if isinstance(state, Mamba1):
+        state.exchange = Alone()
+    elif state.dealt_norm is not None:
+        state.dealt_norm = replace(state.dealt_norm, exchange=Alone())
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["a norm over all channels", "a norm before the gate", "channels", "experts with a width of their own"],
+)
+@torch.inference_mode()
+def test_a_sum_of_one_rank_and_a_bias_on_every_rank_are_found(one_rank, kind, monkeypatch):
+    monkeypatch.setattr(engine.parallel.pieces, "is_summed", no_latent_out)
+    folder, want = one_rank(kind)
+    model = split(folder, 4)
+    parts = harness(model)
+    layers = [] if "experts" in kind else [layer for member in model.members for layer in member.layers]
+    for layer in layers:  # of the model with experts the mistake is the bias
+        if layer.state is not None:
+            leave_alone(layer.state)
+    got = parts.prefill(parts.add(tokens(40)), 16).log_softmax(-1)
+    model.close()
+    assert (got - want).abs().max() > 10 * LIMIT
 
 
 @pytest.mark.parametrize(
