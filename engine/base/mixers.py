@@ -14,6 +14,7 @@ from typing import Literal
 class ConvolutionConfig:
     """A short convolution along the sequence."""
 
+    width: int  # columns of the convolution: as many as the residual stream has, or a rank's part of them
     conv_l_cache: int  # tokens that it reads, the newest included
     bias: bool = False  # the convolution and the products before and after it have biases
 

@@ -25,6 +25,7 @@ from engine.kernels.attention.paged import paged_attention
 from engine.kernels.gate import multiply_by_sigmoid
 from engine.kernels.gemm.pack import Placement
 from engine.kernels.pages import pages_of
+from engine.kernels.parallel.dealt_norm import Parts, dealt_squares, normalise_dealt
 from engine.kernels.projection_norm import normalise_projections
 from engine.kernels.rotate import apply_rope, qkv_rope_store
 from engine.layers.linear import Linear
@@ -95,11 +96,9 @@ class DealtNorm:
 
     def __call__(self, qkv: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float) -> None:
         """qkv [T, n] that begins with the rank's queries and keys, in place."""
-        parts = qkv[:, : len(q_weight)], qkv[:, len(q_weight) : len(q_weight) + len(k_weight)]
-        sums = self.exchange.total(torch.stack([part.float().square().sum(1) for part in parts], 1))  # [T, 2] float32
-        for number, (part, weight) in enumerate(zip(parts, (q_weight, k_weight))):
-            mean = sums[:, number, None] / (self.keys * self.copies if number else self.queries)
-            part.copy_(part.float() * torch.rsqrt(mean + eps) * weight)
+        parts = Parts((len(q_weight), len(k_weight)), (self.queries, self.keys * self.copies), 0, 2)
+        sums = self.exchange.total(dealt_squares(qkv, parts))
+        normalise_dealt(qkv, sums, (q_weight, k_weight), parts, eps)
 
 
 class PagedSelfAttention:

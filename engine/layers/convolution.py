@@ -1,7 +1,7 @@
 """GatedConvolution: a short convolution along the sequence, which replaces attention (LFM2).
 
 Thread: device. In: the residual stream [T, hidden] through the norm before the layer, the step's AttentionMeta, this
-layer's cache (written). Out: [T, hidden]; the layer has the output projection. The cache is a window of the last
+layer's cache (written). Out: [T, width]; the layer has the output projection. The cache is a window of the last
 tokens, so blocks, prefixes and preemption work as for sliding-window attention.
 """
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.meta import AttentionMeta
+from engine.base.dealing import Section
 from engine.base.mixers import ConvolutionConfig
 from engine.cache.spec import CacheSpec, LayerCache
 from engine.cache.window import TapsSpec
@@ -25,13 +26,14 @@ from engine.weights.table import Wanted
 class Taps:
     """The weights of the convolution: each column's factors for a token and the tokens before it."""
 
-    __slots__ = ("bias", "count", "has_bias", "weight", "width")
+    __slots__ = ("bias", "count", "has_bias", "rows", "weight", "width")
 
     weight: Tensor  # [count, width] float32; index 0 is the token's own factor
     bias: Tensor | None  # [width] float32
 
-    def __init__(self, width: int, config: ConvolutionConfig) -> None:
-        self.width, self.count, self.has_bias = width, config.conv_l_cache, config.bias
+    def __init__(self, config: ConvolutionConfig) -> None:
+        self.width, self.count, self.has_bias = config.width, config.conv_l_cache, config.bias
+        self.rows = ((Section(config.width),),)  # how ranks share the factors
 
     def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
         wanted: dict[str, tuple[Wanted | None, ...]] = {"weight": (Wanted((self.width, 1, self.count)),)}
@@ -49,11 +51,14 @@ class GatedConvolution:
 
     __slots__ = ("o", "product", "taps", "width")
 
-    def __init__(self, width: int, config: ConvolutionConfig) -> None:
-        self.width = width
-        self.product = Linear(width, 3 * width, bias=config.bias)
-        self.taps = Taps(width, config)
-        self.o = Linear(width, width, bias=config.bias)
+    def __init__(self, hidden: int, config: ConvolutionConfig) -> None:
+        self.width = width = config.width
+        columns = Section(width)
+        self.product = Linear(hidden, 3 * width, bias=config.bias)
+        self.product.rows = ((columns,) * 3,)
+        self.taps = Taps(config)
+        self.o = Linear(width, hidden, bias=config.bias)
+        self.o.columns = (columns,)
 
     def cache_spec(self, dtype: torch.dtype) -> CacheSpec:
         """The cache of a layer of a model in `dtype`."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.state_meta import StateMeta
+from engine.base.dealing import Section
 from engine.cache.spec import LayerCache
 from engine.kernels.state.delta import DeltaShape, DeltaWeights
 from engine.kernels.state.delta_rule import delta_rule
@@ -30,16 +31,22 @@ class GatedDelta(StateMixer):
     def __init__(self, width: int, shape: DeltaShape, form: StateForm, dtype: torch.dtype, grouped: bool) -> None:
         assert shape.value_heads % shape.key_heads == 0, "value heads share key heads evenly"
         super().__init__(shape, form, dtype)
-        heads = shape.value_heads
+        heads, keys = shape.value_heads, Section(shape.key_heads, shape.key_dim)
+        values, gates = Section(heads, shape.value_dim), Section(heads, shape.gate_width // heads)
+        mixed = keys, keys, values  # q | k | v
         if grouped:
+            shares, each = heads // shape.key_heads, (shape.conv_width + shape.value_width) // shape.key_heads
             self.product = Linear(width, shape.conv_width + shape.value_width, 2 * heads)
+            self.product.rows = (Section(shape.key_heads, each),), (Section(shape.key_heads, 2 * shares),)
             self.product.arrange = lambda number, rows: in_order(shape, number, rows)
         else:
             self.product = Linear(width, shape.conv_width, shape.value_width, heads, shape.gate_width)
-        self.conv = ConvTaps(shape.conv_width, shape.taps, bias=False)
-        self.numbers = Numbers(A_log=(heads,), dt_bias=(shape.gate_width,))
+            self.product.rows = mixed, (values,), (Section(heads),), (gates,)
+        self.conv = ConvTaps(mixed, shape.taps, bias=False)
+        self.numbers = Numbers(heads, A_log=(heads,), dt_bias=(shape.gate_width,))
         self.norm = RMSNorm(shape.value_dim, shape.eps)
         self.o = Linear(shape.value_width, width)
+        self.o.columns = (values,)
 
     @property
     def weights(self) -> DeltaWeights:

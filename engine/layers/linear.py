@@ -39,6 +39,7 @@ class Linear:
         "fold",
         "gains",
         "in_features",
+        "of_summands",
         "out_features",
         "rows",
         "scheme",
@@ -54,6 +55,7 @@ class Linear:
     # has all of them.
     rows: tuple[Axis, ...] | None
     columns: Axis | None
+    of_summands: bool  # every rank has the whole matrix, and its inputs are summands, as its results are
 
     def __init__(
         self,
@@ -68,6 +70,7 @@ class Linear:
         self.fold = fold or (in_features,)
         self.scheme: Scheme = UNQUANTISED
         self.arrange = self.gains = self.site = self.rows = self.columns = None
+        self.of_summands = False
         assert torch.Size(self.fold).numel() == in_features
 
     def __call__(self, x: Tensor) -> Tensor:

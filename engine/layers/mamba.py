@@ -7,13 +7,17 @@ Mamba1 has the input product x | z and, after the convolution, two small product
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import torch
 from torch import Tensor
 
 from engine.attention.state_meta import StateMeta
+from engine.base.dealing import Section
 from engine.cache.spec import LayerCache
 from engine.kernels.gemm.pack import Placement
 from engine.kernels.norm import rms_norm
+from engine.kernels.parallel.dealt_norm import Parts, dealt_squares, normalise_dealt
 from engine.kernels.state.selective import SelectiveInputs, SelectiveShape, SelectiveWeights
 from engine.kernels.state.selective_rule import selective_conv, selective_scan
 from engine.kernels.state.ssd import SsdShape, SsdWeights
@@ -22,36 +26,70 @@ from engine.layers.linear import Linear
 from engine.layers.norm import Normed, RMSNorm
 from engine.layers.rope import Rope
 from engine.layers.state import FOLD, ConvTaps, Numbers, StateForm, StateMixer
+from engine.layers.stream import Exchange
 from engine.weights.table import Wanted
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DealtGroups:
+    """The gated norm over groups of channels, of which each rank has a part of one: the ranks exchange their sums of
+    squares."""
+
+    exchange: Exchange
+    parts: Parts  # the groups of all ranks
+    gates_last: bool  # the norm's result is gated; else its input is, by the kernels
+
+    def __call__(self, y: Tensor, z: Tensor, norm: RMSNorm) -> None:
+        """y [T, channels of this rank], in place; z: the gates."""
+        sums = self.exchange.total(dealt_squares(y, self.parts))
+        normalise_dealt(y, sums, (norm.weight,), self.parts, norm.eps, z if self.gates_last else None)
 
 
 class Mamba2(StateMixer):
     """`product`: in_proj. `norm` is None if the shape's norm is "none"."""
 
-    __slots__ = ("conv", "norm", "numbers", "o", "product")
+    __slots__ = ("conv", "dealt_norm", "norm", "numbers", "o", "product")
 
     shape: SsdShape
+    dealt_norm: DealtGroups | None  # replaces the kernels' norm, if a rank has a part of a group
 
     def __init__(
         self, width: int, shape: SsdShape, form: StateForm, dtype: torch.dtype, bias: bool, conv_bias: bool
     ) -> None:
         assert shape.heads % shape.groups == 0, "heads share B and C evenly"
         super().__init__(shape, form, dtype)
+        heads = shape.heads
+        channels, both = Section(heads, shape.head_dim), Section(shape.groups, shape.state_size)  # of x; of B and of C
         self.product = Linear(width, shape.columns[-1], bias=bias)
-        self.conv = ConvTaps(shape.conv_width, shape.taps, conv_bias)
-        self.numbers = Numbers(A_log=(shape.heads,), dt_bias=(shape.heads,), D=(shape.heads,))
-        self.norm = None if shape.norm == "none" else RMSNorm(shape.inner, shape.eps)
+        self.product.rows = ((channels, channels, both, both, Section(heads)),)
+        self.conv = ConvTaps((channels, both, both), shape.taps, conv_bias)
+        self.numbers = Numbers(heads, A_log=(heads,), dt_bias=(heads,), D=(heads,))
+        self.norm = self.dealt_norm = None
+        if shape.norm != "none":
+            self.norm = RMSNorm(shape.inner, shape.eps)
+            self.norm.rows = ((channels,),)
         self.o = Linear(shape.inner, width, bias=bias)
+        self.o.columns = (channels,)
 
     @property
     def weights(self) -> SsdWeights:
         """The weights as the kernels take them."""
-        conv, numbers, gain = self.conv, self.numbers, None if self.norm is None else self.norm.weight
+        conv, numbers = self.conv, self.numbers
+        gain = None if self.norm is None or self.dealt_norm is not None else self.norm.weight
         return SsdWeights(conv.weight, conv.bias, numbers["A_log"], numbers["dt_bias"], numbers["D"], gain)
+
+    def deal_norm(self, dealt: DealtGroups) -> None:
+        """Replaces the kernels' norm, over the channels of a group of which this rank has a part."""
+        self.dealt_norm, self.shape = dealt, replace(self.shape, norm="bare" if dealt.gates_last else "none")
 
     def __call__(self, x: Normed, rope: Rope, meta: StateMeta, cache: LayerCache) -> Tensor:
         """Returns [T, inner]; writes the tail and the runs of the step."""
-        return ssd(self.product.of_normed(x), self.weights, self.shape, self._pages(cache), meta)
+        projected = self.product.of_normed(x)
+        made = ssd(projected, self.weights, self.shape, self._pages(cache), meta)
+        if self.dealt_norm is not None:
+            assert self.norm is not None
+            self.dealt_norm(made, projected[:, : self.shape.inner], self.norm)
+        return made
 
     def store(self, x: Normed, rope: Rope, meta: StateMeta, cache: LayerCache) -> Tensor:
         """Computes the whole recurrence, because the recurrence costs little compared with the product."""
@@ -63,6 +101,7 @@ class TimeSteps(Linear):
 
     __slots__ = ("bias",)
 
+    has_own_bias = True
     bias: Tensor  # [out_features] float32
 
     def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
@@ -78,9 +117,10 @@ class TimeSteps(Linear):
 class Mamba1(StateMixer):
     """`product`: in_proj, `mixed`: x_proj, `steps`: dt_proj. Jamba and FalconMamba (plain) normalise dt, B and C."""
 
-    __slots__ = ("_gains", "conv", "mixed", "norms", "numbers", "o", "plain", "product", "rank", "steps")
+    __slots__ = ("_gains", "conv", "exchange", "mixed", "norms", "numbers", "o", "plain", "product", "rank", "steps")
 
     shape: SelectiveShape
+    exchange: Exchange | None  # sums what the ranks' channels give to time steps, B and C; None: one rank has all
     exact_chunk = FOLD  # its recurrence is exact everywhere, position by position
 
     def __init__(
@@ -99,13 +139,17 @@ class Mamba1(StateMixer):
         """`norms`: RMSNorms with weights and `eps`; `plain`: epsilon of norms without weights, None for no norms."""
         super().__init__(shape, form, dtype)
         self.rank, self.plain = rank, plain
+        channels = (Section(shape.inner),)
         self.product = Linear(width, 2 * shape.inner, bias=bias)
-        self.conv = ConvTaps(shape.inner, shape.taps, conv_bias)
-        self.mixed = Linear(shape.inner, rank + 2 * shape.state_size)
+        self.product.rows = (channels * 2,)
+        self.conv = ConvTaps(channels, shape.taps, conv_bias)
+        self.mixed, self.exchange = Linear(shape.inner, rank + 2 * shape.state_size), None
         self.steps = TimeSteps(rank, shape.inner)
+        self.steps.rows = (channels,)
         self.norms = tuple(RMSNorm(size, eps) for size in self._sizes) if norms else ()
-        self.numbers = Numbers(A_log=(shape.inner, shape.state_size), D=(shape.inner,))
+        self.numbers = Numbers(shape.inner, A_log=(shape.inner, shape.state_size), D=(shape.inner,))
         self.o = Linear(shape.inner, width, bias=bias)
+        self.mixed.columns = self.o.columns = channels
         self._gains: list[Tensor] = []
 
     @property
@@ -123,7 +167,10 @@ class Mamba1(StateMixer):
         """Returns [T, inner]; writes the tail and the runs of the step."""
         projected, pages = self.product.of_normed(x), self._pages(cache)
         active = selective_conv(projected, self.weights, self.shape, pages, meta)
-        steps, b, c = self._normed(self.mixed(active).split(self._sizes, 1))
+        mixed = self.mixed(active)
+        if self.exchange is not None:
+            mixed = self.exchange.total(mixed)
+        steps, b, c = self._normed(mixed.split(self._sizes, 1))
         given = SelectiveInputs(active, self.steps(steps.contiguous()), b, c, projected[:, self.shape.inner :])
         return selective_scan(given, projected, self.weights, self.shape, pages, meta)
 

@@ -290,6 +290,7 @@ class SparseMLP:
         if config.latent_size:
             self.latent_in = Linear(hidden, inner, bias=text.mlp_bias)
             self.latent_out = Linear(inner, hidden, bias=text.mlp_bias)
+            self.latent_out.of_summands = True
         self.shared = mlp_of_width(text, config.shared_width) if config.shared_width else None
         self.shared_gate = Linear(hidden, 1) if config.shared_gate else None
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.base.dealing import Axis, Section
 from engine.cache.spec import CacheSpec, LayerCache
 from engine.cache.state import StateSpec
 from engine.kernels.gemm.pack import Placement
@@ -90,13 +91,15 @@ class StateMixer:
 class ConvTaps:
     """The taps of a short convolution, and its bias."""
 
-    __slots__ = ("bias", "count", "has_bias", "weight", "width")
+    __slots__ = ("bias", "count", "has_bias", "rows", "weight", "width")
 
     weight: Tensor  # [count, width] float32, the token's own tap first
     bias: Tensor | None  # [width] float32
 
-    def __init__(self, width: int, count: int, bias: bool) -> None:
-        self.width, self.count, self.has_bias = width, count, bias
+    def __init__(self, columns: Axis, count: int, bias: bool) -> None:
+        """`columns`: those of the convolution, as ranks share them."""
+        self.width, self.count, self.has_bias = sum(each.length for each in columns), count, bias
+        self.rows = (columns,)
 
     def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
         wanted: dict[str, tuple[Wanted | None, ...]] = {"weight": (Wanted((self.width, 1, self.count)),)}
@@ -112,12 +115,14 @@ class ConvTaps:
 class Numbers:
     """Parameters of the layer itself, not of a submodule (A_log, dt_bias, D); always float32."""
 
-    __slots__ = ("shapes", "values")
+    __slots__ = ("rows", "shapes", "values")
 
     values: dict[str, Tensor]
 
-    def __init__(self, **shapes: tuple[int, ...]) -> None:
+    def __init__(self, units: int, **shapes: tuple[int, ...]) -> None:
+        """`units`: heads or channels, of which each has a row of every parameter."""
         self.shapes = shapes
+        self.rows = ((Section(units),),)  # how ranks share the parameters
 
     def __getitem__(self, name: str) -> Tensor:
         return self.values[name]

@@ -15,23 +15,22 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from engine.base.dealing import Section, share, width
+from engine.base.dealing import share, width
 from engine.base.errors import ConfigError
 from engine.base.model_config import ModelConfig
 from engine.cache.layout import CacheLayout
 from engine.cache.spec import CacheSpec, KeyValueSpec, LayerCache
-from engine.layers.attention import DealtNorm, HeadNorms
 from engine.layers.batch import Batch
 from engine.layers.embed import Head
-from engine.layers.linear import Linear
 from engine.layers.moe import Experts
 from engine.models.base.decoder import Decoder
 from engine.models.base.encoder import Encoder
 from engine.models.base.model import Model
 from engine.parallel.codes import deal_codes
-from engine.parallel.group import Group, Link
+from engine.parallel.group import Group
 from engine.parallel.host import HostGroup
-from engine.parallel.pieces import DealtPieces, check_marks, check_slices, parts_of_first
+from engine.parallel.mixers import connect
+from engine.parallel.pieces import DealtPieces, check_marks, check_slices, leave_first_whole
 from engine.parallel.slices import config_of
 from engine.weights.table import Table, addressed
 
@@ -56,13 +55,12 @@ class SplitModel(Model):
             if isinstance(part, Experts):
                 part.is_whole = whole_experts
         for model in (whole, *self.members):
-            for part in parts_of_first(model):
-                if isinstance(part, Linear):
-                    part.rows = part.columns = None  # every product of a tower is whole
+            leave_first_whole(model)
         for rank, (member, link) in enumerate(zip(self.members, self.group.links)):
             member.exchange = link
             if isinstance(member, Decoder):
-                self._deal_norms(member, rank, link)
+                for layer, config in zip(member.layers, whole.config.text.layers):
+                    connect(layer, whole.config.text.of_layer(config), config.mixer, link, rank, ranks)
                 _deal_head(member, rank, ranks)
             elif isinstance(self.whole, Encoder):
                 member.deal(self.whole, rank, ranks)
@@ -73,22 +71,6 @@ class SplitModel(Model):
         self.sparse, self.towers, self.pooler = first.sparse, first.towers, first.pooler
         self.adapters, self.of_items = first.adapters, first.of_items
         self.caches: list[list[LayerCache]] = []  # by rank, from rank 1 on; set when the cache is allocated
-
-    def _deal_norms(self, member: Decoder, rank: int, link: Link) -> None:
-        """Norms over whole projections need the sums of squares of all ranks; norms of heads know the first head."""
-        text, ranks = self.config.text, len(self.members)
-        for layer, config in zip(member.layers, text.layers):
-            if layer.attention is not None and layer.attention.qk_norm == "head layer norm":
-                norms = layer.attention.q_norm, layer.attention.k_norm
-                for norm, heads in zip(norms, (text.num_heads, text.of_layer(config).num_kv_heads)):
-                    assert isinstance(norm, HeadNorms)
-                    norm.first, _ = share(Section(heads), rank, ranks)
-            if layer.attention is not None and layer.attention.qk_norm == "projection":
-                whole = text.of_layer(config)
-                keys = whole.num_kv_heads
-                copies = ranks * layer.attention.num_kv_heads // keys
-                sizes = whole.num_heads * whole.head_dim, keys * whole.head_dim
-                layer.attention.dealt_norm = DealtNorm(link, *sizes, copies)
 
     def allocate(self, layout: CacheLayout, blocks: int, poison: bool) -> None:
         """Allocates the caches of all ranks but the first; `layout`: with the scales of all ranks' heads."""

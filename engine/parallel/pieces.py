@@ -3,7 +3,7 @@
 Owner: the thread that builds the model. In: the tensors of the whole checkpoint, once each. Out: for every rank its
 slice of each tensor, added to the rank's own Pieces, which fills the rank's parts. A part says how its axes are dealt
 out (`rows`, `columns`: engine/layers/linear.py); a tensor without axes goes to every rank that has its part. Of the
-bias of a product whose columns are dealt out all ranks but the first get zeros, because the ranks' results are summed.
+bias of a product whose results are summed over the ranks all ranks but the first get zeros.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ OF_FIRST = ("vision", "audio", "pooler", "replaced_parts")
 def axes_of(place: Place) -> tuple[Axis | None, ...]:
     """How the axes of a tensor are dealt out; None, and axes that are not named: every rank has all of them."""
     scheme = getattr(place.part, "scheme", None)
-    own_bias = place.kind == "bias" and any(getattr(place.part, "biases", ()))
+    has_bias = any(getattr(place.part, "biases", ())) or getattr(place.part, "has_own_bias", False)
+    own_bias = place.kind == "bias" and has_bias
     if isinstance(place.part, Experts) and place.part.is_whole:
         return axes_of_whole(place.part, place)
     if isinstance(place.part, Site):
@@ -79,8 +80,11 @@ def is_summed(place: Place) -> bool:
     part = place.part
     if isinstance(part, Experts) and part.is_whole:
         return False
-    columns = part.is_down if isinstance(part, Experts) else getattr(part, "columns", None) is not None
-    return columns and place.kind.endswith("bias")
+    if isinstance(part, Experts):
+        summed = part.is_down
+    else:
+        summed = getattr(part, "columns", None) is not None or getattr(part, "of_summands", False)
+    return summed and place.kind.endswith("bias")
 
 
 def is_of_one_unit(place: Place) -> bool:
@@ -103,6 +107,13 @@ def parts_of_first(model: Weighted) -> list[Part]:
     """The parts that rank 0 alone has: towers, whose rows all ranks read, and the pooler."""
     found = addressed(model.weight_table(), model)
     return [part for path, _, part in found if path.partition(".")[0] in OF_FIRST]
+
+
+def leave_first_whole(model: Weighted) -> None:
+    """Marks the products of towers and poolers, which no rank cuts."""
+    for part in parts_of_first(model):
+        if isinstance(part, Linear):
+            part.rows = part.columns = None
 
 
 def places_on(model: Weighted, rank: int) -> dict[str, Place]:

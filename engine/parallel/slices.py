@@ -1,8 +1,8 @@
 """A rank's slice of a model's configuration, and which models can be dealt out.
 
 In: the configuration of the whole checkpoint. Out: the configuration from which the family's model is built for a rank:
-fewer heads, narrower MLPs, a part of the head's vocabulary. Layers built from a slice need not know that it is one.
-Thread: any; no state.
+fewer heads and channels (mixers.py), narrower MLPs, a part of the head's vocabulary. Layers built from a slice need not
+know that it is one. Thread: any; no state.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from dataclasses import replace
 from engine.base.config import EngineConfig
 from engine.base.dealing import Section, share, width, width_of
 from engine.base.errors import ConfigError
+from engine.base.mixers import BothConfig
 from engine.base.model_config import LayerConfig, ModelConfig, TextConfig
+from engine.parallel.mixers import counts_of, mixer_of
 
 MOST_RANKS = 8
 FLAG = "--tensor-parallel-size"
@@ -35,10 +37,8 @@ def check_dealt(config: ModelConfig, asked: EngineConfig, on_devices: bool) -> N
     check_experts(config, asked)
     works = [each for each in range(1, MOST_RANKS + 1) if _divides(config.text, each)]
     if ranks not in works:
-        text = config.text
         raise ConfigError(
-            f"{FLAG} {ranks}: {text.num_heads} heads and {text.num_kv_heads} key-value heads cannot be dealt out so; "
-            f"possible: {', '.join(map(str, works))}"
+            f"{FLAG} {ranks}: {_counted(config.text)} cannot be dealt out so; possible: {', '.join(map(str, works))}"
         )
 
 
@@ -61,24 +61,34 @@ def check_experts(config: ModelConfig, asked: EngineConfig) -> None:
 
 def _lacking(config: ModelConfig) -> str:
     """Why a model is not dealt out; "": it is."""
-    text = config.text
     reasons = {
         "runs through transformers' modules, which have no slices": config.implementation == "transformers",
         "attends to an encoder's rows, which is not dealt out yet": bool(config.encoder_prefix),
-        "has experts with a width of their own for tokens, which are not dealt out yet": any(
-            layer.experts is not None and layer.experts.latent_size for layer in text.layers
-        ),
-        "has layers without attention, which are not dealt out yet": any(layer.mixer for layer in text.layers),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 def _divides(text: TextConfig, ranks: int) -> bool:
-    """Whether the heads of all layers can be dealt out."""
-    counts = {text.of_layer(layer).num_kv_heads for layer in text.layers}
+    """Whether the heads of all layers can be dealt out, and what replaces heads."""
+    if not all(count.divides(ranks) for layer in text.layers for count in counts_of(layer.mixer)):
+        return False
+    counts = {text.of_layer(layer).num_kv_heads for layer in text.layers if _attends(layer)}
     fits = all(kv % ranks == 0 or ranks % kv == 0 for kv in counts)
     copies = any(kv < ranks for kv in counts)
-    return text.num_heads % ranks == 0 and fits and not (copies and text.qkv_layout == "by head")
+    return (not counts or text.num_heads % ranks == 0) and fits and not (copies and text.qkv_layout == "by head")
+
+
+def _attends(layer: LayerConfig) -> bool:
+    return layer.mixer is None or isinstance(layer.mixer, BothConfig)
+
+
+def _counted(text: TextConfig) -> str:
+    """What a number of ranks must divide, in words."""
+    heads = [f"{text.num_heads} heads", f"{text.num_kv_heads} key-value heads"]
+    found = heads if any(map(_attends, text.layers)) else []
+    counts = (count for layer in text.layers for count in counts_of(layer.mixer))
+    found += dict.fromkeys(f"{count.units} {count.name}" for count in counts)
+    return " and ".join(filter(None, (", ".join(found[:-1]), found[-1])))
 
 
 def config_of(config: ModelConfig, rank: int, ranks: int, whole_experts: bool = False) -> ModelConfig:
@@ -88,7 +98,7 @@ def config_of(config: ModelConfig, rank: int, ranks: int, whole_experts: bool = 
     text = config.text
     sliced = replace(
         text,
-        num_heads=text.num_heads // ranks,
+        num_heads=max(1, text.num_heads // ranks),  # 1: no layer attends
         num_kv_heads=max(1, text.num_kv_heads // ranks),
         intermediate_size=width_of(width(text.intermediate_size), rank, ranks),
         layers=tuple(_layer_of(layer, rank, ranks, whole_experts) for layer in text.layers),
@@ -112,6 +122,7 @@ def _layer_of(layer: LayerConfig, rank: int, ranks: int, whole_experts: bool) ->
     return replace(
         layer,
         experts=experts,
+        mixer=mixer_of(layer.mixer, ranks),
         num_kv_heads=max(1, heads // ranks) if heads else 0,
         intermediate_size=width_of(width(inner), rank, ranks) if inner else 0,
     )

@@ -21,6 +21,7 @@ from engine.models.base.model import Model, check_prompt_rows
 from engine.models.registry import build_model
 from engine.parallel.device import DeviceGroup, Needs, room_bytes
 from engine.parallel.group import Group
+from engine.parallel.mixers import exchanged
 from engine.parallel.model import SplitModel
 from engine.parallel.slices import check_dealt, check_experts
 from engine.quant.forms import form_line
@@ -59,20 +60,21 @@ def built(
     def slice_of(sliced: ModelConfig, rank: int) -> Model:
         return build(sliced, device=str(accelerators[rank].device) if accelerators else device)
 
-    group = group_of(accelerators, needs_of(model_config, sizes, dtype))
+    group = group_of(accelerators, needs_of(model_config, sizes, dtype, ranks))
     return SplitModel(whole, slice_of, ranks, group, config.ranks.whole_experts)
 
 
-def needs_of(config: ModelConfig, sizes: Sizes, dtype: torch.dtype) -> Needs:
-    """What the ranks exchange."""
+def needs_of(config: ModelConfig, sizes: Sizes, dtype: torch.dtype, ranks: int) -> Needs:
+    """What so many ranks exchange."""
     text = config.text
     kinds = [(dtype, text.hidden_size)]
     if text.qk_norm == "projection":  # sums of squares of queries and of keys; also sums, for LayerNorms
         kinds.append((torch.float32, 4 if text.layer_norm else 2))
+    kinds += [kind for layer in text.layers for kind in exchanged(layer.mixer, ranks, dtype)]
     places, lines = sizes.max_rows * sizes.width, sizes.max_lines
     if config.pooling is not None:
         places = lines = 1  # no token is chosen
-    return Needs(tuple(kinds), sizes.max_tokens, places, lines, text.vocab_size, dtype)
+    return Needs(tuple(dict.fromkeys(kinds)), sizes.max_tokens, places, lines, text.vocab_size, dtype)
 
 
 def group_of(accelerators: Sequence[Accelerator], needs: Needs) -> Group | None:

@@ -55,8 +55,9 @@ def planned(
     config: EngineConfig, model: Model, sizes: Sizes, shards: list[Shard] | None, on_host: bool, read: bool = True
 ) -> Planned:
     """Plans parts, claims and cache layout of a model; `shards`, `read`: see stored_specs. Raises ConfigError."""
-    set_states(model, config.states, on_host, sizes.num_drafts, config.deterministic)
-    whole = model.whole if isinstance(model, SplitModel) else model
+    whole, members = (model.whole, model.members) if isinstance(model, SplitModel) else (model, ())
+    for each in (whole, *members):
+        set_states(each, config.states, on_host, sizes.num_drafts, config.deterministic)
     specs = stored_specs(whole, config.kv_cache_dtype, config.kv_cache_skip_layers, shards, read)
     if isinstance(model, SplitModel):
         specs = model.dealt_specs(specs)

@@ -58,7 +58,7 @@ def shares_of(
     memories = []
     if device != "cpu":
         check_cards(ranks, cards_of(ranks), config.ranks.driver_variables, config.ranks.require_peer_access)
-        rooms = room_bytes(ranks, needs_of(model.config, sizes, model.dtype))
+        rooms = room_bytes(ranks, needs_of(model.config, sizes, model.dtype, ranks))
         for rank in range(ranks):
             now = device_memory(f"cuda:{rank}")
             memories.append(replace(now, free=now.free - rooms))

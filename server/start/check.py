@@ -159,10 +159,11 @@ def of_states(found: Estimate) -> Iterator[str]:
     states = found.states
     if states is None:
         return
+    where = f" on each of {len(found.of_ranks)} ranks" if len(found.of_ranks) > 1 else ""
     yield (
-        f"states: {states.state_bytes / 1e6:.1f} MB each, {states.tail_bytes / 1e6:.1f} MB of a row's newest tokens, "
-        f"{states.padding:.1%} of it padding; a row computes with two; {states.rows:,} rows of {states.row_tokens:,} "
-        "tokens fit at one time"
+        f"states{where}: {states.state_bytes / 1e6:.1f} MB each, {states.tail_bytes / 1e6:.1f} MB of a row's newest "
+        f"tokens, {states.padding:.1%} of it padding; a row computes with two; {states.rows:,} rows of "
+        f"{states.row_tokens:,} tokens fit at one time"
     )
 
 

@@ -91,7 +91,7 @@ def delta_weights(shape: DeltaShape, dtype: torch.dtype = torch.float32) -> Delt
 def ssd_weights(shape: SsdShape) -> SsdWeights:
     """Random weights; time steps range from e^-12 to 3."""
     heads = shape.heads
-    norm = None if shape.norm == "none" else torch.rand(shape.inner) + 0.5
+    norm = None if shape.norm in ("none", "bare") else torch.rand(shape.inner) + 0.5
     return SsdWeights(
         torch.randn(shape.taps, shape.conv_width), torch.randn(shape.conv_width), torch.linspace(-1, 2, heads),
         torch.linspace(-12, 3, heads), torch.randn(heads), norm,

@@ -18,6 +18,13 @@ from engine.kernels.parallel.choice import (
     take_tokens,
     take_tokens_reference,
 )
+from engine.kernels.parallel.dealt_norm import (
+    Parts,
+    dealt_norm_reference,
+    dealt_squares,
+    dealt_squares_reference,
+    normalise_dealt,
+)
 from engine.kernels.parallel.exchange import exchange_reference, launch_exchange
 from engine.kernels.parallel.one_shot import CONSUME, PUBLISH, launch_one_shot
 from engine.kernels.parallel.room import FAILED, RoomLayout, make_rooms
@@ -151,3 +158,19 @@ def test_logits_reach_rank_0_and_its_tokens_the_other_ranks():
         found, want = (slots.word(SlotWord.LAST_TOKEN).cpu() for _, slots in made)
         assert torch.equal(found, want)
     assert error.item() == 0
+
+
+@pytest.mark.parametrize("rows", [1, 37])
+@pytest.mark.parametrize("parts", [Parts((5120, 1024), (10240, 4096), 0, 2), Parts((4096,), (8192,), 1, 2)])
+def test_norms_whose_sums_are_of_several_ranks(rows, parts):
+    """A row's sums are those of the row alone, to the last bit."""
+    torch.manual_seed(0)
+    width, gated = sum(parts.widths), len(parts.widths) == 1
+    x, gates = torch.randn(2, rows, width + 16, device="cuda").bfloat16()
+    weights = [torch.randn(each, device="cuda") for each in parts.widths]
+    wide, sums, want = x.double(), dealt_squares(x, parts), dealt_squares_reference(x.double(), parts)
+    assert (sums - want).norm() / want.norm() < 1e-6
+    assert torch.equal(dealt_squares(x[-1:], parts), sums[-1:])
+    normalise_dealt(x, sums, weights, parts, 1e-5, gates if gated else None)
+    dealt_norm_reference(wide, want, weights, parts, 1e-5, gates.double() if gated else None)
+    assert (x.double() - wide).norm() / wide.norm() < 4e-3

@@ -52,7 +52,7 @@ def test_delta_rule(dtype):
             assert (mine - theirs).norm() / theirs.norm() < limit, row
 
 
-@pytest.mark.parametrize("norm", ["behind gate", "none"])
+@pytest.mark.parametrize("norm", ["behind gate", "none", "bare"])
 def test_ssd(norm):
     torch.manual_seed(0)
     shape = SsdShape(8, 64, 2, 128, 4, 20, norm)

@@ -77,6 +77,7 @@ CASES = {
     "norm behind": mamba2(2, "behind gate"),
     "norm before": mamba2(3, "before gate"),
     "no norm": mamba2(1, "none"),
+    "neither norm nor gate": mamba2(1, "bare"),
     "selective": Case(SelectiveShape(72, 16, 4, RING), 144, selective_weights, *SELECTIVE),
 }
 F32, BF16 = torch.float32, torch.bfloat16

@@ -39,7 +39,8 @@ def load(folder, dtype: str = "auto", load_format: str = "auto", seed: int = 0, 
 
 def keepers(model: Model) -> list[Any]:
     """By cache: the spec of attention's, or the layer with a state."""
-    mixers = [mixer for layer in getattr(model, "layers", ()) for mixer in getattr(layer, "mixers", ())]
+    layers = getattr(getattr(model, "members", [model])[0], "layers", ())  # of rank 0, if there are several
+    mixers = [mixer for layer in layers for mixer in getattr(layer, "mixers", ())]
     if not any(isinstance(mixer, Recurrent) for mixer in mixers):
         return model.cache_specs()
     return [mixer if isinstance(mixer, Recurrent) else mixer.cache_spec(model.dtype) for mixer in mixers]

@@ -34,12 +34,12 @@ def wanted(name):
     return found
 
 
-async def check(name):
+async def check(name, **settings):
     want, asked = (
         await asyncio.to_thread(wanted, name),
         [text_request(each, TOKENS, ignore_eos=True, logprobs=0) for each in PROMPTS],
     )
-    async with running(tiny.checkpoint(name), dtype="float32", **ROOM) as served:
+    async with running(tiny.checkpoint(name), dtype="float32", **{**ROOM, **settings}) as served:
         for _ in range(2):
             together = await asyncio.gather(*[answer_deltas(served, each) for each in asked])
             for (deltas,), (tokens, scores) in zip(together, want, strict=True):
@@ -70,12 +70,15 @@ def seen(name, mix):
     return made[0, inputs["input_ids"].shape[1] :].tolist()
 
 
-@pytest.mark.parametrize("name", tiny_states.SEEING)
-async def test_tokens_behind_pictures_and_films_equal_transformers(name):
-    mixes = ("picture", "large picture", "picture, film, picture")
+async def check_seen(name, mixes=("picture", "large picture", "picture, film, picture"), **settings):
     want = [await asyncio.to_thread(seen, name, mix) for mix in mixes]
-    async with running(tiny.checkpoint(name), dtype="float32", max_prefill_chunk=13) as served:
+    async with running(tiny.checkpoint(name), dtype="float32", max_prefill_chunk=13, **settings) as served:
         for _ in range(2):
             got = await asyncio.gather(*[answer(served, request(name, mix)) for mix in mixes])
             assert [choices[0] for choices in got] == want
         assert served.stats.prefix_hits > 0
+
+
+@pytest.mark.parametrize("name", tiny_states.SEEING)
+async def test_tokens_behind_pictures_and_films_equal_transformers(name):
+    await check_seen(name)

@@ -34,16 +34,17 @@ static void ssd_group(const struct ssd *call, long token, long group) {
     const long inner = call->heads * call->head_dim, width = inner / call->groups, first = group * width;
     float *y = call->found + (token - call->first_token) * inner + first;
     const long gate = token * call->x_stride + first;
-    for (long i = 0; call->order != NORM_BEFORE_GATE && i < width; i += W) {
+    const int normed = call->order == NORM_BEFORE_GATE || call->order == NORM_BEHIND_GATE;
+    for (long i = 0; (call->order == NORM_NONE || call->order == NORM_BEHIND_GATE) && i < width; i += W) {
         const vf z = t_load(call->x, gate + i, width - i, call->bf16);
         t_store(y, i, t_load(y, i, width - i, 0) * (z * v_sigmoid(z)), width - i, 0);
     }
     float scale = 1.0f;
-    if (call->order != NORM_NONE) scale = 1.0f / __builtin_sqrtf(mean_square(y, width, 0.0f) + call->eps);
+    if (normed) scale = 1.0f / __builtin_sqrtf(mean_square(y, width, 0.0f) + call->eps);
     for (long i = 0; i < width; i += W) {
         const long n = width - i;
         vf x = t_load(y, i, n, 0);
-        if (call->order != NORM_NONE) x = x * v_set(scale) * t_load(call->norm, first + i, n, call->norm_bf16);
+        if (normed) x = x * v_set(scale) * t_load(call->norm, first + i, n, call->norm_bf16);
         if (call->order == NORM_BEFORE_GATE) {
             const vf z = t_load(call->x, gate + i, n, call->bf16);
             x = x * (z * v_sigmoid(z));

@@ -94,7 +94,7 @@ struct delta {
     float *carry_out;
 };
 
-enum norm_order { NORM_NONE, NORM_BEFORE_GATE, NORM_BEHIND_GATE };
+enum norm_order { NORM_NONE, NORM_BEFORE_GATE, NORM_BEHIND_GATE, NORM_BARE }; /* NORM_BARE: no gate either */
 
 /* engine/kernels/state/ssd.py; x [tokens, z | x | B | C | dt]. */
 struct ssd {

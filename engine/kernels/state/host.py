@@ -26,7 +26,7 @@ from engine.kernels.state.selective import (
 from engine.kernels.state.ssd import SsdShape, SsdWeights, ssd_reference
 
 FLOATS = (torch.float32, torch.bfloat16)
-ORDERS = {"none": 0, "before gate": 1, "behind gate": 2}
+ORDERS = {"none": 0, "before gate": 1, "behind gate": 2, "bare": 3}
 
 
 def delta_rule_on_host(
@@ -59,7 +59,7 @@ def ssd_on_host(projected: Tensor, weights: SsdWeights, shape: SsdShape, cache: 
     numbers = (weights.taps, weights.bias, weights.a_log, weights.dt_bias, weights.d)
     _check(projected, shape.columns[-1], cache, numbers)
     gain = None if weights.norm is None else _gain(weights.norm)
-    order = 0 if gain is None else ORDERS[shape.norm]
+    order = ORDERS[shape.norm]
     out = projected.new_empty(len(projected), shape.inner)
     cpu.ssd(
         out.data_ptr(), projected.data_ptr(), _pages(cache, shape.ring), _rows(meta), _places(places),

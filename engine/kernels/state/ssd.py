@@ -2,7 +2,7 @@
 
     projected  [T, z | x | B | C | dt]              x, B, C = silu(conv(.)); dt = softplus(dt + dt_bias), never bounded
     rule       h = exp(dt A) h + B dt x;  y = C h + D x           A = -exp(a_log); h [state_size, head_dim] of a head
-    out        norm(y * silu(z)), norm(y) * silu(z) or y * silu(z), [T, inner]; a norm covers a group of channels
+    out        norm(y * silu(z)), norm(y) * silu(z), y * silu(z) or y, [T, inner]; a norm covers a group of channels
 
 A group of consecutive heads shares B and C. The tail holds x, B, dt and the convolution's inputs of each position after
 the base. Users: engine/layers/mamba.py.
@@ -23,7 +23,7 @@ from engine.kernels.state.delta import StatePages
 from engine.kernels.state.places import Columns, Part
 from engine.kernels.state.rows import StepRow, by_token, step_rows, wide
 
-NormOrder = Literal["none", "before gate", "behind gate"]
+NormOrder = Literal["none", "before gate", "behind gate", "bare"]  # "bare": no norm and no gate
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class SsdWeights:
     a_log: Tensor  # [heads]
     dt_bias: Tensor  # [heads]
     d: Tensor  # [heads]
-    norm: Tensor | None  # [inner]; None if the shape's norm is "none"
+    norm: Tensor | None  # [inner]; None if the shape's norm is "none" or "bare"
 
 
 def ssd_reference(
@@ -134,6 +134,8 @@ def _of_row(x: Tensor, weights: SsdWeights, shape: SsdShape, cache: StatePages, 
 
 def grouped_norm(y: Tensor, z: Tensor, weight: Tensor | None, shape: SsdShape) -> Tensor:
     """Gates and normalises y [inner] of a token by z [inner], in the order that the shape's norm names."""
+    if shape.norm == "bare":
+        return y
     gate = silu(z)
     if weight is None or shape.norm == "none":
         return y * gate

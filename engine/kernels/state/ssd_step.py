@@ -23,7 +23,7 @@ from engine.kernels.state.runs import decay_between, is_short, row_at, run_of, s
 from engine.kernels.state.ssd import SsdShape, SsdWeights
 from engine.kernels.target import tl, triton
 
-ORDERS = {"none": 0, "before gate": 1, "behind gate": 2}
+ORDERS = {"none": 0, "before gate": 1, "behind gate": 2, "bare": 3}
 
 
 @triton.jit
@@ -32,7 +32,7 @@ def gated_group(y, z, gain, eps, width, ORDER: tl.constexpr):
     gate = z * sigmoid(z)
     if ORDER == 2:
         y *= gate
-    if ORDER > 0:
+    if ORDER == 1 or ORDER == 2:
         y *= tl.rsqrt(tl.sum(y * y, 0) / width + eps) * gain
     if ORDER < 2:
         y *= gate

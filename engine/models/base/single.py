@@ -6,8 +6,7 @@ from torch import Tensor
 
 from engine.base.mixers import WITH_STATE
 from engine.base.model_config import LayerConfig, TextConfig
-from engine.layers.attention import self_attention
-from engine.layers.linear import Linear
+from engine.layers.attention import output_product, self_attention
 from engine.layers.mlp import decoder_mlp
 from engine.layers.moe import SparseMLP
 from engine.layers.norm import stream_norm
@@ -20,6 +19,8 @@ from engine.models.base.decoder import Caches, Decoder, DecoderLayer, Metas
 class SingleLayer(DecoderLayer):
     """A norm, then exactly one part: attention, a layer with a state, an MLP or experts."""
 
+    is_dealt = True
+
     def __init__(self, text: TextConfig, layer: LayerConfig, state: Recurrent | None) -> None:
         self.attention_norm = stream_norm(text)
         self.attention = self.o = self.mlp = None
@@ -29,7 +30,7 @@ class SingleLayer(DecoderLayer):
             return
         if layer.mixer is None:
             self.attention = self_attention(text, layer)
-            self.o = self.output = Linear(text.num_heads * text.head_dim, text.hidden_size, bias=text.o_bias)
+            self.o = self.output = output_product(text)
         elif layer.experts is not None:
             self.experts = SparseMLP(text, layer.experts)
         else:

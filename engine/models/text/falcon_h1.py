@@ -35,6 +35,8 @@ COLUMNS = 5  # parts of Mamba-2's product: z, x, B, C, dt
 class FalconH1Layer(LlamaLayer):
     """A layer with two caches: attention's and the state's."""
 
+    is_dealt = True
+
     def __init__(self, text: TextConfig, layer: LayerConfig, both: BothConfig, state: Mamba2) -> None:
         super().__init__(text, layer)
         assert self.attention is not None

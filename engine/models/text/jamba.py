@@ -24,8 +24,8 @@ MOE_ROWS = (
 MAMBA = "layers.*.mamba."
 MAMBA_ROWS = (
     *state_rows(),
-    Row((MAMBA + "x_proj",), "layers.*.state.mixed"),
-    Row((MAMBA + "dt_proj",), "layers.*.state.steps"),
+    Row((MAMBA + "x_proj",), "layers.*.state.mixed", "columns"),
+    Row((MAMBA + "dt_proj",), "layers.*.state.steps", "rows"),
     *(
         Row((f"{MAMBA}{name}_layernorm",), f"layers.*.state.norms.{number}")
         for number, name in enumerate(("dt", "b", "c"))

@@ -29,7 +29,7 @@ NAMES = {
 }
 LFM2_ROWS = (
     *(replace(row, names=NAMES.get(row.target, row.names)) for row in DECODER_ROWS),
-    Row(("layers.*.conv.in_proj",), "layers.*.convolution.product"),
+    Row(("layers.*.conv.in_proj",), "layers.*.convolution.product", "rows"),
     Row(("layers.*.conv.conv",), "layers.*.convolution.taps"),
     Row(("layers.*.conv.out_proj",), "layers.*.convolution.o", "columns"),
 )
@@ -54,7 +54,7 @@ def read_layers(body: Section, outer: Section, width: int) -> TextConfig:
     read = read_text(
         Section({**body.values, **said}, body.path, body.outer), outer, rope=ROPE, tied=tied, qk_norm="head"
     )
-    convolution = ConvolutionConfig(body.size("conv_L_cache", 3), body.boolean("conv_bias", False))
+    convolution = ConvolutionConfig(read.hidden_size, body.size("conv_L_cache", 3), body.boolean("conv_bias", False))
     layers = tuple(
         layer if kind == FULL else replace(layer, mixer=convolution) for layer, kind in zip(read.layers, kinds)
     )

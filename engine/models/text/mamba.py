@@ -35,8 +35,8 @@ class Mamba(SingleDecoder):
     WEIGHTS = Table(
         (
             *ROWS,
-            Row((MIXER + "x_proj",), "layers.*.state.mixed"),
-            Row((MIXER + "dt_proj",), "layers.*.state.steps"),
+            Row((MIXER + "x_proj",), "layers.*.state.mixed", "columns"),
+            Row((MIXER + "dt_proj",), "layers.*.state.steps", "rows"),
         ),
         prefixes=PREFIXES,
     )

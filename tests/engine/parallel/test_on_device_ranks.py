@@ -29,6 +29,12 @@ from tests.engine_kit import answer, answer_deltas, running, text_request
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
 PROGRAMS = 12
 SETTINGS = {"device": "cuda", "dtype": "float32", "num_gpu_blocks_override": 200, "max_model_len": 256}
+STATES = (
+    "qwen3_5_text-states",
+    "bamba-states",
+    "jamba-states",
+)  # exchanges inside a layer: none, sums of squares, rows
+OF_STATES = {"num_gpu_blocks_override": 2000, "block_size": 8}
 
 
 @pytest.fixture(params=["one card", "a card for each rank"])
@@ -65,7 +71,8 @@ def greedy(number, **more):
 
 async def answers(name, ranks, **settings):
     """Greedy tokens of all prompts together, then alone; then seeded draws, and tokens under rules."""
-    async with running(tiny.checkpoint(name), tensor_parallel=ranks, **{**SETTINGS, **settings}) as engine:
+    settings = {**SETTINGS, **(OF_STATES if name in STATES else {}), **settings}
+    async with running(tiny.checkpoint(name), tensor_parallel=ranks, **settings) as engine:
         together = await asyncio.gather(*(answer(engine, greedy(n)) for n in range(len(PROMPTS))))
         alone = [await answer(engine, greedy(n)) for n in range(len(PROMPTS))]
         seeded = await answer(engine, greedy(2, temperature=1.0, top_p=0.9, seed=5))
@@ -79,7 +86,7 @@ def of_one_rank(name):
 
 
 @pytest.mark.parametrize("settings", [{}, {"enforce_eager": True}], ids=["graphs", "eager"])
-@pytest.mark.parametrize("name", ["qwen2", "olmo2", "mixtral"])
+@pytest.mark.parametrize("name", ["qwen2", "olmo2", "mixtral", *STATES])
 def test_tokens_are_those_of_one_rank(cards, name, settings):
     got, want = asyncio.run(answers(name, 2, **settings)), of_one_rank(name)
     found = [a == b for a, b in zip((*got[0], *got[1]), (*want[0], *want[1]))]

@@ -9,6 +9,7 @@ import torch
 
 from engine.base.errors import ConfigError
 from engine.models.text.llama import Llama
+from engine.parallel.mixers import counts_of
 from engine.parallel.pieces import axes_of, cut, is_of_one_unit, parts_of_first, places_on
 from engine.weights import load as loading
 from engine.weights.table import expand
@@ -27,17 +28,21 @@ NAMES = [
 ]  # fmt: skip
 EXPERTS = [
     "qwen3_moe", "qwen2_moe", "llama4", "phimoe", "mixtral", "gpt_oss", "glm4_moe", "minimax_m2", "olmoe_clipped",
-    "dbrx", "granite_moe", "ernie4_5_moe", "hunyuan_moe", "exaone_moe", "gemma4-moe",
-    "ernie4_5_vl_moe",
+    "dbrx", "granite_moe", "ernie4_5_moe", "hunyuan_moe", "exaone_moe", "gemma4-moe", "ernie4_5_vl_moe",
+    "qwen3_5_moe_text", "qwen3_next-states", "nemotron_h-states", "nemotron_h-latent", "jamba-states",
+    "granite_hybrid-states", "lfm2_moe",
 ]  # fmt: skip
+STATES = ["qwen3_5_text-states", "bamba-states", "falcon_h1-normed", "mamba2", "mamba", "falcon_mamba", "lfm2-biased"]
 SEEING = [
     "internvl", "llava_onevision", "llava", "mistral3", "idefics3", "hunyuan_vl", "gemma3-vision", "paligemma",
-    "internvl-gpt_oss", "llama4-vision", "gemma4-small-vision", "gemma4-vision",
+    "internvl-gpt_oss", "llama4-vision", "gemma4-small-vision", "gemma4-vision", "qwen3_5_moe", "lfm2_vl",
 ]  # fmt: skip
-HELD = [
-    ("qwen2", 2), ("qwen2", 4), ("gemma", 2), ("gpt2", 3), ("phi3", 2), ("gpt_oss", 2), ("olmo2", 6),
-    ("stablelm-parallel", 6), ("gemma4", 2), ("ernie4_5_vl_moe", 2),
-]  # fmt: skip
+HELD = {  # numbers of ranks
+    "qwen2": (2, 4), "gemma": (2,), "gpt2": (3,), "phi3": (2,), "gpt_oss": (2,), "olmo2": (6,),
+    "qwen3_5_text-states": (2, 6), "qwen3_next-states": (2,), "bamba-states": (6,), "falcon_h1-normed": (2,),
+    "nemotron_h-latent": (2,), "jamba-states": (2,), "mamba2": (6,), "lfm2-biased": (2,),
+    "stablelm-parallel": (6,), "gemma4": (2,), "ernie4_5_vl_moe": (2,),
+}  # fmt: skip
 LIMIT = 1e-4
 load = functools.cache(load_model)
 
@@ -60,15 +65,18 @@ def in_full(name):
 
 def tried(names):
     """Every model on its smallest number of ranks; the others, which divide more, are marked `full`."""
-    counts = {"glm4": (4, 2, 8), "llama": (2, 4), "gemma": (2, 3, 6), "gpt2": (3, 2, 6), "minimax_m2": (6, 2)}
-    counts |= {"stablelm-parallel": (6, 2), "gemma4-large": (3, 6), "gemma4-moe": (3,)}
+    counts = {
+        "glm4": (4, 2, 8), "llama": (2, 4), "gemma": (2, 3, 6), "gpt2": (3, 2, 6), "minimax_m2": (6, 2),
+        "qwen3_5_text-states": (2, 6), "bamba-states": (6, 2), "falcon_h1-normed": (6, 2), "mamba": (4, 8),
+        "stablelm-parallel": (6, 2), "gemma4-large": (3, 6), "gemma4-moe": (3,),
+    }  # fmt: skip
     for name in names:
         for place, ranks in enumerate(counts.get(name, (2,))):
             more = place and (name, ranks) != ("glm4", 8)
             yield pytest.param(name, ranks, marks=pytest.mark.full if more else ())
 
 
-@pytest.mark.parametrize(("name", "ranks"), [*tried(NAMES + EXPERTS)])
+@pytest.mark.parametrize(("name", "ranks"), [*tried(NAMES + EXPERTS + STATES)])
 @torch.inference_mode()
 def test_ranks_give_the_logits_of_one(name, ranks):
     model, given = split(tiny.checkpoint(name), ranks), tokens(40)
@@ -83,7 +91,7 @@ def test_ranks_give_the_logits_of_one(name, ranks):
         model.close()
 
 
-@pytest.mark.parametrize("name", ["qwen2_vl", "qwen3_vl", "glm4v", "ernie4_5_vl_moe", *map(in_full, SEEING)])
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen3_vl", "glm4v", "ernie4_5_vl_moe", "qwen3_5", *map(in_full, SEEING)])
 @torch.inference_mode()
 def test_rank_0_encodes_pictures_for_all(name):
     model, whole = split(tiny.checkpoint(name), 2), Harness(load(tiny.checkpoint(name)))
@@ -119,12 +127,17 @@ def test_mixed_rows_equal_rows_alone():
     model.close()
 
 
-@pytest.mark.parametrize(("name", "ranks"), HELD)
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [(name, ranks) for name, counts in HELD.items() for ranks in counts],
+)
 def test_a_weight_is_held_once_or_by_every_rank(name, ranks):
-    """Counts by value how many ranks have it; only a key-value head may have a count between."""
+    """Counts by value how many ranks have it; only a key-value head, a key head of a delta rule and a group of B and C
+    may have a count between."""
     model = split(tiny.checkpoint(name), ranks)
     members = [expand(member.weight_table(), member) for member in model.members]
     copies = max(1, ranks // model.config.text.num_kv_heads)
+    copied = {ranks // count.units for layer in model.config.text.layers for count in counts_of(layer.mixer)}
     for full, place in expand(model.whole.weight_table(), model.whole).items():
         if is_of_one_unit(place):
             assert sum(full in places for places in members) == (copies if "k_layernorm" in full else 1)
@@ -135,6 +148,8 @@ def test_a_weight_is_held_once_or_by_every_rank(name, ranks):
         counts = set(torch.cat([part.flatten() for part in parts]).bincount(minlength=numbers.numel()).tolist())
         if not any(axes_of(place)):
             assert counts == {ranks}
+        elif any(word in full for word in ("in_proj_qkv", "in_proj.weight", "in_proj.bias", "conv1d")):
+            assert counts <= {1, *copied} - {0}
         elif copies > 1 and any(word in full for word in ("k_proj", "v_proj", "qkv", "k_norm")):
             assert counts <= {1, copies}
         else:
@@ -183,7 +198,6 @@ def test_a_rank_that_fails_ends_the_forward_of_all_and_the_next_forward_runs():
 @pytest.mark.parametrize(
     ("made", "said"),
     [
-        (lambda: tiny.checkpoint("lfm2"), "Lfm2ForCausalLM has layers without attention"),
         (tiny_hearing.whisper, "WhisperForConditionalGeneration attends to an encoder's rows"),
         (lambda: tiny.checkpoint("kimi_vl"), "KimiVLForConditionalGeneration runs through transformers' modules"),
     ],
@@ -197,6 +211,19 @@ def test_a_refusal_names_the_numbers_that_work():
     assert works("llama") == [2, 4]
     assert works("gemma2") == [2, 6]
     assert works("glm4") == [2, 4, 8]
+    assert works("mamba") == [2, 3, 4, 6, 8]
+    assert works("mamba2") == [2, 6]
+    assert works("qwen3_next-states") == [2]  # a copy of a key head would be a part of a row of heads
+
+
+def test_a_refusal_counts_heads_groups_and_channels():
+    for name, said in (
+        ("falcon_h1", "6 heads, 2 key-value heads, 6 heads of states and 2 groups of B and C"),
+        ("qwen3_5_text-states", "6 heads, 1 key-value heads, 6 value heads and 2 key heads"),
+        ("mamba", "144 channels"),
+    ):
+        with pytest.raises(ConfigError, match=f"--tensor-parallel-size 7: {said} cannot be dealt out so; possible: 1"):
+            split(tiny.checkpoint(name), 7)
 
 
 def test_a_table_that_contradicts_the_layers_is_refused(monkeypatch):

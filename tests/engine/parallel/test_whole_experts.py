@@ -17,7 +17,10 @@ from tests.models.harness import Harness
 from tests.models.harness import load as load_model
 from tests.quant.experts import gpt_oss_folders, in_codes, in_one, sparse_folder
 
-SOON = ("qwen3_moe", "llama4", "phimoe", "gpt_oss", "glm4_moe", "dbrx", "granite_moe")  # a family of each layout
+SOON = (  # a family of each layout
+    "qwen3_moe", "llama4", "phimoe", "gpt_oss", "glm4_moe", "dbrx", "granite_moe", "qwen3_next-states",
+    "nemotron_h-latent",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

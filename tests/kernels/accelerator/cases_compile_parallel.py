@@ -13,6 +13,7 @@ from engine.kernels.parallel.choice import (
     send_tokens_kernel,
     take_tokens_kernel,
 )
+from engine.kernels.parallel.dealt_norm import dealt_norm_kernel, dealt_squares_kernel
 from engine.kernels.parallel.one_shot import one_shot_kernel
 from engine.kernels.parallel.room import BATCH
 from engine.kernels.parallel.two_shot import two_shot_kernel
@@ -78,6 +79,31 @@ def test_values_travel_in_vectors_of_16_bytes(name):
     assert ".b16" not in "".join(line for line in text.splitlines() if ".global" in line)
     assert ("ld.volatile.global.v4.b32" if "PTX" in constants else "ld.global.cv.v4.b32") in text
     assert "st.global.wt.v4.b32" in text
+
+
+SUMS = {"first": "i32", "first_width": "i32", "second_width": "i32"}
+NORMS = {
+    "sums of squares": (dealt_squares_kernel, {"sums": "*fp32", "x": "*bf16", "stride": "i32", **SUMS}),
+    **{
+        f"norm of parts{' and gate' * gate}": (
+            dealt_norm_kernel,
+            {
+                "x": "*bf16", "sums": "*fp32", "first_weight": "*fp32", "second_weight": "*fp32",
+                **({"gates": "*bf16"} if gate else {}), "stride": "i32", "gate_stride": "i32", **SUMS,
+                "first_count": "i32", "second_count": "i32", "eps": "fp32",
+            },
+        )
+        for gate in (False, True)
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "target"), cases(NORMS))
+def test_norms_compile(name, target):
+    kernel, signature = NORMS[name]
+    missing = {"gates": None} if kernel is dealt_norm_kernel and "gates" not in signature else {}
+    constants = {"TOTAL": 2, "BLOCK": 4096, "OVERLAP": True, **missing}
+    compiles(target, kernel, signature, constants, {"num_warps": 8})
 
 
 SIZES = dict.fromkeys(("rank", "column", "columns", "width"), "i32")

@@ -1,4 +1,4 @@
-"""DeBERTa's attention, LFM2's convolution and Qwen3.5's gates in the interpreter against references in plain torch."""
+"""DeBERTa's attention, LFM2's convolution, Qwen3.5's gates and ranks' norms in the interpreter against references."""
 
 import pytest
 import torch
@@ -7,6 +7,14 @@ import triton  # noqa: F401  (must precede the import of any kernel file)
 from engine.kernels.attention.disentangled import disentangled_attention_reference, launch_disentangled
 from engine.kernels.convolution import gated_convolution_reference, launch_convolution
 from engine.kernels.gate import gate_reference, launch_gate
+from engine.kernels.parallel import dealt_norm
+from engine.kernels.parallel.dealt_norm import (
+    Parts,
+    dealt_norm_reference,
+    dealt_squares_reference,
+    launch_dealt_norm,
+    launch_dealt_squares,
+)
 from tests.kernels.convolutions import ROWS, drawn
 
 
@@ -49,3 +57,25 @@ def test_gates(rows, width, dtype):
     got = launch_gate(values, gates)
     assert got is values
     assert (got - want).norm() <= (1e-6 if dtype == torch.float32 else 1e-3) * want.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(
+    "parts", [Parts((60, 20), (120, 20), 0, 2), Parts((70,), (140,), 1, 3), Parts((5,), (5,), 0, 2)]
+)
+@pytest.mark.parametrize("gated", [False, True])
+def test_norms_whose_sums_are_of_several_ranks(parts, gated, dtype, monkeypatch):
+    monkeypatch.setattr(dealt_norm, "MOST_COLUMNS", 32)
+    torch.manual_seed(0)
+    width = sum(parts.widths)
+    wide, gates = torch.randn(3, width + 7).to(dtype), torch.randn(3, 2 * width).to(dtype)[:, width:]
+    weights = [torch.randn(each) for each in parts.widths]
+    sums = launch_dealt_squares(wide, parts)
+    want = dealt_squares_reference(wide.double(), parts)
+    assert torch.equal(sums == 0, want == 0)
+    assert (sums - want).norm() / want.norm() < 1e-6
+    others, given, made = torch.rand_like(sums) * 50, wide.clone(), wide.double()
+    launch_dealt_norm(wide, sums + others, weights, parts, 1e-5, gates if gated else None)
+    dealt_norm_reference(made, want + others, weights, parts, 1e-5, gates.double() if gated else None)
+    assert (wide - made).norm() / made.norm() < (1e-6 if dtype == torch.float32 else 1e-3)
+    assert torch.equal(wide[:, width:], given[:, width:])

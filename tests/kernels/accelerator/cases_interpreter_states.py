@@ -80,7 +80,9 @@ def test_delta_scans(core, monkeypatch):
     compared(LONG, shape, shape.columns[-1], delta_rule_reference, delta, delta_weights(shape))
 
 
-@pytest.mark.parametrize(("rows", "norm"), [(SHORT, "behind gate"), (LONG, "before gate"), (SHORT[:2], "none")])
+@pytest.mark.parametrize(
+    ("rows", "norm"), [(SHORT, "behind gate"), (LONG, "before gate"), (SHORT[:2], "none"), (SHORT[:2], "bare")]
+)
 def test_ssd(rows, norm, monkeypatch):
     """A step of short rows launches the convolution and the step, nothing else."""
     shape = SsdShape(4, 16, 2, 24, 4, 24, norm)

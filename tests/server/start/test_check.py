@@ -211,6 +211,23 @@ def test_ranks_share_the_experts():
     assert found[1] < by_width[1] < by_width[0] < found[0]  # three and two of five experts
 
 
+def test_ranks_share_the_states(capsys):
+    folder = str(tiny.checkpoint("qwen3_5_text-states"))
+    config = EngineConfig(
+        folder, tensor_parallel=2, block_size=8, kv_cache_memory_bytes=4_000_000, **{**SETTINGS, "max_model_len": 80}
+    )
+    found = estimate(config, open_checkpoint(folder))
+    whole = estimate(replace(config, tensor_parallel=1), open_checkpoint(folder))
+    assert abs(2 * found.states.state_bytes - whole.states.state_bytes) < 0.1 * whole.states.state_bytes  # padding
+    runtime = load_runtime(config, {}, lambda: None)
+    assert found.num_blocks == runtime.limits.num_blocks
+    runtime.model.close()
+    flags = ["--kv-cache-memory-bytes", "4000000", "--block-size", "8", "--device", "cpu", "-tp", "2"]
+    assert cli.main(["check", folder, *flags]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("states"))
+    assert line.startswith("states on each of 2 ranks: 0.0 MB each, ")
+
+
 LLAMA_8B = {
     "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336, "vocab_size": 128256,
     "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131072,
