@@ -16,6 +16,7 @@ from engine.base.config import EngineConfig
 from engine.base.model_config import ModelConfig
 from engine.device.accelerator import Accelerator
 from engine.device.cards import cards_of, detour_line, ranks_line
+from engine.kernels.parallel.tokens import words_of
 from engine.kernels.target import target
 from engine.models.base.model import Model, check_prompt_rows
 from engine.models.registry import build_model
@@ -46,7 +47,7 @@ def built(
     if ranks == 1 and config.ranks.whole_experts:
         log.info("--enable-expert-parallel has no effect: one rank has all experts")
     if ranks > 1:
-        check_dealt(model_config, config, bool(accelerators))
+        check_dealt(model_config, config)
         if not accelerators:
             log.info("%d ranks are simulated on the CPU, for tests: they share its cores", ranks)
     whole = build(model_config)
@@ -69,8 +70,8 @@ def needs_of(config: ModelConfig, sizes: Sizes, dtype: torch.dtype) -> Needs:
     kinds = [(dtype, text.hidden_size)]
     if text.qk_norm == "projection":
         kinds.append((torch.float32, 2))
-    places = sizes.max_rows * sizes.width
-    return Needs(tuple(kinds), sizes.max_tokens, places, sizes.max_lines, text.vocab_size, dtype)
+    words = sizes.max_rows * words_of(sizes.num_drafts)
+    return Needs(tuple(kinds), sizes.max_tokens, words, sizes.max_lines, text.vocab_size, dtype)
 
 
 def group_of(accelerators: Sequence[Accelerator], needs: Needs) -> Group | None:

@@ -14,7 +14,7 @@ from engine.cache.layout import CacheLayout
 from engine.layers.batch import LayerHook
 from engine.layers.states import set_states
 from engine.models.base.model import Model
-from engine.parallel.model import SplitModel
+from engine.parallel.model import SplitModel, whole_of
 from engine.quant.kv import stored_specs
 from engine.step.parts.order import Setting, claims_of, parts_of
 from engine.step.parts.part import Claim, StepPart
@@ -56,8 +56,7 @@ def planned(
 ) -> Planned:
     """Plans parts, claims and cache layout of a model; `shards`, `read`: see stored_specs. Raises ConfigError."""
     set_states(model, config.states, on_host, sizes.num_drafts, config.deterministic)
-    whole = model.whole if isinstance(model, SplitModel) else model
-    specs = stored_specs(whole, config.kv_cache_dtype, config.kv_cache_skip_layers, shards, read)
+    specs = stored_specs(whole_of(model), config.kv_cache_dtype, config.kv_cache_skip_layers, shards, read)
     if isinstance(model, SplitModel):
         specs = model.dealt_specs(specs)
     parts = parts_of(Setting(config, model, sizes, specs, on_host))

@@ -59,6 +59,8 @@ class RankForward(ABC):
     def draft_into(self, kind: int, rows: int) -> None:
         """A pass of a drafter over at most so many rows with drafts."""
         self.buffers.draft(kind, rows)
+        if self._link is not None:
+            self._link.share_guesses(self.buffers.inputs)
 
     def abridged_into(self, kind: int, tokens: int, variant: int = 0) -> None:
         """`forward_into` with a tenth of the launches, which loads every kernel."""
@@ -115,7 +117,7 @@ class RankForward(ABC):
 
     def _share_tokens(self) -> None:
         if self._link is not None:
-            self._link.share(self.buffers.home.tokens, self.buffers.inputs, self.buffers.slots.tensors)
+            self._link.share(self.buffers.inputs, self.buffers.slots.tensors)
 
     def _keep_sampled(self, batch: Batch, count: int) -> None:
         """Runs the forward and stores the hidden states of the first `count` lines (`count` <= tokens)."""
