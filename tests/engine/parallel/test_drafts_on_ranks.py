@@ -15,6 +15,7 @@ from _fast.layout import SlotWord
 from engine.cache.tokens import GuestSpec
 from engine.models.drafters.small_head import LentHead
 from engine.parallel.host import HostExchange
+from server.start.gguf import as_folder
 from tests import block_drafters, drafters, tiny
 from tests.drafters import PROMPTS
 from tests.engine import test_dflash, test_draft_model, test_drafter, test_dspark, test_mtp, test_suffix
@@ -26,6 +27,8 @@ from tests.engine.test_drafts import SETTINGS as DRAFTED
 from tests.engine.test_drafts import check, collected, drafts_of, ngram, requests_of
 from tests.engine.test_grammar_rows import FOLDER
 from tests.engine_kit import answer, running, text_request
+from tests.quant import ggufs
+from tests.quant.written import VARIANTS, write
 
 TARGET = test_drafter.TARGET
 SUFFIX = {"method": "suffix", "num_speculative_tokens": 4}
@@ -218,4 +221,20 @@ def test_a_head_that_is_dealt_out_is_copied_for_the_drafter(name, small):
     limit = 0.3 if small else 1e-5
     assert (lent.logits(hidden) - model.logits(hidden)).abs().max() <= limit
     assert (lent.copy.num_bytes == 0) == (name == "gemma3" and not small)
+    model.close()
+
+
+@pytest.mark.parametrize("form", ["ct head", "q6_k"])
+@torch.inference_mode()
+def test_a_head_of_codes_that_is_dealt_out_is_copied_for_the_drafter(form, tmp_path):
+    if form in VARIANTS:
+        folder = write(tmp_path / "written", VARIANTS[form])
+    else:
+        folder = Path(as_folder(str(ggufs.write(tmp_path / "llama.gguf", "llama", form)), tokenizer=False))
+    model = split(folder, 2, dtype="float32")
+    lent = LentHead(model.whole, small=True)  # codes remain as they are
+    assert lent.copy is not None
+    lent.copy.load("auto", None, 0)
+    hidden = torch.randn(5, model.config.text.hidden_size, generator=torch.Generator().manual_seed(2))
+    torch.testing.assert_close(lent.logits(hidden), model.logits(hidden), atol=1e-4, rtol=1e-5)
     model.close()

@@ -160,5 +160,5 @@ def test_what_does_not_come_is_reported(taken):
 
 def test_the_newest_token_alone_is_sent_on_a_server_without_drafts():
     inputs, slots = stepped(1, 0)
-    assert torch.equal(sent_slots(inputs, slots).flatten()[inputs.sample_row[:3].long()],
-                       slots.word(SlotWord.LAST_TOKEN)[inputs.sample_slot[:3].long()])  # fmt: skip
+    rows, own = inputs.sample_row[:3].long(), inputs.sample_slot[:3].long()
+    assert torch.equal(sent_slots(inputs, slots)[rows, 0], slots.word(SlotWord.LAST_TOKEN)[own])
