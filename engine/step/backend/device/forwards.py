@@ -1,10 +1,11 @@
 """Forwards: the forwards of an engine's ranks. RankForward is what every rank launches; most engines have one rank.
 
 Owner: device thread; its Group has a thread that launches each further rank. Rank 0 (forward.py: DeviceForward) chooses
-the tokens. FollowingForward sends its logits to rank 0 and takes the tokens from it:
+the tokens, and has the drafter of a server with drafts. FollowingForward sends its logits to rank 0 and takes the
+tokens from it, and before the forward of a step with drafts the guesses of each pass of the drafter:
 
-    rank 0    prep, forward | logits, others' logits, choice | tokens to all ranks | tokens home
-    rank r    prep, forward | logits to rank 0 ................| tokens -> slots
+    rank 0    prep | pass -> all ranks | forward | logits, others' logits, choice | tokens to all ranks | tokens home
+    rank r    prep | guesses -> step   | forward | logits to rank 0 ..............| tokens -> slots
 
 All ranks read the same record, so a step is planned once.
 """
