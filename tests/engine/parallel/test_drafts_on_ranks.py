@@ -89,7 +89,6 @@ SETTINGS: dict[str, dict[str, Any]] = {"": {}, "chunks": {"max_prefill_chunk": 3
 SHORT = [
     ("eagle3", "host", 2, ""),
     ("eagle3", "device", 4, "chunks"),
-    ("eagle3", "device", 2, "eager"),
     ("eagle3 over the last hidden state", "steady", 2, ""),
     ("dflash, the target's head", "steady", 2, ""),
     ("a draft model", "device", 2, "chunks"),
@@ -112,21 +111,22 @@ async def test_drafts_are_those_of_one_rank(opened, name, ranks, settings):
 
 
 @pytest.mark.parametrize(
-    ("asked", "opened", "settings"),
+    ("method", "opened", "settings"),
     [
-        pytest.param(ngram(4), "device", DRAFTED[1], id="ngram-chunks"),
-        pytest.param(ngram(4), "steady", DRAFTED[2], id="ngram-pressure"),
-        pytest.param(SUFFIX, "steady", {}, id="suffix"),
+        pytest.param("ngram", "device", DRAFTED[1], id="ngram-chunks", marks=pytest.mark.full),
+        pytest.param("ngram", "steady", DRAFTED[2], id="ngram-pressure"),
+        pytest.param("suffix", "steady", {}, id="suffix"),
         *[
-            pytest.param(asked, path, settings, marks=pytest.mark.full)
-            for asked, settings, path in product((SUFFIX, test_drafter.asked(4)), (*DRAFTED, EAGER), PATHS)
+            pytest.param(method, path, settings, marks=pytest.mark.full)
+            for method, settings, path in product(("suffix", "eagle3"), (*DRAFTED, EAGER), PATHS)
         ],
     ],
     indirect=["opened"],
 )
-async def test_answers_are_those_of_one_rank_without_drafts(opened, asked, settings):
+async def test_answers_are_those_of_one_rank_without_drafts(opened, method, settings):
     """Rules, log-probabilities, several choices, preempted rows, cached prefixes."""
-    requests = requests_of(5, 16 if asked != SUFFIX else 8)
+    asked = {"ngram": ngram(4), "suffix": SUFFIX}.get(method) or test_drafter.asked(4)
+    requests = requests_of(5, 9)
     async with running(tiny.checkpoint(TARGET), **settings) as own:
         wanted = await collected(own, requests)
     opened.clear()
