@@ -55,6 +55,8 @@ class CacheLayout:
     def __init__(self, specs: Sequence[CacheSpec], block_size: int, extra_per_token: int = 0) -> None:
         """extra_per_token: bytes per token of a block that are stored outside of the layers' pages."""
         self.block_size = block_size
+        self._extra_bytes = extra_per_token * block_size
+        self._has_guests = True  # else pages of a drafter's layers have no memory
         self.specs = tuple(specs)
         self._states: dict[StateSpec, list[int]] = {}
         for number, spec in enumerate(specs):
@@ -62,7 +64,7 @@ class CacheLayout:
                 self._states.setdefault(spec, []).append(number)
         self._lay_out()
         self._check_padding(self._padding(self.groups))
-        self.block_bytes = sum(self.page_bytes) + extra_per_token * block_size
+        self.block_bytes = sum(self.page_bytes) + self._extra_bytes
         self.runs = self._runs()  # None: there are no states
         self.token_groups = len(self.groups)  # the first `token_groups` groups have block tables
         if self.runs is not None:
@@ -76,10 +78,23 @@ class CacheLayout:
                 self.group_of[layer] = number
 
     def of_rank(self, rank: int, ranks: int) -> CacheLayout:
-        """The same places for one of so many ranks, which differ in the checkpoint's scales of their heads."""
+        """The same places for one of so many ranks, which differ in the checkpoint's scales of their heads; rank 0
+        alone has the layers of a drafter."""
         made = copy(self)
         made.specs = tuple(spec.of_rank(rank, ranks) if isinstance(spec, KeyValueSpec) else spec for spec in self.specs)
+        if rank:
+            made._has_guests, made._extra_bytes = False, 0
+            used = {buffer for _, buffer, _ in made._held()}
+            made.page_bytes = tuple(size if number in used else 0 for number, size in enumerate(self.page_bytes))
+            made.block_bytes = sum(made.page_bytes)
         return made
+
+    def _held(self) -> Iterator[tuple[int, int, int]]:
+        """Yield the layers with memory: (layer, its buffer, the first byte in the buffer's page)."""
+        for group in self.groups:
+            for layer, (buffer, start) in zip(group.layers, group.places):
+                if self._has_guests or not isinstance(self.specs[layer], GuestSpec):
+                    yield layer, buffer, start
 
     def _lay_out(self) -> None:
         """Choose groups, buffers and pages for layers that cache tokens; only buffers if there are none."""
@@ -220,12 +235,11 @@ class CacheLayout:
         caches: list[LayerCache] = [()] * len(self.specs)
         for pages in buffers if poison else ():
             pages.fill_(0xFF)  # NaN in every dtype
-        for group in self.groups:
-            for layer, (buffer, start) in zip(group.layers, group.places):
-                pages = buffers[buffer][:, start:]
-                if self.runs is not None and isinstance(group.spec, StateSpec):
-                    pages = pages[:, : self.runs.page_bytes]  # equal in all layers
-                caches[layer] = self.specs[layer].views(pages, self.block_size)
+        for layer, buffer, start in self._held():
+            pages = buffers[buffer][:, start:]
+            if self.runs is not None and isinstance(self.specs[layer], StateSpec):
+                pages = pages[:, : self.runs.page_bytes]  # equal in all layers
+            caches[layer] = self.specs[layer].views(pages, self.block_size)
         return caches
 
     def _runs(self) -> Runs | None:

@@ -22,6 +22,7 @@ class LayerHook(Protocol):
     """The work of a step part (engine/step/parts) inside a decoder's forward; graphs record its launches."""
 
     passes: int  # most passes of `draft` in a step
+    whole: bool  # forwards compute every token in the last layer: Batch.whole
 
     def draft(self, batch: Batch, rows: DraftedRows, first: bool) -> None:
         """A pass that guesses drafts of a step, before its forward: pass j is launched in steps in which a row has more
@@ -34,6 +35,22 @@ class LayerHook(Protocol):
     def after_layer(self, number: int, x: Stream) -> None:
         """Called after layer `number`, from 0; may read x.rows(). If `Batch.whole` is false, the last layer's stream
         has only the sampled tokens."""
+
+
+class FollowedHook:
+    """A hook of rank 0 on the other ranks, whose forwards have the same shapes and do nothing for it."""
+
+    def __init__(self, hook: LayerHook) -> None:
+        self.passes, self.whole = hook.passes, hook.whole
+
+    def draft(self, batch: Batch, rows: DraftedRows, first: bool) -> None:
+        """Does nothing: the rank gets rank 0's drafts."""
+
+    def begin(self, batch: Batch, rows: DraftedRows | None) -> None:
+        """Does nothing."""
+
+    def after_layer(self, number: int, x: Stream) -> None:
+        """Does nothing."""
 
 
 @dataclass(slots=True, eq=False)

@@ -15,16 +15,10 @@ import torch
 from torch import Tensor
 
 from engine.device.accelerator import Accelerator
-from engine.kernels.parallel.choice import (
-    ChoiceRoom,
-    await_logits,
-    make_choice_rooms,
-    send_logits,
-    send_tokens,
-    take_tokens,
-)
+from engine.kernels.parallel.choice import ChoiceRoom, await_logits, make_choice_rooms, send_logits
 from engine.kernels.parallel.exchange import launch_exchange
 from engine.kernels.parallel.room import FAILED, ExchangeRoom, RoomLayout, make_rooms
+from engine.kernels.parallel.tokens import send_guesses, send_slots, take_guesses, take_slots
 from engine.kernels.step_tensors import SlotTensors, StepInputs
 from engine.layers.norm import Normed, RMSNorm
 from engine.parallel.group import Group
@@ -38,7 +32,7 @@ class Needs:
 
     kinds: tuple[Kind, ...]
     rows: int  # of the largest step
-    places: int  # of tokens that a step chooses
+    words: int  # of slots that a choice changes
     lines: int  # of logits
     vocab: int
     dtype: torch.dtype  # of the logits
@@ -72,11 +66,13 @@ class DeviceExchange:
         send_logits(self._choice, logits.contiguous(), column)
         return logits
 
-    def share(self, tokens: Tensor, inputs: StepInputs, slots: SlotTensors) -> None:
-        if self._choice.rank:
-            take_tokens(self._choice, inputs, slots)
-        else:
-            send_tokens(self._choice, tokens)
+    def share(self, inputs: StepInputs, slots: SlotTensors) -> None:
+        move = take_slots if self._choice.rank else send_slots
+        move(self._choice, inputs, slots)
+
+    def share_guesses(self, inputs: StepInputs) -> None:
+        move = take_guesses if self._choice.rank else send_guesses
+        move(self._choice, inputs)
 
     def _room(self, partial: Tensor) -> ExchangeRoom:
         return self._rooms[partial.dtype, partial.shape[1]]
@@ -103,7 +99,7 @@ class DeviceGroup(Group):
             )
             for dtype, width in needs.kinds
         }
-        sizes = needs.places, needs.lines, needs.vocab
+        sizes = needs.words, needs.lines, needs.vocab
         self._choice = make_choice_rooms(*sizes, needs.dtype, self.devices, self.error, memory)
         self.links = [
             DeviceExchange({kind: rooms[rank] for kind, rooms in self._rooms.items()}, self._choice[rank], programs)

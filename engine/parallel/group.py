@@ -32,8 +32,12 @@ class Link(Exchange, Protocol):
     def gather(self, logits: Tensor, column: int) -> Tensor:
         """logits [n, tokens of this rank], from token `column` on -> on rank 0 [n, vocab], on other ranks `logits`."""
 
-    def share(self, tokens: Tensor, inputs: StepInputs, slots: SlotTensors) -> None:
-        """After a choice: rank 0's `tokens`, int32 [places], become the newest tokens of all ranks' slots."""
+    def share(self, inputs: StepInputs, slots: SlotTensors) -> None:
+        """After a choice: what the next step reads of the rows' slots, above all the newest tokens, becomes rank 0's on
+        all ranks."""
+
+    def share_guesses(self, inputs: StepInputs) -> None:
+        """After a pass of a drafter, which rank 0 has: the step's drafts become rank 0's on all ranks."""
 
 
 class Group(ABC):

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.kernels.parallel.choice import take_tokens_reference
 from engine.kernels.parallel.exchange import exchange_reference
+from engine.kernels.parallel.tokens import sent_guesses, sent_slots, take_guesses_reference, take_slots_reference
 from engine.kernels.step_tensors import SlotTensors, StepInputs
 from engine.layers.norm import Normed, RMSNorm
 from engine.parallel.group import Group
@@ -69,10 +69,15 @@ class HostExchange:
         parts = self._met(logits)
         return logits if self.rank else torch.cat(parts, -1)
 
-    def share(self, tokens: Tensor, inputs: StepInputs, slots: SlotTensors) -> None:
-        chosen = self._met(tokens)[0]
+    def share(self, inputs: StepInputs, slots: SlotTensors) -> None:
+        sent = self._met(sent_slots(inputs, slots))[0]
         if self.rank:
-            take_tokens_reference(chosen, inputs, slots)
+            take_slots_reference(sent, inputs, slots)
+
+    def share_guesses(self, inputs: StepInputs) -> None:
+        sent = self._met(sent_guesses(inputs))[0]
+        if self.rank:
+            take_guesses_reference(sent, inputs)
 
     def _met(self, partial: Tensor) -> list[Tensor]:
         self._turn = 1 - self._turn

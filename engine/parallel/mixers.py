@@ -90,8 +90,8 @@ def _sums_of(mixer: Mamba2Config) -> int:
 def connect(
     layer: DecoderLayer, text: TextConfig, mixer: MixerConfig | None, link: Exchange, rank: int, ranks: int
 ) -> None:
-    """Connects a rank's layer to the other ranks, if sums in it go over heads or channels of several ranks, and tells
-    norms of heads which is the rank's first head; `text` and `mixer`: of the layer in the whole model."""
+    """Connects a rank's layer to the other ranks, if sums in it go over heads or channels of several ranks, and gives
+    norms of heads the number of the first; `text` and `mixer`: of the layer in the whole model."""
     attention, state = layer.attention, layer.state
     if attention is not None and attention.qk_norm == "head layer norm":
         for norm, heads in ((attention.q_norm, text.num_heads), (attention.k_norm, text.num_kv_heads)):

@@ -43,9 +43,10 @@ class SplitModel(Model):
     def __init__(
         self, whole: Model, build: Build, ranks: int, group: Group | None = None, whole_experts: bool = False
     ) -> None:
-        """`whole`: the model of the whole checkpoint, never filled; `build`: makes the model of a ModelConfig for a
-        rank; `group`: of so many ranks, by default on this CPU; `whole_experts`: each rank has some of the experts,
-        else a part of the width of each. Raises ConfigError if a layer or a tensor cannot be dealt out."""
+        """`whole`: the model of the whole checkpoint, which drafters read; it has rank 0's embedding and last norm, and
+        no other weights; `build`: makes the model of a ModelConfig for a rank; `group`: of so many ranks, by default on
+        this CPU; `whole_experts`: each rank has some of the experts, else a part of the width of each. Raises
+        ConfigError if a layer or a tensor cannot be dealt out."""
         self.whole = dealt(whole)
         self.config, self.dtype, self.device = whole.config, whole.dtype, whole.device
         self.group = HostGroup(ranks) if group is None else group
@@ -68,6 +69,8 @@ class SplitModel(Model):
         check_marks(whole)
         check_slices(whole, self.members)
         first = self.members[0]
+        if isinstance(self.whole, Decoder) and isinstance(first, Decoder):
+            self.whole.embed, self.whole.norm, self.whole.is_dealt = first.embed, first.norm, True
         self.sparse, self.towers, self.pooler = first.sparse, first.towers, first.pooler
         self.adapters, self.of_items = first.adapters, first.of_items
         self.caches: list[list[LayerCache]] = []  # by rank, from rank 1 on; set when the cache is allocated
@@ -122,6 +125,16 @@ def _deal_head(member: Decoder, rank: int, ranks: int) -> None:
     span = share(width(text.vocab_size), rank, ranks)
     head = Head(text.vocab_size, text.hidden_size, text.tie_embeddings, text.head_bias, span)
     member.head = member.embed.head = head
+
+
+def whole_of(model: Model) -> Model:
+    """The model of the whole checkpoint; of several ranks see SplitModel."""
+    return model.whole if isinstance(model, SplitModel) else model
+
+
+def first_of(model: Model) -> Model:
+    """The model that rank 0 runs."""
+    return model.members[0] if isinstance(model, SplitModel) else model
 
 
 def dealt(model: Model) -> Decoder | Encoder:

@@ -21,17 +21,13 @@ FLAG = "--tensor-parallel-size"
 EXPERTS_FLAG = "--enable-expert-parallel"
 
 
-def check_dealt(config: ModelConfig, asked: EngineConfig, on_devices: bool) -> None:
-    """Raises ConfigError if the model cannot be dealt out over as many ranks as the settings ask for; `on_devices`: the
-    ranks are not simulated."""
+def check_dealt(config: ModelConfig, asked: EngineConfig) -> None:
+    """Raises ConfigError if the model cannot be dealt out over as many ranks as the settings ask for."""
     ranks = asked.tensor_parallel
     if ranks > MOST_RANKS:
         raise ConfigError(f"{FLAG} {ranks}: at most {MOST_RANKS} ranks")
-    drafts = on_devices and bool(asked.speculative)
-    refused = {"--enable-lora": asked.lora is not None, "--speculative-config": drafts}
-    for flag, is_set in refused.items():
-        if is_set:
-            raise ConfigError(f"{FLAG} {ranks}: {flag} is not served on several ranks yet; leave one of them out")
+    if asked.lora is not None:
+        raise ConfigError(f"{FLAG} {ranks}: --enable-lora is not served on several ranks yet; leave one of them out")
     if lacking := _lacking(config):
         raise ConfigError(f"{FLAG} {ranks}: {config.architecture} {lacking}; leave the flag out")
     check_experts(config, asked)

@@ -16,6 +16,7 @@ from engine.base.config import EngineConfig
 from engine.base.model_config import ModelConfig
 from engine.device.accelerator import Accelerator
 from engine.device.cards import cards_of, detour_line, ranks_line
+from engine.kernels.parallel.tokens import words_of
 from engine.kernels.target import target
 from engine.models.base.model import Model, check_prompt_rows
 from engine.models.registry import build_model
@@ -47,7 +48,7 @@ def built(
     if ranks == 1 and config.ranks.whole_experts:
         log.info("--enable-expert-parallel has no effect: one rank has all experts")
     if ranks > 1:
-        check_dealt(model_config, config, bool(accelerators))
+        check_dealt(model_config, config)
         if not accelerators:
             log.info("%d ranks are simulated on the CPU, for tests: they share its cores", ranks)
     whole = build(model_config)
@@ -71,10 +72,10 @@ def needs_of(config: ModelConfig, sizes: Sizes, dtype: torch.dtype, ranks: int) 
     if text.qk_norm == "projection":  # sums of squares of queries and of keys; also sums, for LayerNorms
         kinds.append((torch.float32, 4 if text.layer_norm else 2))
     kinds += [kind for layer in text.layers for kind in exchanged(layer.mixer, ranks, dtype)]
-    places, lines = sizes.max_rows * sizes.width, sizes.max_lines
+    words, lines = sizes.max_rows * words_of(sizes.num_drafts), sizes.max_lines
     if config.pooling is not None:
-        places = lines = 1  # no token is chosen
-    return Needs(tuple(dict.fromkeys(kinds)), sizes.max_tokens, places, lines, text.vocab_size, dtype)
+        words = lines = 1  # no token is chosen
+    return Needs(tuple(dict.fromkeys(kinds)), sizes.max_tokens, words, lines, text.vocab_size, dtype)
 
 
 def group_of(accelerators: Sequence[Accelerator], needs: Needs) -> Group | None:

@@ -28,7 +28,7 @@ from engine.quant.kv import numbers_line
 from engine.quant.online import requested
 from engine.run.bounds import sizes_of
 from engine.run.planned import Planned, planned
-from engine.run.shares import shares_of
+from engine.run.shares import Shares, shares_of
 from engine.step.sizes import Sizes
 from engine.weights.files import Shard
 from engine.weights.load import match
@@ -50,7 +50,7 @@ class Estimate:
     dtype: torch.dtype  # dtype of activations
     lines: tuple[str, ...]  # a line about the quantised layers, if there are any, and about parts of steps
     tensors: TensorCounts  # in the files
-    of_ranks: tuple[int, ...]  # bytes of weights by rank; most engines have one rank
+    of_ranks: tuple[int, ...]  # bytes of weights by rank, of several with a drafter's; most engines have one rank
     numbers: str  # the number format of keys and values, if it is not the activations' dtype
     kv_bytes: int  # KV cache bytes of a thousand tokens, if no sliding window drops tokens
     context: int  # tokens of the longest request
@@ -99,12 +99,12 @@ def described(config: EngineConfig, shards: list[Shard] | None) -> Estimate:
             blocks = host_blocks(config, layout, longest, sizes.max_rows, sum(held.weights))
         else:
             peak = step_bytes(held.config, sizes, dtype)
-            ranks = zip(held.weights, held.memories)
-            blocks = min(_device_blocks(config, plan, weights, peak, memory) for weights, memory in ranks)
+            blocks = min(_device_blocks(config, plan, rank, held, peak) for rank in range(len(held.memories)))
         context = fit_context(config, layout, sizes.max_model_len, sizes.max_chunk, blocks)
     except ConfigError as error:
         refusal = error
     each = layout.blocks_for(context, sizes.max_chunk)
+    claimed = plan.claim.weight_bytes if len(held.weights) > 1 else 0
     predicts = config.speculative.get("method") == "mtp"
     return Estimate(
         config=model_config,
@@ -112,7 +112,7 @@ def described(config: EngineConfig, shards: list[Shard] | None) -> Estimate:
         dtype=dtype,
         lines=tuple(line for line in (form_line(model, None if device == "cpu" else target()), *plan.lines) if line),
         tensors=TensorCounts(len(names), 0 if predicts else num_mtp(model, shards or [])),
-        of_ranks=held.weights,
+        of_ranks=(held.weights[0] + claimed, *held.weights[1:]),
         numbers=numbers_line(layout.specs, dtype),
         kv_bytes=layout.token_groups * layout.block_bytes * 1000 // sizes.block_size,
         states=states_of(layout, blocks - 1, min(SHORT_ROW, sizes.max_model_len), sizes.max_chunk),
@@ -134,14 +134,17 @@ def num_mtp(model: Model, shards: list[Shard]) -> int:
     return sum(table.ignored(name) and (name.startswith(layers) or "mtp" in re.split("[._]", name)) for name in names)
 
 
-def _device_blocks(config: EngineConfig, plan: Planned, weights: int, peak: int, memory: DeviceMemory) -> int:
+def _device_blocks(config: EngineConfig, plan: Planned, rank: int, held: Shares, peak: int) -> int:
+    """The blocks that fit on a rank's device."""
     from engine.step.backend.device.startup import GRAPH_BYTES
 
-    model, sizes, weights = plan.model, plan.sizes, weights + plan.claim.weight_bytes
+    model, sizes, memory = plan.model, plan.sizes, held.memories[rank]
+    weights = held.weights[rank] + (0 if rank else plan.claim.weight_bytes)
     check_weights(config, weights, memory, model.dtype)
     loaded = replace(memory, free=memory.free - weights)
+    layout = plan.layout.of_rank(rank, len(held.memories))
     return device_blocks(
-        config, plan.layout, sizes.max_model_len, sizes.max_chunk, sizes.max_rows, peak, peak + GRAPH_BYTES, loaded
+        config, layout, sizes.max_model_len, sizes.max_chunk, sizes.max_rows, peak, peak + GRAPH_BYTES, loaded
     )
 
 

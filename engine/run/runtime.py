@@ -13,7 +13,7 @@ from _fast.scheduler import Scheduler
 from _fast.states import ALIGN, ALL, NONE
 from engine.base.config import EngineConfig
 from engine.base.inbox import Inbox
-from engine.base.limits import Limits, idle_slots
+from engine.base.limits import Limits, RankMemory, idle_slots
 from engine.base.trace import RANKS, Span
 from engine.cache.layout import CacheLayout
 from engine.device.profile import DeviceProfile
@@ -24,6 +24,7 @@ from engine.run.admission import Admission
 from engine.run.rank_memory import memory_of_ranks
 from engine.run.steady import SteadySteps
 from engine.step.parts.media import Media
+from engine.step.parts.order import claims_of
 from engine.step.plain import Executor
 from engine.step.planted import planted
 from engine.step.sizes import Sizes
@@ -52,7 +53,8 @@ class Runtime:
         self.config, self.executor, self.sizes, self.layout = config, executor, sizes, rank.layout
         self.model: Model = rank.model
         self.model_config = rank.model.config
-        self.limits = limits_of(config, rank.model, sizes, blocks, blocks * rank.layout.block_bytes)
+        of_ranks = memory_of_ranks(rank.model, rank.layout, blocks, claims_of(executor.parts).weight_bytes)
+        self.limits = limits_of(config, rank.model, sizes, blocks, of_ranks)
         bidirectional = self.model_config.bidirectional
         patches = config.encoder_budget or PATCHES_PER_TOKEN * max(
             sizes.max_tokens, CPU_ENCODE_TOKENS if rank.on_host else DEVICE_ENCODE_TOKENS
@@ -154,9 +156,10 @@ def state_settings(config: EngineConfig, layout: CacheLayout) -> dict[str, Any]:
     }
 
 
-def limits_of(config: EngineConfig, model: Model, sizes: Sizes, blocks: int, cache_bytes: int) -> Limits:
-    """Limits against which the event loop checks requests; `blocks`: blocks of the cache with the dummy block;
-    `cache_bytes`: of all blocks."""
+def limits_of(
+    config: EngineConfig, model: Model, sizes: Sizes, blocks: int, of_ranks: tuple[RankMemory, ...]
+) -> Limits:
+    """Limits against which the event loop checks requests; `blocks`: blocks of the cache with the dummy block."""
     prompt_rows = ("prompt",) if config.enable_prompt_embeds else ()
     found, text = model.config, model.config.text
     most = sizes.max_slots - idle_slots(sizes.max_rows)
@@ -182,6 +185,6 @@ def limits_of(config: EngineConfig, model: Model, sizes: Sizes, blocks: int, cac
         axes=found.axes,
         adds_media=found.adds_media,
         adapters=model.adapters,
-        of_ranks=memory_of_ranks(model, cache_bytes),
+        of_ranks=of_ranks,
         picture_bytes=max((tower.picture_bytes(sizes.encoder_rows) for tower in each(model.towers)), default=0),
     )

@@ -54,7 +54,7 @@ def shares_of(
         mapped = mapped and not any(shard.gguf for shard in shards or ())  # GGUF codes are widened during reading
         weights = host_bytes(shards, names, model) if shards and mapped else weight_bytes(model)
         return Shares(model, model.config, (weights,), () if device == "cpu" else (device_memory(device),))
-    check_dealt(model.config, config, device != "cpu")
+    check_dealt(model.config, config)
     memories = []
     if device != "cpu":
         check_cards(ranks, cards_of(ranks), config.ranks.driver_variables, config.ranks.require_peer_access)

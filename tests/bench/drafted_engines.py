@@ -219,6 +219,7 @@ async def measured(name: str, folders: Path, args: argparse.Namespace, notes: No
     if speculative.get("method") == "replay":
         speculative["replay_file"] = str(folders / "recording.jsonl")
     given = {"load_format": "dummy", "device": args.device, "enable_prefix_caching": False, **sizes.engine}
+    given["tensor_parallel"] = args.ranks
     own = Engine(EngineConfig(str(folders / (kind.weights or "floats")), speculative=speculative, **given))
     read_s = [0.0]
     load = engine.step.parts.drafter.load_drafter

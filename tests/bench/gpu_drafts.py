@@ -13,7 +13,7 @@ gives a mean context of 576 tokens; rates count the tokens while all streams run
 
 Prints each number, and each of the project's requirements (made for an H100) as met or missed; gpu_drafts.json in --out
 is rewritten after every measurement. A failure is printed, and the other cases run.
-Run: python -m tests.bench.gpu_drafts [--cases 1,2,3,4,5,6,7,8] [--limit 400] [--out DIR]
+Run: python -m tests.bench.gpu_drafts [--cases 1,2,3,4,5,6,7,8] [--ranks 2] [--limit 400] [--out DIR]
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def child(name: str, folders: Path, args: argparse.Namespace, path: Path, longes
     """Measures one engine in a separate process."""
     command = [sys.executable, "-m", "tests.bench.gpu_drafts", "--inside", name, "--folders", str(folders)]
     command += ["--device", args.device, "--shape", args.shape, "--cases", args.cases, "--into", str(path)]
-    command += ["--every"] * args.every
+    command += ["--every"] * args.every + ["--ranks", str(args.ranks)]
     subprocess.run(command, check=True, timeout=longest)
 
 
@@ -210,7 +210,7 @@ def show(title: str, found: dict[str, Any]) -> None:
 
 def keep(out: Path, args: argparse.Namespace, found: Found, cases: set[str]) -> None:
     """Writes what has been measured so far."""
-    report = {"device": device_name(args.device), "shape": args.shape, "found": found}
+    report = {"device": device_name(args.device), "ranks": args.ranks, "shape": args.shape, "found": found}
     lines = [one.line for one in asked(found) if one.case in cases]
     (out / FILE).write_text(json.dumps({**report, "asked": lines}, indent=1))
 
@@ -220,6 +220,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--cases", default="1,2,3,4,5,6,7,8")
     parser.add_argument("--shape", default="8b", choices=SIZES)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--ranks", type=int, default=1, help="GPUs of every engine; rank 0 has the drafter")
     parser.add_argument("--limit", type=float, default=400, help="seconds for everything")
     parser.add_argument("--every", action="store_true", help="verify every draft, whatever the budget says")
     parser.add_argument("--out", type=Path, default=Path())

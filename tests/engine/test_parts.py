@@ -79,7 +79,7 @@ class Recorder(StepPart):
     """Records the residual stream after every layer, and the input of the choice; claims a layer of the cache."""
 
     name = "recorder"
-    passes = 0
+    passes, whole = 0, True
 
     def __init__(self) -> None:
         self.layers: list[tuple[int, torch.Tensor]] = []
@@ -101,7 +101,7 @@ class Recorder(StepPart):
         raise AssertionError("there are no passes")
 
     def begin(self, batch: Batch, rows: DraftedRows | None) -> None:
-        batch.whole = True
+        assert batch.whole
 
     def after_layer(self, number: int, x: Stream) -> None:
         self.layers.append((number, x.rows().clone()))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from _fast.layout import GraphKind
+from _fast.layout import GraphKind, TokenCode
 from _fast.scheduler import Scheduler
 from engine.base.errors import scope_of
 from tests.fast.oracles.ranks import EXCHANGE, TOKEN, Driver, RanksRig
@@ -15,17 +15,21 @@ ROWS, TOKENS, SLOTS = 4, 32, 8
 class Engine:
     """Two steps in flight; some steps in a row fail behind their prep, without an exchange, and are not waited for."""
 
+    drafts = 0  # of a row, at most; none of them is right
+
     def __init__(self, driver, seed):
         self.random = np.random.default_rng(seed)
         self.scheduler = Scheduler(
             max_slots=SLOTS, max_rows=ROWS, max_tokens=TOKENS, max_model_len=64, num_blocks=60, block_size=4
         )
-        self.rig, self.number, self.in_flight, self.settled = RanksRig(driver, ROWS, TOKENS, 128, SLOTS), 0, [], 0
+        self.width = self.drafts + 2 if self.drafts else 1
+        self.rig = RanksRig(driver, ROWS, TOKENS, 128, SLOTS, self.width)
+        self.number, self.in_flight, self.settled, self.passes = 0, [], 0, 0
         self.failing = 0  # steps that will fail
 
     def add(self):
         length, most = int(self.random.integers(1, 30)), int(self.random.integers(1, 12))
-        slot = self.scheduler.add(self.number, np.zeros(length, np.int32), max_tokens=most)
+        slot = self.scheduler.add(self.number, np.zeros(length, np.int32), max_tokens=most, drafts=self.drafts)
         if slot >= 0:
             self.rig.params.stage(slot, seed_words(slot, length, self.number))
             self.number += 1
@@ -39,7 +43,8 @@ class Engine:
         self.rig.params.pack(plan)
         kind = GraphKind.DECODE if plan.num_decode_rows == plan.num_rows else GraphKind.MIXED
         size = launcher.pick(kind, plan.num_tokens)
-        sample = launcher.pick(GraphKind.SAMPLE, plan.num_sampled) if plan.num_sampled else 0
+        sample = launcher.pick(GraphKind.SAMPLE, plan.num_lines) if plan.num_sampled else 0
+        self.passes += plan.depth
         if self.failing:
             self.failing -= 1
             launcher.prep(plan, index)
@@ -63,7 +68,9 @@ class Engine:
             if plan.num_sampled:
                 assert (self.rig.ring[index] == TOKEN).all()
             self.rig.ring[index][:] = -7
-        self.scheduler.commit(plan, np.full(ROWS, TOKEN, np.int32))
+        runs = np.full((ROWS, self.width), TokenCode.END - self.drafts, np.int32)
+        runs[:, 0] = TOKEN
+        self.scheduler.commit(plan, runs.reshape(-1))
         for slot in self.scheduler.freed_slots[: self.scheduler.num_freed]:
             self.rig.params.forget(slot)
         self.settled += 1
@@ -79,14 +86,24 @@ class Engine:
                 self.settle()
 
 
+class Drafting(Engine):
+    """Rows have drafts, which rank 0 guesses in passes between prep and forward."""
+
+    drafts = 3
+
+
+@pytest.mark.parametrize("made", [Engine, Drafting])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
-def test_ranks_are_launched_in_an_order_that_cannot_block(ranks):
+def test_ranks_are_launched_in_an_order_that_cannot_block(ranks, made):
     driver = Driver(ranks, seed=ranks)
-    engine = Engine(driver, seed=ranks)
+    engine = made(driver, seed=ranks)
     engine.run(200)
+    driver.finish()
     assert not driver.faults
     assert engine.number > 20
     assert driver.launched == [*range(ranks)] * (len(driver.launched) // ranks)
+    assert (engine.passes > 50) == bool(engine.drafts)
+    assert [stream.passes for stream in driver.streams] == [engine.passes] * ranks
 
 
 def test_a_launcher_that_waits_for_the_first_rank_alone_is_found():
@@ -109,6 +126,30 @@ class StepAhead(Driver):
         return code
 
     late: list = []
+
+
+class PassesLater(Driver):
+    """Launches rank 0's passes behind its forward."""
+
+    def GraphLaunch(self, graph, stream):
+        kind = GraphKind(graph // 1000 - 1)
+        if stream == 1 and kind in (GraphKind.DRAFT, GraphKind.FURTHER):
+            self.late.append((graph, stream))
+            return 0
+        code = super().GraphLaunch(graph, stream)
+        if stream == 1 and kind == GraphKind.MIXED:
+            for late in self.late:
+                code = code or super().GraphLaunch(*late)
+            self.late = []
+        return code
+
+
+def test_passes_that_rank_0_launches_behind_its_forward_are_found():
+    driver = PassesLater(2)
+    driver.late = []
+    with pytest.raises(RuntimeError, match="returned 999"):
+        Drafting(driver, seed=0).run(50)
+    assert "deadlock" in driver.faults
 
 
 def test_a_launcher_that_begins_a_step_early_on_rank_0_is_found():

@@ -9,15 +9,7 @@ import random
 import pytest
 import torch
 
-from _fast.layout import SlotWord
-from engine.kernels.parallel.choice import (
-    await_logits,
-    make_choice_rooms,
-    send_logits,
-    send_tokens,
-    take_tokens,
-    take_tokens_reference,
-)
+from engine.kernels.parallel.choice import await_logits, make_choice_rooms, send_logits
 from engine.kernels.parallel.dealt_norm import (
     Parts,
     dealt_norm_reference,
@@ -28,6 +20,17 @@ from engine.kernels.parallel.dealt_norm import (
 from engine.kernels.parallel.exchange import exchange_reference, launch_exchange
 from engine.kernels.parallel.one_shot import CONSUME, PUBLISH, launch_one_shot
 from engine.kernels.parallel.room import FAILED, RoomLayout, make_rooms
+from engine.kernels.parallel.tokens import (
+    send_guesses,
+    send_slots,
+    sent_guesses,
+    sent_slots,
+    take_guesses,
+    take_guesses_reference,
+    take_slots,
+    take_slots_reference,
+    words_of,
+)
 from engine.kernels.parallel.two_shot import PUSH, REDUCE, TAKE, launch_two_shot
 from engine.kernels.step_tensors import empty_inputs, empty_slots
 
@@ -139,24 +142,30 @@ def test_both_ways_phase_by_phase(launch, phases):
     assert error.item() == 0
 
 
-def test_logits_reach_rank_0_and_its_tokens_the_other_ranks():
+@pytest.mark.parametrize("num_drafts", [0, 3])
+def test_logits_reach_rank_0_and_its_tokens_the_other_ranks(num_drafts):
     """In one stream, in an order in which no kernel waits."""
     error = torch.zeros(1, dtype=torch.int32).pin_memory()
-    rooms = make_choice_rooms(64, 8, 32_000, torch.float32, ["cuda:0"] * 2, error)
+    rooms = make_choice_rooms(8 * words_of(num_drafts), 32, 32_000, torch.float32, ["cuda:0"] * 2, error)
     for rows in (8, 1, 5):
-        logits, tokens = torch.randn(rows, 32_000), torch.randint(0, 99, (64,), dtype=torch.int32)
+        logits = torch.randn(rows, 32_000)
         first, second = logits.cuda().tensor_split(2, 1)
         send_logits(rooms[1], second.contiguous(), first.shape[1])
         assert torch.equal(await_logits(rooms[0], first).cpu(), logits)
-        send_tokens(rooms[0], tokens.cuda())
-        made = [(empty_inputs(8, 64, 1, 1, device), empty_slots(8, 4, 1, device)) for device in ("cuda", "cpu")]
-        for inputs, _ in made:
-            inputs.sample_row[:rows] = torch.arange(rows - 1, -1, -1)
-            inputs.sample_slot[:rows] = torch.arange(rows)
-        take_tokens(rooms[1], *made[0])
-        take_tokens_reference(tokens, *made[1])
-        found, want = (slots.word(SlotWord.LAST_TOKEN).cpu() for _, slots in made)
-        assert torch.equal(found, want)
+        own, others, want = (stepped(rows, num_drafts, device) for device in ("cuda", "cuda", "cpu"))
+        own[0].token_ids.random_(99)
+        for tensor in (own[1].words, own[1].drafts, own[1].survivals.survivals):
+            tensor.random_(99)
+        send_guesses(rooms[0], own[0])
+        take_guesses(rooms[1], others[0])
+        take_guesses_reference(sent_guesses(own[0]).cpu(), want[0])
+        assert torch.equal(others[0].token_ids.cpu(), want[0].token_ids)
+        send_slots(rooms[0], *own)
+        take_slots(rooms[1], *others)
+        take_slots_reference(sent_slots(*own).cpu(), *want)
+        for one, other in zip((others[1].words, others[1].drafts), (want[1].words, want[1].drafts)):
+            assert torch.equal(one.cpu(), other)
+        assert torch.equal(others[1].survivals.survivals.cpu(), want[1].survivals.survivals)
     assert error.item() == 0
 
 
@@ -174,3 +183,16 @@ def test_norms_whose_sums_are_of_several_ranks(rows, parts):
     normalise_dealt(x, sums, weights, parts, 1e-5, gates if gated else None)
     dealt_norm_reference(wide, want, weights, parts, 1e-5, gates.double() if gated else None)
     assert (x.double() - wide).norm() / wide.norm() < 4e-3
+
+
+def stepped(rows, num_drafts, device):
+    """Inputs and slots of a step with so many rows, each with all its drafts."""
+    inputs = empty_inputs(8, 64, 1, 1, device, max_lines=32 if num_drafts else 0)
+    width, each = (num_drafts + 2 if num_drafts else 1), 1 + num_drafts
+    lines = rows * each
+    line = torch.arange(lines, device=device)
+    inputs.sample_row[:lines] = (rows - 1 - line // each) * width + line % each
+    inputs.sample_slot[:lines] = line // each
+    inputs.sample_index[:lines] = 2 * line
+    inputs.num_sampled.fill_(lines)
+    return inputs, empty_slots(8, 4, 1, device, num_drafts)

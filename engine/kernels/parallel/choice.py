@@ -1,12 +1,12 @@
-"""The way of logits to rank 0, which chooses all tokens, and the way of the tokens to the other ranks.
+"""The way of logits to rank 0, which chooses all tokens. The way of the tokens to the other ranks: tokens.py.
 
-    rank r     logits of its part of the vocabulary -> rank 0 | wait | LAST_TOKEN of its slots
-    rank 0     wait, all logits | choice | tokens -> all ranks
+    rank r     logits of its part of the vocabulary -> rank 0 | wait | newest tokens of its slots
+    rank 0     wait, all logits | choice | newest tokens -> all ranks
 
 A rank sends the logits of its next choice only after it has the tokens of this choice, so one buffer of logits and one
 of tokens are enough. Both ways have a flag that holds the number of the choice, which the kernels count on the device:
 captured graphs of all sizes can be replayed in any order. A choice without `send_logits` is possible, one without
-`send_tokens` is not.
+`send_slots` is not.
 
 Users: engine/parallel/device; thread: device.
 """
@@ -20,7 +20,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from _fast.layout import SlotWord
 from engine.kernels.parallel.room import (
     MOST_RANKS,
     POLLS,
@@ -36,22 +35,27 @@ from engine.kernels.parallel.room import (
     words_at,
 )
 from engine.kernels.pdl import grid_wait, launch_options
-from engine.kernels.step_tensors import SlotTensors, StepInputs, word
 from engine.kernels.target import tl, triton
 
 FLAG_WORDS = 32  # words between two flags, so that they lie in different lines of a cache
 T_FLAGS, T_FLAG_WORDS = tl.constexpr(4 * STATE_WORDS), tl.constexpr(FLAG_WORDS)
-TOKENS_AT = 4 * (STATE_WORDS + MOST_RANKS * FLAG_WORDS)  # bytes before the tokens
-LAST_TOKEN = tl.constexpr(int(SlotWord.LAST_TOKEN))
+GUESSES_AT = 4 * (STATE_WORDS + MOST_RANKS * FLAG_WORDS)  # bytes before the guesses
+SLOTS, GUESSES = range(2)  # flags in the rooms of other ranks than rank 0
 BLOCK = 2048  # logits of a program
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChoiceRoom:
-    """One rank's words: a state as ExchangeRoom's, a flag per rank (rank 0's is set with the tokens), the tokens."""
+    """One rank's words: a state as ExchangeRoom's, and flags; then, on other ranks than rank 0, what rank 0 sends:
+    guesses, int32 [lines], and words of slots, int32 [words].
+
+    The flags of rank 0's room are those of the other ranks, which set them with their logits. In another rank's room
+    rank 0 sets SLOTS with the words of slots, and GUESSES with the guesses.
+    """
 
     rank: int
     memory: Tensor  # uint8
+    slots_at: int  # bytes before the words of slots
     addresses: tuple[int, ...]  # of all ranks' rooms, in rank order
     logits: Tensor | None  # rank 0 alone: [lines, vocab]
     logits_at: int  # address of rank 0's logits
@@ -66,7 +70,7 @@ class ChoiceRoom:
 
 
 def make_choice_rooms(
-    tokens: int,
+    words: int,
     lines: int,
     vocab: int,
     dtype: torch.dtype,
@@ -74,16 +78,18 @@ def make_choice_rooms(
     error: Tensor,
     mapped: Callable[[int], Tensor] | None = None,
 ) -> list[ChoiceRoom]:
-    """The rooms of all ranks, for `tokens` places of tokens and logits [lines, vocab] of this dtype; `mapped`: as in
+    """The rooms of all ranks, for so many `words` of slots and logits [lines, vocab] of this dtype; `mapped`: as in
     make_rooms."""
     size = lines * vocab * dtype.itemsize
     logits = memories_of(size, devices[:1], mapped)[0].view(dtype).view(lines, vocab)
-    memories = memories_of(TOKENS_AT + 4 * tokens, devices, mapped)
+    slots_at = GUESSES_AT + -(-lines // 4) * 16
+    memories = memories_of(slots_at + 4 * words, devices, mapped)
     addresses = tuple(memory.data_ptr() for memory in memories)
     return [
         ChoiceRoom(
             rank,
             memory,
+            slots_at,
             addresses,
             None if rank else logits,
             logits.data_ptr(),
@@ -164,59 +170,6 @@ def fetch_logits_kernel(
     tl.store(out + row * columns + place, tl.where(place < width, own, values), mask=place < columns)
 
 
-@triton.jit
-def send_tokens_kernel(
-    rooms,  # RANKS addresses
-    tokens,  # [count] int32
-    count,
-    TOKENS_AT: tl.constexpr,
-    RANKS: tl.constexpr,
-    BLOCK: tl.constexpr,  # power of two >= count
-    OVERLAP: tl.constexpr,
-):
-    """One program stores the tokens of all rows into the rooms of the other ranks, and counts the choice."""
-    grid_wait(OVERLAP)
-    state = words_at(rooms[0], 0, 32)
-    epoch = tl.load(state + T_EPOCH) + 1
-    place = tl.arange(0, BLOCK)
-    values = tl.load(tokens + place, mask=place < count, other=0)
-    for other in tl.static_range(1, RANKS):
-        tl.store(words_at(rooms[other], TOKENS_AT, 32) + place, values, mask=place < count, cache_modifier=".wt")
-        raise_flag(flag_of(rooms[other], 0), epoch)
-    tl.debug_barrier()
-    tl.store(state + T_EPOCH, epoch)
-
-
-@triton.jit
-def take_tokens_kernel(
-    words,  # [slots, SLOT_WORDS] int32
-    own,  # address of this rank's room
-    sample_row,  # [lines] int32, -1: no row
-    sample_slot,  # [lines] int32
-    lines,
-    error,  # address of an int32
-    polls,
-    TOKENS_AT: tl.constexpr,
-    MAPPED: tl.constexpr,
-    BLOCK: tl.constexpr,  # power of two >= lines
-    OVERLAP: tl.constexpr,
-):
-    """One program waits for the tokens, writes them into the words of their slots, and counts the choice."""
-    grid_wait(OVERLAP)
-    state = words_at(own, 0, 32)
-    epoch = tl.load(state + T_EPOCH) + 1
-    polls = tl.where(tl.load(state + T_FAILED) != 0, 0, polls)
-    failed = wait_flag(flag_of(own, 0), epoch, polls, state, MAPPED)
-    line = tl.arange(0, BLOCK)
-    row = tl.load(sample_row + line, mask=line < lines, other=-1)
-    slot = tl.load(sample_slot + line, mask=row >= 0, other=0)
-    token = tl.load(words_at(own, TOKENS_AT, 32) + row, mask=row >= 0, other=0, cache_modifier=".cv")
-    tl.store(word(words, slot, LAST_TOKEN), tl.maximum(token, 0), mask=row >= 0)
-    report(state, error, failed)
-    tl.debug_barrier()
-    tl.store(state + T_EPOCH, epoch)
-
-
 def send_logits(room: ChoiceRoom, part: Tensor, column: int) -> None:
     """Launch: part [rows, width] contiguous, the logits from token `column` on, go to rank 0."""
     rows, width = part.shape
@@ -268,36 +221,3 @@ def await_logits_reference(whole: Tensor, part: Tensor) -> Tensor:
     """The same on tensors, after the other ranks' parts."""
     whole[: len(part), : part.shape[1]] = part
     return whole[: len(part)]
-
-
-def send_tokens(room: ChoiceRoom, tokens: Tensor) -> None:
-    """Launch on rank 0: tokens int32 [places] go to all other ranks."""
-    assert not room.rank and tokens.dtype is torch.int32 and tokens.is_contiguous(), "rank 0's tokens"
-    assert TOKENS_AT + 4 * tokens.numel() <= room.memory.numel(), "tokens that fit"
-    send_tokens_kernel[(1,)](
-        room.addresses, tokens, tokens.numel(), TOKENS_AT=TOKENS_AT, RANKS=len(room.addresses),
-        BLOCK=triton.next_power_of_2(tokens.numel()), num_warps=4, **launch_options(),
-    )  # fmt: skip
-
-
-def send_tokens_reference(rooms: Sequence[ChoiceRoom], tokens: Tensor) -> None:
-    """The same on tensors: what lies in the rooms of the other ranks behind their flags."""
-    for room in rooms[1:]:
-        room.memory[TOKENS_AT : TOKENS_AT + 4 * tokens.numel()].view(torch.int32).copy_(tokens)
-
-
-def take_tokens(room: ChoiceRoom, inputs: StepInputs, slots: SlotTensors) -> None:
-    """Launch on another rank: waits for the tokens of the step's sampled rows, and writes SlotWord.LAST_TOKEN."""
-    lines = inputs.sample_row.numel()
-    take_tokens_kernel[(1,)](
-        slots.words, room.addresses[room.rank], inputs.sample_row, inputs.sample_slot, lines, room.error.data_ptr(),
-        room.polls, TOKENS_AT=TOKENS_AT, MAPPED=room.mapped, BLOCK=triton.next_power_of_2(lines), num_warps=4,
-        **launch_options(),
-    )  # fmt: skip
-
-
-def take_tokens_reference(tokens: Tensor, inputs: StepInputs, slots: SlotTensors) -> None:
-    """The same on tensors: tokens int32 [places], of rank 0."""
-    chosen = inputs.sample_row >= 0
-    rows, places = inputs.sample_slot[chosen].long(), inputs.sample_row[chosen].long()
-    slots.word(SlotWord.LAST_TOKEN)[rows] = tokens[places].clamp(min=0)

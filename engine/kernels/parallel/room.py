@@ -5,7 +5,7 @@ segments. If devices cannot address each other's memory at all, the rooms are MA
 device addresses over its bus. Kernels get the addresses of all ranks' rooms, in rank order; every room has the same
 layout:
 
-    state     int32 [STATE_WORDS]: EPOCH, ARRIVED, FAILED, FENCE; only the own rank uses them
+    state     int32 [STATE_WORDS]: EPOCH, ARRIVED, FAILED, FENCE (and PASSES: choice.py); only the own rank uses them
     turns     int32 [rows of an area]: the area that the row's next one-shot exchange takes; only the own rank uses them
     pushed    int32 [ranks, batches]: the epoch in which a rank pushed its partials of a batch
     gathered  int32 [batches]: the epoch in which the batch's sums were written here
@@ -34,7 +34,7 @@ MOST_RANKS = 8
 TURNS = 3
 BATCH = 4  # rows of a two-shot exchange that share a flag
 STATE_WORDS = 32
-STATE = EPOCH, ARRIVED, FAILED, FENCE = range(4)
+STATE = EPOCH, ARRIVED, FAILED, FENCE, PASSES = range(5)
 # One-shot moves ranks / 2 times the bytes that two-shot moves in one direction, but waits only once.
 ONE_SHOT_BYTES = {2: 4 << 20, 3: 512 << 10, 4: 512 << 10}  # the largest one-shot exchange by number of ranks
 ONE_SHOT_ELSE = 256 << 10
@@ -153,7 +153,7 @@ def polls_of(mapped: object) -> int:
     return POLLS if mapped is None else POLLS // 4
 
 
-T_EPOCH, T_ARRIVED, T_FAILED, T_FENCE = (tl.constexpr(word) for word in STATE)
+T_EPOCH, T_ARRIVED, T_FAILED, T_FENCE, T_PASSES = (tl.constexpr(word) for word in STATE)
 T_TURNS = tl.constexpr(TURNS)
 
 

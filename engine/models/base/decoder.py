@@ -91,6 +91,7 @@ class Decoder(Model):
     """A text decoder; a family defines its layers."""
 
     takes_rows = True
+    is_dealt = False  # several ranks have the weights, of which this object has its embedding and last norm alone
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
         text = config.text

@@ -7,6 +7,7 @@ drafts of a row in one pass, and may then choose them in order.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal, NamedTuple, Protocol
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from engine.attention.meta import AttentionMeta
 from engine.base.model_config import ModelConfig, TextConfig
-from engine.cache.spec import CacheSpec, LayerCache
+from engine.cache.spec import LayerCache
 from engine.cache.tokens import FullSpec, GuestSpec
 from engine.layers.batch import Batch
 from engine.models.base.model import Model
@@ -61,8 +62,8 @@ class DraftModel(Weighted, Protocol):
     def warning(self) -> str:
         """What the operator should know about its files; "": nothing."""
 
-    def cache_specs(self) -> list[CacheSpec]:
-        """Its caches, in the target's blocks."""
+    def cache_specs(self) -> list[GuestSpec]:
+        """Its caches, without their hosts."""
 
 
 class ChainDrafter(DraftModel, Protocol):
@@ -140,11 +141,15 @@ class ConfidentDrafter(WalkingDrafter, Protocol):
         """How probable it is that these guesses are right if those before them are, float32 [B]."""
 
 
-def guest_specs(target: Model, text: TextConfig, count: int = 1) -> list[CacheSpec]:
-    """The caches of keys and values of a drafter's layers, with the target's blocks; a window saves no blocks."""
-    lent = next((spec for spec in target.cache_specs() if isinstance(spec, FullSpec)), None)
-    host = None if lent is None else lent.shared
-    return [GuestSpec(text.num_kv_heads, text.head_dim, target.dtype, host=host) for _ in range(count)]
+def guest_specs(target: Model, text: TextConfig, count: int = 1) -> list[GuestSpec]:
+    """The caches of keys and values of a drafter's layers; a window saves no blocks."""
+    return [GuestSpec(text.num_kv_heads, text.head_dim, target.dtype) for _ in range(count)]
+
+
+def hosted(specs: Sequence[GuestSpec], target: Model) -> tuple[GuestSpec, ...]:
+    """The same caches in the blocks of the target's layers that cache every token; without these, in their own."""
+    lent = next((spec for spec in target.cache_specs() if isinstance(spec, FullSpec)), specs[0])
+    return tuple(replace(spec, host=lent.shared) for spec in specs)
 
 
 def text_places(positions: Tensor) -> Tensor:

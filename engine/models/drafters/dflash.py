@@ -18,7 +18,8 @@ from torch import Tensor
 
 from engine.attention.meta import AttentionMeta
 from engine.base.model_config import LayerConfig, TextConfig
-from engine.cache.spec import CacheSpec, LayerCache
+from engine.cache.spec import LayerCache
+from engine.cache.tokens import GuestSpec
 from engine.kernels.gemm.pack import Placement
 from engine.kernels.pages import pages_of
 from engine.kernels.rotate import qkv_rope_store
@@ -184,7 +185,7 @@ class DFlash:
         """The tensors, by the names of z-lab's files."""
         return Table(ROWS + vocabulary.ROWS, ("model.",), IGNORED, SPELLED)
 
-    def cache_specs(self) -> list[CacheSpec]:
+    def cache_specs(self) -> list[GuestSpec]:
         """A cache of keys and values for each layer."""
         return guest_specs(self._target, self.text, len(self.layers))
 

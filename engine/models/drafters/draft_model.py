@@ -8,7 +8,6 @@ block, and cached prefixes and preempted rows need nothing more.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 from torch import Tensor
@@ -17,10 +16,11 @@ from torch.nn import functional
 from engine.base.drafts import FLAG
 from engine.base.errors import ConfigError
 from engine.cache.spec import KeyValueSpec
-from engine.cache.tokens import FullSpec, GuestSpec
+from engine.cache.tokens import GuestSpec
 from engine.layers.batch import Batch
 from engine.models.base.decoder import Decoder
 from engine.models.base.model import Model
+from engine.models.drafters.base import hosted
 
 UNLIKELY = -1e30  # logit of the target's padding; finite, as the samplers want it
 
@@ -91,5 +91,4 @@ def guest_specs(model: Decoder, target: Model) -> tuple[GuestSpec, ...]:
             "model whose layers all have keys and values"
         )
     found = [GuestSpec(spec.num_kv_heads, spec.head_dim, spec.dtype) for spec in own if isinstance(spec, KeyValueSpec)]
-    lent = next((spec for spec in target.cache_specs() if isinstance(spec, FullSpec)), found[0])
-    return tuple(replace(spec, host=lent.shared) for spec in found)
+    return hosted(found, target)

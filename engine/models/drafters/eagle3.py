@@ -23,7 +23,8 @@ from torch import Tensor
 
 from engine.attention.meta import AttentionMeta
 from engine.base.model_config import TextConfig
-from engine.cache.spec import CacheSpec, LayerCache
+from engine.cache.spec import LayerCache
+from engine.cache.tokens import GuestSpec
 from engine.kernels.gemm.pack import Placement
 from engine.layers.attention import qkv_product, self_attention
 from engine.layers.batch import Batch
@@ -186,7 +187,7 @@ class Eagle3:
             rows += [Row(tuple(stem + name for name in row.names), part + row.target, row.split) for row in LAYER_ROWS]
         return Table(tuple(rows), ("model.",), IGNORED, (("midlayer.", LAYER),))
 
-    def cache_specs(self) -> list[CacheSpec]:
+    def cache_specs(self) -> list[GuestSpec]:
         """A cache of keys and values for each layer."""
         return guest_specs(self._target, self.text, len(self.text.layers))
 

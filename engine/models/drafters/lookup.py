@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from engine.base.config import EngineConfig
-from engine.base.drafts import DRAFT_MODEL, FLAG, HEADS, MTP, DraftConfig
-from engine.base.errors import ConfigError
+from engine.base.drafts import DRAFT_MODEL, HEADS, MTP, DraftConfig
 from engine.models.base.decoder import Decoder
 from engine.models.base.model import Model
 from engine.models.drafters.base import DraftModel
@@ -52,10 +51,6 @@ def draft_model_for(config: EngineConfig, target: Model) -> tuple[DraftConfig, S
     found = drafts_of(config, target.config)
     if found is None or found[0].method != DRAFT_MODEL:
         return None
-    if config.tensor_parallel > 1:
-        raise ConfigError(
-            f"{FLAG}: no draft models with --tensor-parallel-size {config.tensor_parallel}; leave one out"
-        )
     drafts = found[0]
     read = replace(read_draft_model(drafts.model, target.config), max_model_len=drafts.longest)
     shards = None if config.load_format == "dummy" else open_checkpoint(drafts.model)

@@ -22,7 +22,8 @@ from engine.attention.meta import AttentionMeta
 from engine.base.drafts import FLAG
 from engine.base.errors import ConfigError
 from engine.base.model_config import ModelConfig, TextConfig
-from engine.cache.spec import CacheSpec, LayerCache
+from engine.cache.spec import LayerCache
+from engine.cache.tokens import GuestSpec
 from engine.layers.batch import Batch
 from engine.layers.linear import Linear
 from engine.layers.norm import RMSNorm
@@ -123,7 +124,7 @@ class Mtp:
         rows += [Row((form.stem + name,), part) for name, part in zip(form.names, parts)]
         return Further(tuple(rows), table.prefixes, (), table.spelled, True, form)
 
-    def cache_specs(self) -> list[CacheSpec]:
+    def cache_specs(self) -> list[GuestSpec]:
         """One cache of keys and values."""
         return guest_specs(self._target, self.text)
 

@@ -2,7 +2,8 @@
 
 A head of the drafter's files is quantised while it is read. For a head that the target lends there is a copy, made of
 the target's embedding if they are tied, else of the target's files. Each row has its scale (engine/quant/online). A
-head of codes is used as it is. Owner: device thread; weights are filled once.
+head of codes is used as it is. If the target's head is dealt out over ranks, rank 0 has a copy for the drafter, of the
+same numbers or of 8 bits. Owner: device thread; weights are filled once.
 """
 
 from __future__ import annotations
@@ -43,14 +44,16 @@ class OfHead(Table):
 
 
 class HeadCopy:
-    """The 8-bit copy of a target's head."""
+    """A copy of a target's head, of 8 bits if it is `small`; without them a tied head remains the embedding."""
 
-    def __init__(self, target: Decoder) -> None:
+    def __init__(self, target: Decoder, small: bool) -> None:
         text, head = target.config.text, target.head
         assert head is not None, "a model with a pooler has no drafter"
         self.config, self.dtype, self.device, self._target = target.config, target.dtype, target.device, target
-        self.head = Head(text.vocab_size, text.hidden_size, False, text.head_bias)
-        quantise(self.head)
+        self.head = Head(text.vocab_size, text.hidden_size, text.tie_embeddings and not small, text.head_bias)
+        self.head.scheme = head.scheme
+        if small:
+            quantise(self.head)
 
     def weight_table(self) -> Table:
         """See Weighted."""
@@ -77,11 +80,12 @@ class HeadCopy:
 
 
 class LentHead:
-    """The target's head, or an 8-bit copy of it."""
+    """The target's head, or a copy of it."""
 
     def __init__(self, target: Decoder, small: bool) -> None:
         codes = target.head is None or target.head.scheme is not UNQUANTISED
-        self._target, self.copy = target, HeadCopy(target) if small and not codes else None
+        small = small and not codes
+        self._target, self.copy = target, HeadCopy(target, small) if small or target.is_dealt else None
 
     def products(self, hidden: Tensor) -> Tensor:
         """hidden [n, hidden] -> new logits [n, vocabulary], before the target's scale and soft cap."""

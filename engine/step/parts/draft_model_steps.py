@@ -109,7 +109,7 @@ class DraftModelSteps:
     @contextmanager
     def _abridged(self) -> Iterator[None]:
         """Leaves layers out where the target does, in steps at start whose results are not used."""
-        target = self._rank.model
+        target = self._rank.own
         if self._rank.on_host or all(map(target.is_run, range(len(target.config.text.layers)))):
             yield
             return
@@ -125,6 +125,8 @@ class DraftModelSteps:
 
 class DraftModelHook:
     """Runs the small model before the target's first layer."""
+
+    whole = False
 
     def __init__(self, steps: Callable[[], DraftModelSteps], passes: int) -> None:
         """`steps`: known once the small model has started."""

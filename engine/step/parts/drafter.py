@@ -23,7 +23,7 @@ from engine.device.memory import gib
 from engine.layers.batch import LayerHook
 from engine.models.base.decoder import Decoder
 from engine.models.base.model import Model
-from engine.models.drafters.base import DraftModel
+from engine.models.drafters.base import DraftModel, hosted
 from engine.step.live import Place
 from engine.step.parts.drafter_kinds import has_features, passes_of, steps_of
 from engine.step.parts.drafter_load import guess_of, load_drafter
@@ -45,10 +45,11 @@ class Drafter(StepPart):
     def __init__(
         self, config: EngineConfig, drafts: DraftConfig, drafter: DraftModel, model: Model, sizes: Sizes
     ) -> None:
+        """`model`: the target as rank 0 runs it."""
         assert isinstance(model, Decoder), "other models are refused"
         self._config, self._drafts, self._sizes = config, drafts, sizes
         self._drafter, self._model = drafter, model
-        self._specs = tuple(drafter.cache_specs())
+        self._specs = hosted(drafter.cache_specs(), model)
         self._copy = None if drafter.lent is None else drafter.lent.copy  # of the target's head
         self._steps: DrafterSteps
 

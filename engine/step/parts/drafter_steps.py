@@ -110,6 +110,7 @@ class DrafterHook:
     def __init__(self, steps: Callable[[], DrafterSteps], model: Decoder, streams: Sequence[int], passes: int) -> None:
         """`steps`: known once the drafter has started. `streams`: n is the input of layer n, the output of n - 1."""
         self._steps, self._model, self._streams, self.passes = steps, model, streams, passes
+        self.whole = max(streams) == len(model.layers)
         self._batch: Batch
         self._found: dict[int, Tensor] = {}
         self._last = 0  # the last layer whose output is read
@@ -124,7 +125,6 @@ class DrafterHook:
         self._batch, self._found = batch, {}
         # A forward that leaves layers out computes no results, but runs every kernel.
         self._last = max(number for number in range(max(self._streams)) if self._model.is_run(number))
-        batch.whole |= self._last == len(self._model.layers) - 1
         self._steps().begin(rows)
 
     def after_layer(self, number: int, x: Stream) -> None:

@@ -1,7 +1,8 @@
 """The part that guesses tokens, by the method of --speculative-config. Thread: device, at start; `check` too.
 
 A method has a part of its own: copies of the row's text (drafts), a drafter over hidden states (drafter), a smaller
-model (draft_model), recorded answers (replay).
+model (draft_model), recorded answers (replay). Of several ranks the first has the part; the others get its drafts
+(engine/kernels/parallel/tokens.py).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from engine.cache.spec import CacheSpec
 from engine.cache.state import StateSpec
 from engine.models.base.model import Model
 from engine.models.drafters.lookup import draft_model_for, drafter_for
+from engine.parallel.model import first_of, whole_of
 from engine.step.parts.draft_model import DraftModel
 from engine.step.parts.drafter import Drafter
 from engine.step.parts.drafts import Drafts
@@ -42,6 +44,6 @@ def drafting_part(config: EngineConfig, model: Model, specs: Sequence[CacheSpec]
         return Drafts(drafts, sizes, raw, rests)
     if (small := draft_model_for(config, model)) is not None:
         return DraftModel(config, *small, sizes)
-    found = drafter_for(config, model)
+    found = drafter_for(config, whole_of(model))
     assert found is not None, "there are no other methods"
-    return Drafter(config, *found, model, sizes)
+    return Drafter(config, *found, first_of(model), sizes)

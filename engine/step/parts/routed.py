@@ -107,7 +107,7 @@ class RoutedExperts(StepPart):
 class RoutedHook:
     """Passes the buffer to the layers of a forward, whose routers write the expert ids."""
 
-    passes = 0
+    passes, whole = 0, True
 
     def __init__(self, part: RoutedExperts) -> None:
         self._part = part
@@ -116,7 +116,7 @@ class RoutedHook:
         """Is not called: there are no passes."""
 
     def begin(self, batch: Batch, rows: DraftedRows | None) -> None:
-        batch.routed, batch.whole = self._part.places(batch), True
+        batch.routed = self._part.places(batch)
 
     def after_layer(self, number: int, x: Stream) -> None:
         """Does nothing: the router of the layer has written the ids."""

@@ -29,7 +29,7 @@ def split(
     """The checkpoint's model on so many ranks, loaded as at a start."""
     config = requested(load_model_config(folder), quantization)
     asked = EngineConfig(model=str(folder), tensor_parallel=ranks, ranks=RanksConfig(whole_experts))
-    check_dealt(config, asked, on_devices=False)
+    check_dealt(config, asked)
     build = functools.partial(build_model, dtype=resolve_dtype(config, dtype, "cpu"), shards=open_checkpoint(folder))
     model = SplitModel(build(config), lambda config, _rank: build(config), ranks, whole_experts=whole_experts)
     load_weights(model.whole, str(folder), load_format, pieces_of=model.pieces)

@@ -58,6 +58,19 @@ async def test_the_experts_of_tokens_are_those_of_one_rank(whole):
     assert np.array_equal(*found)
 
 
+async def test_experts_of_all_tokens_are_noted_where_few_are_sampled(monkeypatch):
+    """The last layer then computes all tokens, on every rank."""
+    monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
+    asks, found = text_request(range(5, 40), 3, return_routed_experts=True), []
+    for ranks in (1, 2):
+        settings = {"tensor_parallel": ranks, "return_routed_experts": True, "max_num_seqs": 2}
+        async with running(tiny.checkpoint("qwen3_moe"), **settings) as served:
+            ((*_, last),) = await answer_deltas(served, asks)
+            found.append(last.routed_experts)
+    assert len(found[0]) == 35 + 3
+    assert np.array_equal(*found)
+
+
 async def test_eight_ranks_give_the_tokens_of_transformers():
     prompts = [list(range(9, 9 + length)) for length in (3, 17, 40)]
     async with running(tiny.checkpoint("glm4"), tensor_parallel=8, max_prefill_chunk=7) as served:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import engine.run.start
-from engine.kernels.parallel.choice import take_tokens_reference
+from engine.kernels.parallel.tokens import sent_slots, take_slots_reference
 from engine.parallel.host import HostExchange
 from engine.step.backend.device.buffers import StepBuffers
 from tests.engine.host_accelerator import HostAccelerator
@@ -36,6 +36,14 @@ FOUND_BY = {
     "tokens taken behind the next prep": (
         "tests/engine/parallel/test_mutants.py",
         "test_tokens_that_come_behind_the_next_prep_are_found",
+    ),
+    "a step computed before rank 0's drafts have come": (
+        "tests/engine/parallel/test_drafts_on_ranks.py",
+        "test_a_rank_that_lacks_what_rank_0_has_drafted_is_found",
+    ),
+    "a drafter's passes behind rank 0's forward": (
+        "tests/fast/test_ranks_order.py",
+        "test_passes_that_rank_0_launches_behind_its_forward_are_found",
     ),
     "two areas in place of three": (
         "tests/kernels/accelerator/cases_interpreter_parallel.py",
@@ -66,8 +74,9 @@ class Late:
         self._behind, self._held = behind, []
         self._prep = StepBuffers.prep
 
-    def share(self, link, tokens, inputs, slots):
-        chosen = link.total(torch.zeros_like(tokens) if link.rank else tokens)  # rank 0's
+    def share(self, link, inputs, slots):
+        sent = sent_slots(inputs, slots)
+        chosen = link.total(torch.zeros_like(sent) if link.rank else sent)  # rank 0's
         if link.rank:
             lines = replace(inputs, sample_row=inputs.sample_row.clone(), sample_slot=inputs.sample_slot.clone())
             self._held.append((inputs, chosen, lines, slots))
@@ -79,7 +88,7 @@ class Late:
         if self._behind:
             self._prep(buffers, drafting)
         for given in late:
-            take_tokens_reference(*given)
+            take_slots_reference(*given)
         if not self._behind:
             self._prep(buffers, drafting)
 

@@ -18,10 +18,12 @@ import engine.run.start
 from engine.kernels import pdl
 from engine.kernels.gemm import split_k
 from engine.parallel.device import DeviceGroup
-from tests import tiny
+from tests import drafters, tiny
+from tests.engine import test_dflash, test_drafter
 from tests.engine.circumstances import drawn, same_in_every_circumstance
 from tests.engine.parallel.test_pooled_ranks import BODIES, DECODERS
 from tests.engine.parallel.test_running import LENGTH, PROMPTS
+from tests.engine.test_drafts import ngram
 from tests.engine.test_pooling_steps import INPUTS, arrays
 from tests.engine.test_prompt_rows import IDS, embeddings, of_rows
 from tests.engine_kit import answer, answer_deltas, running, text_request
@@ -92,6 +94,33 @@ def test_tokens_are_those_of_one_rank(cards, name, settings):
     found = [a == b for a, b in zip((*got[0], *got[1]), (*want[0], *want[1]))]
     assert sum(found) >= len(found) - 1  # sums in another order may change the nearest choice
     assert got[0] == got[1]
+
+
+DRAFTS = {  # the drafters are trained when a test wants them
+    "ngram": lambda: ngram(4),
+    "eagle3": lambda: test_drafter.asked(3),
+    "dflash": lambda: test_dflash.asked(5),
+}
+
+
+@pytest.mark.parametrize("settings", [{}, {"enforce_eager": True}], ids=["graphs", "eager"])
+@pytest.mark.parametrize("method", DRAFTS)
+def test_drafts_are_verified_on_all_ranks(cards, method, settings):
+    """The answers of one rank without drafts; texts that drafts know, and six more together."""
+
+    async def drafted(ranks, **more):
+        async with running(tiny.checkpoint("qwen3"), tensor_parallel=ranks, **SETTINGS, **more) as engine:
+            known = [text_request(drafters.PROMPTS[n], 30, ignore_eos=True) for n in range(2)]
+            found = [await answer(engine, each) for each in known]
+            found += await asyncio.gather(*(answer(engine, greedy(n)) for n in range(len(PROMPTS))))
+            biased = await answer(engine, greedy(0, logit_bias=((7, 100.0),)))
+            return found, biased, engine.stats.drafts
+
+    want, _, _ = asyncio.run(drafted(1))
+    got, biased, counts = asyncio.run(drafted(2, speculative=DRAFTS[method](), **settings))
+    assert sum(a == b for a, b in zip(got, want)) >= len(want) - 1  # as above
+    assert biased == [[7] * LENGTH]
+    assert 0 < counts.accepted_tokens <= counts.draft_tokens
 
 
 async def test_log_probabilities_and_rows_of_media(cards):

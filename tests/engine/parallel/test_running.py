@@ -16,9 +16,7 @@ from engine.base.config import LoraConfig
 from engine.base.errors import ConfigError
 from engine.base.trace import RANKS
 from engine.device.cards import Card, check_cards, detour_line
-from engine.models.registry import load_model_config
 from engine.parallel.group import Group
-from engine.parallel.slices import check_dealt
 from engine.weights.load import weight_bytes
 from server.ops.rank_metrics import rank_families
 from tests import tiny
@@ -87,15 +85,6 @@ async def test_weights_that_are_quantised_while_they_are_read_are_those_of_one_r
         async with running(QWEN2, tensor_parallel=ranks, quantization="fp8") as engine:
             found.append(await answer(engine, greedy(3)))
     assert found[0] == found[1]
-
-
-async def test_drafts_are_verified_on_all_ranks():
-    drafts = {"method": "ngram", "num_speculative_tokens": 4}
-    async with running(QWEN2, tensor_parallel=2, speculative=drafts) as engine:
-        for number in range(len(PROMPTS)):
-            assert await answer(engine, greedy(number)) == [expected(number)]
-        assert await answer(engine, greedy(0, logit_bias=((7, 100.0),))) == [[7] * LENGTH]
-        assert engine.stats.drafts.accepted_tokens > 0
 
 
 async def test_seeded_draws_are_those_of_one_rank():
@@ -172,13 +161,6 @@ async def test_what_does_not_run_is_refused_at_the_start(settings, said):
     engine = Engine(EngineConfig(model=str(QWEN2), **SMALL, **settings))
     with pytest.raises(ConfigError, match=f"--tensor-parallel-size {settings['tensor_parallel']}: .*{said}"):
         await engine.start()
-
-
-def test_drafts_are_refused_on_devices():
-    asked = EngineConfig(model=str(QWEN2), tensor_parallel=2, speculative={"method": "ngram"})
-    check_dealt(load_model_config(QWEN2), asked, on_devices=False)
-    with pytest.raises(ConfigError, match="--tensor-parallel-size 2: --speculative-config is not served"):
-        check_dealt(load_model_config(QWEN2), asked, on_devices=True)
 
 
 CARD = Card("H200", 100 << 30)

@@ -2,7 +2,8 @@
 
 A stream holds LIMIT operations; a launch into a full stream returns only after one of its operations has ended, as a
 driver's does after about a thousand. A graph is a list of small actions. An exchange ends on a rank only after all
-ranks have reached it. If no stream can go on while the host waits, the order of launches was wrong.
+ranks have reached it. A pass of a drafter guesses on rank 0, and ends on another rank only after rank 0's pass. If no
+stream can go on while the host waits, the order of launches was wrong.
 """
 
 from __future__ import annotations
@@ -23,13 +24,15 @@ from _fast.plan import StepPlan
 from tests.fast.oracles.runtime import CALLS
 
 LIMIT = 4
-PREP, EXCHANGE, SAMPLE, MARK, SET_TURN = range(5)
+PREP, EXCHANGE, SAMPLE, MARK, SET_TURN, PASS = range(6)
 HANDLES = {
     GraphKind.PREP: [PREP],
     GraphKind.DECODE: [EXCHANGE, EXCHANGE],
     GraphKind.MIXED: [EXCHANGE, EXCHANGE],
     GraphKind.SAMPLE: [EXCHANGE, SAMPLE, EXCHANGE],
     GraphKind.STEP: [PREP, EXCHANGE, EXCHANGE, EXCHANGE, SAMPLE, EXCHANGE],
+    GraphKind.DRAFT: [PASS],
+    GraphKind.FURTHER: [PASS],
 }
 TOKEN = 5
 CALLED: list[dict[str, Any]] = []  # referenced here, because a launcher calls its driver when it is freed
@@ -44,6 +47,7 @@ class Stream:
     record: int = -1  # that the newest prep has read
     reached: int = 0  # exchanges
     is_inside: bool = False  # of an exchange that it has reached
+    passes: int = 0  # that have ended
 
 
 class Driver:
@@ -125,6 +129,11 @@ class Driver:
     def EventElapsedTime(self, _into: int, _start: int, _end: int) -> int:
         return 0
 
+    def finish(self) -> None:
+        """Runs all that was launched."""
+        while self._go_on():
+            pass
+
     # -- the devices --------------------------------------------------------------------------------------------------
 
     def _push(self, rank: int, operation: list[Any]) -> int:
@@ -156,6 +165,10 @@ class Driver:
             if min(other.reached for other in self.streams) < stream.reached:
                 return False
             stream.is_inside = False
+        elif action == PASS:
+            if stream is not self.streams[0] and self.streams[0].passes <= stream.passes:
+                return False
+            stream.passes += 1
         elif action == PREP:
             stream.record = stream.turn
             if int(self.records[stream.turn][Header.STEP_LOW]) != given[stream.turn]:
@@ -177,19 +190,20 @@ class Driver:
 class RanksRig:
     """Records, ring and graphs of several ranks over a Driver, as tests.fast.oracles.runtime.Rig for one."""
 
-    def __init__(self, driver: Driver, rows: int, tokens: int, updates: int, max_slots: int) -> None:
+    def __init__(self, driver: Driver, rows: int, tokens: int, updates: int, max_slots: int, width: int = 1) -> None:
+        """`width`: places of a row's run."""
         self.driver = driver
         size = record_len(rows, tokens, updates, 0)
         self.records = driver.records = [np.zeros(size, np.int32) for _ in range(3)]
-        self.ring = driver.ring = [np.zeros(rows, np.int32) for _ in range(3)]
-        self.plans = [StepPlan(rows, tokens, updates, record, k, 1, 0) for k, record in enumerate(self.records)]
+        self.ring = driver.ring = [np.zeros(rows * width, np.int32) for _ in range(3)]
+        self.plans = [StepPlan(rows, tokens, updates, record, k, width, 0) for k, record in enumerate(self.records)]
         self.params = SlotParams(max_slots)
         lines, places = ([array.ctypes.data for array in arrays] for arrays in (self.ring, self.records))
         self.launcher = Launcher(driver.addresses(), 1, places, 1, lines, rows)
         ranks = range(len(driver.streams))
         for rank in ranks[1:]:
             self.launcher.add_rank(rank + 1, rank + 1)
-        sizes = {GraphKind.PREP: [1], GraphKind.MIXED: [16, tokens]}
+        sizes = {GraphKind.PREP: [1], GraphKind.MIXED: [16, tokens], GraphKind.SAMPLE: [1, 2, 4, rows * width]}
         for kind in GraphKind:
             for each in sizes.get(kind, [1, 2, 4, rows]):
                 handles = [1000 * (kind + 1) + 100 * rank for rank in ranks]

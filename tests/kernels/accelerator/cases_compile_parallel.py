@@ -6,16 +6,19 @@ from triton.compiler import ASTSource
 
 from engine.kernels.parallel.choice import (
     BLOCK,
-    TOKENS_AT,
     await_logits_kernel,
     fetch_logits_kernel,
     send_logits_kernel,
-    send_tokens_kernel,
-    take_tokens_kernel,
 )
 from engine.kernels.parallel.dealt_norm import dealt_norm_kernel, dealt_squares_kernel
 from engine.kernels.parallel.one_shot import one_shot_kernel
 from engine.kernels.parallel.room import BATCH
+from engine.kernels.parallel.tokens import (
+    send_guesses_kernel,
+    send_slots_kernel,
+    take_guesses_kernel,
+    take_slots_kernel,
+)
 from engine.kernels.parallel.two_shot import two_shot_kernel
 from tests.kernels.accelerator.targets import TARGETS, cases, compiles
 
@@ -121,20 +124,37 @@ CHOICE = {
         {"out": "*bf16", "logits": "i64", "part": "*bf16", "columns": "i32", "width": "i32"},
         {"BLOCK": BLOCK},
     ),
-    "tokens are sent": (
-        send_tokens_kernel,
-        {"rooms": ("i64",) * 4, "tokens": "*i32", "count": "i32"},
-        {"TOKENS_AT": TOKENS_AT, "RANKS": 4, "BLOCK": 256},
-    ),
-    "tokens are taken": (
-        take_tokens_kernel,
-        {
-            "words": "*i32", "own": "i64", "sample_row": "*i32", "sample_slot": "*i32", "lines": "i32", "error": "i64",
-            "polls": "i32",
-        },
-        {"TOKENS_AT": TOKENS_AT, "MAPPED": False, "BLOCK": 256},
-    ),
 }  # fmt: skip
+
+
+SLOTS = {"words": "*i32", "drafts": "*i32", "survivals": "*i32"}
+ROWS = {"sample_row": "*i32", "sample_slot": "*i32", "num_sampled": "*i32", "most": "i32"}
+LINES = {"token_ids": "*i64", "sample_index": "*i64", "num_sampled": "*i32", "most": "i32"}
+CHOICE |= {
+    f"words of {drafts} drafts are sent to {ranks}": (
+        send_slots_kernel,
+        {"rooms": ("i64",) * ranks, **SLOTS, **ROWS},
+        {"AT": 1280, "NUM": drafts, "COUNT": count, "WORDS": words, "WIDTH": width, "RANKS": ranks, "BLOCK": 64},
+    )
+    for ranks, drafts, count, words, width in ((2, 3, 9, 16, 5), (4, 0, 1, 1, 1), (8, 7, 17, 32, 9))
+}
+CHOICE |= {
+    f"words of {drafts} drafts are taken{where}": (
+        take_slots_kernel,
+        {**SLOTS, **AWAITED, **ROWS},
+        {"AT": 1280, "NUM": drafts, "COUNT": count, "WORDS": words, "WIDTH": width, "MAPPED": mapped, "BLOCK": 64},
+    )
+    for drafts, count, words, width, mapped, where in ((3, 9, 16, 5, False, ""), (0, 1, 1, 1, True, " in host memory"))
+}
+CHOICE |= {
+    f"guesses are sent to {ranks}": (
+        send_guesses_kernel,
+        {"rooms": ("i64",) * ranks, **LINES},
+        {"RANKS": ranks, "BLOCK": 256},
+    )
+    for ranks in (2, 8)
+}
+CHOICE["guesses are taken"] = take_guesses_kernel, {**LINES, **AWAITED}, {"MAPPED": False, "BLOCK": 256}
 
 
 @pytest.mark.parametrize(("name", "target"), cases(CHOICE))
@@ -145,6 +165,6 @@ def test_the_choice_compiles(name, target):
         if name == "logits are fetched":
             assert "ld.global.cv" in made.asm["ptx"]
             return
-        waits = name.startswith("logits are awaited") or name == "tokens are taken"
+        waits = "awaited" in name or "taken" in name
         assert ("sys.acquire" if waits else "sys.release") in made.asm["ptx"]
         assert ("ld.volatile" in made.asm["ptx"]) == ("host" in name)

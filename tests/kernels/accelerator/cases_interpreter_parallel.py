@@ -1,4 +1,4 @@
-"""Exchanges of rows, logits and tokens in Triton's interpreter: each phase runs on all ranks before the next."""
+"""Exchanges of rows and logits in Triton's interpreter: each phase runs on all ranks before the next."""
 
 import random
 from dataclasses import replace
@@ -17,19 +17,15 @@ from engine.kernels.parallel.choice import (
     make_choice_rooms,
     send_logits,
     send_logits_reference,
-    send_tokens,
-    send_tokens_reference,
-    take_tokens,
-    take_tokens_reference,
 )
 from engine.kernels.parallel.exchange import exchange_reference, launch_exchange
 from engine.kernels.parallel.one_shot import CONSUME, PUBLISH, launch_one_shot
 from engine.kernels.parallel.room import EPOCH, FAILED, RoomLayout, make_rooms
 from engine.kernels.parallel.two_shot import PUSH, REDUCE, TAKE, launch_two_shot
-from engine.kernels.step_tensors import empty_inputs, empty_slots
 from engine.layers.norm import RMSNorm
 from engine.parallel.device import DeviceGroup, Needs
 from tests.engine.host_accelerator import HostAccelerator
+from tests.kernels.accelerator.cases_interpreter_rank_tokens import stepped
 
 WAYS = {launch_one_shot: (PUBLISH, CONSUME), launch_two_shot: (PUSH, REDUCE, TAKE)}
 # The interpreter cuts float32 to bfloat16 instead of rounding; float16 has the same size and is rounded.
@@ -247,22 +243,13 @@ def test_a_room_without_large_exchanges_has_no_areas_for_them():
     assert many.num_bytes - many.offsets[4] >= (2 * many.own_rows + 3) * 48 * 4
 
 
-def stepped(rows, slots):
-    """Inputs and slots of a step whose sampled rows are 2, 0, ... of slots 5, 4, ...; the last line is padding."""
-    inputs = empty_inputs(8, 16, 1, 1, "cpu")
-    inputs.sample_row[:rows] = torch.tensor([2, 0, 3, 1][:rows], dtype=torch.int32)
-    inputs.sample_slot[:rows] = torch.arange(slots - 1, slots - 1 - rows, -1, dtype=torch.int32)
-    return inputs, empty_slots(slots, 4, 1, "cpu")
-
-
 @pytest.mark.parametrize(("ranks", "mapped"), [(2, None), (3, None), (8, None), (2, of_host), (3, of_host)])
-def test_all_logits_reach_rank_0_and_its_tokens_all_slots(ranks, mapped, monkeypatch):
+def test_all_logits_reach_rank_0(ranks, mapped, monkeypatch):
     monkeypatch.setattr(choice_file, "BLOCK", 8)  # a row is several programs
     vocab, error = 13 * ranks - 3, torch.zeros(1, dtype=torch.int32)
     rooms = make_choice_rooms(8, 4, vocab, torch.float32, ["cpu"] * ranks, error, mapped)
-    for rows in (3, 1, 4):
-        logits, tokens = torch.randn(rows, vocab), torch.randint(0, 99, (8,), dtype=torch.int32)
-        tokens[0] = -1  # no token: row 0 has failed
+    for number, rows in enumerate((3, 1, 4)):
+        logits = torch.randn(rows, vocab)
         parts, whole = logits.tensor_split(ranks, 1), torch.zeros(4, vocab)
         for room, part in zip(rooms[1:], parts[1:]):
             column = vocab - sum(each.shape[1] for each in parts[room.rank :])
@@ -271,28 +258,16 @@ def test_all_logits_reach_rank_0_and_its_tokens_all_slots(ranks, mapped, monkeyp
         assert torch.equal(await_logits(rooms[0], parts[0]), logits)
         assert torch.equal(fetch_logits_reference(whole, parts[0]), logits)
         assert torch.equal(await_logits_reference(whole, parts[0]), logits)
-        send_tokens(rooms[0], tokens)
-        found = [room.memory.clone() for room in rooms]
-        send_tokens_reference(rooms, tokens)
-        assert all(torch.equal(room.memory, memory) for room, memory in zip(rooms, found))
-        for room in rooms[1:]:
-            (inputs, slots), (_, want) = stepped(rows, 6), stepped(rows, 6)
-            take_tokens(room, inputs, slots)
-            take_tokens_reference(tokens, inputs, want)
-            assert torch.equal(slots.words, want.words)
-            assert slots.word(SlotWord.LAST_TOKEN)[5] == tokens[2]
-    assert [int(room.state()[EPOCH]) for room in rooms] == [3] * ranks
+        for room in rooms:
+            room.state()[EPOCH] = number + 1  # as after the tokens of this choice
     assert not error.item()
 
 
-def test_a_choice_that_does_not_come_is_reported():
+def test_logits_that_do_not_come_are_reported():
     error = torch.zeros(1, dtype=torch.int32)
     rooms = [replace(room, polls=3) for room in make_choice_rooms(8, 4, 10, torch.float32, ["cpu"] * 2, error)]
     await_logits(rooms[0], torch.zeros(1, 5))
     assert (error.item(), int(rooms[0].state()[FAILED])) == (1, 1)
-    error.zero_()
-    take_tokens(rooms[1], *stepped(2, 6))
-    assert (error.item(), int(rooms[1].state()[FAILED])) == (1, 1)
 
 
 def test_sums_of_squares_are_exchanged_in_rows_of_two():
@@ -305,7 +280,7 @@ def test_sums_of_squares_are_exchanged_in_rows_of_two():
 @pytest.mark.parametrize("mapped", [False, True])
 def test_a_group_waits_for_no_rank_until_it_is_ready_and_begins_with_empty_rooms(mapped):
     kinds = (torch.float32, 48), (torch.float32, 2)
-    group = DeviceGroup([HostAccelerator()] * 2, Needs(kinds, 9, 8, 4, 10, torch.float32), programs=2, mapped=mapped)
+    group = DeviceGroup([HostAccelerator()] * 2, Needs(kinds, 9, 8, 16, 10, torch.float32), programs=2, mapped=mapped)
     norm = RMSNorm(48, 1e-6)
     norm.weight = torch.ones(48)
     for rows in (1, 9):  # both ways; a rank launches everything before the other begins
@@ -314,19 +289,25 @@ def test_a_group_waits_for_no_rank_until_it_is_ready_and_begins_with_empty_rooms
             link.add_to(torch.ones(rows, 48), torch.ones(rows, 48))
             link.add_then(torch.ones(rows, 48), torch.ones(rows, 48), norm)
             link.gather(torch.ones(min(rows, 4), 5), 5 * group.links.index(link))
-            link.share(torch.zeros(8, dtype=torch.int32), *stepped(2, 6))
+            inputs, slots = stepped(1, 0)
+            link.share_guesses(inputs)
+            link.share(inputs, slots)
     assert group.error.item() == 1
     group.ready()
     assert group.error.item() == 0
-    fresh = DeviceGroup([HostAccelerator()] * 2, Needs(kinds, 9, 8, 4, 10, torch.float32), mapped=mapped)
+    fresh = DeviceGroup([HostAccelerator()] * 2, Needs(kinds, 9, 8, 16, 10, torch.float32), mapped=mapped)
     fresh.ready()
     for own, new in zip(group.memories(), fresh.memories(), strict=True):
         assert torch.equal(own, new)
     logits = torch.randn(3, 10)
     group.links[1].gather(logits[:, 5:], 5)
     assert torch.equal(group.links[0].gather(logits[:, :5], 0), logits)
-    group.links[0].share(torch.full((8,), 3, dtype=torch.int32), *stepped(2, 6))
-    inputs, slots = stepped(2, 6)
-    group.links[1].share(torch.zeros(8, dtype=torch.int32), inputs, slots)
-    assert slots.word(SlotWord.LAST_TOKEN).tolist() == [0, 0, 0, 0, 3, 3, 0]
+    (inputs, slots), (others, other_slots) = stepped(1, 0), stepped(2, 0)
+    group.links[0].share_guesses(inputs)
+    group.links[1].share_guesses(others)
+    assert torch.equal(inputs.token_ids[inputs.sample_index[:3]], others.token_ids[inputs.sample_index[:3]])
+    group.links[0].share(inputs, slots)
+    group.links[1].share(others, other_slots)
+    newest = slots.word(SlotWord.LAST_TOKEN)
+    assert torch.equal(other_slots.word(SlotWord.LAST_TOKEN)[inputs.sample_slot[:3]], newest[inputs.sample_slot[:3]])
     assert group.error.item() == 0

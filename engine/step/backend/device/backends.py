@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.base.config import EngineConfig
-from engine.layers.batch import LayerHook
+from engine.layers.batch import FollowedHook, LayerHook
 from engine.parallel.model import SplitModel
 from engine.sampling.masks import LineUpload
 from engine.step.backend.device.backend import DeviceBackend, DeviceSteady
@@ -32,8 +32,11 @@ def token_backend(
     buffers = StepBuffers(rank, sizes, config.deterministic, has_media, hooks, config.lora is not None)
     forward = DeviceForward(config, rank, sizes, buffers, endings)
     if isinstance(rank.model, SplitModel):
+        followed = list(map(FollowedHook, hooks))
         following = [
-            FollowingForward(each, sizes, StepBuffers(each, sizes, config.deterministic, has_media, (), first=buffers))
+            FollowingForward(
+                each, sizes, StepBuffers(each, sizes, config.deterministic, has_media, followed, first=buffers)
+            )
             for each in ranks[1:]
         ]
         forward.all = Forwards(forward, following, rank.model.group)

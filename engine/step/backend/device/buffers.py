@@ -238,6 +238,7 @@ class StepBuffers:
             adapters=None if adapters is None else adapters[:tokens],
             named=bool(variant & self.variants.forward),
             hooks=self.hooks,
+            whole=any(hook.whole for hook in self.hooks),
         )
         for hook in self.hooks:
             hook.begin(batch, self._drafted(0))

@@ -1,10 +1,11 @@
 """Forwards: the forwards of an engine's ranks. RankForward is what every rank launches; most engines have one rank.
 
 Owner: device thread; its Group has a thread that launches each further rank. Rank 0 (forward.py: DeviceForward) chooses
-the tokens. FollowingForward sends its logits to rank 0 and takes the tokens from it:
+the tokens, and has the drafter of a server with drafts. FollowingForward sends its logits to rank 0 and takes the
+tokens from it, and before the forward of a step with drafts the guesses of each pass of the drafter:
 
-    rank 0    prep, forward | logits, others' logits, choice | tokens to all ranks | tokens home
-    rank r    prep, forward | logits to rank 0 ................| tokens -> slots
+    rank 0    prep | pass -> all ranks | forward | logits, others' logits, choice | tokens to all ranks | tokens home
+    rank r    prep | guesses -> step   | forward | logits to rank 0 ..............| tokens -> slots
 
 All ranks read the same record, so a step is planned once.
 """
@@ -59,6 +60,8 @@ class RankForward(ABC):
     def draft_into(self, kind: int, rows: int) -> None:
         """A pass of a drafter over at most so many rows with drafts."""
         self.buffers.draft(kind, rows)
+        if self._link is not None:
+            self._link.share_guesses(self.buffers.inputs)
 
     def abridged_into(self, kind: int, tokens: int, variant: int = 0) -> None:
         """`forward_into` with a tenth of the launches, which loads every kernel."""
@@ -115,7 +118,7 @@ class RankForward(ABC):
 
     def _share_tokens(self) -> None:
         if self._link is not None:
-            self._link.share(self.buffers.home.tokens, self.buffers.inputs, self.buffers.slots.tensors)
+            self._link.share(self.buffers.inputs, self.buffers.slots.tensors)
 
     def _keep_sampled(self, batch: Batch, count: int) -> None:
         """Runs the forward and stores the hidden states of the first `count` lines (`count` <= tokens)."""

@@ -160,16 +160,16 @@ class Startup:
         sized = partial(
             device_blocks,
             self._config,
-            self._rank.layout,
-            sizes.max_model_len,
-            sizes.max_chunk,
-            sizes.max_rows,
+            max_model_len=sizes.max_model_len,
+            max_chunk=sizes.max_chunk,
+            rows=sizes.max_rows,
             peak_bytes=peak + self._claim.step_bytes,
             # The graphs' pool holds the largest step a second time.
             graph_bytes=graphed + GRAPH_BYTES * graphs,
         )
         # Every rank has the same blocks.
-        return min(sized(memory=rank.accelerator.memory()) for rank in self._ranks if rank.accelerator is not None)
+        devices = [(rank.layout, rank.accelerator) for rank in self._ranks]
+        return min(sized(layout, memory=device.memory()) for layout, device in devices if device is not None)
 
     def _encode_largest(self, rows: int) -> None:
         """Runs in every tower the item of `rows` rows that needs most memory, and as many items as may run together."""

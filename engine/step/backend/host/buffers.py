@@ -79,6 +79,7 @@ def build(
         sample_index=torch.from_numpy(last.astype(np.int64)),
         adapters=torch.from_numpy(adapters[row_of]) if adapters.any() else None,
         hooks=hooks,
+        whole=any(hook.whole for hook in hooks),
     )
     if hooks:
         _begin(batch, _drafted(rows, slots, query_start, context_len) if plan.width > 1 else None)
