@@ -32,7 +32,10 @@ from tests.bench.shapes import SHAPES, write_folder
 FILE = "gpu_parallel.json"
 CASES = "exchange,8b on 1,8b on 2,32b on 2,llama-70b fp8 on 2,llama-70b on 2"  # of issue 48
 # Reported without a must.
-FURTHER = "gpt-oss-120b on 1,gpt-oss-120b experts on 2,30b-a3b on 1,30b-a3b on 2,30b-a3b experts on 2"
+FURTHER = (
+    "gpt-oss-120b on 1,gpt-oss-120b experts on 2,30b-a3b on 1,30b-a3b on 2,30b-a3b experts on 2,"
+    "qwen-27b on 1,qwen-27b on 2,qwen-35b-a3b on 1,qwen-35b-a3b on 2,nano on 1,nano on 2"
+)
 WIDTH = 8192  # of the exchanges
 WHAT = {  # shape -> its measurements
     "8b": ("1x576", "host", "prompt", "256x1024"),
@@ -40,6 +43,7 @@ WHAT = {  # shape -> its measurements
     "llama-70b": ("1x576",),
     "gpt-oss-120b": ("1x576", "64x1536"),
     "30b-a3b": ("1x576", "64x576", "256x576"),
+    **dict.fromkeys(("qwen-27b", "qwen-35b-a3b", "nano"), ("1x576", "prompt", "64x576")),  # with states
     "tiny": ("1x96", "host", "prompt", "4x96"),
     "tiny-sparse": ("1x96",),
 }
