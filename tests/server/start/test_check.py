@@ -203,6 +203,23 @@ def test_ranks_share_the_bytes_of_the_weights(quantization):
     runtime.model.close()
 
 
+def test_the_first_card_holds_the_drafter(monkeypatch):
+    """So it limits the KV cache."""
+    folder = str(tiny.checkpoint("qwen3"))
+    monkeypatch.setattr(estimate_module, "choose_device", lambda asked: "cuda:0")
+    monkeypatch.setattr(shares_module, "cards_of", lambda ranks: [Card("H200", 10 * GIB)] * ranks)
+    monkeypatch.setattr(shares_module, "device_memory", lambda device: DeviceMemory(10 * GIB, 10 * GIB))
+    config, found = EngineConfig(folder, tensor_parallel=2, dtype="bfloat16"), []
+    drafts = {"model": str(drafters.eagle3("qwen3")), "num_speculative_tokens": 3}
+    for speculative in ({}, drafts):
+        found.append(estimate(replace(config, speculative=speculative), open_checkpoint(folder)))
+    (first, other), (plain, same) = found[1].of_ranks, found[0].of_ranks
+    assert other == same
+    drafter = first - plain
+    assert drafter > 20_000
+    assert found[1].num_blocks < found[0].num_blocks
+
+
 def test_ranks_share_the_experts():
     folder = str(tiny.checkpoint("mixtral"))
     config = EngineConfig(folder, tensor_parallel=2, ranks=RanksConfig(whole_experts=True), **SETTINGS)
