@@ -29,17 +29,18 @@ TARGETS = {
 }
 
 
-# The order in which forms are assigned to targets: even two or three forms cover CUDA and HIP. LLVM takes longest for
-# gfx1100, and a kernel's first form is its simplest.
-TURNS = ("gfx1100", "sm_90", "sm_80", "gfx942", "gfx950", "sm_100")
-# Targets where a kernel may begin before the previous one has ended; elsewhere CUDA-only constants are off.
+# The order in which a kernel's forms are assigned to targets, so that two forms already cover CUDA and HIP. Each kernel
+# begins at another pair; one that overlaps with the previous kernel begins at a target where it may.
+TURNS = ("sm_90", "gfx1100", "sm_100", "gfx950", "sm_80", "gfx942")
+# Targets where a kernel may begin before the previous one has ended; elsewhere these constants are 0.
 OVERLAPPING = {"sm_90", "sm_100"}
+OVERLAPS = ("OVERLAP", "PREFETCH", "LEAD", "MATERIALISE")
 FLOAT8 = {"sm_90", "sm_100", "gfx950"}  # matrix units with e4m3
-# `make test` sets this variable: LLVM optimises for a target of each vendor, `make test-full` for all. Without its
-# optimiser, which takes half of the time, LLVM selects instructions and registers all the same. Texts with inline
-# assembly are optimised for CUDA, because ptxas loses with long texts what LLVM saves.
+# `make test` sets this variable: kernels are compiled for a few targets, and without LLVM's optimiser, which takes half
+# of the time; LLVM selects instructions and registers all the same. `make test-full` optimises, for all targets. Texts
+# with inline assembly are always optimised for CUDA, because ptxas loses with long texts what LLVM saves.
 QUICK = os.environ.get("OMNILOOP_QUICK_CASES") == "1"
-WHOLE = {"sm_90", "gfx942"}
+WHOLE = {"sm_90", "gfx942"}  # targets whose assembler runs for every kernel
 
 
 def compiles(
@@ -52,10 +53,7 @@ def compiles(
     """
     device, shared = TARGETS[target]
     if target not in OVERLAPPING:
-        constants = {
-            name: 0 if name in ("OVERLAP", "PREFETCH", "LEAD", "MATERIALISE") else value
-            for name, value in constants.items()
-        }
+        constants = {name: 0 if name in OVERLAPS else value for name, value in constants.items()}
     if target not in FLOAT8 and "NATIVE" in constants:
         constants = {**constants, "NATIVE": False}
     if device.backend != "cuda" and "PAIRS" in constants:
@@ -69,7 +67,7 @@ def compiles(
     attributes = {(number,): [["tt.divisibility", 16]] for number in even}
     source = ASTSource(kernel, types, constexprs=constants, attrs=attributes)
     with triton.knobs.runtime.scope(), pytest.MonkeyPatch.context() as patch:
-        if target not in WHOLE:
+        if QUICK or target not in WHOLE:
             triton.knobs.runtime.add_stages_inspection_hook = partial(assembled_where_needed, patch)
         made = triton.compile(source, target=device, options=options)
     assert made.asm["cubin" if device.backend == "cuda" else "hsaco"]
@@ -129,20 +127,23 @@ def first_of_each(values: Iterable[Any], kind: Callable[[Any], Any]) -> list[Any
 
 
 def cases(kernels: dict[str, tuple], elsewhere: Collection[Any] = ()) -> list[Any]:
-    """(name, target): `make test` compiles each kernel for every target in one form; other pairs are marked `full`.
+    """(name, target): `make test` compiles each kernel for a target of each vendor, and up to six forms for one target.
 
-    Another file compiles the kernels of `elsewhere` for every target. Here their first form is compiled for Hopper, and
-    their last one for CDNA.
+    Another file compiles the kernels of `elsewhere` likewise. Here their first form is compiled for Hopper, and their
+    last one for CDNA. Other pairs are marked `full`.
     """
     forms, short = defaultdict(list), set()
     for name, (kernel, *_) in kernels.items():
         forms[kernel].append(name)
-    for kernel, names in forms.items():
+    for number, (kernel, names) in enumerate(forms.items()):
         if kernel in elsewhere:
             short |= set(zip((names[0], *names[1:][-1:]), ("sm_90", "gfx942")))
         else:
             spread = [names[turn * len(names) // 6] for turn in range(6)] if len(names) > 6 else names
-            short |= {(spread[turn % len(spread)], target) for turn, target in enumerate(TURNS)}
+            overlaps = any(kernels[name][2].get(constant) for name in names for constant in OVERLAPS)
+            first = 2 * (number % (2 if overlaps else 3))
+            turns = (TURNS[first:] + TURNS[:first])[: max(2, len(spread))]
+            short |= {(spread[turn % len(spread)], target) for turn, target in enumerate(turns)}
     return [
         pytest.param(name, target, marks=() if (name, target) in short else pytest.mark.full)
         for name in kernels
