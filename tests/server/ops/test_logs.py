@@ -110,7 +110,7 @@ def test_a_full_disk_costs_lines(tmp_path):
     with open("/dev/full", "wb", buffering=0) as full:
         writer = LineWriter(full.fileno(), said.set)
         writer.add("lost\n")
-        assert said.wait(10)
+        assert said.wait(60)
         assert writer.flush(10)
         assert writer.dropped == 1
 

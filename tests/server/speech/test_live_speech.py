@@ -286,7 +286,7 @@ async def test_a_turn_that_is_open_when_the_server_drains_has_its_text(server, m
     socket.append(sound[20000:])
     events = await events_until(socket, ".completed")
     assert events[-1]["transcript"] == deltas(events) != ""
-    while (await asyncio.wait_for(socket.events.get(), 10))["type"] != "websocket.close":
+    while (await asyncio.wait_for(socket.events.get(), 60))["type"] != "websocket.close":
         pass
     await asyncio.wait_for(socket.task, 60)
     assert (state.body_budget.used, state.places.taken) == (0, 0)
