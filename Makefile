@@ -28,7 +28,8 @@ LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(PY) -m mypy && 
 # One worker per core runs whole files (tests/conftest.py); the slowest 20 tests are printed. Lint runs in parallel with
 # the tests. These lines have no $(MAKE), because make runs a line with $(MAKE) even under -n.
 TEST_JOBS ?= $(shell nproc)
-PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n $(TEST_JOBS) --dist loadscope --no-loadscope-reorder --durations=20
+# With an empty PYTHONDONTWRITEBYTECODE Python writes bytecode, so the servers that tests start need not compile each file.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -n $(TEST_JOBS) --dist loadscope --no-loadscope-reorder --durations=20
 test: .stamp-build .stamp-dev  ## lint, types and the whole CPU suite
 	@{ $(LINT); } > build/lint.log 2>&1 & \
 	$(PYTEST) -m "not gpu and not full" $(ARGS); tests=$$?; \

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import json
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from tests import drafters, tiny
-from tests.drafters import EPS, HEAD_DIM, HEADS, HIDDEN, NUM_TOKENS, PROMPTS, WIDTH
+from tests.drafters import EPS, HEAD_DIM, HEADS, HIDDEN, NUM_TOKENS, WIDTH
+from tests.once import made_once
 
 MASK = 3  # the token of the masks
 GROUP = 16  # columns with the same change of a convolution's kernel
@@ -249,8 +249,7 @@ def used_tokens(texts: list[list[int]]) -> Tensor:
 @functools.cache
 def taught(target: str, form: Form) -> TorchBlocks:
     """A drafter that follows the target's greedy answers to a few random prompts."""
-    model = tiny.reference(tiny.checkpoint(target))
-    texts = [drafters.greedy(model, ids, 36) for ids in PROMPTS]
+    model, texts = tiny.reference(tiny.checkpoint(target)), drafters.answers(target)
     drafter = TorchBlocks(form, model)
     if form.maps:
         drafter.tokens = used_tokens(texts)
@@ -281,9 +280,7 @@ def taught(target: str, form: Form) -> TorchBlocks:
 @functools.cache
 def folder_of(target: str, form: Form) -> Path:
     """The folder of a trained drafter."""
-    folder = Path(tempfile.mkdtemp(prefix=f"omniloop-dflash-{target}-"))
-    write(folder, taught(target, form))
-    return folder
+    return made_once(f"blocks-{target}", form, lambda folder: write(folder, taught(target, form)))
 
 
 def tensors_of(drafter: TorchBlocks) -> dict[str, Tensor]:

@@ -53,6 +53,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (item.path in last) - (item.nodeid.partition("::")[0] in APART))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
+    """Collects no garbage while imports and parameters only add objects: a fifth of the time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Freezes the objects that imports created: a garbage collection inside a test need not walk through them."""
     gc.collect()

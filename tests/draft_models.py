@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,8 @@ import torch
 from torch.nn import functional
 
 from tests import tiny
-from tests.drafters import PROMPTS, greedy
+from tests.drafters import PROMPTS, greedy, greedy_texts
+from tests.once import made_once
 
 SMALL = {"num_hidden_layers": 2, "hidden_size": 48, "intermediate_size": 64, "max_position_embeddings": 256}
 FAMILIES: dict[str, Callable[[], Any]] = {
@@ -26,11 +26,14 @@ FAMILIES: dict[str, Callable[[], Any]] = {
 @functools.cache
 def draft_model(target: str, family: str = "llama") -> Path:
     """The folder of a model that has seen the target's greedy answers to PROMPTS."""
-    folder = Path(tempfile.mkdtemp(prefix=f"omniloop-draft-{family}-"))
+    return made_once(f"draft-{family}", target, lambda folder: tiny.save(taught(target, family), folder))
+
+
+def taught(target: str, family: str) -> Any:
     model, large = FAMILIES[family](), tiny.reference(tiny.checkpoint(target))
     if large.config.vocab_size > model.config.vocab_size:
         model.resize_token_embeddings(large.config.vocab_size, mean_resizing=False)
-    texts = torch.tensor([greedy(large, ids, 32) for ids in PROMPTS[:2]])
+    texts = torch.tensor(greedy_texts(large, PROMPTS[:2], 32))
     with torch.enable_grad():
         optimizer = torch.optim.Adam([each.requires_grad_() for each in model.parameters()], 0.01)
         for _ in range(25):
@@ -38,7 +41,7 @@ def draft_model(target: str, family: str = "llama") -> Path:
             optimizer.zero_grad()
             functional.cross_entropy(logits.flatten(0, 1), texts[:, 1:].flatten()).backward()
             optimizer.step()
-    return tiny.save(model, folder)
+    return model
 
 
 @functools.cache

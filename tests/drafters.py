@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import json
 import math
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tests import tiny
+from tests.once import made_once
 
 STREAMS = (1, 2, 3)  # of the tiny targets, which have at least three layers
 HIDDEN, HEADS, HEAD_DIM, WIDTH, NUM_TOKENS = 64, 4, 32, 96, 250
@@ -73,11 +73,11 @@ class TorchEagle3:
         return self.product("fc", self.norm("input_norm", joined) if options.get("norm_before_fc") else joined)
 
     def embedded(self, token_ids: Tensor) -> Tensor:
-        """token_ids [n] at places 1 .. n -> [n, H]."""
+        """token_ids [..., n] at places 1 .. n -> [..., n, H]."""
         return functional.embedding(token_ids, self.embedding)
 
     def layer(self, token_ids: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-        """token_ids [n] at places 1 .. n, before [n, H] -> logits [n, D] of the next tokens, features [n, H]."""
+        """token_ids [..., n] at places 1 .. n, before [..., n, H] -> logits of the tokens behind, features."""
         normed = self.norm("layers.0.hidden_norm", before)
         x = torch.cat([self.norm("layers.0.input_layernorm", self.embedded(token_ids)), normed], -1)
         out = normed if self.form.options.get("norm_before_residual") else before
@@ -91,22 +91,24 @@ class TorchEagle3:
         return self.product("lm_head", hidden), hidden if self.form.options.get("norm_output") else out
 
     def attended(self, stem: str, x: Tensor) -> Tensor:
-        """Causal attention of a layer over its input [n, width] -> [n, H]."""
-        count = len(x)
+        """Causal attention of a layer over its input [..., n, width] -> [..., n, H]."""
+        places = torch.arange(x.shape[-2])
         q, k, v = (
-            self.product(f"{stem}self_attn.{name}_proj", x).view(count, -1, HEAD_DIM).transpose(0, 1) for name in "qkv"
+            self.product(f"{stem}self_attn.{name}_proj", x).unflatten(-1, (-1, HEAD_DIM)).transpose(-2, -3)
+            for name in "qkv"
         )
-        q, k = rotated(q, torch.arange(count)), rotated(k, torch.arange(count))
-        k, v = (x.repeat_interleave(HEADS // self.form.kv_heads, 0) for x in (k, v))
-        scores = q @ k.transpose(1, 2) / math.sqrt(HEAD_DIM)
-        scores = scores.masked_fill(torch.ones(count, count).triu(1) > 0, float("-inf"))
-        return self.product(f"{stem}self_attn.o_proj", (scores.softmax(-1) @ v).transpose(0, 1).flatten(1))
+        q, k = rotated(q, places), rotated(k, places)
+        k, v = (x.repeat_interleave(HEADS // self.form.kv_heads, -3) for x in (k, v))
+        scores = q @ k.transpose(-1, -2) / math.sqrt(HEAD_DIM)
+        scores = scores.masked_fill(places > places[:, None], float("-inf"))
+        return self.product(f"{stem}self_attn.o_proj", (scores.softmax(-1) @ v).transpose(-2, -3).flatten(-2))
 
     def masked(self, ids: Tensor, before: Tensor, count: int) -> Tensor:
-        """Logits after a text and after count - 1 masks behind it."""
+        """Logits after texts [..., n] and after count - 1 masks behind each."""
         streams = list(self.tensors["mask_hidden"].view(1, -1).chunk(len(self.form.streams), 1))
-        ids = torch.cat([ids, torch.full((count - 1,), MASK)])
-        return self.layer(ids, torch.cat([before, self.feature(streams).expand(count - 1, -1)]))[0]
+        ids = torch.cat([ids, torch.full((*ids.shape[:-1], count - 1), MASK)], -1)
+        masks = self.feature(streams).expand(*ids.shape[:-1], count - 1, -1)
+        return self.layer(ids, torch.cat([before, masks], -2))[0]
 
     @torch.inference_mode()
     def propose(self, text: list[int], features: Tensor, count: int) -> list[int]:
@@ -126,7 +128,7 @@ class TorchEagle3:
 
 
 def rotated(x: Tensor, places: Tensor) -> Tensor:
-    """Heads [h, n, HEAD_DIM] at the places [n]."""
+    """Heads [..., n, HEAD_DIM] at the places [n]."""
     angles = places[:, None] * 10_000.0 ** (-torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)
     cos, sin = torch.cat([angles.cos()] * 2, -1), torch.cat([angles.sin()] * 2, -1)
     return x * cos + torch.cat([-x[..., HEAD_DIM // 2 :], x[..., : HEAD_DIM // 2]], -1) * sin
@@ -135,10 +137,7 @@ def rotated(x: Tensor, places: Tensor) -> Tensor:
 @functools.cache
 def eagle3(target: str, form: Form = Form()) -> Path:
     """The folder of a trained drafter."""
-    folder = Path(tempfile.mkdtemp(prefix=f"omniloop-eagle3-{target}-"))
-    model = tiny.reference(tiny.checkpoint(target))
-    write(folder, trained(model, form), form)
-    return folder
+    return made_once(f"eagle3-{target}", form, lambda folder: write(folder, trained(target, form), form))
 
 
 def write(folder: Path, tensors: dict[str, Tensor], form: Form, **changes: Any) -> None:
@@ -231,10 +230,15 @@ def summed(steps: list[tuple[int, int, int]]) -> tuple[int, int, int]:
 
 def greedy(model: Any, ids: list[int], count: int) -> list[int]:
     """The text with the target's next `count` tokens."""
+    return greedy_texts(model, [ids], count)[0]
+
+
+def greedy_texts(model: Any, prompts: list[list[int]], count: int) -> list[list[int]]:
+    """Texts of equal length, each with the target's next `count` tokens."""
     model.generation_config.eos_token_id = None
-    given = torch.tensor([ids])
+    given = torch.tensor(prompts)
     rules = {"attention_mask": torch.ones_like(given), "do_sample": False, "pad_token_id": 0}  # a text may have token 0
-    return model.generate(given, max_new_tokens=count, **rules)[0].tolist()
+    return model.generate(given, max_new_tokens=count, **rules).tolist()
 
 
 def layer_shapes(stem: str, width: int, kv_heads: int, hidden: int = HIDDEN) -> dict[str, tuple[int, ...]]:
@@ -253,12 +257,19 @@ def layer_shapes(stem: str, width: int, kv_heads: int, hidden: int = HIDDEN) -> 
     }
 
 
-def trained(model: Any, form: Form, rounds: int = 40) -> dict[str, Tensor]:
-    """Tensors of a drafter that follows the target's greedy answers to a few random prompts."""
-    texts = [greedy(model, ids, 36) for ids in PROMPTS]
+@functools.cache
+def answers(target: str) -> list[list[int]]:
+    """Texts of equal length: the target's greedy answers to a few random prompts."""
+    return greedy_texts(tiny.reference(tiny.checkpoint(target)), PROMPTS, 36)
+
+
+def trained(target: str, form: Form, rounds: int = 40) -> dict[str, Tensor]:
+    """Tensors of a drafter that follows the target's answers."""
+    model, texts = tiny.reference(tiny.checkpoint(target)), answers(target)
     made, fixed = drawn(form, texts)
     drafter = TorchEagle3(made, model.get_input_embeddings().weight.detach(), form)
-    teach(drafter, fixed, [(torch.tensor(text), streams_of(model, text, form)) for text in texts], rounds)
+    streams = [streams_of(model, text, form) for text in texts]
+    teach(drafter, fixed, torch.tensor(texts), [torch.stack(each) for each in zip(*streams)], rounds)
     return {name: tensor.detach() for name, tensor in made.items()} | fixed
 
 
@@ -297,27 +308,24 @@ def drawn(form: Form, texts: list[list[int]]) -> tuple[dict[str, Tensor], dict[s
     return made, fixed
 
 
-def teach(
-    drafter: TorchEagle3, fixed: dict[str, Tensor], data: list[tuple[Tensor, list[Tensor]]], rounds: int = 40
-) -> None:
-    """Trains a drafter to follow texts, each with the target's streams."""
-    form = drafter.form
+def teach(drafter: TorchEagle3, fixed: dict[str, Tensor], ids: Tensor, streams: list[Tensor], rounds: int) -> None:
+    """Trains a drafter to follow texts [t, n] with the target's streams, each [t, n, H]."""
+    form, wanted = drafter.form, ids[:, 2:]
+    if form.maps:
+        chosen = fixed["d2t"] + torch.arange(NUM_TOKENS)
+        wanted = torch.full((tiny.VOCAB_SIZE,), -100).index_copy_(0, chosen, torch.arange(NUM_TOKENS))[wanted]
     optimizer = torch.optim.Adam(drafter.tensors.values(), 0.01)
     for _ in range(rounds):
-        loss = torch.zeros(())
-        for ids, streams in data:
-            wanted = ids[2:]
-            if form.maps:
-                chosen = fixed["d2t"] + torch.arange(NUM_TOKENS)
-                inverse = torch.full((tiny.VOCAB_SIZE,), -100).index_copy_(0, chosen, torch.arange(NUM_TOKENS))
-                wanted = inverse[wanted]
-            before = drafter.feature(streams)[:-2]
-            logits, out = drafter.layer(ids[1:-1], before)
-            again, _ = drafter.layer(ids[2:-1], out[:-1])
-            loss = loss + functional.cross_entropy(logits, wanted) + functional.cross_entropy(again, wanted[1:])
-            for end in (9, 14, 20, 26) if form.parallel else ():
-                guessed = drafter.masked(ids[1:end], drafter.feature(streams)[: end - 1], 5)[-5:]
-                loss = loss + functional.cross_entropy(guessed, wanted[end - 2 : end + 3])
+        features = drafter.feature(streams)
+        logits, out = drafter.layer(ids[:, 1:-1], features[:, :-2])
+        again, _ = drafter.layer(ids[:, 2:-1], out[:, :-1])
+        pairs = [(logits, wanted), (again, wanted[:, 1:])]
+        for end in (9, 14, 20, 26) if form.parallel else ():
+            guessed = drafter.masked(ids[:, 1:end], features[:, : end - 1], 5)[:, -5:]
+            pairs.append((guessed, wanted[:, end - 2 : end + 3]))
         optimizer.zero_grad()
+        loss = torch.zeros(())
+        for made, right in pairs:
+            loss = loss + len(ids) * functional.cross_entropy(made.flatten(0, 1), right.flatten())
         loss.backward()
         optimizer.step()

@@ -26,7 +26,7 @@ VOCAB = tiny.VOCAB_SIZE
 SETTINGS = [
     {},
     {"max_prefill_chunk": 7, "max_num_batched_tokens": 48},
-    {"num_gpu_blocks_override": 40, "max_model_len": 320},
+    {"num_gpu_blocks_override": 32, "max_model_len": 320},
     {"max_num_seqs": 4},
 ]
 NAMES = ["plain", "chunks", "pressure", "few-rows"]
@@ -80,8 +80,11 @@ def on_path(request, monkeypatch):
     gc.collect()
 
 
-def requests_of(seed: int, count: int) -> list[Any]:
-    """Random requests: texts that repeat themselves and texts that do not, some with equal beginnings."""
+def requests_of(seed: int, count: int, longest: int = 40) -> list[Any]:
+    """Random requests: texts that repeat themselves and texts that do not, some with equal beginnings.
+
+    An answer has fewer than `longest` tokens, unless a rule asks for more.
+    """
     draw = np.random.default_rng(seed)
     shared = draw.integers(2, VOCAB, 40)
     found = []
@@ -91,7 +94,7 @@ def requests_of(seed: int, count: int) -> list[Any]:
         if draw.random() < 0.4:
             ids = np.concatenate([shared[: draw.integers(8, 40)], ids])
         rules = {"ignore_eos": "eos_token_ids" not in RULES[number % len(RULES)], **RULES[number % len(RULES)]}
-        most = max(int(draw.integers(1, 60)), rules.get("min_tokens", 0))
+        most = max(int(draw.integers(1, longest)), rules.get("min_tokens", 0))
         found.append(text_request(ids.astype(np.int32), most, n=rules.pop("n", 1), **rules))
     return found
 

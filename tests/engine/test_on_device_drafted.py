@@ -39,7 +39,7 @@ DRAFTS: dict[str, Any] = {
 @pytest.mark.parametrize("adaptive", [False, True])
 @pytest.mark.parametrize("kind", DRAFTS)
 async def test_answers_are_those_without_drafts(kind, adaptive):
-    requests = requests_of(5, 32)
+    requests = requests_of(5, 32, 60)
     async with CUDA.running(tiny.checkpoint(TARGET), **EXACT) as own:
         wanted = await collected(own, requests)
     speculative = DRAFTS[kind]() | ({} if adaptive else ALL)

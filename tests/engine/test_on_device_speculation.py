@@ -43,7 +43,7 @@ def speculative_of(method: str) -> dict[str, Any]:
 
 async def same_answers(folder: Any, speculative: dict[str, Any], settings: dict[str, Any], seed: int = 4) -> None:
     """Greedy answers are those without drafts but for near ties; the second time prefixes are cached."""
-    requests = [one for one in requests_of(seed, 28) if one.sampling.temperature == 0 and one.n == 1]
+    requests = [one for one in requests_of(seed, 28, 60) if one.sampling.temperature == 0 and one.n == 1]
     requests += [text_request(ids, 30, ignore_eos=True) for ids in PROMPTS[:2]]
     settings = {**settings, **ON_CARD}
     async with running(folder, **settings) as own:

@@ -17,15 +17,14 @@ NAMES = sorted(path.stem.removeprefix("cases_") for path in CASES.glob("cases_*.
 GROUPS = [
     ("interpreter_states", "interpreter_replay", "interpreter_moe_float8", "interpreter_sampling", "interpreter_lora",
      "interpreter_mixers"),
-    ("compile_sampling", "precompile", "compile_drafter"),
-    ("compile_states", "compile_moe_float8", "compile_lora", "compile_parallel"),
-    ("compile_quantised", "compile_step"),
-    ("compile_gemm", "compile"),
-    ("compile_moe", "compile_image"),
     ("interpreter", "interpreter_image", "interpreter_whisper", "interpreter_dry", "interpreter_step",
      "interpreter_drafts", "interpreter_drafter", "interpreter_stripes", "interpreter_parallel"),
     ("interpreter_quantised", "interpreter_gemm", "interpreter_moe", "interpreter_moe_codes", "interpreter_codes"),
-    ("compile_attention", "compile_codes"),
+    ("compile_moe", "compile_image", "compile_attention", "compile_codes"),
+    ("compile_states", "compile_moe_float8", "compile_lora", "compile_parallel"),
+    ("compile_gemm", "compile"),
+    ("compile_quantised", "compile_step"),
+    ("compile_sampling", "precompile", "compile_drafter"),
     ("compile_start",),  # a group of its own: its simulated device stays in the process
 ]  # fmt: skip
 

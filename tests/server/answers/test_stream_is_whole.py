@@ -17,7 +17,7 @@ from tests.server.conftest import quiet
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 TEXTS = ["hello", "é😀漢字", "\u2028 a", "the and the", "x" * 60, "<|im_end|>", "1+1=", "ßß\n\tя"]
-GROUPS, PER_GROUP = 10, 50  # 500
+SHORT, GROUPS, PER_GROUP = 5, 10, 50  # 250, and 500 in the long run
 
 
 def fields_of(draw: random.Random, vocab: int) -> dict[str, Any]:
@@ -108,7 +108,9 @@ def check(whole: dict[str, Any], events: list[Any], sent: dict[str, Any]) -> Non
         assert streamed == wanted or (streamed is None and not any(wanted.values())), sent
 
 
-@pytest.mark.parametrize("group", range(GROUPS))
+@pytest.mark.parametrize(
+    "group", [pytest.param(group, marks=() if group < SHORT else pytest.mark.full) for group in range(GROUPS)]
+)
 async def test_the_pieces_make_the_whole(tiny_client, tiny_state, group):
     draw = random.Random(group)
     for _ in range(PER_GROUP):
