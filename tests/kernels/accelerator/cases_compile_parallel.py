@@ -85,8 +85,9 @@ def test_values_travel_in_vectors_of_16_bytes(name):
 
 
 SUMS = {"first": "i32", "first_width": "i32", "second_width": "i32"}
+ALL = {"TOTAL": 2, "BLOCK": 4096, "OVERLAP": True}
 NORMS = {
-    "sums of squares": (dealt_squares_kernel, {"sums": "*fp32", "x": "*bf16", "stride": "i32", **SUMS}),
+    "sums of squares": (dealt_squares_kernel, {"sums": "*fp32", "x": "*bf16", "stride": "i32", **SUMS}, ALL),
     **{
         f"norm of parts{' and gate' * gate}": (
             dealt_norm_kernel,
@@ -95,6 +96,7 @@ NORMS = {
                 **({"gates": "*bf16"} if gate else {}), "stride": "i32", "gate_stride": "i32", **SUMS,
                 "first_count": "i32", "second_count": "i32", "eps": "fp32",
             },
+            ALL if gate else {**ALL, "gates": None},
         )
         for gate in (False, True)
     },
@@ -103,10 +105,7 @@ NORMS = {
 
 @pytest.mark.parametrize(("name", "target"), cases(NORMS))
 def test_norms_compile(name, target):
-    kernel, signature = NORMS[name]
-    missing = {"gates": None} if kernel is dealt_norm_kernel and "gates" not in signature else {}
-    constants = {"TOTAL": 2, "BLOCK": 4096, "OVERLAP": True, **missing}
-    compiles(target, kernel, signature, constants, {"num_warps": 8})
+    compiles(target, *NORMS[name], {"num_warps": 8})
 
 
 SIZES = dict.fromkeys(("rank", "column", "columns", "width"), "i32")
