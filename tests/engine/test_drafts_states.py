@@ -30,7 +30,7 @@ SETTINGS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("settings", SETTINGS, ids=["plain", "chunks"])
 @pytest.mark.parametrize("on_path", PATHS, indirect=True)
 async def test_answers_are_those_without_drafts(on_path, settings, most):
-    requests, hits = requests_of(most, 12), []
+    requests, hits = requests_of(most, 12, 60), []
     async with running(tiny.checkpoint(NAME), **ROOM, **settings) as own:
         wanted = await collected(own, requests)
     async with running(tiny.checkpoint(NAME), speculative=ngram(most), debug_poison=True, **ROOM, **settings) as own:
