@@ -38,6 +38,9 @@ OF_DISTILBERT = dict(zip(SIZES, ("dim", "hidden_dim", "n_layers", "n_heads")))
 PREFIX = {"query": "query: ", "document": "text: "}
 
 
+MADE: set[Path] = set()  # folders of `embedder`
+
+
 @functools.cache
 def home() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="omniloop-pooling-"))
@@ -45,7 +48,6 @@ def home() -> Path:
     return folder
 
 
-@functools.cache
 def embedder(
     body: str,
     pooling: str = "lasttoken",
@@ -57,6 +59,8 @@ def embedder(
 ) -> Path:
     """A model with modules.json: Pooling, optional Dense and Normalize; `old`: sentence-transformers 5's format."""
     folder = home() / f"{body}-{pooling}-{dense}-{normalize}-{prompts}-{old}-{include_prompt}"
+    if folder in MADE:
+        return folder
     shutil.copytree(encoder(body) if body in ENCODERS else tiny.checkpoint(body), folder)
     width = read(folder / "config.json")["hidden_size"]
     modules = [("", "models.Transformer"), ("1_Pooling", "models.Pooling")]
@@ -89,6 +93,7 @@ def embedder(
         )
     said = {"prompts": PREFIX, "default_prompt_name": "document"} if prompts else {"prompts": {}}
     write(folder / "config_sentence_transformers.json", {**said, "similarity_fn_name": "cosine"})
+    MADE.add(folder)
     return folder
 
 

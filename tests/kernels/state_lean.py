@@ -1,4 +1,4 @@
-"""A core of the gated delta rule with fewer instructions; gpu_state --core lean times it beside delta_scan's.
+"""A core of the gated delta rule with fewer instructions; gpu_state --core lean times it.
 
 The kernels and the equations are delta_scan's. What differs:
 
