@@ -25,13 +25,19 @@ def store_state(
 
 
 @triton.jit
+def three_parts(values):
+    """values float32 as a sum of three in bfloat16, the smallest first."""
+    high = values.to(tl.bfloat16)
+    rest = values - high.to(tl.float32)
+    middle = rest.to(tl.bfloat16)
+    return (rest - middle.to(tl.float32)).to(tl.bfloat16), middle, high
+
+
+@triton.jit
 def exact_product(change, keys):
     """change [columns, LANES] float32 @ keys [LANES, BLOCK_K], as accurate as float32: bfloat16 in three parts."""
     if keys.dtype == tl.bfloat16:
-        high = change.to(tl.bfloat16)
-        rest = change - high.to(tl.float32)
-        middle = rest.to(tl.bfloat16)
-        low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
+        low, middle, high = three_parts(change)
         return tl.dot(low, keys) + tl.dot(middle, keys) + tl.dot(high, keys)
     else:
         return tl.dot(change, keys.to(tl.float32), input_precision="ieee")
@@ -39,12 +45,9 @@ def exact_product(change, keys):
 
 @triton.jit
 def exact_rows(keys, change):
-    """keys [rows, LANES] @ change [LANES, columns] float32; as exact_product."""
+    """keys [rows, LANES] @ change [LANES, columns] float32, as accurate as float32; see exact_product."""
     if keys.dtype == tl.bfloat16:
-        high = change.to(tl.bfloat16)
-        rest = change - high.to(tl.float32)
-        middle = rest.to(tl.bfloat16)
-        low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
+        low, middle, high = three_parts(change)
         return tl.dot(keys, low) + tl.dot(keys, middle) + tl.dot(keys, high)
     else:
         return tl.dot(keys.to(tl.float32), change, input_precision="ieee")

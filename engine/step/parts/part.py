@@ -42,7 +42,7 @@ class Claim:
 
     token_bytes: int = 0  # bytes per token of the KV cache, freed and reused together with a full-attention block
     step_bytes: int = 0  # bytes of device memory for the part's own launches in the largest step
-    weight_bytes: int = 0  # bytes of device memory for weights that `start` loads
+    weight_bytes: int = 0  # bytes of device memory that `start` takes for good: weights, texts of rows
     variants: int = 0  # additional variants of graphs, besides those of plain steps
     specs: tuple[CacheSpec, ...] = ()  # layers of the KV cache, appended to the model's layers
 
