@@ -11,11 +11,11 @@ finish, the rest is aborted, and engine and threads end. Sockets, signals and ex
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import logging
 import time
 from collections.abc import Coroutine
-from concurrent.futures import wait
 from typing import Any
 
 from engine.base.errors import ConfigError
@@ -49,8 +49,9 @@ class Lifespan:
         self.stopping = asyncio.Event()
         self.hurry = asyncio.Event()
         self.status: StatusLine | None = None
-        self.cut_short = False  # loading was interrupted; its threads run until the process ends
+        self.cut_short = False  # loading or an import was interrupted; its threads run until the process ends
         self.preparing: asyncio.Future[None] | None = None
+        self.importing: concurrent.futures.Future[None] | None = None  # in the pool; it cannot be interrupted
         self.exhausted = False  # memory is exhausted, so a new process is needed
         self.memory = MemoryWatch(state, self.on_exhaustion)
 
@@ -104,7 +105,8 @@ class Lifespan:
         if self.state.open_exchanges:
             self.state.idle.clear()
             await self.state.idle.wait()
-        await asyncio.get_running_loop().run_in_executor(self.state.pool, quiet.prepare)
+        self.importing = self.state.pool.submit(quiet.prepare)
+        await asyncio.wrap_future(self.importing)
 
     async def unless_stopped(self, work: Coroutine[Any, Any, None], timeout: float | None) -> bool:
         """Run a part of the start; False if `stop` came before its end, or before its beginning."""
@@ -193,7 +195,9 @@ class Lifespan:
             await asyncio.get_running_loop().run_in_executor(None, state.spans.close)
         state.download.stop.set()
         if state.download.running is not None:  # it stops, so that no partial file remains
-            await asyncio.get_running_loop().run_in_executor(None, wait, [state.download.running], FETCH_S)
+            await asyncio.get_running_loop().run_in_executor(
+                None, concurrent.futures.wait, [state.download.running], FETCH_S
+            )
         if state.media is not None:
             await state.media.close()
         if getattr(state, "engine", None) is not None and not self.cut_short:
@@ -204,6 +208,7 @@ class Lifespan:
         await state.batches.stop()
         state.batches.files.folder.close()
         state.pool.shutdown(wait=False, cancel_futures=True)
+        self.cut_short |= self.importing is not None and self.importing.running()
 
     def on_exhaustion(self) -> None:
         """The process has used nearly all the memory it may have: stop it in an orderly way."""

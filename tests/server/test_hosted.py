@@ -191,6 +191,22 @@ async def test_loading_that_is_cut_short_is_not_waited_for(monkeypatch, asked):
     await lifespan.close()
 
 
+async def test_an_import_that_still_runs_at_the_end_is_not_waited_for(monkeypatch):
+    """Without a cache, numba compiles for half a minute while librosa is imported."""
+    begun, ended = threading.Event(), threading.Event()
+    monkeypatch.setattr(lifespan.quiet, "prepare", lambda: (begun.set(), ended.wait()))
+    state = AppState(config_of())
+    state.idle.set()
+    life = Lifespan(state)
+    life.preparing = asyncio.ensure_future(life.prepare_recordings(0.0))
+    try:
+        await until(begun.is_set)
+        await life.close()
+        assert life.cut_short
+    finally:
+        ended.set()
+
+
 async def test_the_end_waits_for_what_runs_and_then_refuses():
     app = small(server={"shutdown_timeout": 30.0})
     async with living(app) as first:
