@@ -1,16 +1,16 @@
-"""One engine on several GPUs: the exchange by size, then steps of models on ranks, with what each must reach.
+"""One engine on several GPUs: a table of measurements for 2, 4 or 8 GPUs, with floors and what each must reach.
 
 Random weights of real shapes, a process per case, so that a case that fails or hangs ends alone (after --limit
-seconds). A case is "exchange", or a shape of shapes.py, a form of its weights, "experts" for whole experts per rank,
-and "on RANKS": "llama-70b fp8 on 2", "30b-a3b experts on 2". Each line is printed and written into --out at once
-(gpu_parallel.json); the last lines compare several ranks with one. All default cases take about 8 minutes on two H200.
-Run: python -m tests.bench.gpu_parallel [--cases "exchange,8b on 1,8b on 2"] [--seconds 540] [--limit 130] [--out DIR]
+seconds). Cases (rank_cases) begin in order, as soon as enough GPUs are free. Each line is printed and written into
+--out at once (gpu_parallel.json); the last lines compare several GPUs with one. A table takes less than ten minutes.
+Run: python -m tests.bench.gpu_parallel --gpus 4 [--cases "8b on 1,8b on 4"] [--seconds 540] [--limit 130] [--out DIR]
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import hashlib
 import json
 import os
 import signal
@@ -19,165 +19,148 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from engine.base.config import RanksConfig
-from tests.bench import targets
-from tests.bench.gpu_offline import TINY_ENGINE, device_name
+from tests.bench import gpu_rank_answers, gpu_rank_chaos, targets
+from tests.bench.cards import Cards
+from tests.bench.gpu_offline import device_name
+from tests.bench.gpu_start import write_weights
+from tests.bench.rank_cases import FURTHER, PROMPT, TABLES, WHAT, WIDTH, Case, Line, compared, judged
 from tests.bench.shapes import SHAPES, write_folder
 
 FILE = "gpu_parallel.json"
-CASES = "exchange,8b on 1,8b on 2,32b on 2,llama-70b fp8 on 2,llama-70b on 2"  # of issue 48
-# Reported without a must.
-FURTHER = (
-    "gpt-oss-120b on 1,gpt-oss-120b experts on 2,30b-a3b on 1,30b-a3b on 2,30b-a3b experts on 2,"
-    "qwen-27b on 1,qwen-27b on 2,qwen-35b-a3b on 1,qwen-35b-a3b on 2,nano on 1,nano on 2"
-)
-WIDTH = 8192  # of the exchanges
-WHAT = {  # shape -> its measurements
-    "8b": ("1x576", "host", "prompt", "256x1024"),
-    "32b": ("1x576",),
-    "llama-70b": ("1x576",),
-    "gpt-oss-120b": ("1x576", "64x1536"),
-    "30b-a3b": ("1x576", "64x576", "256x576"),
-    **dict.fromkeys(("qwen-27b", "qwen-35b-a3b", "nano"), ("1x576", "prompt", "64x576")),  # with states
-    "tiny": ("1x96", "host", "prompt", "4x96"),
-    "tiny-sparse": ("1x96",),
-}
-PROMPT = 8192
-MUSTS = {  # case and measurement -> milliseconds
-    ("32b on 2", "1 rows at 576"): 12.5,
-    ("llama-70b on 2", "1 rows at 576"): 26.0,
-    ("llama-70b fp8 on 2", "1 rows at 576"): 14.8,
-}
-RATIOS = {"1 rows at 576": 0.62, "256 rows at 1024": 0.60, f"prompt of {PROMPT}": 0.62}  # of 8b, 2 ranks against one
-MOST_LAUNCH_US, MOST_MORE_IDLE_US = 10.0, 3.0  # of each further rank; beyond one GPU's
-
-Line = dict[str, Any]
+ANSWERS, REQUESTS = 200, 2000
+SHORT = {"answers": 6, "requests": 24}  # on a CPU
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A model on ranks."""
+async def inside(case: Case, folder: str, device: str) -> AsyncIterator[Line]:
+    """Measures a case in this process."""
+    tiny = device == "cpu"
+    if case.shape == "exchange":
+        from tests.bench.gpu_exchange import lines
 
-    shape: str
-    form: str
-    experts: bool  # whole experts per rank
-    ranks: int
+        for line in lines(case.ranks, WIDTH):
+            yield {"what": f"exchange of {line['kilobytes']} KB", **line}
+    elif case.shape == "answers":
+        count, tokens = (SHORT["answers"], 5) if tiny else (ANSWERS, 64)
+        args = argparse.Namespace(shape="tiny" if tiny else "8b", answers=count, tokens=tokens, device=device)
+        found = await gpu_rank_answers.answers(folder, args, case.ranks, deterministic=False)
+        yield {"what": "answers", **{name: [digest(each) for each in given] for name, given in found.items()}}
+    elif case.shape == "chaos":
+        flags = ["--ranks", str(case.ranks), "--device", device, "--shape", "tiny" if tiny else "0.6b"]
+        flags += ["--requests", str(SHORT["requests"] if tiny else REQUESTS), "--longest", "60" if tiny else "600"]
+        given = await gpu_rank_chaos.inside(gpu_rank_chaos.parsed(flags), Path(folder))
+        yield {"what": "mixed requests with aborts", **given, "met": gpu_rank_chaos.is_clean(given)}
+    else:
+        from tests.bench.rank_engine import RankEngine
 
-    @classmethod
-    def of(cls, name: str) -> Case:
-        """Raises SystemExit for names that have no shape or no number of ranks."""
-        model, _, ranks = name.partition(" on ")
-        shape, *words = model.split() or [""]
-        if shape not in WHAT or not ranks.isdigit():
-            raise SystemExit(
-                f"--cases {name}: a case is exchange, or SHAPE [FORM] [experts] on RANKS; {', '.join(WHAT)}"
-            )
-        form = " ".join(word for word in words if word != "experts")
-        return cls(shape, form, "experts" in words, int(ranks))
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Of the engine."""
-        what = WHAT[self.shape]
-        rows = sorted({int(name.partition("x")[0]) for name in what if name[0].isdigit()})
-        found: dict[str, Any] = {"tensor_parallel": self.ranks, "max_num_seqs": rows[-1]}
-        found["ranks"] = RanksConfig(whole_experts=self.experts)
-        if self.shape.startswith("tiny"):
-            return {**TINY_ENGINE, **found}
-        if "prompt" in what:
-            found["max_num_batched_tokens"] = PROMPT
-        return {**found, "cudagraph_capture_sizes": tuple(rows)}
+        size = write_weights(Path(folder)) if case.form == "files" else 0
+        names = [] if size else list(WHAT[case.shape])
+        engine = RankEngine(folder, device, **case.settings)
+        async for line in engine.measure(names, 200 if case.shape == "tiny" else PROMPT):
+            yield line
+            if size and line["what"] == "start":
+                seconds = engine.engine.startup["weights"]
+                yield {"what": "load", "gigabytes": size / 1e9, "gigabytes_per_second": round(size / 1e9 / seconds, 2)}
 
 
-async def inside(case: Case, folder: str, device: str) -> None:
-    """Measures a case in this process, and prints a line of JSON per measurement."""
-    from tests.bench.rank_engine import RankEngine
-
-    prompt = 200 if case.shape == "tiny" else PROMPT
-    async for line in RankEngine(folder, device, **case.settings).measure(list(WHAT[case.shape]), prompt):
-        print(json.dumps(line), flush=True)
+def digest(tokens: list[int]) -> str:
+    """A name for an answer."""
+    return hashlib.sha256(str(tokens).encode()).hexdigest()[:16]
 
 
-def child(name: str, args: argparse.Namespace, folder: Path, limit: float) -> list[Line]:
-    """The lines of a case, measured in a separate process; a process that fails or hangs adds a line with its error."""
-    if name != "exchange":
-        case = Case.of(name)
-        write_folder(folder, SHAPES[case.shape], case.form)
-    command = [sys.executable, "-m", "tests.bench.gpu_parallel", "--inside", name, "--folder", str(folder)]
-    command += ["--device", args.device, "--gpus", str(args.gpus)]
-    begun, found, late = time.perf_counter(), list[Line](), threading.Event()
-    log = folder.with_suffix(".log")
-    with (
-        log.open("w") as errors,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True) as process,
-    ):
+def folder_of(case: Case, folder: Path, device: str) -> Path:
+    """Writes a configuration for a case."""
+    small = device == "cpu"
+    shape = {"answers": "tiny" if small else "8b", "chaos": "tiny" if small else "0.6b"}.get(case.shape, case.shape)
+    return folder if shape == "exchange" else write_folder(folder, SHAPES[shape], case.form.replace("files", ""))
 
-        def end() -> None:
-            late.set()
-            os.killpg(process.pid, signal.SIGKILL)
 
-        timer = threading.Timer(limit, end)
-        timer.start()
-        assert process.stdout is not None
-        for text in process.stdout:
-            if text.startswith("{"):
-                line = judged(name, json.loads(text))
-                print(f"{name}: {line}", flush=True)
-                found.append(line)
-                targets.keep(args.out, FILE, name, {"device": device_name(args.device), "lines": found})
-        code = process.wait()
+@contextmanager
+def killed(process: subprocess.Popen[str], limit: float) -> Iterator[threading.Event]:
+    """Kills a process and its children after `limit` seconds; the event is set then."""
+    late = threading.Event()
+
+    def end() -> None:
+        late.set()
+        os.killpg(process.pid, signal.SIGKILL)
+
+    timer = threading.Timer(limit, end)
+    timer.start()
+    try:
+        yield late
+    finally:
         timer.cancel()
-    if code:
-        said = f"killed after {limit:.0f} s" if late.is_set() else f"exit {code}"
-        last = log.read_text()[-3000:]
-        print(f"{name}: {said}\n{last}", flush=True)
-        found.append({"what": "failed", "error": said, "log": last})
-    found.append({"what": "whole case", "s": round(time.perf_counter() - begun, 1)})
-    targets.keep(args.out, FILE, name, {"device": device_name(args.device), "lines": found})
-    return found
 
 
-def judged(name: str, line: Line) -> Line:
-    """The line, with the limit of its measurement."""
-    must = MUSTS.get((name, line.get("what", "")))
-    return line if must is None else {**line, "must": must, "met": line["ms"] <= must}
+class Table:
+    """One run. Threads: one per running case."""
 
+    def __init__(self, args: argparse.Namespace, folder: Path) -> None:
+        self.args, self.folder, self.cards = args, folder, Cards(args.gpus)
+        self.seen: dict[str, list[Line]] = {}
+        self._writing = threading.Lock()
+        self._ends = time.perf_counter() + args.seconds
 
-def compared(seen: dict[str, list[Line]]) -> list[Line]:
-    """What is a ratio or a difference: the 8B on two ranks against one, and the exchanges' share of a step."""
-    one, two = (numbers(seen.get(f"8b on {ranks}", [])) for ranks in (1, 2))
-    found: list[Line] = []
-    for what, must in RATIOS.items():
-        if what in one and what in two:
-            ratio = two[what] / one[what]
-            found.append({"what": f"8b, {what}, 2 to 1", "ratio": round(ratio, 3), "must": must, "met": ratio <= must})
-    for what, must in (("launch of a graph on all ranks", MOST_LAUNCH_US), ("idle between steps", MOST_MORE_IDLE_US)):
-        if what in one and what in two:
-            more = two[what] - one[what]
-            found.append({"what": f"8b, {what}, further rank", "us": round(more, 2), "must": must, "met": more <= must})
-    exchanges = {line["kilobytes"]: line["microseconds"] for line in seen.get("exchange", []) if "kilobytes" in line}
-    layers = SHAPES["8b"]["num_hidden_layers"]
-    near = [exchanges[size] for size in sorted(exchanges) if size * 512 >= SHAPES["8b"]["hidden_size"]]
-    if near and "1 rows at 576" in two:
-        share = 2 * layers * near[0] / 1e3 / two["1 rows at 576"]
-        found.append({"what": "8b, 1 row: the exchanges' share of a step", "ratio": round(share, 3)})
-    return found
+    def run(self, names: Sequence[str]) -> None:
+        """Measures all cases; one that begins after --seconds is left out."""
+        threads = []
+        for number, name in enumerate(names):
+            taken = self.cards.take(Case.of(name).ranks)
+            self.seen[name] = []
+            thread = threading.Thread(target=self._child, args=(name, taken, self.folder / f"model-{number}"))
+            thread.start()
+            threads.append(thread)
+        for thread in threads:
+            thread.join()
 
+    def _note(self, name: str, line: Line) -> None:
+        with self._writing:
+            said = {what: value for what, value in line.items() if what not in ("alone", "together", "log")}
+            print(f"{name}: {said}", flush=True)
+            self.seen[name].append(line)
+            targets.keep(self.args.out, FILE, name, {"device": self.args.named, "lines": self.seen[name]})
 
-def numbers(lines: Sequence[Line]) -> dict[str, float]:
-    """The measured numbers by name."""
-    return {line["what"]: line[unit] for line in lines for unit in ("ms", "us") if line.get(unit) is not None}
+    def _child(self, name: str, taken: list[int], folder: Path) -> None:
+        with self.cards.giving_back(taken) as environment:
+            begun = time.perf_counter()
+            limit = min(self.args.limit, self._ends - begun)
+            if limit < 10:
+                self._note(name, {"what": "failed", "error": f"not run: --seconds {self.args.seconds:.0f} are over"})
+                return
+            self._measure(name, environment, folder_of(Case.of(name), folder, self.args.device), limit)
+            self._note(name, {"what": "whole case", "s": round(time.perf_counter() - begun, 1)})
+
+    def _measure(self, name: str, environment: dict[str, str], folder: Path, limit: float) -> None:
+        """Notes the lines of a process; one that fails or hangs adds a line with its error."""
+        command = [sys.executable, "-m", "tests.bench.gpu_parallel", "--inside", name, "--folder", str(folder)]
+        command += ["--device", self.args.device]
+        log = folder.with_suffix(".log")
+        with (
+            log.open("w") as errors,
+            subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True, env=environment
+            ) as process,
+            killed(process, limit) as late,
+        ):
+            assert process.stdout is not None
+            for text in process.stdout:
+                if text.startswith("{"):
+                    self._note(name, judged(name, json.loads(text)))
+            code = process.wait()
+        if code:
+            said, last = f"killed after {limit:.0f} s" if late.is_set() else f"exit {code}", log.read_text()[-3000:]
+            print(last, flush=True)
+            self._note(name, {"what": "failed", "error": said, "log": last})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", default=CASES, help=f"further ones: {FURTHER}")
-    parser.add_argument("--gpus", type=int, default=2, help="of the exchange")
+    parser.add_argument("--gpus", type=int, default=2, choices=TABLES, help="whose table")
+    parser.add_argument("--cases", help=f"instead of the table's; further ones: {FURTHER}")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seconds", type=float, default=540, help="of the whole run; later cases are left out")
     parser.add_argument("--limit", type=float, default=130, help="seconds of one case")
@@ -185,34 +168,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-    if args.inside == "exchange":
-        from tests.bench.gpu_exchange import lines
-
-        for line in lines(args.gpus, WIDTH):
-            print(json.dumps({"what": f"exchange of {line['kilobytes']} KB", **line}), flush=True)
-        return 0
     if args.inside:
-        asyncio.run(inside(Case.of(args.inside), args.folder, args.device))
+        asyncio.run(printed(Case.of(args.inside), args.folder, args.device))
         return 0
-    names = [name.strip() for name in args.cases.split(",")]
+    names = [name.strip() for name in (args.cases or TABLES[args.gpus]).split(",")]
     for name in names:
-        if name != "exchange":
-            Case.of(name)
-    begun, seen = time.perf_counter(), dict[str, list[Line]]()
+        if Case.of(name).ranks > args.gpus:
+            raise SystemExit(f"--cases {name}: --gpus is {args.gpus}")
+    args.named = device_name(args.device)
     with tempfile.TemporaryDirectory() as folder:
-        for number, name in enumerate(names):
-            left = args.seconds - (time.perf_counter() - begun)
-            if left < 10:
-                seen[name] = [{"what": "failed", "error": f"not run: --seconds {args.seconds:.0f} are over"}]
-                print(f"{name}: {seen[name]}", flush=True)
-                continue
-            seen[name] = child(name, args, Path(folder) / f"model-{number}", min(args.limit, left))
-    last = compared(seen)
+        table = Table(args, Path(folder))
+        table.run(names)
+    last = compared(table.seen)
     for line in last:
         print(line, flush=True)
     targets.keep(args.out, FILE, "compared", {"lines": last})
-    lines_of_all = [line for found in [*seen.values(), last] for line in found]
-    return int(any(line["what"] == "failed" or line.get("met") is False for line in lines_of_all))
+    lines: list[dict[str, Any]] = [line for found in [*table.seen.values(), last] for line in found]
+    return int(any(line["what"] == "failed" or line.get("met") is False for line in lines))
+
+
+async def printed(case: Case, folder: str, device: str) -> None:
+    """Measures a case, and prints a line of JSON per measurement."""
+    async for line in inside(case, folder, device):
+        print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":

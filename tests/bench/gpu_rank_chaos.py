@@ -168,7 +168,13 @@ async def inside(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     return found
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def is_clean(found: dict[str, Any]) -> bool:
+    """Whether nothing hung, failed or is still held."""
+    return not (found["hang"] or found["held"] or any(what.startswith("error") for what in found["ended"]))
+
+
+def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The flags of a command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--requests", type=int, default=10_000)
@@ -181,12 +187,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path)
-    args = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parsed(argv)
     with tempfile.TemporaryDirectory() as name:
         found = asyncio.run(inside(args, write_folder(Path(name) / "model", SHAPES[args.shape])))
     print(json.dumps(found), flush=True)
     targets.keep(args.out, FILE, args.shape, {"device": device_name(args.device), **found})
-    return int(bool(found["held"]) or any(what.startswith("error") for what in found["ended"]))
+    return int(not is_clean(found))
 
 
 if __name__ == "__main__":

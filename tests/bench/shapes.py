@@ -153,6 +153,30 @@ GPT_OSS_120B = {
     "layer_types": ["sliding_attention", "full_attention"] * 18,
     "num_local_experts": 128,
 }
+QWEN3_235B_A22B = {
+    **QWEN3_30B_A3B,
+    "hidden_size": 4096,
+    "num_hidden_layers": 94,
+    "num_attention_heads": 64,
+    "intermediate_size": 12288,
+    "moe_intermediate_size": 1536,
+}
+MIXTRAL_8X22B = {
+    **QWEN3_8B,
+    "architectures": ["MixtralForCausalLM"],
+    "model_type": "mixtral",
+    "hidden_size": 6144,
+    "num_hidden_layers": 56,
+    "num_attention_heads": 48,
+    "intermediate_size": 16384,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "vocab_size": 32768,
+    "max_position_embeddings": 65536,
+    "rms_norm_eps": 1e-5,
+    "sliding_window": None,
+    "eos_token_id": 2,
+}
 GEMMA3_12B = {  # the decoder alone: five layers with a window of 1,024, then one with full attention
     "architectures": ["Gemma3ForCausalLM"],
     "model_type": "gemma3_text",
@@ -188,6 +212,8 @@ SHAPES = {
     "llama-8b": LLAMA31_8B,
     "llama-70b": LLAMA33_70B,
     "32b": QWEN3_32B,
+    "235b": QWEN3_235B_A22B,
+    "mixtral-8x22b": MIXTRAL_8X22B,
     "gemma-12b": GEMMA3_12B,
     "gemma-12b-vl": {**GEMMA3_SEEING, "text_config": GEMMA3_12B},
     **SEEING,
