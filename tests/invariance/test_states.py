@@ -10,6 +10,7 @@ import functools
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from engine import Request
 from engine.base.config import StateConfig
@@ -87,6 +88,8 @@ def greedy(name: str, prompt: list[int], count: int = TOKENS) -> list[int]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_alone_equals_transformers(name, device):
+    if name == "mamba2" and tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 24):
+        pytest.skip("this transformers normalises all channels together; published models normalise each group")
     own = answers(name, device)[:3]
     device.check([greedy(name, prompt.tolist()) for prompt in PROMPTS[:3]], own)
 
