@@ -71,6 +71,7 @@ def sizes_of(config: EngineConfig, model_config: ModelConfig, device: str) -> Si
         max_chunk=tokens if whole or together else min(config.max_prefill_chunk or tokens, tokens),
         block_size=asked if pooling is not None and pooling.bidirectional else config.block_size,
         whole_prompts=whole,
+        ranks=config.tensor_parallel,
         width=width_of(config, model_config),
         encoder_rows=config.encoder_cache_tokens or max(4 * tokens, 16384),
     )

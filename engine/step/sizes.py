@@ -18,8 +18,9 @@ MIXED_STEPS = ((256, 16), (512, 32), (1024, 64), (MIXED_LIMIT, 128), (4096, 256)
 # Sizes of another forward's graphs, which a start records besides those above: two in each doubling.
 COARSE = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 # Text encoders are small models with long steps. For a step of 16,384 tokens the host needed 11 ms for 150 launches,
-# the device only 7 ms for the work, so graphs pay off even for long steps.
-ENCODER_LIMIT = MIXED_STEPS[-1][0]
+# the device only 7 ms for the work, so graphs pay off even for long steps. On several ranks they do too: the threads
+# that launched 8,192 tokens of an 8B model on four ranks needed 225 ms, as long as one device needs for the work.
+LONG_LIMIT = MIXED_STEPS[-1][0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class Sizes:
     encoder_rows: int  # capacity of the encoder cache in rows, so also the most rows of one media item
     width: int = 1  # places for the tokens that a row gets from one step; with drafts: theirs, one more, and an end
     whole_prompts: bool = False  # True: one step computes a whole prompt
+    ranks: int = 1  # devices on which each step is launched
 
     @property
     def num_drafts(self) -> int:
@@ -54,7 +56,7 @@ class Sizes:
     @property
     def most_graphed(self) -> int:
         """Tokens of the longest step that is recorded as a graph."""
-        return min(self.max_tokens, ENCODER_LIMIT if self.whole_prompts else MIXED_LIMIT)
+        return min(self.max_tokens, LONG_LIMIT if self.whole_prompts or self.ranks > 1 else MIXED_LIMIT)
 
     @property
     def max_blocks(self) -> int:
@@ -99,7 +101,7 @@ def line_sizes(max_rows: int, max_lines: int) -> list[int]:
 def mixed_sizes(most: int) -> list[int]:
     """Numbers of tokens with a mixed graph, in the increments of MIXED_STEPS up to `most`."""
     sizes: list[int] = []
-    limit, start = min(most, ENCODER_LIMIT), 0
+    limit, start = min(most, LONG_LIMIT), 0
     for end, step in MIXED_STEPS:
         sizes += range(start + step, end + 1, step)
         start = end

@@ -97,8 +97,6 @@ class Case:
             found["load_format"] = "auto"
         if self.shape.startswith("tiny"):
             return {**TINY_ENGINE, **found}
-        if "prompt" in what:
-            found["max_num_batched_tokens"] = PROMPT
         return {**found, "cudagraph_capture_sizes": tuple(rows)}
 
 

@@ -1,12 +1,14 @@
 """The sizes of steps for which graphs are captured."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
 from engine.step.sizes import (
-    ENCODER_LIMIT,
+    LONG_LIMIT,
     MIXED_LIMIT,
+    Sizes,
     decode_sizes,
     fewer_decode_sizes,
     fewer_mixed_sizes,
@@ -16,10 +18,10 @@ from engine.step.sizes import (
 )
 
 
-@pytest.mark.parametrize("limit", [MIXED_LIMIT, ENCODER_LIMIT])
+@pytest.mark.parametrize("limit", [MIXED_LIMIT, LONG_LIMIT])
 def test_mixed_sizes_are_tiles_and_waste_little(limit):
     sizes = mixed_sizes(limit)
-    assert sizes[-1] == limit == mixed_sizes(2 * ENCODER_LIMIT)[len(sizes) - 1]
+    assert sizes[-1] == limit == mixed_sizes(2 * LONG_LIMIT)[len(sizes) - 1]
     assert {256, 512, 1024, 1536} <= set(sizes)  # sizes that fill a product's tiles are not padded further
     for smaller, larger in itertools.pairwise(sizes):
         assert larger - smaller <= max(16, 0.125 * smaller)
@@ -70,3 +72,8 @@ def test_a_kernel_that_no_chosen_size_runs_gets_a_size_of_its_own():
     assert sizes_for_other_kernels(sizes, 2048, way) == [192]
     assert sizes_for_other_kernels(sizes, 128, way) == []
     assert sizes_for_other_kernels([1], 2048, way) == [192, 2048]
+
+
+def test_long_steps_of_several_ranks_are_graphs():
+    sizes = Sizes(8, 8192, 16, 9000, 8192, 16, 16384)
+    assert (sizes.most_graphed, replace(sizes, ranks=2).most_graphed) == (MIXED_LIMIT, 8192)
