@@ -11,7 +11,7 @@ import json
 import time
 import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -25,6 +25,7 @@ import torch
 import engine.step.parts.drafter
 from _fast.layout import SlotWord
 from engine import Delta, Engine, EngineConfig, FinishReason, Request, SamplingParams
+from engine.base.grammar import Grammar
 from engine.base.stats import SettledBy, StepStats
 from engine.kernels.sampling.ngram import empty_texts, ngram
 from engine.kernels.step_tensors import empty_slots
@@ -140,7 +141,9 @@ def set_drafts(count: int, runtime: Any) -> None:
     part.config = replace(part.config, num_tokens=count)
 
 
-async def run(own: Engine, prompts: list[np.ndarray], answer: int, rules: dict[str, Any]) -> dict[str, Any]:
+async def run(
+    own: Engine, prompts: list[np.ndarray], answer: int, rules: dict[str, Any], grammar: Grammar | None = None
+) -> dict[str, Any]:
     """Sends prompts at once; numbers of the time in which all streams run."""
     arrived: list[list[tuple[float, int]]] = [[] for _ in prompts]
     steps: list[StepStats] = []
@@ -158,7 +161,7 @@ async def run(own: Engine, prompts: list[np.ndarray], answer: int, rules: dict[s
             elif delta.finish_reason is not FinishReason.NONE:
                 done.set_result(None)
 
-        stream = own.submit(Request(prompts[number], sampling))
+        stream = own.submit(Request(prompts[number], sampling, grammar=grammar))
         stream.subscribe(take)
         try:
             await done
@@ -220,9 +223,19 @@ async def measured(name: str, folders: Path, args: argparse.Namespace, notes: No
         speculative["replay_file"] = str(folders / "recording.jsonl")
     given = {"load_format": "dummy", "device": args.device, "enable_prefix_caching": False, **sizes.engine}
     given["tensor_parallel"] = args.ranks
-    own = Engine(EngineConfig(str(folders / (kind.weights or "floats")), speculative=speculative, **given))
-    read_s = [0.0]
-    load = engine.step.parts.drafter.load_drafter
+    config = EngineConfig(str(folders / (kind.weights or "floats")), speculative=speculative, **given)
+
+    async def body(own: Engine) -> None:
+        for measure in kind.measures:
+            if cases & set(measure.cases):
+                await one_measure(own, measure, sizes, notes)
+
+    await started(config, notes, body)
+
+
+async def started(config: EngineConfig, notes: Notes, body: Callable[[Engine], Awaitable[None]]) -> None:
+    """Starts an engine, notes how long that took, and runs `body` with it."""
+    own, read_s, load = Engine(config), [0.0], engine.step.parts.drafter.load_drafter
 
     def timed(*args: Any) -> None:
         begun = time.perf_counter()
@@ -238,14 +251,14 @@ async def measured(name: str, folders: Path, args: argparse.Namespace, notes: No
         notes.add("ready, s", time.perf_counter() - begun)
         notes.add("reading the drafter, s", read_s[0])
         notes.add("phases, s", {phase: round(seconds, 3) for phase, seconds in own.startup.items()})
-        for measure in kind.measures:
-            if cases & set(measure.cases):
-                await one_measure(own, measure, sizes, notes)
+        await body(own)
     finally:
         await own.stop(5)
 
 
-async def one_measure(own: Engine, measure: Measure, sizes: Sizes, notes: Notes) -> None:
+async def one_measure(
+    own: Engine, measure: Measure, sizes: Sizes, notes: Notes, grammar: Grammar | None = None
+) -> None:
     """The best of several runs; a failure is noted."""
     rows, vocab = sizes.rows[measure.rows], own.limits.vocab_size
     try:
@@ -255,7 +268,8 @@ async def one_measure(own: Engine, measure: Measure, sizes: Sizes, notes: Notes)
             await own.on_device(partial(set_drafts, measure.drafts))
         runs = []
         for number in range(sizes.runs[measure.rows]):
-            runs.append(await run(own, prompts_of(rows, number, sizes, vocab), sizes.answer, measure.rules))
+            prompts = prompts_of(rows, number, sizes, vocab)
+            runs.append(await run(own, prompts, sizes.answer, measure.rules, grammar))
         best = max(runs[1:], key=lambda one: one["tokens/s"])
         notes.add(measure.name, {**best, "all, tokens/s": [one["tokens/s"] for one in runs]})
     except Exception:
