@@ -281,11 +281,12 @@ class DeviceExperts(DevicePlaces, ExpertsDelta):
 
     __slots__ = ()
 
-    def lowered(self, x: Tensor, pairs: Pairs) -> Tensor | None:
+    def lowered(self, x: Tensor, pairs: Pairs, during: bool = False) -> Tensor | None:
         if not self.acts:
             return None
         each = 1 if len(x) == pairs.count else pairs.top_k
-        return shrink(x, self._matrices, self.shape, self._listed(pairs), self.rows.invariant, each)
+        listed, invariant = self._listed(pairs), self.rows.invariant
+        return shrink(x, self._matrices, self.shape, listed, invariant, each, during=during)
 
     def add_to(self, y: Tensor, x: Tensor, low: Tensor | None, pairs: Pairs) -> None:
         assert low is not None, "no row has an adapter"
