@@ -16,23 +16,27 @@ from torch import Tensor
 from engine.kernels.gemm.epilogue import Unscaled, empty_unscaled, padded, squares_of
 from engine.kernels.lora.matrices import PlaceMatrices, SiteShape, matrix_of
 from engine.kernels.lora.next_low import NextLow, next_constants, next_low_reference, next_matrix, write_next_low
-from engine.kernels.lora.rows import PlaceList, block_of, multiply, rows_at, tile_at
+from engine.kernels.lora.rows import LEAST_BLOCK, PlaceList, block_of, multiply, rows_at, tile_at
 from engine.kernels.pdl import grid_wait, launch_options, let_next_start, wait_alone
 from engine.kernels.target import tl, triton
 
 BLOCK_N = 64  # columns of a program
+AT_ONCE = 1 << 11  # float32 values of a program: 16 per thread
 
 
 @triton.jit
 def low_of(
     low, squares, row, start, m, r, rows, parts, pieces, piece, inner, square_parts, depth, eps,
-    RANK: tl.constexpr, PARTS: tl.constexpr,
+    RANK: tl.constexpr, LOWS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """The sums of `low` over its parts, float32 [TILE, RANK]; PARTS: divided by the root mean square of x's rows."""
-    sums = tl.zeros(inner.shape, tl.float32)
-    for part in range(parts):
-        at = ((tl.full([], part, tl.int64) * rows + start + m) * pieces + piece) * RANK
-        sums += tl.load(low + at[:, None] + r[None, :], mask=inner, other=0.0)
+    part, lows = tl.arange(0, LOWS), tl.zeros([LOWS, inner.shape[0], RANK], tl.float32)
+    at = ((part.to(tl.int64)[:, None] * rows + start + m[None, :]) * pieces + piece) * RANK
+    at = low + at[:, :, None] + r[None, None, :]
+    for first in range(0, parts, LOWS):
+        lows += tl.load(at, mask=inner[None, :, :] & (first + part < parts)[:, None, None], other=0.0)
+        at += tl.full([], LOWS * RANK, tl.int64) * rows * pieces
+    sums = tl.sum(lows, 0)
     if PARTS:
         square = squares_of(squares, row, rows, square_parts, PARTS)
         sums *= (1.0 / tl.sqrt_rn(tl.sum(square, 0) / depth + eps))[:, None]
@@ -104,7 +108,7 @@ def expand_kernel(
     TILE: tl.constexpr,
     RANK: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    LOWS: tl.constexpr,  # tiles of one row: BLOCK_N parts are read in each of so many turns
+    LOWS: tl.constexpr,  # of lows_of
     AFTER: tl.constexpr,
     NEXT: tl.constexpr,  # pieces of the layer behind the norm; 0: its A x is not computed
     LINES: tl.constexpr,  # power of two >= NEXT * RANK
@@ -114,11 +118,11 @@ def expand_kernel(
 ):
     """A program computes one tile and one block of columns."""
     tile, block = tl.program_id(0), tl.program_id(1)
-    if TILE > 1:
-        grid_wait(OVERLAP)
-    else:
+    if TILE == 1:
         let_next_start(OVERLAP)
     piece, first, limit = tl.load(blocks + block * 3), tl.load(blocks + block * 3 + 1), tl.load(blocks + block * 3 + 2)
+    if TILE > 1:
+        grid_wait(OVERLAP)
     key, start, count = tile_at(tiles, order, tile, experts, TILE, EACH)
     word = tl.load(words + tl.maximum(key - 1, 0) // experts * sites + site, cache_modifier=".cg")
     rank = tl.multiple_of(tl.where(key > 0, word & 0xFFFF, 0).to(tl.int32), 16)
@@ -164,7 +168,7 @@ def expand_kernel(
             )  # fmt: skip
             sums = low_of(
                 low, squares, row, start, m, r, rows, parts, pieces, piece, m_in[:, None] & r_in[None, :], square_parts,
-                depth, eps, RANK, PARTS,
+                depth, eps, RANK, LOWS, PARTS,
             )  # fmt: skip
             delta = tl.dot(sums.to(matrix.dtype), matrix, input_precision="ieee")
             at, outer = row.to(tl.int64)[:, None] * width + n[None, :], m_in[:, None] & n_in[None, :]
@@ -177,9 +181,12 @@ def expand_kernel(
                 tl.store(gained + at, (written * gains[None, :]).to(y.dtype.element_ty), mask=outer)
 
 
-def lows_of(parts: int, tile: int) -> int:
-    """LOWS of a kernel."""
-    return triton.cdiv(parts, BLOCK_N) if tile == 1 else 0
+def lows_of(parts: int, tile: int, rank: int) -> int:
+    """LOWS of a kernel. Tiles of one row: turns in each of which BLOCK_N parts are read. Other tiles: parts that are
+    read at once; of small tiles there are many parts, and each turn waits for memory."""
+    if tile == 1:
+        return triton.cdiv(parts, BLOCK_N)
+    return max(1, min(padded(parts, 1), AT_ONCE // (tile * rank))) if tile == LEAST_BLOCK else 1
 
 
 def blocks_of(shape: SiteShape, device: torch.device | str) -> Tensor:
@@ -228,7 +235,7 @@ def launch_expand(
         low if after is None else after.gain, low if before is None else before.squares, count, parts, pieces,
         shape.in_features, y.shape[1], shape.experts, matrices.words.shape[1], shape.number, matrices.values.shape[1],
         square_parts, 0 if next_low is None else next_low.shape.number, 0.0 if before is None else before.eps,
-        TILE=tile, RANK=rank, BLOCK_N=BLOCK_N, LOWS=lows_of(parts, tile), AFTER=after is not None,
+        TILE=tile, RANK=rank, BLOCK_N=BLOCK_N, LOWS=lows_of(parts, tile, rank), AFTER=after is not None,
         PARTS=padded(square_parts, 1) if square_parts else 0, num_warps=4, EACH=rows.each, num_stages=2,
         **next_constants(next_low), **launch_options(joins),
     )  # fmt: skip

@@ -116,7 +116,8 @@ def expand_gated_kernel(
                 values, word, key, rank, 0, n, r, n_in, r_in, depth, 2 * width, pieces, experts, place_len, TILE
             )  # fmt: skip
             sums = low_of(
-                low, squares, row, start, m, r, rows, parts, pieces, 0, inner, square_parts, depth, eps, RANK, PARTS
+                low, squares, row, start, m, r, rows, parts, pieces, 0, inner, square_parts, depth, eps, RANK, LOWS,
+                PARTS,
             )  # fmt: skip
             gates += tl.dot(sums.to(gate.dtype), gate, input_precision="ieee")
             up = matrix_at(
@@ -124,7 +125,7 @@ def expand_gated_kernel(
             )  # fmt: skip
             sums = low_of(
                 low, squares, row, start, m, r, rows, parts, pieces, pieces - 1, inner, square_parts, depth, eps, RANK,
-                PARTS,
+                LOWS, PARTS,
             )  # fmt: skip
             ups += tl.dot(sums.to(up.dtype), up, input_precision="ieee")
         made = activate(gates, ups, ACT).to(out.dtype.element_ty)
@@ -159,7 +160,7 @@ def launch_expand_gated(
         rows.tiles, low if before is None else before.squares, count, parts, pieces, shape.in_features, width,
         shape.experts, matrices.words.shape[1], shape.number, matrices.values.shape[1], square_parts,
         0 if next_low is None else next_low.shape.number, 0.0 if before is None else before.eps, ACT=int(activation),
-        TILE=tile, RANK=rank, BLOCK_N=BLOCK_N, LOWS=lows_of(parts, tile),
+        TILE=tile, RANK=rank, BLOCK_N=BLOCK_N, LOWS=lows_of(parts, tile, rank),
         PARTS=padded(square_parts, 1) if square_parts else 0, num_warps=4, EACH=rows.each, num_stages=2,
         **next_constants(next_low), **launch_options(joins),
     )  # fmt: skip

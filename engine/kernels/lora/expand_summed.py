@@ -55,7 +55,7 @@ def expand_summed_kernel(
     SLOTS: tl.constexpr,  # power of two >= TOP_K
     RANK: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    LOWS: tl.constexpr,  # BLOCK_N parts are read in each of so many turns
+    LOWS: tl.constexpr,  # of lows_of
     AFTER: tl.constexpr,
     NEXT: tl.constexpr,  # pieces of the layer behind the norm; 0: its A x is not computed
     LINES: tl.constexpr,  # power of two >= NEXT * RANK
@@ -156,7 +156,7 @@ def launch_expand_summed(
             listed.tiles, weights, shared, gate, residual, low if after is None else after.gain, count, rows, parts,
             shape.in_features, width, shape.experts, matrices.words.shape[1], shape.number, matrices.values.shape[1],
             0 if next_low is None else next_low.shape.number, TOP_K=top_k, SLOTS=padded(top_k, 1), RANK=rank,
-            BLOCK_N=BLOCK_N, LOWS=lows_of(parts, 1), AFTER=after is not None, num_warps=8,
+            BLOCK_N=BLOCK_N, LOWS=lows_of(parts, 1, rank), AFTER=after is not None, num_warps=8,
             **next_constants(next_low), **launch_options(),
         )  # fmt: skip
     return out

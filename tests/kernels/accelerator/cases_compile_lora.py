@@ -40,8 +40,13 @@ KEYS = {
 }  # fmt: skip
 
 
-def blocks(tile, next_low=0, rank=0):
-    return {"BLOCK_N": BLOCK_N, "LOWS": lows_of(16, tile), "NEXT": next_low, "LINES": max(1, 2 * rank * bool(next_low))}
+def blocks(tile, next_low=0, rank=16):
+    return {
+        "BLOCK_N": BLOCK_N,
+        "LOWS": lows_of(16, tile, rank),
+        "NEXT": next_low,
+        "LINES": max(1, 2 * rank * bool(next_low)),
+    }
 
 
 def shrinks(tile, rank):
