@@ -20,7 +20,7 @@ from engine.kernels.lora.expand import (
     matrix_at,
     parts_of_row,
     squares_of_row,
-)  # fmt: skip
+)
 from engine.kernels.lora.matrices import PlaceMatrices, SiteShape, matrix_of
 from engine.kernels.lora.next_low import NextLow, next_constants, next_low_reference, next_matrix, write_next_low
 from engine.kernels.lora.rows import PlaceList, block_of, multiply, rows_at, tile_at
