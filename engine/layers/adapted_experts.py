@@ -47,8 +47,9 @@ class ExpertsDelta(ABC):
     def num_bytes(self) -> int:
         """Bytes of the adapters' matrices."""
 
-    def lowered(self, x: Tensor, pairs: Pairs) -> Tensor | None:
-        """A x of each pair; x has a row for each token, or for each pair. See engine/layers/adapted.Delta."""
+    def lowered(self, x: Tensor, pairs: Pairs, during: bool = False) -> Tensor | None:
+        """A x of each pair; x has a row for each token, or for each pair. See engine/layers/adapted.Delta. `during`:
+        launched behind the layer's own product, with which it may run; see ExpertsWeight.lets_start."""
         return None
 
     @abstractmethod
@@ -168,8 +169,11 @@ class AdaptedExperts(ExpertsWeight):
         adapter."""
         if weights is not None:  # the inputs of pairs differ from the rows of tokens
             x = (x[:, None] * weights[..., None]).flatten(0, 1).to(x.dtype)
-        low = self.site.lowered(x, pairs)
+        during = self.base.lets_start(x, pairs)
+        low = None if during else self.site.lowered(x, pairs)
         made = self.base.halves(x, pairs)
+        if during:
+            low = self.site.lowered(x, pairs, during)
         if gated:
             made, low = self.site.gated(made, x, low, pairs, activation, down.site)
         else:

@@ -157,10 +157,14 @@ class DevicePlaces:
         self._blocks: Tensor
         self._branch: Branch
 
-    def place_in(self, matrices: PlaceMatrices, branch: Branch) -> None:
-        """Gives the site the memory of all places and a branch that all sites share, before the first forward."""
+    def place_in(self, matrices: PlaceMatrices, branch: Branch, blocks: dict[tuple[int, ...], Tensor]) -> None:
+        """Gives the site the memory of all places, a branch that all sites share, and `blocks`, which layers of one
+        shape share, before the first forward."""
         self._matrices, self._branch = matrices, branch
-        self._blocks = blocks_of(self.shape, matrices.values.device)
+        widths = self.shape.out_features
+        if widths not in blocks:
+            blocks[widths] = blocks_of(self.shape, matrices.values.device)
+        self._blocks = blocks[widths]
         if self.norm is not None:
             self.rows.coming.read_through(self.norm.weight, self)
 
@@ -281,11 +285,12 @@ class DeviceExperts(DevicePlaces, ExpertsDelta):
 
     __slots__ = ()
 
-    def lowered(self, x: Tensor, pairs: Pairs) -> Tensor | None:
+    def lowered(self, x: Tensor, pairs: Pairs, during: bool = False) -> Tensor | None:
         if not self.acts:
             return None
         each = 1 if len(x) == pairs.count else pairs.top_k
-        return shrink(x, self._matrices, self.shape, self._listed(pairs), self.rows.invariant, each)
+        listed, invariant = self._listed(pairs), self.rows.invariant
+        return shrink(x, self._matrices, self.shape, listed, invariant, each, during=during)
 
     def add_to(self, y: Tensor, x: Tensor, low: Tensor | None, pairs: Pairs) -> None:
         assert low is not None, "no row has an adapter"

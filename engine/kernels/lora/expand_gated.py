@@ -12,7 +12,15 @@ from torch import Tensor
 
 from engine.kernels.activation import Activation, activate, activate_reference
 from engine.kernels.gemm.epilogue import Unscaled, padded
-from engine.kernels.lora.expand import BLOCK_N, low_of, low_products, lows_of, matrix_at
+from engine.kernels.lora.expand import (
+    BLOCK_N,
+    low_of,
+    low_products,
+    lows_of,
+    matrix_at,
+    parts_of_row,
+    squares_of_row,
+)
 from engine.kernels.lora.matrices import PlaceMatrices, SiteShape, matrix_of
 from engine.kernels.lora.next_low import NextLow, next_constants, next_low_reference, next_matrix, write_next_low
 from engine.kernels.lora.rows import PlaceList, block_of, multiply, rows_at, tile_at
@@ -61,46 +69,67 @@ def expand_gated_kernel(
         grid_wait(OVERLAP)
     else:
         let_next_start(OVERLAP)
-    key, start, count = tile_at(tiles, order, tile, experts, EACH)
-    if TILE == 1 or count > 0:
-        word = tl.load(words + tl.maximum(key - 1, 0) // experts * sites + site, cache_modifier=".cg")
-        rank = tl.multiple_of(tl.where(key > 0, word & 0xFFFF, 0).to(tl.int32), 16)
-        m, r, n = tl.arange(0, TILE), tl.arange(0, RANK), first + tl.arange(0, BLOCK_N)
-        m_in, r_in, n_in = m < count, r < rank, n < width
+    key, start, count = tile_at(tiles, order, tile, experts, TILE, EACH)
+    word = tl.load(words + tl.maximum(key - 1, 0) // experts * sites + site, cache_modifier=".cg")
+    rank = tl.multiple_of(tl.where(key > 0, word & 0xFFFF, 0).to(tl.int32), 16)
+    r, n = tl.arange(0, RANK), first + tl.arange(0, BLOCK_N)
+    r_in, n_in = r < rank, n < width
+    if TILE == 1:  # the adapter's matrices are weights
+        gate = matrix_at(
+            values, word, key, rank, 0, n, r, n_in, r_in, depth, 2 * width, pieces, experts, place_len, TILE
+        )  # fmt: skip
+        up = matrix_at(
+            values, word, key, rank, width, n, r, n_in, r_in, depth, 2 * width, pieces, experts, place_len, TILE
+        )  # fmt: skip
+        if NEXT:
+            next_a, lines_in = next_matrix(
+                values, words, key, n, n_in, NEXT, width, experts, sites, next_site, place_len, RANK, LINES
+            )
+        wait_alone(OVERLAP)
+        at = start.to(tl.int64) * 2 * width + n
+        gates = tl.load(halves + at, mask=n_in, other=0.0)
+        ups = tl.load(halves + at + width, mask=n_in, other=0.0)
+        of_gate = parts_of_row(low, start, r, r_in, rows, parts, pieces, 0, BLOCK_N, RANK, LOWS)
+        of_up = parts_of_row(low, start, r, r_in, rows, parts, pieces, pieces - 1, BLOCK_N, RANK, LOWS)
+        scale = 1.0
+        if PARTS:
+            square = squares_of_row(squares, start, rows, square_parts, PARTS)
+            scale = 1.0 / tl.sqrt_rn(tl.sum(square, 0) / depth + eps)
+        to_gate, to_up = (tl.sum(of_gate, 0) * scale).to(gate.dtype), (tl.sum(of_up, 0) * scale).to(up.dtype)
+        gates = gates.to(tl.float32) + multiply(to_gate, gate)
+        ups = ups.to(tl.float32) + multiply(to_up, up)
+        made = activate(gates, ups, ACT).to(out.dtype.element_ty)
+        tl.store(out + start.to(tl.int64) * width + n, made, mask=n_in)
+        if NEXT:
+            x = tl.where(n_in, made, 0.0)
+            write_next_low(next_low, next_a, lines_in, x, tl.program_id(1), start, rows, NEXT, RANK, LINES)
+    elif count > 0:
+        m = tl.arange(0, TILE)
+        m_in = m < count
         row = rows_at(order, start, m, m_in, EACH)
-        b_in, inner = r_in[:, None] & n_in[None, :], m_in[:, None] & r_in[None, :]
-        if TILE == 1:  # the adapter's matrices are weights
-            gate = matrix_at(values, word, key, rank, 0, n, r, b_in, depth, 2 * width, pieces, experts, place_len)
-            up = matrix_at(values, word, key, rank, width, n, r, b_in, depth, 2 * width, pieces, experts, place_len)
-            if NEXT:
-                next_a, lines_in = next_matrix(
-                    values, words, key, n, n_in, NEXT, width, experts, sites, next_site, place_len, RANK, LINES
-                )
-            wait_alone(OVERLAP)
         at, outer = row.to(tl.int64)[:, None] * 2 * width + n[None, :], m_in[:, None] & n_in[None, :]
         gates = tl.load(halves + at, mask=outer, other=0.0).to(tl.float32)
         ups = tl.load(halves + at + width, mask=outer, other=0.0).to(tl.float32)
         if rank > 0:
-            if TILE > 1:
-                gate = matrix_at(values, word, key, rank, 0, n, r, b_in, depth, 2 * width, pieces, experts, place_len)
+            inner = m_in[:, None] & r_in[None, :]
+            gate = matrix_at(
+                values, word, key, rank, 0, n, r, n_in, r_in, depth, 2 * width, pieces, experts, place_len, TILE
+            )  # fmt: skip
             sums = low_of(
                 low, squares, row, start, m, r, rows, parts, pieces, 0, inner, square_parts, depth, eps, RANK, LOWS,
                 PARTS,
             )  # fmt: skip
-            gates += multiply(sums.to(gate.dtype), gate)
-            if TILE > 1:
-                up = matrix_at(values, word, key, rank, width, n, r, b_in, depth, 2 * width, pieces, experts, place_len)
+            gates += tl.dot(sums.to(gate.dtype), gate, input_precision="ieee")
+            up = matrix_at(
+                values, word, key, rank, width, n, r, n_in, r_in, depth, 2 * width, pieces, experts, place_len, TILE
+            )  # fmt: skip
             sums = low_of(
                 low, squares, row, start, m, r, rows, parts, pieces, pieces - 1, inner, square_parts, depth, eps, RANK,
                 LOWS, PARTS,
             )  # fmt: skip
-            ups += multiply(sums.to(up.dtype), up)
+            ups += tl.dot(sums.to(up.dtype), up, input_precision="ieee")
         made = activate(gates, ups, ACT).to(out.dtype.element_ty)
-        to = row.to(tl.int64)[:, None] * width + n[None, :]
-        tl.store(out + to, made, mask=outer)
-        if NEXT:
-            x = tl.where(outer, made, 0.0)
-            write_next_low(next_low, next_a, lines_in, x, tl.program_id(1), start, rows, NEXT, RANK, LINES)
+        tl.store(out + row.to(tl.int64)[:, None] * width + n[None, :], made, mask=outer)
 
 
 def expand_gated(
@@ -131,7 +160,7 @@ def launch_expand_gated(
         rows.tiles, low if before is None else before.squares, count, parts, pieces, shape.in_features, width,
         shape.experts, matrices.words.shape[1], shape.number, matrices.values.shape[1], square_parts,
         0 if next_low is None else next_low.shape.number, 0.0 if before is None else before.eps, ACT=int(activation),
-        TILE=tile, RANK=rank, BLOCK_N=BLOCK_N, LOWS=lows_of(parts, tile),
+        TILE=tile, RANK=rank, BLOCK_N=BLOCK_N, LOWS=lows_of(parts, tile, rank),
         PARTS=padded(square_parts, 1) if square_parts else 0, num_warps=4, EACH=rows.each, num_stages=2,
         **next_constants(next_low), **launch_options(joins),
     )  # fmt: skip

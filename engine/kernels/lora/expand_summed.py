@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.gemm.epilogue import Unscaled, padded
-from engine.kernels.lora.expand import BLOCK_N, expand_reference
+from engine.kernels.lora.expand import BLOCK_N, expand_reference, lows_of
 from engine.kernels.lora.matrices import PlaceMatrices, SiteShape
 from engine.kernels.lora.next_low import NextLow, next_constants, next_low_reference, next_matrix, write_next_low
 from engine.kernels.lora.rows import PlaceList, block_of, key_of
@@ -55,7 +55,7 @@ def expand_summed_kernel(
     SLOTS: tl.constexpr,  # power of two >= TOP_K
     RANK: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    LOWS: tl.constexpr,  # power of two >= parts
+    LOWS: tl.constexpr,  # of lows_of
     AFTER: tl.constexpr,
     NEXT: tl.constexpr,  # pieces of the layer behind the norm; 0: its A x is not computed
     LINES: tl.constexpr,  # power of two >= NEXT * RANK
@@ -63,12 +63,7 @@ def expand_summed_kernel(
 ):
     """A program computes one token and one block of columns."""
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    n, slot, r, part = (
-        block * BLOCK_N + tl.arange(0, BLOCK_N),
-        tl.arange(0, SLOTS),
-        tl.arange(0, RANK),
-        tl.arange(0, LOWS),
-    )
+    n, slot, r = block * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, SLOTS), tl.arange(0, RANK)
     n_in, slot_in = n < width, slot < TOP_K
     let_next_start(OVERLAP)
     number = tl.load(numbers + row, cache_modifier=".cg")
@@ -80,39 +75,44 @@ def expand_summed_kernel(
     r_in = r[None, :] < rank[:, None]
     b = values + place.to(tl.int64) * place_len + tl.multiple_of(word >> 16, 64)
     b += rank.to(tl.int64) * (experts * depth + expert * width)  # A of all experts, and B of lower experts
-    b_at = b[:, None, None] + n.to(tl.int64)[None, None, :] * rank[:, None, None] + r[None, :, None]
-    matrix = tl.load(b_at, mask=r_in[:, :, None] & n_in[None, None, :], other=0.0)  # [SLOTS, RANK, BLOCK_N]
+    b_at = b[None, :, None] + n.to(tl.int64)[:, None, None] * rank[None, :, None] + r[None, None, :]
+    matrix = tl.load(b_at, mask=n_in[:, None, None] & r_in[None, :, :], other=0.0)  # [BLOCK_N, SLOTS, RANK]
     if NEXT:
         next_a, lines_in = next_matrix(
             values, words, number, n, n_in, NEXT, width, 1, sites, next_site, place_len, RANK, LINES
         )
+    if AFTER:
+        gains = tl.load(gain + n, mask=n_in, other=0.0)
     wait_alone(OVERLAP)  # the adapter's matrices are weights, and the shrink before has waited for the experts
-    pair = row * TOP_K + slot
-    low_at = (part.to(tl.int64)[:, None] * rows * TOP_K + pair[None, :]) * RANK
-    low_in = (part < parts)[:, None, None] & r_in[None, :, :]
-    sums = tl.sum(tl.load(low + low_at[:, :, None] + r[None, None, :], mask=low_in, other=0.0), 0)
-    sums = sums.to(matrix.dtype).to(tl.float32)
-    delta = tl.sum(sums[:, :, None] * matrix.to(tl.float32), 1)
-    live = width
+    pair, at, live = row * TOP_K + slot, row * width + n, width
+    lows = tl.zeros([BLOCK_N, SLOTS, RANK], tl.float32)  # B's shape, so that both have one layout
+    for turn in tl.static_range(LOWS):
+        part = turn * BLOCK_N + tl.arange(0, BLOCK_N)
+        low_at = (part.to(tl.int64)[:, None] * rows * TOP_K + pair[None, :]) * RANK
+        low_in = (part < parts)[:, None, None] & r_in[None, :, :]
+        lows += tl.load(low + low_at[:, :, None] + r[None, None, :], mask=low_in, other=0.0)
     if count is not None:
         live = tl.where(row < tl.load(count), width, 0)
-    real = slot_in[:, None] & (n < live)[None, :]
-    each = tl.load(made + pair[:, None] * width + n[None, :], mask=real, other=0.0).to(tl.float32) + delta
+    if weights is not None:
+        factors = tl.load(weights + pair, mask=slot_in, other=0.0)
+    made_in = n_in[:, None] & slot_in[None, :]  # of padding rows too, since `count` arrives with the values
+    each = tl.load(made + pair[None, :] * width + n[:, None], mask=made_in, other=0.0).to(tl.float32)
+    rest = with_rest(tl.zeros([BLOCK_N], tl.float32), shared, gate, residual, row, at, n_in)
+    real = (n < live)[:, None] & slot_in[None, :]
+    sums = tl.sum(lows, 0).to(matrix.dtype).to(tl.float32)
+    each += tl.sum(matrix.to(tl.float32) * sums[None, :, :], 2)
     each = tl.where(real, each, 0.0).to(made.dtype.element_ty).to(tl.float32)
     if weights is not None:
-        each *= tl.load(weights + pair, mask=slot_in, other=0.0)[:, None]
-    total = tl.sum(each, 0)
-    at = row * width + n
-    rounded = with_rest(total, shared, gate, residual, row, at, n_in).to(out.dtype.element_ty)
+        each *= factors[None, :]
+    rounded = (tl.sum(each, 1) + rest).to(out.dtype.element_ty)
     tl.store(out + at, rounded, mask=n_in)
     if AFTER:
         written = tl.where(n_in, rounded.to(tl.float32), 0.0)
         tl.store(counted + block * rows + row, tl.sum(written * written, 0))
-        gains = tl.load(gain + n, mask=n_in, other=0.0)
         scaled = (written * gains).to(out.dtype.element_ty)
         tl.store(gained + at, scaled, mask=n_in)
         if NEXT:
-            write_next_low(next_low, next_a, lines_in, scaled[None, :], block, row, rows, NEXT, RANK, LINES)
+            write_next_low(next_low, next_a, lines_in, scaled, block, row, rows, NEXT, RANK, LINES)
 
 
 def sums_at_once(listed: PlaceList, low: Tensor) -> bool:
@@ -156,7 +156,7 @@ def launch_expand_summed(
             listed.tiles, weights, shared, gate, residual, low if after is None else after.gain, count, rows, parts,
             shape.in_features, width, shape.experts, matrices.words.shape[1], shape.number, matrices.values.shape[1],
             0 if next_low is None else next_low.shape.number, TOP_K=top_k, SLOTS=padded(top_k, 1), RANK=rank,
-            BLOCK_N=BLOCK_N, LOWS=padded(parts, 1), AFTER=after is not None, num_warps=8,
+            BLOCK_N=BLOCK_N, LOWS=lows_of(parts, 1, rank), AFTER=after is not None, num_warps=8,
             **next_constants(next_low), **launch_options(),
         )  # fmt: skip
     return out

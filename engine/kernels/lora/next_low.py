@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine.kernels.gemm.epilogue import padded
 from engine.kernels.lora.matrices import PlaceMatrices, SiteShape
-from engine.kernels.lora.rows import PlaceList, block_of
+from engine.kernels.lora.rows import PlaceList, block_of, multiply
 from engine.kernels.lora.shrink import padded_rank, shrink_reference
 from engine.kernels.target import tl, triton
 
@@ -52,8 +52,8 @@ def next_matrix(
 
 @triton.jit
 def write_next_low(next_low, matrix, inside, x, block, row, rows, pieces, RANK: tl.constexpr, LINES: tl.constexpr):
-    """Writes the sums of one block of columns; x [1, BLOCK_N], rounded, zero beyond the row."""
-    sums = tl.sum(matrix.to(tl.float32) * x.to(tl.float32), 1)
+    """Writes the sums of one block of columns; x [BLOCK_N], rounded, zero beyond the row."""
+    sums = multiply(x, matrix)
     at = (block.to(tl.int64) * rows + row) * pieces * RANK
     tl.store(next_low + at + tl.arange(0, LINES), sums, mask=inside)
 

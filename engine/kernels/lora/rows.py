@@ -59,21 +59,22 @@ def block_of(rows: PlaceList, rank: int) -> int:
 
 @triton.jit
 def multiply(x, matrix):
-    """x [TILE, K] times matrix [K, N], float32 [TILE, N]."""
-    if x.shape[0] == 1:
-        made = tl.sum(tl.trans(x).to(tl.float32) * matrix.to(tl.float32), 0)[None, :]
-    else:
-        made = tl.dot(x, matrix, input_precision="ieee")
-    return made
+    """The row x [K] times matrix [N, K], float32 [N].
+
+    Both have the axes of memory, so that each thread multiplies the values that it has read. With another order Triton
+    moves the matrix through shared memory, with a barrier for each 2 KB."""
+    return tl.sum(matrix.to(tl.float32) * x.to(tl.float32)[None, :], 1)
 
 
 @triton.jit
-def tile_at(tiles, order, tile, experts, EACH: tl.constexpr):
+def tile_at(tiles, order, tile, experts, TILE: tl.constexpr, EACH: tl.constexpr):
     """Key, first entry and number of rows of a tile; loads bypass the unit's cache."""
+    start, count = tile, 1
     if EACH:
         place = tl.load(order + tile // EACH, cache_modifier=".cg")
         key = key_of(place, tl.load(tiles + tile, cache_modifier=".cg"), experts)
-        start, count = tile, 1
+    elif TILE == 1:
+        key = tl.load(tiles + tile * 3, cache_modifier=".cg")
     else:
         key = tl.load(tiles + tile * 3, cache_modifier=".cg")
         start = tl.load(tiles + tile * 3 + 1, cache_modifier=".cg")

@@ -49,18 +49,19 @@ def shrink_kernel(
     ONCE: tl.constexpr,  # tiles of one row: a part has no more than BLOCK_K columns
     EACH: tl.constexpr,  # see PlaceList
     SETTLED: tl.constexpr,
+    DURING: tl.constexpr,  # tiles of one row: x and the list are there before this kernel starts
     OVERLAP: tl.constexpr,
 ):
     """A program computes one tile, one part and one piece. Unless SETTLED, later kernels start when the list is."""
     tile, part, piece = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     pieces = tl.num_programs(2)
-    if not SETTLED:
-        wait_then_allow(OVERLAP)
-    elif TILE > 1:
+    if TILE == 1 and (SETTLED or DURING):
+        let_next_start(OVERLAP)
+    elif SETTLED:
         grid_wait(OVERLAP)
     else:
-        let_next_start(OVERLAP)
-    key, start, count = tile_at(tiles, order, tile, experts, EACH)
+        wait_then_allow(OVERLAP)
+    key, start, count = tile_at(tiles, order, tile, experts, TILE, EACH)
     if TILE == 1 or key > 0:
         place, expert = tl.maximum(key - 1, 0) // experts, tl.maximum(key - 1, 0) % experts
         word = tl.load(words + place * sites + site, cache_modifier=".cg")
@@ -68,34 +69,45 @@ def shrink_kernel(
         if TILE == 1 or rank > 0:
             m, n, k = tl.arange(0, TILE), tl.arange(0, RANK), tl.arange(0, BLOCK_K)
             m_in, n_in = m < count, n < rank
-            row = (rows_at(order, start, m, m_in, EACH) // top_k).to(tl.int64)
             begin = part * part_len
             a = values + place.to(tl.int64) * place_len + tl.multiple_of(word >> 16, 64)
             a += expert.to(tl.int64) * pieces * rank * depth
-            a_at = a + (piece * rank + n).to(tl.int64)[None, :] * depth + begin + k[:, None]
-            x_at = x + row[:, None] * x_stride + begin + k[None, :]
+            line = (piece * rank + n).to(tl.int64) * depth
             k_in = begin + k < depth
             if TILE == 1:
-                ahead = tl.load(a_at, mask=(k_in & ONCE)[:, None] & n_in[None, :], other=0.0)  # weights
-                if SETTLED:
+                x_at, sums = x + (start // top_k).to(tl.int64) * x_stride + begin + k, tl.zeros([RANK], tl.float32)
+                a_at = a + begin + line[:, None] + k[None, :]
+                ahead = tl.load(a_at, mask=n_in[:, None] & (k_in & ONCE)[None, :], other=0.0)  # weights
+                if SETTLED and not DURING:
                     wait_alone(OVERLAP)
-            sums = tl.zeros([TILE, RANK], tl.float32)
-            if ONCE:
-                inputs = tl.load(x_at, mask=m_in[:, None] & k_in[None, :], other=0.0)
-                sums += multiply(inputs, ahead)
+                if ONCE:
+                    sums += multiply(tl.load(x_at, mask=k_in, other=0.0, cache_modifier=".cg"), ahead)
+                else:
+                    for first in range(begin, tl.minimum(begin + part_len, depth), BLOCK_K):
+                        k_in = first + k < depth
+                        inputs = tl.load(x_at, mask=k_in, other=0.0, cache_modifier=".cg")
+                        sums += multiply(inputs, tl.load(a_at, mask=n_in[:, None] & k_in[None, :], other=0.0))
+                        x_at += BLOCK_K
+                        a_at += BLOCK_K
             else:
+                row = (rows_at(order, start, m, m_in, EACH) // top_k).to(tl.int64)
+                x_at, sums = x + row[:, None] * x_stride + begin + k[None, :], tl.zeros([TILE, RANK], tl.float32)
+                a_at = a + begin + line[None, :] + k[:, None]
                 for first in range(begin, tl.minimum(begin + part_len, depth), BLOCK_K):
                     k_in = first + k < depth
                     inputs = tl.load(x_at, mask=m_in[:, None] & k_in[None, :], other=0.0)
                     matrix = tl.load(a_at, mask=k_in[:, None] & n_in[None, :], other=0.0)
-                    if TILE == 1:
-                        sums += multiply(inputs, matrix)
-                    else:
-                        sums = tl.dot(inputs, matrix, sums, input_precision="ieee")
+                    sums = tl.dot(inputs, matrix, sums, input_precision="ieee")
                     x_at += BLOCK_K
                     a_at += BLOCK_K
-            at = ((part.to(tl.int64) * rows + start + m) * pieces + piece) * RANK
-            tl.store(low + at[:, None] + n[None, :], sums, mask=m_in[:, None] & n_in[None, :])
+            at = low + ((part.to(tl.int64) * rows + start) * pieces + piece) * RANK
+            if TILE == 1:
+                tl.store(at + n, sums, mask=n_in)
+            else:
+                at += m[:, None] * pieces * RANK + n[None, :]
+                tl.store(at, sums, mask=m_in[:, None] & n_in[None, :])
+    if DURING:
+        wait_alone(OVERLAP)  # so that the next kernel's wait is one for the previous kernel too
 
 
 def columns_of(tile: int, rank: int) -> int:
@@ -118,19 +130,21 @@ def padded_rank(max_rank: int) -> int:
 
 def shrink(
     x: Tensor, matrices: PlaceMatrices, shape: SiteShape, rows: PlaceList, invariant: bool, top_k: int = 1,
-    branch: AbstractContextManager[None] | None = None,
+    branch: AbstractContextManager[None] | None = None, during: bool = False,
 ) -> Tensor:  # fmt: skip
     """x [rows, in_features] with contiguous rows -> low [parts, rows, pieces, RANK] float32, in the list's order.
 
     `top_k`: row i of the list reads row i // top_k of x, for pairs of a token and an expert. `branch`: another stream,
-    on which the kernel is launched.
+    on which the kernel is launched. `during`: the previous kernel writes nothing that this one reads, and lets it start
+    when the kernels before have ended; tiles of one row then need no wait.
     """
-    return (launch_shrink if x.is_cuda else shrink_reference)(x, matrices, shape, rows, invariant, top_k, branch)
+    launch = launch_shrink if x.is_cuda else shrink_reference
+    return launch(x, matrices, shape, rows, invariant, top_k, branch, during)
 
 
 def launch_shrink(
     x: Tensor, matrices: PlaceMatrices, shape: SiteShape, rows: PlaceList, invariant: bool, top_k: int = 1,
-    branch: AbstractContextManager[None] | None = None,
+    branch: AbstractContextManager[None] | None = None, during: bool = False,
 ) -> Tensor:  # fmt: skip
     """Launches the Triton kernel."""
     count, depth = rows.count, x.shape[1]
@@ -147,15 +161,15 @@ def launch_shrink(
         shrink_kernel[(len(rows.tiles), parts, shape.pieces)](
             low, x, matrices.values, matrices.words, rows.order, rows.tiles, count, depth, part_len, shape.experts,
             top_k, matrices.words.shape[1], shape.number, x.stride(0), matrices.values.shape[1], TILE=tile, RANK=rank,
-            BLOCK_K=block, ONCE=tile == 1 and part_len == block, EACH=rows.each, SETTLED=rows.settled, num_warps=4,
-            num_stages=3, **launch_options(branch is not None),
+            BLOCK_K=block, ONCE=tile == 1 and part_len == block, EACH=rows.each, SETTLED=rows.settled,
+            DURING=during and tile == 1, num_warps=4, num_stages=3, **launch_options(branch is not None),
         )  # fmt: skip
     return low
 
 
 def shrink_reference(
     x: Tensor, matrices: PlaceMatrices, shape: SiteShape, rows: PlaceList, invariant: bool, top_k: int = 1,
-    branch: AbstractContextManager[None] | None = None,
+    branch: AbstractContextManager[None] | None = None, during: bool = False,
 ) -> Tensor:  # fmt: skip
     rank = padded_rank(matrices.max_rank)
     low = torch.full((1, len(rows.order), shape.pieces, rank), float("nan"), dtype=torch.float32, device=x.device)

@@ -45,8 +45,11 @@ class CodedExperts(ExpertsWeight):
         return coded_product(self._product(x, pairs, activation, weights))
 
     def of_pairs(self, rows: Tensor, pairs: Pairs) -> Tensor:
-        made = coded_product(self._product(rows, pairs, None))
+        made = coded_product(self._product(rows, pairs, None, first=False))
         return made.view(len(pairs.chosen), pairs.top_k, -1)
+
+    def lets_start(self, x: Tensor, pairs: Pairs) -> bool:
+        return by_token(x, self.weight, pairs)
 
     def halves(self, x: Tensor, pairs: Pairs) -> Tensor:
         if by_token(x, self.weight, pairs):
@@ -54,6 +57,12 @@ class CodedExperts(ExpertsWeight):
         return ExpertsWeight.halves(self, x, pairs)
 
     def _product(
-        self, x: Tensor, pairs: Pairs, activation: Activation | None, weights: Tensor | None = None
+        self,
+        x: Tensor,
+        pairs: Pairs,
+        activation: Activation | None,
+        weights: Tensor | None = None,
+        first: bool = True,
     ) -> Product:
-        return Product(x, self.weight, self.num_experts, self.bias, pairs, activation, weights, self.invariant)
+        of_weight = self.weight, self.num_experts, self.bias
+        return Product(x, *of_weight, pairs, activation, weights, self.invariant, first=first)

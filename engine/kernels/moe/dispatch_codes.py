@@ -46,6 +46,7 @@ class Product(NamedTuple):
     weights: Tensor | None = None
     invariant: bool = False  # a row's bits do not depend on other rows: one tile for any number of pairs
     tile: Tile | None = None  # replaces the tile of moe/tiles
+    first: bool = True  # of both products of a layer; see moe/pairs
 
     @property
     def gated(self) -> bool:
@@ -115,13 +116,18 @@ def by_pairs(launch: Callable[..., Tensor]) -> Callable[[Product, Any], Tensor]:
     return lambda p, _: launch(p.x, p.weight, p.experts, p.bias, p.pairs, p.activation, p.weights)
 
 
+def launch_pairs_of_a_token(product: Product, _cut: Any) -> Tensor:
+    p = product
+    return launch_pairs(p.x, p.weight, p.experts, p.bias, p.pairs, p.activation, p.weights, p.first)
+
+
 def by_tiles(launch: Callable[..., Tensor]) -> Callable[[Product, Any], Tensor]:
     return lambda p, tile: launch(p.x, p.weight, p.experts, p.bias, p.pairs, p.activation, tile, p.weights)
 
 
 CODES = (
     Kernel("moe/pairs_float8", pairs_of_float8, by_pairs(launch_pairs_float8)),
-    Kernel("moe/pairs", pairs_of_a_token, by_pairs(launch_pairs)),
+    Kernel("moe/pairs", pairs_of_a_token, launch_pairs_of_a_token),
     Kernel("moe/values", values, by_tiles(launch_values_product)),
     Kernel("moe/mxfp4", mxfp4, by_tiles(launch_mxfp4_product)),
     Kernel("moe/coded", coded, by_tiles(launch_coded_product)),

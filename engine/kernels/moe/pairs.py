@@ -145,6 +145,7 @@ def pairs_kernel(
     blocks,  # blocks of two weight rows per program
     TOP_K: tl.constexpr,
     GATHER: tl.constexpr,
+    FIRST: tl.constexpr,  # the previous kernel chose the experts
     GATED: tl.constexpr,
     ACT: tl.constexpr,  # an Activation when GATED
     TURN: tl.constexpr,  # words of a row that are read in one iteration
@@ -159,14 +160,14 @@ def pairs_kernel(
     line = runs * 8  # this form shows the compiler that it is a multiple of 4
     pair, piece = tl.program_id(1), tl.program_id(0) * (blocks * STEP)
     end = tl.minimum(piece + blocks * STEP, width)
-    if GATED:
+    if FIRST:
         wait_then_allow(OVERLAP)
     expert = tl.load(chosen + pair, cache_modifier=".cg").to(tl.int64)
     first, second = expert * MATRICES * width, (expert * MATRICES + MATRICES - 1) * width + (STEP - 1)
     end = tl.where(expert < experts, end, 0)
     one, other, of_one, of_other = two_lines(words, scales, bias, first + piece, second + piece, line, piece < end,
                                              piece + STEP - 1 < end, TURN, TURNS)  # fmt: skip
-    if not GATED:
+    if not FIRST:
         grid_wait(OVERLAP)
     if piece < end:
         columns = columns_of(x + (pair // TOP_K if GATHER else pair).to(tl.int64) * (runs * 32), line, TURN, TURNS)
@@ -219,9 +220,12 @@ def blocks_of(width: int, pairs: int, gated: bool) -> int:
 
 def launch_pairs(
     x: Tensor, weight: Packed, experts: int, bias: Tensor | None, pairs: Pairs, activation: Activation | None,
-    weights: Tensor | None = None, blocks: int | None = None,
+    weights: Tensor | None = None, first: bool = True, blocks: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """Launch the Triton kernel; arguments as moe/mxfp4's product; x is bfloat16, its rows are aligned to 16 bytes."""
+    """Launch the Triton kernel; arguments as moe/mxfp4's product; x is bfloat16, its rows are aligned to 16 bytes.
+
+    first: of both products of a layer. Then it reads the experts, and lets the next kernel start, when the previous
+    kernels have ended. The second product reads the experts before."""
     depth, gated = weight.depth, activation is not None
     width, words = len(weight.codes) // experts // (2 if gated else 1), weight.codes.view(torch.int32)
     assert weight.scales is not None and words.shape[1] * WORDS == depth and x.shape[1] == depth
@@ -231,8 +235,8 @@ def launch_pairs(
     out = x.new_empty(pairs.count, width)
     pairs_kernel[(triton.cdiv(width, blocks * (1 if gated else 2)), pairs.count)](
         out, x.view(torch.int32), words, weight.scales.view(torch.int32), bias, weights, pairs.chosen, experts, width,
-        depth // 64, blocks, TOP_K=pairs.top_k, GATHER=len(x) < pairs.count, GATED=gated, ACT=int(activation or 0),
-        TURN=TURN, TURNS=triton.cdiv(depth // WORDS, TURN), PAIRS=makes_pairs(x), num_warps=1, num_stages=1,
-        **launch_options(),
+        depth // 64, blocks, TOP_K=pairs.top_k, GATHER=len(x) < pairs.count, FIRST=first, GATED=gated,
+        ACT=int(activation or 0), TURN=TURN, TURNS=triton.cdiv(depth // WORDS, TURN), PAIRS=makes_pairs(x), num_warps=1,
+        num_stages=1, **launch_options(),
     )  # fmt: skip
     return out

@@ -61,6 +61,11 @@ class ExpertsWeight(ABC):
     def of_pairs(self, rows: Tensor, pairs: Pairs) -> Tensor:
         """rows [pairs, in_features], sorted by expert -> [T, top_k, out_features]."""
 
+    def lets_start(self, x: Tensor, pairs: Pairs) -> bool:
+        """Whether the kernel of `halves` lets the next kernel start when the kernels before have ended, not earlier; so
+        a kernel that reads x and the pairs alone can run during it."""
+        return False
+
     def halves(self, x: Tensor, pairs: Pairs) -> Tensor:
         """x [T, in_features], or a row for each pair -> gate, then up, before the activation, [pairs, out_features] in
         the order of tokens; without a gate up alone."""

@@ -32,10 +32,10 @@ async def test_layers_of_few_rows_read_what_the_kernel_before_has_computed(name,
     folder, launched, found = tiny.checkpoint(name), set[int](), []
     adapters, kernel = (drawn(folder, 4, 1, scale=0.15), drawn(folder, 3, 2, scale=0.25)), placed_device.shrink
 
-    def noted(x, matrices, shape, rows, *rest):
+    def noted(x, matrices, shape, rows, *rest, **options):
         if rows.tile == 1 and rows.count <= next_low.MOST_ROWS:
             launched.add(shape.number)
-        return kernel(x, matrices, shape, rows, *rest)
+        return kernel(x, matrices, shape, rows, *rest, **options)
 
     monkeypatch.setattr(placed_device, "shrink", noted)
     for apart in (False, True):

@@ -40,12 +40,17 @@ KEYS = {
 }  # fmt: skip
 
 
-def blocks(tile, next_low=0, rank=0):
-    return {"BLOCK_N": BLOCK_N, "LOWS": lows_of(16, tile), "NEXT": next_low, "LINES": max(1, 2 * rank * bool(next_low))}
+def blocks(tile, next_low=0, rank=16):
+    return {
+        "BLOCK_N": BLOCK_N,
+        "LOWS": lows_of(16, tile, rank),
+        "NEXT": next_low,
+        "LINES": max(1, 2 * rank * bool(next_low)),
+    }
 
 
 def shrinks(tile, rank):
-    return {"BLOCK_K": columns_of(tile, rank), "ONCE": tile == 1, "SETTLED": rank != 32}
+    return {"BLOCK_K": columns_of(tile, rank), "ONCE": tile == 1, "SETTLED": rank != 32, "DURING": False}
 
 
 KERNELS = {
@@ -79,9 +84,14 @@ KERNELS = {
             ("expand gated", expand_gated_kernel, GATED, {**blocks(1, 1, 32), "ACT": 0, "PARTS": 0}),
         )
     },
+    "shrink during the layer's own product": (
+        shrink_kernel, SHRINK,
+        {"TILE": 1, "RANK": 32, "EACH": 4, **shrinks(1, 32), "DURING": True, "OVERLAP": True},
+        {"num_warps": 4, "num_stages": 3},
+    ),
     "expand and sum of experts": (
         expand_summed_kernel, SUMMED,
-        {"TOP_K": 4, "SLOTS": 4, "RANK": 32, "BLOCK_N": BLOCK_N, "LOWS": 64, "AFTER": True, "NEXT": 3, "LINES": 128,
+        {"TOP_K": 4, "SLOTS": 4, "RANK": 32, "BLOCK_N": BLOCK_N, "LOWS": 1, "AFTER": True, "NEXT": 3, "LINES": 128,
          "shared": None, "gate": None, "OVERLAP": True}, {"num_warps": 8},
     ),
 }  # fmt: skip

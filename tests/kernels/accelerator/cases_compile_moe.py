@@ -103,8 +103,8 @@ def mxfp4(each, gated=True, weighed=False):
 def pairs(gated, **absent):
     """MXFP4 products of one row's pairs, with 2,880 columns."""
     constants = {
-        "TOP_K": 4, "GATHER": gated, "GATED": gated, "ACT": 2, "TURN": TURN, "TURNS": 3, "PAIRS": True, "OVERLAP": True,
-        **absent,
+        "TOP_K": 4, "GATHER": gated, "FIRST": gated, "GATED": gated, "ACT": 2, "TURN": TURN, "TURNS": 3, "PAIRS": True,
+        "OVERLAP": True, **absent,
     }  # fmt: skip
     return pairs_kernel, OF_PAIRS, constants, {"num_warps": 1, "num_stages": 1}
 
@@ -112,6 +112,7 @@ def pairs(gated, **absent):
 def pairs_float8(gated, turns, **absent):
     """FP8 products of one row's pairs, with 512 columns per iteration."""
     _, _, constants, options = pairs(gated, **absent)
+    del constants["FIRST"]
     return pairs_float8_kernel, OF_PAIRS_FLOAT8, {**constants, **FLOAT_INPUTS, "TOP_K": 8, "TURNS": turns}, options
 
 
@@ -120,6 +121,7 @@ KERNELS = {
     "mxfp4 many": mxfp4(64),
     "mxfp4 of a row": pairs(gated=True, weights=None),
     "mxfp4 of a row, second product": pairs(gated=False),
+    "mxfp4 of a row, gate and up": pairs(gated=False, GATHER=True, FIRST=True, weights=None),
     "fp8 of a row": pairs_float8(True, 4, weights=None, row_scales=None, bias=None),
     "fp8 of a row, second product": pairs_float8(False, 2, weights=None, scales=None),
     "mxfp4 few": mxfp4(0),

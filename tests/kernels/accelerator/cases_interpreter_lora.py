@@ -100,8 +100,8 @@ def test_gated_products(tile, prescaled, shape):
 
 
 @pytest.mark.parametrize("few", [512, 8])
-@pytest.mark.parametrize("by_token", [True, False])
-def test_products_of_experts(by_token, few, monkeypatch):
+@pytest.mark.parametrize(("by_token", "during"), [(True, False), (True, True), (False, False)])
+def test_products_of_experts(by_token, during, few, monkeypatch):
     """Pairs of tokens and experts, with padding pairs, as tiles of their own and sorted."""
     monkeypatch.setattr(lists, "FEW_PAIRS", few)
     matrices, draw, top_k, tokens = filled(torch.float32), torch.Generator().manual_seed(2), 3, 13
@@ -115,7 +115,7 @@ def test_products_of_experts(by_token, few, monkeypatch):
     made, blocks = [], blocks_of(EXPERTS, "cpu")
     for listed, down, up in ((got, launch_shrink, launch_expand), (want, shrink_reference, expand_reference)):
         made.append(y.clone())
-        low = down(x, matrices, EXPERTS, listed, False, top_k if by_token else 1)
+        low = down(x, matrices, EXPERTS, listed, False, top_k if by_token else 1, None, during)
         up(made[-1], low, matrices, EXPERTS, replace(listed, settled=True), blocks)
     torch.testing.assert_close(*made, rtol=1e-4, atol=1e-4)
     adapted = (numbers.repeat_interleave(top_k) > 0) & (numbers.repeat_interleave(top_k) != 2) & (chosen.flatten() < 6)

@@ -131,7 +131,7 @@ def test_pairs_of_one_row(blocks, depth, weighed, biased, activation):
     x = (torch.randn(1 if gated or weighed else 2, depth) / 8).bfloat16()
     bias = torch.randn(experts, rows // experts) if biased else None
     given = torch.rand(1, 2) if weighed and gated else None
-    got = launch_pairs(x, weight, experts, bias, pairs, activation, given, blocks)
+    got = launch_pairs(x, weight, experts, bias, pairs, activation, given, blocks=blocks)
     tile, x = Tile(16, 64, 64, 2, 4), x if gated else x.expand(2, -1)
     want = mxfp4_product_reference(x.double(), weight, experts, bias, pairs, activation, tile, given)
     torch.testing.assert_close(got[:1].double(), want[:1], rtol=2**-7, atol=1e-3)  # the interpreter truncates bits
