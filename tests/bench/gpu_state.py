@@ -49,11 +49,14 @@ BF16, LIMIT = torch.bfloat16, 1.5e-2
 PLACES = 32
 TUNINGS: tuple[dict[str, Any] | None, ...] = (
     None,
-    {"PIECE": 16, "num_warps": 1},
-    {"PIECE": 32, "num_warps": 1},
-    {"PIECE": 32, "num_warps": 2},
-    {"PIECE": 64, "num_warps": 2},
-    {"PIECE": 128, "num_warps": 4},
+    {"FETCH": 0},
+    {"FETCH": 32},
+    {"FETCH": 64},
+    {"FETCH": 128},
+    {"FOLD": 4, "maxnreg": 168},  # 12 programs fit in a unit
+    {"PIECE": 32, "maxnreg": 255},  # 8
+    {"PIECE": 16, "num_warps": 2, "maxnreg": 128},
+    {"PIECE": 64, "num_warps": 4, "FOLD": 4, "maxnreg": 255},
 )
 SCANS: tuple[dict[str, Any], ...] = (
     {"num_warps": 4},
