@@ -3,8 +3,7 @@
 First each kernel is compared with the reference in float64. A step is timed at each of the 16 distances from the base
 that rows pass; the step at the last distance folds. "staggered" mixes rows at all distances. For a prompt, the rule is
 timed alone and together with convolution, gates and norm. Writes gpu_state.json into the folder --out after each group;
---only "step scan" runs only the named groups; --tune also times other launch options of the same kernels; --core v2
-times another core for prompts (state_cores).
+--only "step scan" runs only the named groups; --tune also times other launch options of the same kernels.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from typing import Any
 import torch
 
 from engine.attention.state_meta import StateMeta
-from engine.kernels.state import delta_scan
 from engine.kernels.state.chunks import with_work
 from engine.kernels.state.delta import DeltaShape, DeltaWeights, StatePages, cut, delta_rule_reference
 from engine.kernels.state.delta_inputs import launch_delta_inputs
 from engine.kernels.state.delta_prepare import SIZE, launch_prepare
 from engine.kernels.state.delta_rule import convolved_heads, launch_delta_rule
+from engine.kernels.state.delta_scan import launch_core
 from engine.kernels.state.delta_step import launch_states
 from engine.kernels.state.places import placed
 from engine.kernels.state.ssd import SsdShape
@@ -36,8 +35,6 @@ from engine.kernels.state.ssd_rule import launch_ssd
 from engine.kernels.state.ssd_scan import SIZE as SSD_SIZE
 from server.bench.timing import rates, times_of
 from tests.bench.gpu_state_stages import stages
-from tests.kernels.state_cores import CORES
-from tests.kernels.state_lean import launch_lean_core, launch_lean_prepare
 from tests.kernels.states import Row, delta_weights, drawn_cache, history, meta_of, on, ssd_weights
 
 QWEN = DeltaShape(16, 32, 128, 128, 4, 20)  # Qwen3.6-35B-A3B
@@ -49,11 +46,14 @@ BF16, LIMIT = torch.bfloat16, 1.5e-2
 PLACES = 32
 TUNINGS: tuple[dict[str, Any] | None, ...] = (
     None,
-    {"PIECE": 16, "num_warps": 1},
-    {"PIECE": 32, "num_warps": 1},
-    {"PIECE": 32, "num_warps": 2},
-    {"PIECE": 64, "num_warps": 2},
-    {"PIECE": 128, "num_warps": 4},
+    {"FETCH": 0},
+    {"FETCH": 32},
+    {"FETCH": 64},
+    {"FETCH": 128},
+    {"FOLD": 4, "maxnreg": 168},  # 12 programs fit in a unit
+    {"PIECE": 32, "maxnreg": 255},  # 8
+    {"PIECE": 16, "num_warps": 2, "maxnreg": 128},
+    {"PIECE": 64, "num_warps": 4, "FOLD": 4, "maxnreg": 255},
 )
 SCANS: tuple[dict[str, Any], ...] = (
     {"num_warps": 4},
@@ -61,20 +61,7 @@ SCANS: tuple[dict[str, Any], ...] = (
     {"BLOCK_V": 64, "STAGES": 1},  # uses matrix instructions of four warps
     {"BLOCK_V": 16, "num_warps": 4},
 )
-LEAN: tuple[dict[str, Any], ...] = (
-    {"num_warps": 8},
-    {"STAGES": 2},
-    {"BLOCK_V": 64, "STAGES": 1},
-    {"BLOCK_V": 64, "num_warps": 8, "STAGES": 1},
-    {"precision": "tf32"},
-    {"warps": 8},
-)
 time_of = partial(times_of, device="cuda")
-
-
-def tunings() -> tuple[dict[str, Any], ...]:
-    """Other options of the core that is timed."""
-    return LEAN if delta_scan.launch_core is launch_lean_core else SCANS
 
 
 def pages_of(
@@ -111,7 +98,7 @@ def step_meta(table: torch.Tensor, held: list[int]) -> StateMeta:
 def correct(shape: DeltaShape = QWEN, device: str = "cuda", page_bytes: int = PAGE_BYTES) -> list[dict]:
     """Compares a step of short and long rows with the reference: results, states, newest position of each tail."""
     found = [line for dtype in (BF16, torch.float32) for line in stages(shape, dtype, device, page_bytes)]
-    for option in tunings():
+    for option in SCANS:
         found += stages(shape, BF16, device, page_bytes, option)
     rows = [Row(0, 1), Row(80, 81, 64), Row(81, 82, 64, 80), Row(66, 70, 64)]
     rows += [Row(70, 211, 64, 208, (128, 144)), Row(0, 63, 0, 48)]
@@ -218,12 +205,10 @@ def scans(copy: float, tune: bool, shape: DeltaShape = QWEN, tokens: int = 8192)
         projected.new_empty(tokens, shape.value_width),
         convolved_heads(projected, weights, shape, cache, meta, True),
     )
-    for option in (None, *tunings()) if tune else (None,):
-        call = partial(delta_scan.launch_core, made, projected, weights, shape, cache, meta, out, option)
+    for option in (None, *SCANS) if tune else (None,):
+        call = partial(launch_core, made, projected, weights, shape, cache, meta, out, option)
         found.append(tuned(f"delta core {tokens} {option or ''}", [call], size, copy))
     call = partial(launch_prepare, made, projected, weights, shape, meta.work)
-    if delta_scan.launch_core is launch_lean_core:
-        call = partial(launch_lean_prepare, made, projected, weights, shape, meta)
     found.append(timed(f"delta prepare {tokens}", [call], size, copy))
     call = partial(convolved_heads, projected, weights, shape, cache, meta, False)
     found.append(timed(f"delta conv {tokens}", [call], 4 * tokens * shape.conv_width, copy))
@@ -272,14 +257,11 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", default="correct step scan ssd")
     parser.add_argument("--tune", action="store_true")
-    parser.add_argument("--core", choices=CORES, default="present")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     begun, wanted = time.perf_counter(), args.only.split()
-    delta_scan.launch_core = CORES[args.core]
     copy, product = rates("cuda", BF16)
     found: dict[str, Any] = {"device": torch.cuda.get_device_name(), "copy": copy, "product": product}
-    found["core"] = args.core
     print(found, flush=True)
     groups: dict[str, Callable[[], list[dict]]] = {
         "correct": correct,

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, silu
 
-from engine.kernels.state import delta_scan
 from engine.kernels.state.chunks import with_work
 from engine.kernels.state.delta import DeltaShape, DeltaWeights, cut, gates_of, unit
 from engine.kernels.state.delta_prepare import SIZE, launch_prepare
 from engine.kernels.state.delta_rule import convolved_heads
+from engine.kernels.state.delta_scan import launch_core
 from tests.kernels.states import Row, delta_weights, drawn_cache, meta_of, on
 
 LIMIT = 1.5e-2
@@ -57,7 +57,7 @@ def stages(
     active = convolved_heads(given, held, shape, cache, meta, short=False)
     inverse, mixed, *_ = (each.cpu().double() for each in launch_prepare(active, given, held, shape, meta.work))
     out = given.new_zeros(len(given), shape.value_width)
-    delta_scan.launch_core(active, given, held, shape, cache, meta, out, tuning)
+    launch_core(active, given, held, shape, cache, meta, out, tuning)
     active, out, pages = active.cpu().double(), out.cpu().double(), cache.pages.cpu()
 
     def compare(name: str, mine: Tensor, theirs: Tensor) -> None:

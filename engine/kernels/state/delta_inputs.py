@@ -4,9 +4,11 @@ A program computes one key head of one row, with the value heads that share the 
 writes k, g and inputs into the tail, and writes the inputs before a new base. The step kernel follows and reads:
 
     heads   q, k [key heads, 2, key_dim]; v [value heads, value_dim]                                          float32
-    near    e^{G_t - G_j} (k_j.k_t) and .. (k_j.q_t) for each position j after the base, 0 and k_t.q_t for the token
-            itself; of a row's first token also e^{G_n - G_j} for the positions j that a fold adds to the base
-            [value heads, 3, places]                             G: sums of gates from the base on, G_n: at its end
+    dots    k_j.k_t and k_j.q_t for each position j after the base, of the token itself only the latter
+            [key heads, 2, places]                                                                            float32
+    decays  e^{G_t - G_j}; of a row's first token also e^{G_n - G_j} for the positions j that a fold adds to the base;
+            e^{G_t} and, of a row's first token, e^{G_n}         G: sums of gates from the base on, G_n: at its end
+            [value heads, 3, places]                                                                          float32
 
 Users: delta_step.
 """
@@ -16,7 +18,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from engine.attention.state_meta import StateMeta
-from engine.kernels.pdl import grid_wait, launch_options
+from engine.kernels.pdl import fetch_run, grid_wait, launch_options
 from engine.kernels.state.delta import UNIT, DeltaShape, DeltaWeights, StatePages
 from engine.kernels.state.runs import input_row, plan_of, row_at, sigmoid, softplus
 from engine.kernels.target import target, tl, triton
@@ -29,27 +31,10 @@ def gate_of(a, a_log, bias):
 
 
 @triton.jit
-def decay_behind(gate, j, place, end):
-    """exp(sum of the gates at positions place + 1..end - 1); gate and j [lanes], place a number or [lanes, 1]."""
-    return tl.exp(tl.sum(tl.where((j > place) & (j < end), gate, 0.0), -1))
-
-
-@triton.jit
-def earlier_rows(
-    position, begin, behind, first, projected, pages, before, tail, projected_stride, page_stride, WIDTH: tl.constexpr,
-    RING: tl.constexpr, TAPS: tl.constexpr, BEFORE_FIRST: tl.constexpr, INPUT_FIRST: tl.constexpr,
-    INPUT_EACH: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    """Addresses of the inputs of the TAPS - 1 positions before a position."""
-    rows = ()
-    for tap in tl.static_range(1, TAPS):
-        rows += (  # type: ignore[assignment]
-            input_row(
-                position - tap, begin, behind, first, projected, pages, before, tail, projected_stride, page_stride,
-                WIDTH, RING, TAPS, BEFORE_FIRST, INPUT_FIRST, INPUT_EACH, EARLY,
-            ),
-        )  # fmt: skip
-    return rows
+def decays_of(gates, first, j):
+    """exp(sum of gates[j:]) for each lane, and exp(first + sum of all); gates [lanes]: lane j has position j + 1's."""
+    sums = tl.cumsum(gates, 0, reverse=True)
+    return tl.exp(sums), tl.exp(first + tl.sum(tl.where(j == 0, sums, 0.0), 0))
 
 
 @triton.jit
@@ -63,6 +48,27 @@ def loaded(rows, position, lane, column, size, TAPS: tl.constexpr, EARLY: tl.con
 
 
 @triton.jit
+def earlier_inputs(
+    position, begin, behind, first, projected, pages, before, tail, projected_stride, page_stride, c, d, query, value,
+    KEY_DIM: tl.constexpr, KEY_WIDTH: tl.constexpr, VALUES: tl.constexpr, WIDTH: tl.constexpr, RING: tl.constexpr,
+    TAPS: tl.constexpr, BEFORE_FIRST: tl.constexpr, INPUT_FIRST: tl.constexpr, INPUT_EACH: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
+    """Loads q, k and v of the TAPS - 1 positions before a position, the nearest first."""
+    rows = ()
+    for tap in tl.static_range(1, TAPS):
+        rows += (  # type: ignore[assignment]
+            input_row(
+                position - tap, begin, behind, first, projected, pages, before, tail, projected_stride, page_stride,
+                WIDTH, RING, TAPS, BEFORE_FIRST, INPUT_FIRST, INPUT_EACH, EARLY,
+            ),
+        )  # fmt: skip
+    q = loaded(rows, position, c, query, KEY_DIM, TAPS, EARLY)
+    k = loaded(rows, position, c, KEY_WIDTH + query, KEY_DIM, TAPS, EARLY)
+    return q, k, loaded(rows, position, d, value, VALUES, TAPS, EARLY)
+
+
+@triton.jit
 def convolved(own, earlier, taps, column, inside, WIDTH: tl.constexpr, TAPS: tl.constexpr):
     """silu(sum over taps of tap * input), float32."""
     total = own.to(tl.float32) * tl.load(taps + column, mask=inside, other=0.0)
@@ -72,94 +78,122 @@ def convolved(own, earlier, taps, column, inside, WIDTH: tl.constexpr, TAPS: tl.
 
 
 @triton.jit
-def past_of(
-    keys, gates, tail, slot, seen, query, in_key, key_head, key_stride, gate_stride, KEY_WIDTH: tl.constexpr,
-    VALUE_HEADS: tl.constexpr, SHARES: tl.constexpr, KEY_FIRST: tl.constexpr, KEY_EACH: tl.constexpr,
-    GATE_FIRST: tl.constexpr, GATE_EACH: tl.constexpr, EARLY: tl.constexpr,
+def past_gates_of(
+    gates, tail, behind, count, j, key_head, gate_stride, VALUE_HEADS: tl.constexpr, SHARES: tl.constexpr,
+    RING: tl.constexpr, GATE_FIRST: tl.constexpr, GATE_EACH: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Loads the keys of the positions `seen` [PLACES, BLOCK_K], and the gates of the heads that share the key head."""
-    at = row_at(tail, slot, key_stride, seen, KEY_FIRST, KEY_EACH, KEY_WIDTH, EARLY)[:, None] + query[None, :]
-    past = tl.load(keys + at, mask=seen[:, None] & in_key[None, :], other=0.0, cache_modifier=".cg" if EARLY else "")
-    gate_at = gates + row_at(tail, slot, gate_stride, seen, GATE_FIRST, GATE_EACH, VALUE_HEADS, EARLY)
-    found = ()
+    """Loads the gates of `count` positions from `behind` on, for each head that shares the key head.
+
+    A head has two numbers: [PLACES], where lane j has the gate of position j + 1, and the gate of position 0; else 0.
+    """
+    seen = j + 1 < count
+    place = gates + row_at(tail, (behind + j + 1) % RING, gate_stride, seen, GATE_FIRST, GATE_EACH, VALUE_HEADS, EARLY)
+    start = gates + row_at(tail, behind % RING, gate_stride, count > 0, GATE_FIRST, GATE_EACH, VALUE_HEADS, EARLY)
+    found, first = (), ()
     for share in tl.static_range(SHARES):
         head = key_head * SHARES + share
-        found += (tl.load(gate_at + head, mask=seen, other=0.0, cache_modifier=".cg" if EARLY else ""),)  # type: ignore[assignment]
-    return past, found
+        found += (tl.load(place + head, mask=seen, other=0.0, cache_modifier=".cg" if EARLY else ""),)  # type: ignore[assignment]
+        first += (tl.load(start + head, mask=count > 0, other=0.0, cache_modifier=".cg" if EARLY else ""),)  # type: ignore[assignment]
+    return found, first
+
+
+@triton.jit
+def puts_of(
+    keys, gates, tail, new, short, key_stride, gate_stride, KEY_WIDTH: tl.constexpr, WIDTH: tl.constexpr,
+    VALUE_HEADS: tl.constexpr, KEY_FIRST: tl.constexpr, KEY_EACH: tl.constexpr, GATE_FIRST: tl.constexpr,
+    GATE_EACH: tl.constexpr, INPUT_FIRST: tl.constexpr, INPUT_EACH: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """Addresses of a token's keys, inputs and gates in slot `new` of the tail."""
+    key = keys + row_at(tail, new, key_stride, short, KEY_FIRST, KEY_EACH, KEY_WIDTH, EARLY)
+    own = keys + row_at(tail, new, key_stride, short, INPUT_FIRST, INPUT_EACH, WIDTH, EARLY)
+    return key, own, gates + row_at(tail, new, gate_stride, short, GATE_FIRST, GATE_EACH, VALUE_HEADS, EARLY)
 
 
 @triton.jit
 def make_token(
-    earlier_q, earlier_k, earlier_v, past, past_gates, position, token, held, heads, near, projected, taps, a_log,
-    dt_bias, keys, gates, tail, j, query, value, in_key, in_value, key_head, projected_stride, key_stride, gate_stride,
+    earlier_q, earlier_k, earlier_v, past_gates, first_gates, puts, token, behind, held, heads, dots, decays, projected,
+    taps, a_log, dt_bias, keys, tail, j, query, value, in_key, in_value, key_head, projected_stride, key_stride,
     KEY_WIDTH: tl.constexpr, WIDTH: tl.constexpr, VALUE_HEADS: tl.constexpr, SHARES: tl.constexpr, A: tl.constexpr,
     TAPS: tl.constexpr, SCALE: tl.constexpr, UNIT: tl.constexpr, RING: tl.constexpr, KEY_FIRST: tl.constexpr,
-    KEY_EACH: tl.constexpr, GATE_FIRST: tl.constexpr, GATE_EACH: tl.constexpr, INPUT_FIRST: tl.constexpr,
-    INPUT_EACH: tl.constexpr, PLACES: tl.constexpr,
+    KEY_EACH: tl.constexpr, PLACES: tl.constexpr, LINES: tl.constexpr,
 ):  # fmt: skip
-    """Writes a token's heads and near, and its key, gates and inputs into the tail; `held`: positions before it."""
+    """Writes heads, dots, decays of a token, and its key, gates and inputs into the tail; `held`: positions before."""
     own = projected + token * projected_stride
     own_q = tl.load(own + query, mask=in_key, other=0.0)
     own_k = tl.load(own + KEY_WIDTH + query, mask=in_key, other=0.0)
     own_v = tl.load(own + value, mask=in_value, other=0.0)
+    own_gates = ()
+    for share in tl.static_range(SHARES):
+        head = key_head * SHARES + share
+        own_gates += (gate_of(tl.load(own + A + head), tl.load(a_log + head), tl.load(dt_bias + head)),)  # type: ignore[assignment]
     q = convolved(own_q, earlier_q, taps, query, in_key, WIDTH, TAPS)
     k = convolved(own_k, earlier_k, taps, KEY_WIDTH + query, in_key, WIDTH, TAPS)
     v = convolved(own_v, earlier_v, taps, value, in_value, WIDTH, TAPS)
     q *= tl.rsqrt(tl.sum(q * q, 0) + UNIT) * SCALE
-    rounded = (k * tl.rsqrt(tl.sum(k * k, 0) + UNIT)).to(keys.dtype.element_ty)
+    put_key, put_own, put_gate = puts
+    rounded = (k * tl.rsqrt(tl.sum(k * k, 0) + UNIT)).to(put_key.dtype.element_ty)
     k = rounded.to(tl.float32)  # as later steps read it
     made = heads + token * WIDTH
     tl.store(made + query, q, mask=in_key)
     tl.store(made + KEY_WIDTH + query, k, mask=in_key)
     tl.store(made + value, v, mask=in_value)
-    new = position % RING
-    put = keys + row_at(tail, new, key_stride, position >= 0, KEY_FIRST, KEY_EACH, KEY_WIDTH)
-    tl.store(put + query, rounded, mask=in_key)
-    put = keys + row_at(tail, new, key_stride, position >= 0, INPUT_FIRST, INPUT_EACH, WIDTH)
-    tl.store(put + query, own_q, mask=in_key)
-    tl.store(put + KEY_WIDTH + query, own_k, mask=in_key)
-    tl.store(put + value, own_v, mask=in_value)
-    put_gate = gates + row_at(tail, new, gate_stride, position >= 0, GATE_FIRST, GATE_EACH, VALUE_HEADS)
-    wide = past.to(tl.float32)
-    of_k, of_q = tl.sum(wide * k[None, :], 1), tl.sum(wide * q[None, :], 1)
-    of_q = tl.where(j == held, tl.sum(k * q, 0), of_q)
+    tl.store(put_key + query, rounded, mask=in_key)
+    tl.store(put_own + query, own_q, mask=in_key)
+    tl.store(put_own + KEY_WIDTH + query, own_k, mask=in_key)
+    tl.store(put_own + value, own_v, mask=in_value)
     for share in tl.static_range(SHARES):
         head = key_head * SHARES + share
-        gate_own = gate_of(tl.load(own + A + head), tl.load(a_log + head), tl.load(dt_bias + head))
-        gate = tl.where(j == held, gate_own, past_gates[share])
-        between = decay_behind(gate[None, :], j[None, :], j[:, None], held + 1)
-        place = near + (token * VALUE_HEADS + head) * (3 * PLACES) + j
-        tl.store(place, of_k * between)
-        tl.store(place + PLACES, of_q * between)
-        tl.store(put_gate + head, gate_own)
+        later = tl.where(j + 1 == held, own_gates[share], past_gates[share])
+        between, far = decays_of(later, tl.where(held > 0, first_gates[share], own_gates[share]), j)
+        place = decays + (token * VALUE_HEADS + head) * (3 * PLACES)
+        tl.store(place + j, between)
+        tl.store(place + 2 * PLACES, far)
+        tl.store(put_gate + head, own_gates[share])
+    made = dots + (token * (VALUE_HEADS // SHARES) + key_head) * (2 * PLACES)
+    tl.store(made + PLACES + held, tl.sum(k * q, 0))
+    for begin in tl.range(0, held, LINES, num_stages=1, disable_licm=True):
+        i = begin + tl.arange(0, LINES)
+        at = row_at(tail, (behind + i) % RING, key_stride, i < held, KEY_FIRST, KEY_EACH, KEY_WIDTH)
+        past = tl.load(keys + at[:, None] + query[None, :], mask=(i < held)[:, None] & in_key[None, :], other=0.0)
+        past = past.to(tl.float32)
+        tl.store(made + i, tl.sum(past * k[None, :], 1), mask=i < held)
+        tl.store(made + PLACES + i, tl.sum(past * q[None, :], 1), mask=i < held)
+
+
+@triton.jit
+def fold_decays(
+    decays, gates, tail, behind, settled, first, j, key_head, gate_stride, VALUE_HEADS: tl.constexpr,
+    SHARES: tl.constexpr, RING: tl.constexpr, GATE_FIRST: tl.constexpr, GATE_EACH: tl.constexpr, PLACES: tl.constexpr,
+):  # fmt: skip
+    """Writes the decays of the `settled` positions that a fold adds to the base, and of the base's state."""
+    past_gates, first_gates = past_gates_of(
+        gates, tail, behind, settled, j, key_head, gate_stride, VALUE_HEADS, SHARES, RING, GATE_FIRST, GATE_EACH, False
+    )
+    for share in tl.static_range(SHARES):
+        weights, whole = decays_of(past_gates[share], first_gates[share], j)
+        place = decays + (first.to(tl.int64) * VALUE_HEADS + key_head * SHARES + share) * (3 * PLACES) + PLACES
+        tl.store(place + j, tl.where(j < settled, weights, 0.0))
+        tl.store(place + PLACES + 1, whole)
 
 
 @triton.jit
 def keep_before(
-    settled, behind, begin, first, row, query, shared, value, in_value, projected, keys, base_blocks, tail, runs,
-    write_run, runs_stride, projected_stride, key_stride, KEY_WIDTH: tl.constexpr, WIDTH: tl.constexpr,
-    RING: tl.constexpr, TAPS: tl.constexpr, BEFORE_FIRST: tl.constexpr, INPUT_FIRST: tl.constexpr,
-    INPUT_EACH: tl.constexpr,
+    found_q, found_k, found_v, left, query, value, in_key, in_value, keys, key_stride, KEY_WIDTH: tl.constexpr,
+    WIDTH: tl.constexpr, TAPS: tl.constexpr, BEFORE_FIRST: tl.constexpr, INPUT_EACH: tl.constexpr,
 ):  # fmt: skip
     """Writes the inputs before a new base into its run: columns of the head's query, key and values."""
-    left = runs + tl.load(write_run + row).to(tl.int64) * runs_stride
-    for place in range(TAPS - 1):
-        position = behind + settled - (TAPS - 1) + place
-        source = input_row(
-            position, begin, behind, first, projected, keys, base_blocks, tail, projected_stride, key_stride, WIDTH,
-            RING, TAPS, BEFORE_FIRST, INPUT_FIRST, INPUT_EACH,
-        )  # fmt: skip
-        target = keys + row_at(left, place, key_stride, position >= 0, BEFORE_FIRST, INPUT_EACH, WIDTH)
-        tl.store(target + query, tl.load(source + query, mask=shared, other=0.0), mask=shared)
-        query_k = KEY_WIDTH + query
-        tl.store(target + query_k, tl.load(source + query_k, mask=shared, other=0.0), mask=shared)
-        tl.store(target + value, tl.load(source + value, mask=in_value, other=0.0), mask=in_value)
+    for tap in tl.static_range(1, TAPS):
+        target = keys + row_at(left, TAPS - 1 - tap, key_stride, True, BEFORE_FIRST, INPUT_EACH, WIDTH)
+        tl.store(target + query, found_q[tap - 1], mask=in_key)
+        tl.store(target + KEY_WIDTH + query, found_k[tap - 1], mask=in_key)
+        tl.store(target + value, found_v[tap - 1], mask=in_value)
 
 
 @triton.jit
 def delta_inputs_kernel(
     heads,  # [T, 2 * KEY_HEADS * KEY_DIM + VALUE_HEADS * VALUE_DIM] float32
-    near,  # [T, VALUE_HEADS, 3, PLACES] float32
+    dots,  # [T, KEY_HEADS, 2, PLACES] float32
+    decays,  # [T, VALUE_HEADS, 3, PLACES] float32
     projected,  # [T, q | k | v | z | b | a]
     taps,  # [TAPS, q | k | v]
     a_log, dt_bias,  # [VALUE_HEADS]
@@ -172,8 +206,10 @@ def delta_inputs_kernel(
     KEY_FIRST: tl.constexpr, KEY_EACH: tl.constexpr, GATE_FIRST: tl.constexpr, GATE_EACH: tl.constexpr,
     BEFORE_FIRST: tl.constexpr, INPUT_FIRST: tl.constexpr, INPUT_EACH: tl.constexpr,
     PLACES: tl.constexpr,  # power of two >= RING
+    LINES: tl.constexpr,  # positions whose keys are loaded at once
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,  # power of two >= columns of the values that share a key head
+    FETCH: tl.constexpr,  # keys of earlier steps come into L2 before the wait
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One program computes one key head of one row."""
@@ -187,89 +223,106 @@ def delta_inputs_kernel(
     )
     begin = behind + held
     c, d, j = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_V), tl.arange(0, PLACES)
-    in_key, in_value, slot = c < KEY_DIM, d < shares * VALUE_DIM, (behind + j) % RING
+    in_key, in_value = c < KEY_DIM, d < shares * VALUE_DIM
     query, value = key_head * KEY_DIM + c, 2 * key_width + key_head * shares * VALUE_DIM + d
-    rows = earlier_rows(
-        tl.where(short, begin, 0), begin, behind, first, projected, keys, base_blocks, tail, projected_stride,
-        key_stride, width, RING, TAPS, BEFORE_FIRST, INPUT_FIRST, INPUT_EACH, True,
+    at, seen = tl.where(short, begin, 0), tl.where(short, held, 0)
+    earlier_q, earlier_k, earlier_v = earlier_inputs(
+        at, begin, behind, first, projected, keys, base_blocks, tail, projected_stride, key_stride, c, d, query,
+        value, KEY_DIM, key_width, shares * VALUE_DIM, width, RING, TAPS, BEFORE_FIRST, INPUT_FIRST, INPUT_EACH,
+        True,
     )  # fmt: skip
-    at = tl.where(short, begin, 0)
-    earlier_q = loaded(rows, at, c, query, KEY_DIM, TAPS, True)
-    earlier_k = loaded(rows, at, c, key_width + query, KEY_DIM, TAPS, True)
-    earlier_v = loaded(rows, at, d, value, shares * VALUE_DIM, TAPS, True)
-    past, past_gates = past_of(
-        keys, gates, tail, slot, j < tl.where(short, held, 0), query, in_key, key_head, key_stride, gate_stride,
-        key_width, VALUE_HEADS, shares, KEY_FIRST, KEY_EACH, GATE_FIRST, GATE_EACH, True,
+    if OVERLAP and FETCH:
+        size: tl.constexpr = KEY_DIM * keys.dtype.element_ty.primitive_bitwidth // 8
+        past = row_at(tail, (behind + j) % RING, key_stride, j < seen, KEY_FIRST, KEY_EACH, key_width, True)
+        fetch_run(keys + past + key_head * KEY_DIM, tl.where(j < seen, size, 0))
+    past_gates, first_gates = past_gates_of(
+        gates, tail, behind, seen, j, key_head, gate_stride, VALUE_HEADS, shares, RING, GATE_FIRST, GATE_EACH, True
+    )
+    puts = puts_of(
+        keys, gates, tail, begin % RING, short, key_stride, gate_stride, key_width, width, VALUE_HEADS, KEY_FIRST,
+        KEY_EACH, GATE_FIRST, GATE_EACH, INPUT_FIRST, INPUT_EACH, True,
     )  # fmt: skip
     grid_wait(OVERLAP)
     if short:
         make_token(
-            earlier_q, earlier_k, earlier_v, past, past_gates, begin, first.to(tl.int64), held, heads, near, projected,
-            taps, a_log, dt_bias, keys, gates, tail, j, query, value, in_key, in_value, key_head, projected_stride,
-            key_stride, gate_stride, key_width, width, VALUE_HEADS, shares, A, TAPS, SCALE, UNIT, RING, KEY_FIRST,
-            KEY_EACH, GATE_FIRST, GATE_EACH, INPUT_FIRST, INPUT_EACH, PLACES,
+            earlier_q, earlier_k, earlier_v, past_gates, first_gates, puts, first.to(tl.int64), behind, held, heads,
+            dots, decays, projected, taps, a_log, dt_bias, keys, tail, j, query, value, in_key, in_value, key_head,
+            projected_stride, key_stride, key_width, width, VALUE_HEADS, shares, A, TAPS, SCALE, UNIT, RING, KEY_FIRST,
+            KEY_EACH, PLACES, LINES,
         )  # fmt: skip
         for t in range(1, count):
             tl.debug_barrier()  # the token reads k and g of the one before
             position = begin + t
-            rows = earlier_rows(
-                position, begin, behind, first, projected, keys, base_blocks, tail, projected_stride, key_stride,
-                width, RING, TAPS, BEFORE_FIRST, INPUT_FIRST, INPUT_EACH, False,
+            earlier_q, earlier_k, earlier_v = earlier_inputs(
+                position, begin, behind, first, projected, keys, base_blocks, tail, projected_stride, key_stride, c, d,
+                query, value, KEY_DIM, key_width, shares * VALUE_DIM, width, RING, TAPS, BEFORE_FIRST, INPUT_FIRST,
+                INPUT_EACH, False,
             )  # fmt: skip
-            earlier_q = loaded(rows, position, c, query, KEY_DIM, TAPS, False)
-            earlier_k = loaded(rows, position, c, key_width + query, KEY_DIM, TAPS, False)
-            earlier_v = loaded(rows, position, d, value, shares * VALUE_DIM, TAPS, False)
-            past, past_gates = past_of(
-                keys, gates, tail, slot, j < held + t, query, in_key, key_head, key_stride, gate_stride, key_width,
-                VALUE_HEADS, shares, KEY_FIRST, KEY_EACH, GATE_FIRST, GATE_EACH, False,
+            past_gates, first_gates = past_gates_of(
+                gates, tail, behind, held + t, j, key_head, gate_stride, VALUE_HEADS, shares, RING, GATE_FIRST,
+                GATE_EACH, False,
+            )  # fmt: skip
+            puts = puts_of(
+                keys, gates, tail, position % RING, short, key_stride, gate_stride, key_width, width, VALUE_HEADS,
+                KEY_FIRST, KEY_EACH, GATE_FIRST, GATE_EACH, INPUT_FIRST, INPUT_EACH, False,
             )  # fmt: skip
             make_token(
-                earlier_q, earlier_k, earlier_v, past, past_gates, position, (first + t).to(tl.int64), held + t, heads,
-                near, projected, taps, a_log, dt_bias, keys, gates, tail, j, query, value, in_key, in_value, key_head,
-                projected_stride, key_stride, gate_stride, key_width, width, VALUE_HEADS, shares, A, TAPS, SCALE, UNIT,
-                RING, KEY_FIRST, KEY_EACH, GATE_FIRST, GATE_EACH, INPUT_FIRST, INPUT_EACH, PLACES,
+                earlier_q, earlier_k, earlier_v, past_gates, first_gates, puts, (first + t).to(tl.int64), behind,
+                held + t, heads, dots, decays, projected, taps, a_log, dt_bias, keys, tail, j, query, value, in_key,
+                in_value, key_head, projected_stride, key_stride, key_width, width, VALUE_HEADS, shares, A, TAPS,
+                SCALE, UNIT, RING, KEY_FIRST, KEY_EACH, PLACES, LINES,
             )  # fmt: skip
         if settled > 0:
             tl.debug_barrier()  # gates of the row's tokens are read again
-            slot_at = row_at(tail, slot, gate_stride, j < settled, GATE_FIRST, GATE_EACH, VALUE_HEADS)
-            for share in tl.static_range(shares):
-                head = key_head * shares + share
-                gate = tl.load(gates + slot_at + head, mask=j < settled, other=0.0)
-                weights = decay_behind(gate[None, :], j[None, :], j[:, None], settled)
-                place = near + (first.to(tl.int64) * VALUE_HEADS + head) * (3 * PLACES) + 2 * PLACES + j
-                tl.store(place, tl.where(j < settled, weights, 0.0))
+            end = behind + settled
+            earlier_q, earlier_k, earlier_v = earlier_inputs(
+                end, begin, behind, first, projected, keys, base_blocks, tail, projected_stride, key_stride, c, d,
+                query, value, KEY_DIM, key_width, shares * VALUE_DIM, width, RING, TAPS, BEFORE_FIRST, INPUT_FIRST,
+                INPUT_EACH, False,
+            )  # fmt: skip
+            left = runs + tl.load(write_run + row).to(tl.int64) * runs_stride
+            fold_decays(
+                decays, gates, tail, behind, settled, first, j, key_head, gate_stride, VALUE_HEADS, shares, RING,
+                GATE_FIRST, GATE_EACH, PLACES,
+            )  # fmt: skip
             keep_before(
-                settled, behind, begin, first, row, query, in_key, value, in_value, projected, keys, base_blocks, tail,
-                runs, write_run, runs_stride, projected_stride, key_stride, key_width, width, RING, TAPS, BEFORE_FIRST,
-                INPUT_FIRST, INPUT_EACH,
+                earlier_q, earlier_k, earlier_v, left, query, value, in_key, in_value, keys, key_stride, key_width,
+                width, TAPS, BEFORE_FIRST, INPUT_EACH,
             )  # fmt: skip
 
 
 def launch_delta_inputs(
     projected: Tensor, weights: DeltaWeights, shape: DeltaShape, cache: StatePages, meta: StateMeta, places: int
-) -> tuple[Tensor, Tensor]:
-    """Returns (heads, near) of the tokens of short rows."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns (heads, dots, decays) of the tokens of short rows."""
     (keys, _, gates, inputs), before, a = cache.tail, cache.state[-1], shape.columns[3]
     assert projected.dtype is keys.dtype is inputs.dtype is before.dtype, f"{projected.dtype}, pages: {keys.dtype}"
     assert before.per_page == inputs.per_page, "lines of inputs are equal"
     assert projected.stride(1) == 1
     tokens = len(projected)
     heads = projected.new_empty(tokens, shape.conv_width, dtype=gates.dtype)
-    near = heads.new_empty(tokens, shape.value_heads, 3, places)
+    dots = heads.new_empty(tokens, shape.key_heads, 2, places)
+    decays = heads.new_empty(tokens, shape.value_heads, 3, places)
     values, of_gates = cache.pages.view(keys.dtype), cache.pages.view(gates.dtype)
     delta_inputs_kernel[shape.key_heads, len(meta.base)](
-        heads, near, projected, weights.taps, weights.a_log, weights.dt_bias, values, of_gates, meta.runs,
+        heads, dots, decays, projected, weights.taps, weights.a_log, weights.dt_bias, values, of_gates, meta.runs,
         meta.base_run, meta.write_run, meta.tail_run, meta.base, meta.new_base, meta.start, meta.query_start,
         meta.checkpoint_run, meta.runs.stride(0), projected.stride(0), values.stride(0), of_gates.stride(0),
         KEY_HEADS=shape.key_heads, VALUE_HEADS=shape.value_heads, KEY_DIM=shape.key_dim, VALUE_DIM=shape.value_dim,
         A=a, TAPS=shape.taps, SCALE=shape.key_dim**-0.5, UNIT=UNIT, RING=shape.ring, KEY_FIRST=keys.first,
         KEY_EACH=keys.per_page, GATE_FIRST=gates.first, GATE_EACH=gates.per_page, BEFORE_FIRST=before.first,
-        INPUT_FIRST=inputs.first, INPUT_EACH=inputs.per_page, PLACES=places,
+        INPUT_FIRST=inputs.first, INPUT_EACH=inputs.per_page, PLACES=places, LINES=16,
         BLOCK_K=triton.next_power_of_2(shape.key_dim),
         BLOCK_V=triton.next_power_of_2(shape.value_heads // shape.key_heads * shape.value_dim),
+        FETCH=in_sixteens(cache.pages, shape.key_dim * keys.dtype.itemsize),
         num_warps=warps_of(shape.key_heads * len(meta.base)), **launch_options(),
     )  # fmt: skip
-    return heads, near
+    return heads, dots, decays
+
+
+def in_sixteens(pages: Tensor, *sizes: int) -> bool:
+    """Whether pages and these numbers of bytes are whole 16 bytes, as copies into L2 must be."""
+    return all(size % 16 == 0 for size in (pages.data_ptr(), pages.stride(0) * pages.itemsize, *sizes))
 
 
 def warps_of(programs: int) -> int:

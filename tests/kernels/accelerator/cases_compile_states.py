@@ -16,9 +16,7 @@ from engine.kernels.state.selective_kernel import selective_kernel, tail_kernel
 from engine.kernels.state.ssd_replay import ssd_own_kernel
 from engine.kernels.state.ssd_scan import ssd_carry_kernel, ssd_finish_kernel
 from engine.kernels.state.ssd_step import ssd_step_kernel
-from tests.kernels.accelerator.targets import TARGETS, cases, compiles
-from tests.kernels.state_cores import chain_kernel, outputs_kernel, terms_kernel
-from tests.kernels.state_lean import lean_carry_kernel, lean_prepare_kernel
+from tests.kernels.accelerator.targets import cases, compiles
 
 T, F, N = "*bf16", "*fp32", "*i32"
 RUNS = dict.fromkeys(("runs", "base_run", "write_run", "tail_run"), N)
@@ -67,18 +65,22 @@ KERNELS = {
     ),
     "delta inputs": (
         delta_inputs_kernel,
-        {"heads": F, "near": F, "projected": T, "taps": F, "a_log": F, "dt_bias": F, "keys": T, "gates": F, **RUNS,
-         **FEW, "runs_stride": "i32", "projected_stride": "i32", "key_stride": "i32", "gate_stride": "i32"},
+        {"heads": F, "dots": F, "decays": F, "projected": T, "taps": F, "a_log": F, "dt_bias": F, "keys": T,
+         "gates": F, **RUNS, **FEW,
+         **{f"{name}_stride": "i32" for name in ("runs", "projected", "key", "gate")}},
         {**HEADS, "A": 12320, "TAPS": 4, "SCALE": 0.1, "UNIT": 1e-6, "RING": 20, "KEY_FIRST": 0, "KEY_EACH": 8,
          "GATE_FIRST": 16, "GATE_EACH": 256, "BEFORE_FIRST": 64, "INPUT_FIRST": 17, "INPUT_EACH": 2, "PLACES": 32,
-         "BLOCK_K": 128, "BLOCK_V": 256, "OVERLAP": True},
+         "LINES": 16, "BLOCK_K": 128, "BLOCK_V": 256, "FETCH": True, "OVERLAP": True},
         {"num_warps": 4},
     ),
     "delta step": (
         delta_step_kernel,
-        {"out": T, "heads": F, "near": F, "projected": T, "norm": F, **PAGES, **RUNS, **FEW, "eps": "fp32", **STRIDES},
-        {**HEADS, **PLACES, "Z": 8192, "B": 12288, "SIGMOID": False, "PLACES": 32, "FOLD": 16, "PIECE": 32,
-         "BLOCK_V": 128, "OVERLAP": True},
+        {"out": T, "heads": F, "dots": F, "decays": F, "projected": T, "norm": F,
+         **{name: kind for name, kind in (PAGES | RUNS | FEW | STRIDES).items() if not name.startswith("gate")},
+         "eps": "fp32"},
+        {**HEADS, **{name: number for name, number in PLACES.items() if not name.startswith("GATE")}, "Z": 8192,
+         "B": 12288, "SIGMOID": False, "PLACES": 32, "LINES": 16, "FOLD": 8, "PIECE": 16, "BLOCK_V": 128, "FETCH": 64,
+         "OVERLAP": True},
         {"num_warps": 1},
     ),
     "delta step by channels": (
@@ -203,58 +205,8 @@ KERNELS |= {
     ),
 }  # fmt: skip
 
-CORE = {  # tests/kernels/state_cores and state_lean
-    **{
-        f"prepare, {precision}": (
-            lean_prepare_kernel,
-            {"inverse": T, "mixed": T, "decays": F, "levels": F, **DELTA, "chunks": N, "num_chunks": N,
-             "query_start": N, "level_stride": "i32", "projected_stride": "i32"},
-            {**HEADS, "B": 12288, "A": 12320, "BLOCK_K": 128, "PART": 16, "PRECISION": precision, "OVERLAP": True},
-            {"num_warps": 4},
-        )
-        for precision in ("ieee", "tf32x3")
-    },
-    "carry": (
-        lean_carry_kernel,
-        {"out": T, "inverse": T, "mixed": T, "decays": F, "levels": F, "active": T, **PAGES, **RUNS, **ROWS,
-         "level_stride": "i32", **{name: "i32" for name in STRIDES if name != "projected_stride"}},
-        {**HEADS, **PLACES, "PLACES": 32, "BLOCK_K": 128, "BLOCK_V": 32, "SIZE": 64, "STAGES": 1, "OVERLAP": True},
-        {"num_warps": 4},
-    ),
-    "terms": (
-        terms_kernel,
-        {"far": T, "near": T, "levels": F, **DELTA, "chunks": N, "num_chunks": N, "level_stride": "i32",
-         "projected_stride": "i32"},
-        {**HEADS, "B": 12288, "A": 12320, "BLOCK_K": 128, "BLOCK_V": 128, "PART": 16, "OVERLAP": True},
-        {"num_warps": 4},
-    ),
-    "chain": (
-        chain_kernel,
-        {"out": T, "before": T, "far": T, "near": T, "levels": F, "active": T, **PAGES, **RUNS, **ROWS,
-         "level_stride": "i32", **{name: "i32" for name in STRIDES if name != "projected_stride"}},
-        {**HEADS, **PLACES, "PLACES": 32, "BLOCK_K": 128, "BLOCK_V": 32, "SIZE": 64, "STAGES": 1, "OVERLAP": True},
-        {"num_warps": 8},
-    ),
-    "outputs": (
-        outputs_kernel,
-        {"out": T, "before": T, "levels": F, "active": T, "chunks": N, "num_chunks": N, "query_start": N,
-         "level_stride": "i32"},
-        {**HEADS, "BLOCK_K": 128, "BLOCK_V": 64, "SIZE": 64, "OVERLAP": True},
-        {"num_warps": 4},
-    ),
-}  # fmt: skip
-
 
 # `make test` compiles each form for one target; all targets take a minute and a half.
 @pytest.mark.parametrize(("name", "target"), cases(KERNELS, {kernel for kernel, *_ in KERNELS.values()}))
 def test_compiles(name, target):
     compiles(target, *KERNELS[name])
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("name", CORE)
-def test_another_core_compiles(name, target):
-    if "tf32" in name and not target.startswith("sm"):
-        pytest.skip("products in three parts of tf32 are CUDA's")
-    compiles(target, *CORE[name])

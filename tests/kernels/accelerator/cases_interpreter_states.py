@@ -6,7 +6,7 @@ import pytest
 import torch
 import triton  # noqa: F401  (before any kernel file)
 
-from engine.kernels.state import conv, delta_scan
+from engine.kernels.state import conv
 from engine.kernels.state.chunks import chunks_reference, empty_work, fill_work, listed
 from engine.kernels.state.conv import launch_conv
 from engine.kernels.state.delta import DeltaShape, cut, delta_rule_reference
@@ -21,7 +21,6 @@ from engine.kernels.state.selective import (
 from engine.kernels.state.selective_kernel import launch_selective
 from engine.kernels.state.ssd import SsdShape, ssd_reference
 from engine.kernels.state.ssd_rule import launch_ssd
-from tests.kernels.state_cores import CORES
 from tests.kernels.states import (
     Row,
     delta_weights,
@@ -73,9 +72,7 @@ def test_delta_steps(per_channel):
     compared(SHORT, shape, shape.columns[-1], delta_rule_reference, delta, delta_weights(shape))
 
 
-@pytest.mark.parametrize("core", ["present", *(pytest.param(name, marks=pytest.mark.full) for name in ("v2", "lean"))])
-def test_delta_scans(core, monkeypatch):
-    monkeypatch.setattr(delta_scan, "launch_core", CORES[core])
+def test_delta_scans():
     shape = DeltaShape(1, 2, 16, 24, 4, 20)
     compared(LONG, shape, shape.columns[-1], delta_rule_reference, delta, delta_weights(shape))
 
