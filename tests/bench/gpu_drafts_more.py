@@ -11,10 +11,10 @@ EAGLE-3 head has one dense layer and 32,000 tokens. Cases, with the streams of e
          the target with noise of 5 % or 20 %, that draws with the row's noise or takes the most probable token; the
          target's logits are scaled so that about six tokens are likely. No trained model: only how the two ways compare
     13   greedy bf16 answers of 0.6B, 256 tokens, one at a time: how many of 200 differ with drafts that are verified
-         (recorded answers of which most are right, n-grams, a random EAGLE-3 head) and without, beside how many differ
+         (recorded answers of which most are right, n-grams, a random EAGLE-3 head) and without, and how many differ
          between one row and four rows a step, and when the same is repeated.     13b  the same of 48 answers of 8B
     14   Qwen3.6-35B-A3B in FP8 with an MTP layer: a verify step of one row of 2, 3, 4 tokens, over a plain step; and
-         with 1, 2, 3 drafts, the published curve (synthetic), beside none: 1, 16.   14b  the same of Qwen3.5-27B in FP8
+         with 1, 2, 3 drafts, the published curve (synthetic), and none: 1, 16.   14b  the same of Qwen3.5-27B in FP8
 
 Every case stands alone, so several may run at once, each on a GPU of its own (CUDA_VISIBLE_DEVICES). A failure is
 printed, and the other engines run; gpu_drafts_more_CASES.json in --out is rewritten after every engine.
