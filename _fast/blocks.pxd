@@ -34,6 +34,7 @@ cdef class BlockPool:
     cdef int32_t idle_blocks[5]  # by place: blocks in the lists of runs
 
     cdef int32_t num_idle(self) noexcept nogil
+    cdef void fetch_idle(self, int32_t count) noexcept nogil
     cdef block_t take(self) noexcept nogil
     cdef void hold(self, block_t block) noexcept nogil
     cdef void release(self, block_t block) noexcept nogil

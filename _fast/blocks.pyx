@@ -17,6 +17,8 @@ from array import array
 
 cimport cython
 
+from _fast.seqs cimport fetch
+
 
 def num_run_ids(int32_t num_blocks, int32_t state_blocks, int32_t tail_blocks, int32_t max_tails):
     """Ids of the runs of a pool, the dummy 0 among them: as many states and tails as its blocks hold."""
@@ -72,6 +74,16 @@ cdef class BlockPool:
     cdef int32_t num_idle(self) noexcept nogil:
         """Return the number of blocks that can be handed out."""
         return self.num_free + self.num_cached
+
+    cdef void fetch_idle(self, int32_t count) noexcept nogil:
+        """Begin to load what taking the next blocks reads and writes."""
+        cdef block_t block = self.after[0]
+        cdef int32_t _k
+        for _k in range(min(count, self.num_idle())):
+            fetch(&self.refs[block])
+            fetch(&self.before[block])
+            fetch(&self.named[block])
+            block = self.after[block]
 
     cdef block_t take(self) noexcept nogil:
         """Hand out the next block in eviction order, or 0. If it is named, the caller drops its name."""

@@ -15,7 +15,8 @@ cimport cython
 from libc.string cimport memset
 
 from _fast.layout cimport RUN_INVALID, RUN_VERIFIED, TOKEN_END
-from _fast.seqs cimport AHEAD, Seq, last_of, left_of, reach_of
+from _fast.plan cimport most_of
+from _fast.seqs cimport Seq, last_of, left_of, reach_of
 
 
 @cython.final
@@ -46,8 +47,6 @@ cdef class Drafts:
         self.budget.begin()
         most = min(most, self.budget.cap(size))
         for i in range(size):
-            if i + AHEAD < size:
-                self.budget.estimates.fetch(slots[i + AHEAD])
             slot = slots[i]
             count = self.shares.of[slot]
             tokens += count
@@ -125,7 +124,7 @@ cdef class Drafts:
             return
         code = TOKEN_END - run[count]
         self.seqs.of[slot].found = <uint8_t>(code % RUN_VERIFIED)
-        verified = min(code % RUN_INVALID // RUN_VERIFIED, plan.most(row) - 1)
+        verified = min(code % RUN_INVALID // RUN_VERIFIED, most_of(&plan.lines, row) - 1)
         if verified <= 0:
             return
         self.budget.learn(slot, verified, min(count - 1, verified))

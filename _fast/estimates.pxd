@@ -10,7 +10,7 @@ cdef class Estimates:
     cdef int64_t right[PLACES]  # drafts of all requests, by place
     cdef int64_t tried[PLACES]
 
-    cdef void fetch(self, slot_t slot) noexcept nogil
+    cdef void fetch(self, const slot_t* slots, int32_t count) noexcept nogil
     cdef void enter(self, slot_t slot) noexcept nogil
     cdef void learn(self, slot_t slot, int32_t verified, int32_t right) noexcept nogil
     cdef void survive(self, slot_t slot, int32_t drafts, int32_t* into) noexcept nogil

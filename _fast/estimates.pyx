@@ -38,9 +38,11 @@ cdef class Estimates:
             raise ValueError(f"slot {slot}, {count} drafts: there are {self.num_slots} slots of {PLACES} drafts")
         return [self.of[slot * PLACES + k] for k in range(count)]
 
-    cdef void fetch(self, slot_t slot) noexcept nogil:
-        """Begin to load the estimates of a slot's first drafts."""
-        seqs.fetch(&self.of[slot * PLACES])
+    cdef void fetch(self, const slot_t* slots, int32_t count) noexcept nogil:
+        """Begin to load the estimates of the slots' first drafts."""
+        cdef int32_t i
+        for i in range(count):
+            seqs.fetch(&self.of[slots[i] * PLACES])
 
     cdef void enter(self, slot_t slot) noexcept nogil:
         """Begin a request's estimates with those of all requests."""

@@ -1,3 +1,4 @@
+from _fast.layout cimport ROW_FEED
 from _fast.seqs cimport SeqTable
 from _fast.types cimport block_t, int32_t, int64_t, slot_t, token_t, uint8_t
 
@@ -20,6 +21,11 @@ cdef struct Lines:  # addresses of some arrays, close together, because each vie
     int32_t* states  # [STATE_COLUMNS, max_rows]; NULL: the model has no states (same for runs)
     int32_t* runs  # [new_runs(max_rows), 1 + run_width]
     int32_t run_width
+
+
+cdef inline int32_t most_of(const Lines* lines, int32_t row) noexcept nogil:
+    """Return the most tokens that a sampled row gets: one, and one for each of its drafts."""
+    return lines.len[row] if lines.flags[row] & ROW_FEED else 1
 
 
 cdef class StepPlan:
@@ -68,8 +74,7 @@ cdef class StepPlan:
     cdef check_room(self, int32_t rows, int32_t tokens, int32_t updates)
     cdef void clear(self) noexcept nogil
     cdef bint is_cut(self, int32_t row, const token_t* run) noexcept nogil
-    cdef void clear_run(self, int32_t row) noexcept nogil
-    cdef int32_t most(self, int32_t row) noexcept nogil
+    cdef void clear_runs(self) noexcept nogil
     cdef int32_t row(self, SeqTable seqs, slot_t slot, int32_t count, int32_t drafts) noexcept nogil
     cdef void _media_runs(self, SeqTable seqs, slot_t slot, int32_t start, int32_t count) noexcept nogil
     cdef void update(self, slot_t slot, int32_t group, int32_t index, block_t block) noexcept nogil

@@ -186,15 +186,13 @@ cdef class StepPlan:
         cdef int32_t count = self.lines.out_count[row]
         return count < self.width and run[count] >= 0
 
-    cdef void clear_run(self, int32_t row) noexcept nogil:
-        """Mark the row as having no token yet."""
-        self.lines.out_token[row * self.width] = -1
-        self.lines.out_count[row] = 0
-        self.lines.drafted[row] = 0
-
-    cdef int32_t most(self, int32_t row) noexcept nogil:
-        """Return the most tokens that a sampled row gets: one, and one for each of its drafts."""
-        return self.lines.len[row] if self.lines.flags[row] & ROW_FEED else 1
+    cdef void clear_runs(self) noexcept nogil:
+        """Mark the rows as having no tokens yet."""
+        cdef int32_t row
+        for row in range(self.num_rows):
+            self.lines.out_token[row * self.width] = -1
+        memset(self.lines.out_count, 0, self.num_rows)
+        memset(self.lines.drafted, 0, self.num_rows)
 
     cdef int32_t row(self, SeqTable seqs, slot_t slot, int32_t count, int32_t drafts) noexcept nogil:
         """Append a row with the slot's next `count` tokens and at most so many drafts; return its flags.

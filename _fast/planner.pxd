@@ -29,6 +29,7 @@ cdef class Planner:
     cdef bint preempted  # a row was preempted for this plan
 
     cdef void plan(self, StepPlan plan) noexcept nogil
+    cdef void _load(self, int32_t width) noexcept nogil
     cdef void _yield_idle(self) noexcept nogil
     cdef bint _is_decoding(self) noexcept nogil
     cdef void _continue(self, StepPlan plan) noexcept nogil

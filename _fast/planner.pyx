@@ -16,10 +16,11 @@ are in flight. Before all that, idle rows give rows and blocks to waiting reques
 cimport cython
 
 from _fast.layout cimport HEADER_RESTING, ROW_SAMPLE
-from _fast.seqs cimport Seq, left_of, reach_of
+from _fast.seqs cimport Seq, fetch, left_of, promise, reach_of
 from _fast.types cimport RUNNING
 
 cdef enum:
+    MOST_LOADED = 64  # idle blocks
     SPARE_PART = 64  # one row in so many is for callers that have none: the others may be taken for long
 
 
@@ -47,6 +48,7 @@ cdef class Planner:
     cdef void plan(self, StepPlan plan) noexcept nogil:
         """Fill the plan with the next step. A plan without rows has no step number, and nothing is launched."""
         cdef bint crowded
+        self._load(plan.width)
         plan.clear()
         while plan.num_rows == 0:
             crowded = self.encoder.num_large and self._is_decoding()
@@ -69,6 +71,23 @@ cdef class Planner:
             self.encoder.start_wanted(plan, self.next_step)
             plan.seal(self.next_step)
             self.next_step += 1
+
+    cdef void _load(self, int32_t width) noexcept nogil:
+        """Begin to load what planning the rows reads and writes; each call uses what the calls before have loaded."""
+        cdef const slot_t* slots = &self.running.slots[0]
+        cdef int32_t groups = self.tables.num_groups
+        cdef int32_t lacking = 0
+        cdef int32_t i
+        cdef int32_t g
+        self.seqs.fetch_rows(slots, self.running.size)
+        if width > 1:
+            self.drafts.budget.estimates.fetch(slots, self.running.size)
+        for i in range(self.running.size):
+            if not self.tables.covers(slots[i], self.seqs.of[slots[i]].computed + width):
+                for g in range(groups):
+                    fetch(self.tables.rows[slots[i] * groups + g] + self.tables.size[slots[i]])
+                lacking += groups
+        self.tables.pool.fetch_idle(min(lacking, <int32_t>MOST_LOADED))
 
     cdef void _yield_idle(self) noexcept nogil:
         """Preempt idle rows for waiting requests that are not idle: for their rows, and for the blocks of the first."""
@@ -279,7 +298,7 @@ cdef class Planner:
         if self.stateful:
             self.tables.states.plan_row(slot, plan.num_rows, count, self._idle_after(), plan)
         if plan.row(self.seqs, slot, count, drafts) & ROW_SAMPLE:
-            self.seqs.promise(slot, 1 + drafts)
+            promise(own, 1 + drafts)
             own.chained = not plan.lines.record[HEADER_RESTING]
         own.computed += count
         own.in_flight += 1

@@ -72,6 +72,7 @@ cdef class OutputRing:
     cdef object backlog  # deque
 
     cdef bint push(self, StepPlan plan, StepNumbers* numbers, Drafts drafts) noexcept nogil
+    cdef void load(self, StepPlan plan) noexcept nogil
     cdef void _report(self, StepPlan plan, int64_t place) noexcept nogil
     cdef void _write(self, StepPlan plan, int64_t place, StepNumbers* numbers) noexcept nogil
     cdef void _note_drafted(self, StepPlan plan, int64_t place) noexcept nogil

@@ -23,6 +23,7 @@ from _fast import step_numbers
 
 from _fast.drafts cimport as_counts
 from _fast.plan cimport Lines
+from _fast.seqs cimport fetch_all
 from _fast.types cimport FINISH_NONE
 
 cdef extern from *:
@@ -139,6 +140,15 @@ cdef class OutputRing:
         store(&self.pushed, at + 1)
         self.wake()
         return True
+
+    cdef void load(self, StepPlan plan) noexcept nogil:
+        """Begin to load the memory of the plan's entry, with two tokens for each row that may have several."""
+        cdef int64_t place = self.pushed % self.num_entries
+        cdef int32_t count = min(2, plan.width) * plan.num_rows
+        fetch_all(&self.entries[place], sizeof(Entry))
+        fetch_all(&self.requests[place * self.stride], count * sizeof(int64_t))
+        fetch_all(&self.tokens[place * self.stride], count * sizeof(int32_t))
+        fetch_all(&self.finishes[place * self.stride], count)
 
     cdef void _write(self, StepPlan plan, int64_t place, StepNumbers* numbers) noexcept nogil:
         """Write the rows that have news: an entry for each token; the row's last entry has the finish reason."""

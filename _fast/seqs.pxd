@@ -4,12 +4,14 @@ from _fast.types cimport int32_t, int64_t, slot_t, token_t, uint8_t, uint64_t
 cdef extern from *:
     """
     #define omniloop_fetch(at) __builtin_prefetch(at, 1)
+    static inline void omniloop_fetch_all(const void *at, size_t size)
+    {
+        for (size_t k = 0; k < size; k += 64)
+            __builtin_prefetch((const char *)at + k, 1);
+    }
     """
     void fetch "omniloop_fetch"(const void* at) noexcept nogil  # begin to load a cache line that will be written
-
-
-cdef enum:
-    AHEAD = 8  # rows whose data are loaded while a row is planned or settled
+    void fetch_all "omniloop_fetch_all"(const void* at, size_t size) noexcept nogil  # and all lines of so many bytes
 
 
 cdef struct Span:  # a run of prompt positions that take rows of one media entry
@@ -101,24 +103,45 @@ cdef inline bint may_end(const Seq* own, token_t token) noexcept nogil:
     return own.stop_bits >> (token & 63) & 1 or own.num_tokens >= own.max_len
 
 
+cdef inline void promise(Seq* own, int32_t most) noexcept nogil:
+    """Record that a launched step samples for the row and will append up to `most` tokens."""
+    own.choosing += 1
+    own.pending += <uint8_t>most
+
+
+cdef inline void settle_promise(Seq* own, int32_t most) noexcept nogil:
+    """Undo `promise` when the step's tokens are appended or dropped; does nothing for a closing row."""
+    if not own.closing:
+        own.choosing -= 1
+        own.pending -= <uint8_t>most
+
+
+cdef int grow_tokens(Seq* own) noexcept nogil
+
+
+cdef inline int append(Seq* own, token_t token) noexcept nogil:
+    """Append a known token; -1: out of memory."""
+    if own.num_tokens == own.token_room and grow_tokens(own) < 0:
+        return -1
+    own.tokens[own.num_tokens] = token
+    own.num_tokens += 1
+    return 0
+
+
 cdef class SeqTable:
     cdef readonly int32_t num_slots
     cdef readonly int32_t num_used
     cdef int32_t[::1] free_slots
     cdef Seq* of  # by slot
 
-    cdef void fetch_row(self, slot_t slot) noexcept nogil
-    cdef void fetch_end(self, slot_t slot) noexcept nogil
+    cdef void fetch_rows(self, const slot_t* slots, int32_t count) noexcept nogil
+    cdef void fetch_ends(self, const slot_t* slots, int32_t count) noexcept nogil
     cdef slot_t take(self) noexcept nogil
     cdef void give(self, slot_t slot) noexcept nogil
     cdef void reset(self, slot_t slot) noexcept nogil
-    cdef void promise(self, slot_t slot, int32_t most) noexcept nogil
-    cdef void settle_promise(self, slot_t slot, int32_t most) noexcept nogil
     cdef void drop_promises(self, slot_t slot) noexcept nogil
     cdef int32_t whole(self, slot_t slot, int32_t start, int32_t count, int32_t most) noexcept nogil
     cdef slot_t find(self, int64_t request) noexcept nogil
-    cdef int append(self, slot_t slot, token_t token) noexcept nogil
-    cdef int _grow(self, Seq* own) noexcept nogil
     cdef int32_t verdict(self, slot_t slot, token_t token) noexcept nogil
     cdef int32_t gather(self, slot_t slot, int32_t start, int32_t count, int64_t* into) noexcept nogil
     cdef int fill(self, slot_t slot, const token_t[::1] tokens, const int64_t[:, ::1] keys, object eos_ids,

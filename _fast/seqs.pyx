@@ -41,6 +41,17 @@ cdef inline bint _holds(const token_t* ids, int32_t count, token_t token) noexce
     return low < count and ids[low] == token
 
 
+cdef int grow_tokens(Seq* own) noexcept nogil:
+    """Enlarge the buffer of a slot's tokens; -1: out of memory."""
+    cdef int32_t room = own.token_room + (own.token_room >> 1) + 16
+    cdef token_t* grown = <token_t*>realloc(own.tokens, <size_t>room * sizeof(token_t))
+    if not grown:
+        return -1
+    own.tokens = grown
+    own.token_room = room
+    return 0
+
+
 @cython.final
 cdef class SeqTable:
     """The scheduler's data of live requests, by slot."""
@@ -68,14 +79,18 @@ cdef class SeqTable:
             self.reset(i)
         free(self.of)
 
-    cdef void fetch_row(self, slot_t slot) noexcept nogil:
-        """Begin to load a slot's data, for use some hundred instructions later."""
-        fetch(&self.of[slot])
-        fetch(&self.of[slot].stop_bits)
+    cdef void fetch_rows(self, const slot_t* slots, int32_t count) noexcept nogil:
+        """Begin to load the slots' data: together, because other work has had the core's caches since the last step."""
+        cdef int32_t i
+        for i in range(count):
+            fetch(&self.of[slots[i]])
+            fetch(&self.of[slots[i]].stop_bits)
 
-    cdef void fetch_end(self, slot_t slot) noexcept nogil:
-        """Begin to load the place after a slot's tokens."""
-        fetch(self.of[slot].tokens + self.of[slot].num_tokens)
+    cdef void fetch_ends(self, const slot_t* slots, int32_t count) noexcept nogil:
+        """Begin to load the places after the slots' tokens."""
+        cdef int32_t i
+        for i in range(count):
+            fetch(self.of[slots[i]].tokens + self.of[slots[i]].num_tokens)
 
     cdef slot_t take(self) noexcept nogil:
         """Return a clean free slot, or -1."""
@@ -104,17 +119,6 @@ cdef class SeqTable:
         own.epoch = epoch
         own.request = own.cached = -1
         own.state = FREE
-
-    cdef void promise(self, slot_t slot, int32_t most) noexcept nogil:
-        """Record that a launched step samples for the row and will append up to `most` tokens."""
-        self.of[slot].choosing += 1
-        self.of[slot].pending += <uint8_t>most
-
-    cdef void settle_promise(self, slot_t slot, int32_t most) noexcept nogil:
-        """Undo `promise` when the step's tokens are appended or dropped; does nothing for a closing row."""
-        if not self.of[slot].closing:
-            self.of[slot].choosing -= 1
-            self.of[slot].pending -= <uint8_t>most
 
     cdef void drop_promises(self, slot_t slot) noexcept nogil:
         """Ignore the tokens that steps in flight choose for the row."""
@@ -145,24 +149,6 @@ cdef class SeqTable:
             if self.of[i].request == request and self.of[i].state != FREE:
                 return i
         return -1
-
-    cdef int append(self, slot_t slot, token_t token) noexcept nogil:
-        """Append a known token; -1: out of memory."""
-        cdef Seq* own = &self.of[slot]
-        if own.num_tokens == own.token_room and self._grow(own) < 0:
-            return -1
-        own.tokens[own.num_tokens] = token
-        own.num_tokens += 1
-        return 0
-
-    cdef int _grow(self, Seq* own) noexcept nogil:
-        cdef int32_t room = own.token_room + (own.token_room >> 1) + 16
-        cdef token_t* grown = <token_t*>realloc(own.tokens, <size_t>room * sizeof(token_t))
-        if not grown:
-            return -1
-        own.tokens = grown
-        own.token_room = room
-        return 0
 
     cdef int32_t verdict(self, slot_t slot, token_t token) noexcept nogil:
         """Return why the token just appended ends its request, or FINISH_NONE. Below min_len only length can."""

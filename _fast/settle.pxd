@@ -22,7 +22,7 @@ cdef class Settler:
     cdef int32_t[::1] freed_slots
     cdef int32_t[::1] freed_lens  # for each: its number of tokens if it was closing and is fully computed; else 0
 
-    cdef void _fetch(self, slot_t slot, const token_t* run, int32_t width) noexcept nogil
+    cdef void load(self, StepPlan plan) noexcept nogil
     cdef void _fetch_names(self, slot_t slot) noexcept nogil
     cdef void _pass_states(self, StepPlan plan) noexcept nogil
     cdef bint _drop_choice(self, slot_t slot) noexcept nogil

@@ -12,7 +12,8 @@ from array import array
 cimport cython
 
 from _fast.layout cimport ROW_FEED, ROW_SAMPLE, TOKEN_END
-from _fast.seqs cimport AHEAD, Seq, fetch, may_end
+from _fast.plan cimport most_of
+from _fast.seqs cimport Seq, append, fetch, may_end, settle_promise
 from _fast.types cimport FINISH_ERROR, FINISH_NONE, FINISH_STOP, FINISHING, RUNNING, WAITING
 
 
@@ -34,31 +35,28 @@ cdef class Settler:
 
         sampled: a run of plan.width tokens per row; override: finish reasons per row, or NULL.
         """
-        cdef const slot_t* slots = plan.lines.slot
-        cdef int32_t rows = plan.num_rows
         cdef int32_t row
         self.num_freed = 0
-        for row in range(-2 * AHEAD, rows):
-            # By now other work has the core's caches, and each row's data lie elsewhere: load those of several rows.
-            if row + 2 * AHEAD < rows:
-                self.seqs.fetch_row(slots[row + 2 * AHEAD])
-            if 0 <= row + AHEAD < rows:
-                self._fetch(slots[row + AHEAD], sampled + (row + AHEAD) * plan.width, plan.width)
-            if row >= 0:
-                self._commit_row(plan, row, sampled + row * plan.width, override[row] if override else FINISH_NONE)
-                plan.num_odd += (plan.lines.out_count[row] != 1) | (plan.lines.out_finish[row] != FINISH_NONE)
+        self.load(plan)
+        plan.clear_runs()
+        for row in range(plan.num_rows):
+            self._commit_row(plan, row, sampled + row * plan.width, override[row] if override else FINISH_NONE)
+            plan.num_odd += (plan.lines.out_count[row] != 1) | (plan.lines.out_finish[row] != FINISH_NONE)
         if self.stateful:
             self._pass_states(plan)
         self.settled_step = plan.step_id
 
-    cdef void _fetch(self, slot_t slot, const token_t* run, int32_t width) noexcept nogil:
-        """Begin to load what settling the slot's run writes and reads."""
-        cdef int32_t k = self.seqs.of[slot].boundary - self.seqs.of[slot].num_tokens
-        self.seqs.fetch_end(slot)
-        if width > 1:
-            self.drafts.budget.estimates.fetch(slot)
-        if k <= 0 or (k < width and run[k] >= 0):  # a block is full
-            self._fetch_names(slot)
+    cdef void load(self, StepPlan plan) noexcept nogil:
+        """Begin to load what settling the rows reads and writes; each call uses what the calls before have loaded."""
+        cdef const slot_t* slots = plan.lines.slot
+        cdef int32_t row
+        self.seqs.fetch_rows(slots, plan.num_rows)
+        if plan.width > 1:
+            self.drafts.budget.estimates.fetch(slots, plan.num_rows)
+        self.seqs.fetch_ends(slots, plan.num_rows)
+        for row in range(plan.num_rows):
+            if self.seqs.of[slots[row]].num_tokens + plan.width >= self.seqs.of[slots[row]].boundary:
+                self._fetch_names(slots[row])
 
     cdef void _fetch_names(self, slot_t slot) noexcept nogil:
         """Begin to load what gives the slot's next block its name."""
@@ -112,7 +110,7 @@ cdef class Settler:
             raise ValueError(f"slot {slot}: room for {self.room(slot)} tokens; got {tokens.shape[0]} and one more")
         dropped = self._drop_choice(slot)
         for k in range(tokens.shape[0]):
-            if self.seqs.append(slot, tokens[k]) < 0:
+            if append(&self.seqs.of[slot], tokens[k]) < 0:
                 raise MemoryError(f"slot {slot}: no memory for a longer answer")
         return dropped
 
@@ -138,7 +136,6 @@ cdef class Settler:
         if flags & ROW_FEED:  # the results that arrived meanwhile determine where the row began
             end = own.num_tokens
         own.in_flight -= 1
-        plan.clear_run(row)
         if own.state == FINISHING:
             if own.in_flight == 0:
                 self.end(slot)
@@ -194,7 +191,7 @@ cdef class Settler:
 
     cdef void _settle_promise(self, StepPlan plan, int32_t row) noexcept nogil:
         if plan.lines.flags[row] & ROW_SAMPLE:
-            self.seqs.settle_promise(plan.lines.slot[row], plan.most(row))
+            settle_promise(&self.seqs.of[plan.lines.slot[row]], most_of(&plan.lines, row))
 
     cdef void close(self, slot_t slot) noexcept nogil:
         """Close a row: it gets no more tokens; steps in flight are computed, but their samples are dropped."""
@@ -215,7 +212,7 @@ cdef class Settler:
         row yields other results than tokens.
         """
         cdef slot_t slot = plan.lines.slot[row]
-        cdef const Seq* own = &self.seqs.of[slot]
+        cdef Seq* own = &self.seqs.of[slot]
         cdef token_t* out = plan.lines.out_token + row * plan.width
         cdef int32_t why = FINISH_NONE
         cdef int32_t k
@@ -224,7 +221,7 @@ cdef class Settler:
         for k in range(plan.width):
             if run[k] <= TOKEN_END:
                 break
-            if run[k] < 0 or self.seqs.append(slot, run[k]) < 0:
+            if run[k] < 0 or append(own, run[k]) < 0:
                 return override if override and run[k] < 0 else FINISH_ERROR
             out[k] = run[k]
             plan.lines.out_count[row] = <uint8_t>(k + 1)
@@ -241,11 +238,11 @@ cdef class Settler:
         cdef Seq* own
         self.num_freed = 0
         plan.num_odd = plan.num_rows
+        plan.clear_runs()
         for row in range(plan.num_rows):
             slot = plan.row_slot[row]
             own = &self.seqs.of[slot]
             own.in_flight -= 1
-            plan.clear_run(row)
             if own.state == FINISHING:
                 if own.in_flight == 0:
                     self.end(slot)

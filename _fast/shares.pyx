@@ -12,7 +12,7 @@ from array import array
 
 cimport cython
 
-from _fast.seqs cimport AHEAD, left_of, reach_of
+from _fast.seqs cimport left_of, reach_of
 from _fast.types cimport IDLE_PRIORITY
 
 cdef int32_t LONG_PART = 4  # a prompt that others overtake still gets 1 / LONG_PART of the budget
@@ -95,11 +95,7 @@ cdef class TokenShares:
         cdef slot_t slot
         self.num_prompts = 0
         self.room = self.max_tokens
-        for i in range(min(self.running.size, <int32_t>AHEAD)):
-            self.seqs.fetch_row(self.running.slots[i])
         for i in range(self.running.size):
-            if i + AHEAD < self.running.size:
-                self.seqs.fetch_row(self.running.slots[i + AHEAD])
             slot = self.running.slots[i]
             left = left_of(&self.seqs.of[slot])
             if self.seqs.of[slot].priority == IDLE_PRIORITY:

@@ -295,6 +295,8 @@ cdef class SteadyLoop:
         cdef double waiting = now()
         cdef double done
         cdef const int32_t* tokens = self.launcher.tokens_at(index)
+        self.scheduler.settler.load(plan)  # while the device computes
+        self.ring.load(plan)
         if not self.launcher.await_tokens(index):
             return FAILED
         self.last.wait_s = self.launcher.ended_at - waiting

@@ -132,16 +132,16 @@ class TorchBlocks:
         kernels: list[Tensor] = []
 
         def convolved(rows: Tensor, side: int) -> Tensor:
-            weight = self.own[name + "base_kernel"][side] + kernels[0][:, side]
-            parts = [weight[:, 0] * rows]
+            weight = self.own[name + "base_kernel"][side] + kernels[0][:, :, side]
+            parts = [weight[:, :, 0] * rows]
             for tap in range(1, self.form.taps):
                 shifted = functional.pad(rows, (0, 0, tap, 0))[:, : rows.shape[1]]
-                parts.append(weight[:, tap] * shifted * (self._places >= tap)[:, None])
+                parts.append(weight[:, :, tap] * shifted * (self._places >= tap)[:, None])
             return torch.stack(parts).sum(0)
 
         def before(_module: Any, _given: Any, rows: Tensor) -> Tensor:
-            delta = (rows[0] @ self.own[name + "kernel_projection.weight"].T).view(rows.shape[1], 2, self.form.taps, -1)
-            kernels[:] = [delta.repeat_interleave(GROUP, 3)]
+            delta = rows @ self.own[name + "kernel_projection.weight"].T
+            kernels[:] = [delta.view(*rows.shape[:2], 2, self.form.taps, -1).repeat_interleave(GROUP, 4)]
             return convolved(rows, 0)
 
         def behind(_module: Any, _given: Any, made: Any) -> Any:
@@ -199,11 +199,13 @@ class TorchBlocks:
         return product + self.own["confidence_head.proj.bias"]
 
     def hidden(self, context: Tensor, ids: Tensor, starts: list[int], size: int) -> Tensor:
-        """context [n, streams * H]; ids [blocks * size], each block at the places from its start on -> [..., H]."""
+        """context [t, n, streams * H] and ids [t, blocks * size] of t texts, each block at the places from its start on
+        -> [t, blocks * size, H]."""
+        length = context.shape[1]
         places = torch.cat([torch.arange(start, start + size) for start in starts])
         block = torch.arange(len(starts)).repeat_interleave(size)
-        number = torch.cat([torch.full((len(context),), -1), block])
-        at = torch.cat([torch.arange(len(context)), places])
+        number = torch.cat([torch.full((length,), -1), block])
+        at = torch.cat([torch.arange(length), places])
         first = torch.tensor(starts).repeat_interleave(size)[:, None]
         masks = {}
         for kind, window, whole in zip(self.model.config.layer_types, self.form.windows, self.form.whole, strict=True):
@@ -216,8 +218,8 @@ class TorchBlocks:
         self._places = torch.arange(size).repeat(len(starts))
         embedded = functional.embedding(ids, self.embedding) * self.form.options.get("input_embedding_scale", 1.0)
         if "mask_embedding" in self.own:
-            embedded = torch.where((ids == MASK)[:, None], self.own["mask_embedding"], embedded)
-        return self.model(embedded[None], context[None], masks, at[None]).last_hidden_state[0]
+            embedded = torch.where((ids == MASK)[..., None], self.own["mask_embedding"], embedded)
+        return self.model(embedded, context, masks, at[None]).last_hidden_state
 
     @torch.no_grad()
     def propose(self, text: list[int], streams: list[Tensor], count: int) -> list[int]:
@@ -228,8 +230,8 @@ class TorchBlocks:
     def proposed(self, text: list[int], streams: list[Tensor], count: int) -> tuple[list[int], list[float]]:
         """The same, and the confidence in each."""
         last, size = len(text) - 1, count + self.form.skipped
-        ids = torch.tensor([text[-1]] + [MASK] * (size - 1))
-        hidden = self.hidden(torch.cat(streams, -1)[:last], ids, [last], size)
+        ids = torch.tensor([[text[-1]] + [MASK] * (size - 1)])
+        hidden = self.hidden(torch.cat(streams, -1)[None, :last], ids, [last], size)[0]
         found, sure = [text[-1]], []
         for end in range(self.form.skipped + 1, size + 1):
             before = torch.tensor(found)
@@ -254,25 +256,24 @@ def taught(target: str, form: Form) -> TorchBlocks:
     if form.maps:
         drafter.tokens = used_tokens(texts)
     inverse = torch.full((tiny.VOCAB_SIZE,), -100).index_copy_(0, drafter.tokens, torch.arange(len(drafter.tokens)))
-    size, data = form.block, []
-    for text in texts:
-        starts = list(range(2, len(text) - size, 2))
-        streams = torch.cat(drafters.streams_of(model, text, drafters.Form(streams=form.streams)), -1)
-        ids = torch.tensor([token for start in starts for token in [text[start]] + [MASK] * (size - 1)])
-        known = torch.tensor([text[start : start + size + 1 - form.skipped] for start in starts])
-        data.append((streams, ids, starts, known[:, :-1], inverse[known[:, 1:]]))
+    size, follows = form.block, drafters.Form(streams=form.streams)
+    streams = torch.stack([torch.cat(drafters.streams_of(model, text, follows), -1) for text in texts])
+    starts = list(range(2, len(texts[0]) - size, 2))
+    blocks = torch.tensor(texts).unfold(1, size + 1 - form.skipped, 1)[:, starts]  # [t, blocks, known tokens]
+    before, wanted = blocks[..., :-1], inverse[blocks[..., 1:]]
+    ids = torch.full((len(texts), len(starts), size), MASK)
+    ids[..., 0] = blocks[..., 0]
     optimizer = torch.optim.Adam([*drafter.model.parameters(), *drafter.own.values()], 0.01)
     for _ in range(40 if form.kind == "dflash2" else 20):  # few enough that drafts are wrong too
         optimizer.zero_grad()
-        for streams, ids, starts, before, wanted in data:
-            hidden = drafter.hidden(streams, ids, starts, size).view(len(starts), size, HIDDEN)
-            scores = drafter.scores(hidden, before)
-            loss = functional.cross_entropy(scores.flatten(0, 1), wanted.flatten())
-            if form.confident:
-                right = (scores.argmax(-1) == wanted).float()
-                sure = drafter.confidence(hidden[:, form.skipped :].detach(), before)
-                loss = loss + functional.binary_cross_entropy_with_logits(sure, right)
-            loss.backward()
+        hidden = drafter.hidden(streams, ids.flatten(1), starts, size).view(*ids.shape, HIDDEN)
+        scores = drafter.scores(hidden, before)
+        loss = functional.cross_entropy(scores.flatten(0, 2), wanted.flatten())
+        if form.confident:
+            right = (scores.argmax(-1) == wanted).float()
+            sure = drafter.confidence(hidden[..., form.skipped :, :].detach(), before)
+            loss = loss + functional.binary_cross_entropy_with_logits(sure, right)
+        loss.backward()
         optimizer.step()
     return drafter
 

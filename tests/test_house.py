@@ -55,9 +55,14 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    return list(ast.walk(tree_of(path)))
+
+
 def imports_of(path: Path) -> list[str]:
     found = []
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -139,7 +144,7 @@ def module_of(path: Path) -> str:
 def imported(path: Path, names: dict[str, Path]) -> set[str]:
     """Our modules that a file imports: anywhere in the file, for types too."""
     found = set()
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -226,9 +231,9 @@ def test_the_root_of_the_server_holds_few_files():
 @each([p for p in SOURCES if p.relative_to(ROOT).parts[:2] in (("engine", "layers"), ("engine", "kernels"))])
 def test_layers_and_kernels_know_no_family(path):
     """A difference between models is a configuration field: the code names no checkpoint class and no architecture."""
-    docs = {ast.get_docstring(node, clean=False) for node in ast.walk(tree_of(path)) if isinstance(node, HAS_DOC)}
+    docs = {ast.get_docstring(node, clean=False) for node in nodes_of(path) if isinstance(node, HAS_DOC)}
     named = {module.rpartition(".")[2] for module in files().values()}
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         names = {getattr(node, field, None) for field in ("id", "attr", "arg", "name")}
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value not in docs:
             names.add(node.value)
@@ -247,7 +252,7 @@ def test_files_stay_small(path):
 
 @each(SOURCES)
 def test_functions_stay_small(path):
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             # A Triton kernel lists each pointer with its shape. Cutting a kernel would move its registers to memory.
             jitted = any(ast.unparse(decorator).startswith("triton.jit") for decorator in node.decorator_list)
@@ -269,7 +274,7 @@ def test_classes_know_little():
     """A class has at most 15 attributes; a class listed in tests/house_limits.py has at most its listed number."""
     counts: dict[str, int] = {}
     for path in SOURCES:
-        classes = (node for node in ast.walk(tree_of(path)) if isinstance(node, ast.ClassDef))
+        classes = (node for node in nodes_of(path) if isinstance(node, ast.ClassDef))
         counts |= {f"{name_of(path)}: {node.name}": len(attributes_of(node)) for node in classes}
     for path in sorted((ROOT / "_fast").glob("*.p[xy][dx]")):
         counts |= {f"{name_of(path)}: {name}": count for name, count in attributes_of_cython(path).items()}
@@ -291,7 +296,7 @@ def text_about(path: Path) -> str:
     text = path.read_text()
     if path.suffix != ".py":
         return re.sub(r"^(from|import|cimport|#include)\b.*", "", text, flags=re.MULTILINE)
-    docs = [ast.get_docstring(node) or "" for node in ast.walk(tree_of(path)) if isinstance(node, HAS_DOC)]
+    docs = [ast.get_docstring(node) or "" for node in nodes_of(path) if isinstance(node, HAS_DOC)]
     return "\n".join([*docs, *re.findall(r"#.*", text)])
 
 
@@ -322,7 +327,7 @@ def test_every_module_says_what_it_owns(path):
 @each(SOURCES)
 def test_s33_nothing_runs_code_from_data(path):
     banned_calls = {"eval", "exec", "literal_eval"}
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Call):
             name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
             owner = (
@@ -345,7 +350,7 @@ def test_s33_nothing_runs_code_from_data(path):
 
 @each([p for p in SOURCES if p.name not in ("config.py", "__main__.py")])  # they set numpy's variables
 def test_only_the_config_reads_the_environment(path):
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os":
             assert node.attr not in ("environ", "getenv"), f"line {node.lineno}"
 
@@ -366,7 +371,7 @@ def test_only_targets_ask_for_the_accelerators_vendor(path):
 
 @each([p for p in SOURCES if p.relative_to(ROOT).parts[0] == "server"])
 def test_routes_and_keys_never_look_at_request_url(path):
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Attribute) and node.attr == "url" and isinstance(node.value, ast.Name):
             assert node.value.id != "request", f"request.url at line {node.lineno}"
 
@@ -477,7 +482,7 @@ def private_names() -> set[str]:
     """Names of the sources' functions and attributes that begin with an underscore."""
     found = set()
     for path in SOURCES:
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 found.add(node.name)
             elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):

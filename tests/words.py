@@ -98,12 +98,13 @@ def strings() -> list[tuple[str, str]]:
 
 def strings_of(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Line and text of the strings below a node."""
-    skipped = {id(node) for node in ast.walk(tree) for node in left_out(node)}
-    for node in ast.walk(tree):
+    nodes = list(ast.walk(tree))
+    skipped = {id(part) for node in nodes for part in left_out(node)}
+    for node in nodes:
         if isinstance(node, ast.JoinedStr):
             skipped |= {id(part) for part in ast.walk(node) if isinstance(part, ast.Constant)}
             yield node.lineno, joined(node)
-    for node in ast.walk(tree):
+    for node in nodes:
         text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
         if " " in text and id(node) not in skipped and text not in VALUES and not text.startswith(TRAINED):
             yield node.lineno, text

@@ -5,10 +5,10 @@ pack, the calls of a launch, the wait, commit and the news. `busy` is a thread t
 loop with many streams nearly does, with the server's switch interval of 0.5 ms. Results are microseconds per step: the
 mean over the steps, the median of the rounds. In `cold` cases a step takes 2 ms, as on a device. Whenever the thread
 sleeps, a process on the same core sweeps 64 MiB, so the core's caches hold no data of the thread when it wakes up. Cold
-cases are medians over the steps. In `drafted` cases rows have up to 7 drafts, of which a step verifies one per row; in
+cases are medians over the steps. In cases with drafts rows have up to 3 or 7, of which a step verifies one per row; in
 cases in which the drafter rests, drafts cost more than they save.
 
-Run: python -m tests.bench.bench_steady [--json FILE] [--steps N] [--cold]
+Run: python -m tests.bench.bench_steady [--json FILE] [--steps N] [--cold] [--no-prefix-cache]
 """
 
 import argparse
@@ -36,7 +36,7 @@ PARTS = ("schedule", "launch", "wait", "commit")
 COLD_NS = 2_000_000
 LONGEST_PROMPT = 31
 # Name -> (most drafts of a row, seconds that a draft makes a step longer).
-DRAFTED = {"": (0, 0.0), ", drafted": (7, 1e-6), ", drafter rests": (7, 1e-3)}
+DRAFTED = {"": (0, 0.0), ", 3 drafts": (3, 1e-6), ", 7 drafts": (7, 1e-6), ", drafter rests": (7, 1e-3)}
 SWEEP = """
 import json, os
 import numpy as np
@@ -56,12 +56,12 @@ class Decoding:
     for each draft.
     """
 
-    def __init__(self, rows, steps, drafts=0, seconds=0.0):
+    def __init__(self, rows, steps, drafts=0, seconds=0.0, caching=True):
         longest = 64 + (3 * steps + 8) * min(3, 1 + drafts)
         tokens, width = max(2048, rows), drafts + 2 if drafts else 1
         self.scheduler = Scheduler(
             max_slots=rows, max_rows=rows, max_tokens=tokens, max_model_len=longest,
-            num_blocks=rows * (longest // 16 + 2) + 1, block_size=16, max_lines=2 * rows,
+            num_blocks=rows * (longest // 16 + 2) + 1, block_size=16, max_lines=2 * rows, prefix_caching=caching,
         )  # fmt: skip
         self.rig = Rig(rows, tokens, 1 << 14, rows, width=width, graphs=not drafts)
         self.rig.lib.set_bare(1)
@@ -182,17 +182,17 @@ def swept():
     os.sched_setaffinity(0, allowed)
 
 
-def case(rows, way, busy, steps, rounds, drafted=""):
+def case(rows, way, busy, steps, rounds, drafted="", caching=True):
     """Microseconds by part, median over the rounds; `way` is a method of Decoding, `drafted` of DRAFTED."""
     found = []
     for _ in range(rounds):
-        decoding = Decoding(rows, steps, *DRAFTED[drafted])
+        decoding = Decoding(rows, steps, *DRAFTED[drafted], caching=caching)
         found.append(while_busy(busy, getattr(decoding, way), steps))
         decoding.close()
     return {name: round(statistics.median(one[name] for one in found), 2) for name in found[0]}
 
 
-def run(steps, rounds):
+def run(steps, rounds, caching):
     """Runs every case: name -> microseconds by part."""
     cases = {}
     for rows in (1, 32, 256):
@@ -201,18 +201,20 @@ def run(steps, rounds):
                 # With a busy thread Python waits for the GIL in every step: fewer steps are precise enough.
                 count = steps if steady or not busy else max(50, steps // 5)
                 name = f"{rows} rows, {'steady' if steady else 'Python'}{', busy' if busy else ''}"
-                cases[name] = case(rows, "in_steady" if steady else "in_python", busy, count, rounds)
+                way = "in_steady" if steady else "in_python"
+                cases[name] = case(rows, way, busy, count, rounds, caching=caching)
     for drafted in DRAFTED:
         if drafted:
-            cases[f"256 rows, steady{drafted}"] = case(256, "in_steady", False, steps, rounds, drafted)
+            cases[f"256 rows, steady{drafted}"] = case(256, "in_steady", False, steps, rounds, drafted, caching)
     return cases
 
 
-def run_cold(rounds):
+def run_cold(rounds, caching):
     with swept():
         kinds = [(1, ""), (32, ""), *((256, drafted) for drafted in DRAFTED)]
         return {
-            f"{rows} rows, cold{drafted}": case(rows, "in_cold", False, 300, rounds, drafted) for rows, drafted in kinds
+            f"{rows} rows, cold{drafted}": case(rows, "in_cold", False, 300, rounds, drafted, caching)
+            for rows, drafted in kinds
         }
 
 
@@ -222,9 +224,11 @@ def main():
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cold", action="store_true", help="only the cases whose core has done other work meanwhile")
+    parser.add_argument("--no-prefix-cache", action="store_true", help="blocks get no names, as in gpu_drafts")
     options = parser.parse_args()
+    caching = not options.no_prefix_cache
     sys.setswitchinterval(0.0005)
-    result = run_cold(options.rounds) if options.cold else run(options.steps, options.rounds)
+    result = run_cold(options.rounds, caching) if options.cold else run(options.steps, options.rounds, caching)
     print(f"{'case':32} {'step us':>9}" + "".join(f" {name:>9}" for name in PARTS))
     for name, parts in result.items():
         print(f"{name:32} {parts.get('step', 0):9.2f}" + "".join(f" {parts[p]:9.2f}" for p in PARTS if p in parts))

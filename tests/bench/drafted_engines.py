@@ -193,13 +193,14 @@ def of_steps(steps: list[StepStats], rows: int, begun: float, ended: float) -> d
         if late.step_id == early.step_id + 1 and late.num_tokens == early.num_tokens == number
     ]
     free = [step for step in whole if step.settled == SettledBy.LOOP] or whole
-    host = [step.schedule_s + step.launch_s + step.commit_s for step in free]
+    parts = 1e6 * np.array([(step.schedule_s, step.launch_s, step.commit_s, step.wait_s) for step in free])
     found: dict[str, Any] = {
         "steps": len(whole),
         "usual step, tokens": number,
         "usual step, share": count / len(whole),
         "usual step, ms": 1e3 * float(np.median(gaps)) if gaps else None,
-        "host, us": 1e6 * float(np.median(host)),
+        "host, us": float(np.median(parts[:, :3].sum(axis=1))),
+        "host by part, us": dict(zip(("schedule", "launch", "commit", "wait"), np.median(parts, axis=0).tolist())),
         "steps in Python": sum(step.by_python for step in whole) / len(whole),
     }
     first, last = whole[0].drafts, whole[-1].drafts

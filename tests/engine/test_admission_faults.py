@@ -76,6 +76,7 @@ async def ends(engine: Engine, request: Request) -> list[Delta]:
     return [last[choice] for choice in range(request.n)]
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("error", [ValueError("planted"), MemoryError()], ids=["value", "memory"])
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize(("part", "name"), POINTS, ids=[name for _, name in POINTS])

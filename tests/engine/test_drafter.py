@@ -22,7 +22,7 @@ from engine.sampling.sampler import Sampler
 from tests import drafters, tiny
 from tests.drafters import PROMPTS, Form
 from tests.engine.host_accelerator import HostAccelerator
-from tests.engine.test_drafts import FEW_SETTINGS, PATHS, compare_answers, drafts_of, on_path, requests_of
+from tests.engine.test_drafts import FEW_PATHS, FEW_SETTINGS, PATHS, compare_answers, drafts_of, on_path, requests_of
 from tests.engine_kit import answer, running, text_request
 
 __all__ = ["on_path"]
@@ -130,7 +130,7 @@ async def test_a_cached_prefix_changes_neither_hits_nor_drafts(on_path):
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("most", [1, 4])
 @pytest.mark.parametrize("settings", FEW_SETTINGS)
-@pytest.mark.parametrize("on_path", PATHS, indirect=True)
+@pytest.mark.parametrize("on_path", FEW_PATHS, indirect=True)
 async def test_answers_are_those_without_drafts(on_path, settings, most):
     requests = [*requests_of(most, 16), *(text_request(ids, 30, ignore_eos=True) for ids in PROMPTS[:2])]
     await compare_answers(tiny.checkpoint(TARGET), asked(most), requests, settings)

@@ -144,7 +144,7 @@ async def compare_answers(folder, speculative, requests, settings):
 @pytest.mark.parametrize("settings", SETTINGS, ids=NAMES)
 @pytest.mark.parametrize("on_path", PATHS, indirect=True)
 async def test_answers_are_those_without_drafts(on_path, settings, most):
-    requests = requests_of(most, 28)
+    requests = requests_of(most, 18)
     async with running(tiny.checkpoint("qwen3"), **settings) as own:
         wanted = await collected(own, requests)
     async with running(tiny.checkpoint("qwen3"), speculative=ngram(most), **settings) as own:

@@ -88,6 +88,7 @@ async def test_blocks_of_forced_tokens_are_found_by_the_next_turn(path):
 
 
 @everywhere
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("budget", [0, 1, 5])
 async def test_a_spent_budget_wakes_a_grammar_that_jumps(path, budget):
     wake = tiny.IDS["<|vision_eos|>"]

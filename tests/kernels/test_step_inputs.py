@@ -99,12 +99,20 @@ def copy_slots(slots, walk):
     slots.survivals.survivals.copy_(walk.slots.tensors.survivals.survivals)
 
 
-@pytest.mark.parametrize("planted", [False, True])
-@pytest.mark.parametrize("axes", [1, 3, 4])
-@pytest.mark.parametrize(
-    ("seed", "drafts"), [*((seed, 0) for seed in range(12)), *((seed, 1 + seed) for seed in range(6))]
-)
-def test_a_step_equals_what_the_host_builds(seed, axes, planted, drafts):
+def combinations():
+    """(seed, drafts, axes, planted): `make test` walks each pair of seed and drafts once. GROUPS follow the seed, so
+    among nine seeds each of them meets every number of axes."""
+    for seed, drafts in [*((seed, 0) for seed in range(12)), *((seed, 1 + seed) for seed in range(6))]:
+        first = (1, 3, 4)[(seed // 3 + bool(drafts)) % 3], (seed + seed // 3) % 2 == 1
+        for axes in (1, 3, 4):
+            for planted in (False, True):
+                yield pytest.param(
+                    seed, drafts, axes, planted, marks=() if (axes, planted) == first else pytest.mark.full
+                )
+
+
+@pytest.mark.parametrize(("seed", "drafts", "axes", "planted"), list(combinations()))
+def test_a_step_equals_what_the_host_builds(seed, drafts, axes, planted):
     walk, draw = Walk(seed, axes, groups=GROUPS[seed % 3], drafts=drafts), np.random.default_rng(seed)
     slots = empty_slots(walk.max_slots, walk.max_blocks, len(walk.groups), "cpu", drafts)
     seen = marked = 0

@@ -1,31 +1,34 @@
 """Runs the Triton cases in separate processes: the interpreter must be chosen before any kernel file is imported.
 
-A process takes 5 s to import and collect, so several files share one; a failure names its file. The groups take about
-equally long; the longest comes first.
+A process takes 3 s to import and collect, so several files share one; a failure names its file. The groups take about
+equally long; the longest comes first. In `make test` runs share Triton's cache: it names each compiled kernel by a hash
+of all that it is made of, so a later run compiles only what has changed.
 """
 
+import hashlib
 import importlib.util
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 CASES = Path(__file__).parent / "accelerator"
+HOW = hashlib.sha256((CASES / "targets.py").read_bytes()).hexdigest()[:16]
+COMPILED = Path(tempfile.gettempdir()) / f"omniloop-triton-{os.getuid()}-{HOW}"
 NAMES = sorted(path.stem.removeprefix("cases_") for path in CASES.glob("cases_*.py"))
 GROUPS = [
     ("interpreter_states", "interpreter_replay", "interpreter_moe_float8", "interpreter_sampling", "interpreter_lora",
      "interpreter_mixers"),
     ("interpreter", "interpreter_image", "interpreter_whisper", "interpreter_dry", "interpreter_step",
      "interpreter_drafts", "interpreter_drafter", "interpreter_stripes", "interpreter_parallel",
-     "interpreter_rank_tokens"),
-    ("interpreter_quantised", "interpreter_gemm", "interpreter_moe", "interpreter_moe_codes", "interpreter_codes"),
-    ("compile_moe", "compile_image", "compile_attention", "compile_codes"),
-    ("compile_states", "compile_moe_float8", "compile_lora", "compile_parallel"),
-    ("compile_gemm", "compile"),
-    ("compile_quantised", "compile_step"),
-    ("compile_sampling", "precompile", "compile_drafter"),
+     "interpreter_rank_tokens", "interpreter_quantised", "interpreter_gemm", "interpreter_moe",
+     "interpreter_moe_codes", "interpreter_codes"),
+    ("compile_moe", "compile_image", "compile_attention", "compile_codes", "compile_quantised", "compile_step"),
+    ("compile_states", "compile_moe_float8", "compile_lora", "compile_parallel", "compile_gemm", "compile",
+     "compile_sampling", "precompile", "compile_drafter"),
     ("compile_start",),  # a group of its own: its simulated device stays in the process
 ]  # fmt: skip
 
@@ -41,8 +44,9 @@ def run(names: tuple[str, ...], folder: Path, which: str) -> subprocess.Complete
     interpret = "1" if names[0].startswith("interpreter") else "0"
     command = [sys.executable, "-m", "pytest", "-q", "--maxfail=5", "--durations=5", "-p", "no:cacheprovider"]
     command += ["-p", "pytest_asyncio.plugin", "-p", "pytest_timeout", "-m", which]
-    settings = {"TRITON_INTERPRET": interpret, "TRITON_CACHE_DIR": str(folder), "OMP_NUM_THREADS": "1"}
-    settings["OMNILOOP_QUICK_CASES"] = "1" if which == "not full" else "0"
+    quick = which == "not full"
+    settings = {"TRITON_INTERPRET": interpret, "TRITON_CACHE_DIR": str(COMPILED if quick else folder)}
+    settings |= {"OMNILOOP_QUICK_CASES": "1" if quick else "0", "OMP_NUM_THREADS": "1"}
     settings["TRITON_DEFAULT_FP_FUSION"] = "1"  # the old default: setting it avoids a warning
     settings["TRITON_DISABLE_LINE_INFO"] = "1"  # saves a sixth of the compiler's time and changes no instruction
     settings["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # Hypothesis alone takes a second to load

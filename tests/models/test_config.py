@@ -438,10 +438,10 @@ ANYWHERE = ["llama-yarn", "llama-llama3", "qwen2-window", "omni", "gemma4-moe", 
 ANYWHERE += ["llava", "llava_next", "idefics3", "gemma4-vision", "qwen3_vl"]
 
 
-@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.parametrize("every", [17, pytest.param(1, marks=pytest.mark.full)])
 @pytest.mark.parametrize("name", ANYWHERE)
 def test_any_odd_value_is_read_or_refused_in_one_line(tmp_path, name, every):
-    """Whatever value any key has, the reader raises no other error. `make test` tries every seventh pair of both."""
+    """Whatever value any key has, the reader raises no other error. `make test` tries every 17th pair of both."""
 
     def places(value, path=()):
         if isinstance(value, dict):

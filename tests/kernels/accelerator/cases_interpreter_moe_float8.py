@@ -86,7 +86,7 @@ def test_products_of_sorted_pairs(
 @pytest.mark.parametrize(("scales", "inputs"), [
     ("groups", GROUPS), ("blocks", POWERS), ("rows", ROWS), ("rows", GIVEN),
 ])  # fmt: skip
-@pytest.mark.parametrize(("tokens", "blocks", "depth"), [(1, 1, 192), (3, 3, 1088), (2, None, 64)])
+@pytest.mark.parametrize(("tokens", "blocks", "depth"), [(1, 1, 192), (2, 3, 1088), (2, None, 64)])
 def test_pairs_of_few_rows(tokens, blocks, depth, scales, inputs, made, weighed, biased, activation):
     """x is quantised before or inside the product. The row of a padding pair stays unchanged."""
     experts, width, gated = 4, 128 if scales == "blocks" else 5, activation is not None

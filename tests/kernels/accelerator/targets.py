@@ -29,8 +29,7 @@ TARGETS = {
 }
 
 
-# The order in which a kernel's forms are assigned to targets, so that two forms already cover CUDA and HIP. Each kernel
-# begins at another pair; one that overlaps with the previous kernel begins at a target where it may.
+# The order in which kernels and their forms are assigned to targets: CUDA and HIP alternate.
 TURNS = ("sm_90", "gfx1100", "sm_100", "gfx950", "sm_80", "gfx942")
 # Targets where a kernel may begin before the previous one has ended; elsewhere these constants are 0.
 OVERLAPPING = {"sm_90", "sm_100"}
@@ -127,10 +126,11 @@ def first_of_each(values: Iterable[Any], kind: Callable[[Any], Any]) -> list[Any
 
 
 def cases(kernels: dict[str, tuple], elsewhere: Collection[Any] = ()) -> list[Any]:
-    """(name, target): `make test` compiles each kernel for a target of each vendor, and up to six forms for one target.
+    """(name, target): `make test` compiles a kernel's first form for one vendor and a further form for the other.
 
-    Another file compiles the kernels of `elsewhere` likewise. Here their first form is compiled for Hopper, and their
-    last one for CDNA. Other pairs are marked `full`.
+    Each kernel begins at the next target, so kernels of one form alternate between CUDA and HIP. Another file compiles
+    the kernels of `elsewhere` likewise. Here their first form is compiled for Hopper, and their last one for CDNA.
+    Other pairs are marked `full`.
     """
     forms, short = defaultdict(list), set()
     for name, (kernel, *_) in kernels.items():
@@ -139,11 +139,8 @@ def cases(kernels: dict[str, tuple], elsewhere: Collection[Any] = ()) -> list[An
         if kernel in elsewhere:
             short |= set(zip((names[0], *names[1:][-1:]), ("sm_90", "gfx942")))
         else:
-            spread = [names[turn * len(names) // 6] for turn in range(6)] if len(names) > 6 else names
-            overlaps = any(kernels[name][2].get(constant) for name in names for constant in OVERLAPS)
-            first = 2 * (number % (2 if overlaps else 3))
-            turns = (TURNS[first:] + TURNS[:first])[: max(2, len(spread))]
-            short |= {(spread[turn % len(spread)], target) for turn, target in enumerate(turns)}
+            spread = dict.fromkeys((names[0], names[len(names) // 2]))
+            short |= {(name, TURNS[(number + turn) % len(TURNS)]) for turn, name in enumerate(spread)}
     return [
         pytest.param(name, target, marks=() if (name, target) in short else pytest.mark.full)
         for name in kernels

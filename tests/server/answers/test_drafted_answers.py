@@ -26,7 +26,7 @@ from tests.server.conftest import config_of, quiet, ready
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-SHORT, GROUPS, PER_GROUP = 3, 40, 50  # 150, and 2,000 in the long run
+SHORT, GROUPS, PER_GROUP = 1, 40, 60  # 60, and 2,400 in the long run
 SCHEMA = {"type": "object", "properties": {"ab": {"enum": ["aaaaaaaa", "abababab"]}}, "required": ["ab"]}
 
 

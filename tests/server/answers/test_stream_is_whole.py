@@ -17,7 +17,7 @@ from tests.server.conftest import quiet
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 TEXTS = ["hello", "é😀漢字", "\u2028 a", "the and the", "x" * 60, "<|im_end|>", "1+1=", "ßß\n\tя"]
-SHORT, GROUPS, PER_GROUP = 5, 10, 50  # 250, and 500 in the long run
+SHORT, GROUPS, PER_GROUP = 3, 10, 50  # 150, and 500 in the long run
 
 
 def fields_of(draw: random.Random, vocab: int) -> dict[str, Any]:
