@@ -10,14 +10,13 @@ import importlib.util
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
 
 CASES = Path(__file__).parent / "accelerator"
 HOW = hashlib.sha256((CASES / "targets.py").read_bytes()).hexdigest()[:16]
-COMPILED = Path(tempfile.gettempdir()) / f"omniloop-triton-{os.getuid()}-{HOW}"
+COMPILED = Path(__file__).parents[2] / "build" / f"triton-{HOW}"
 NAMES = sorted(path.stem.removeprefix("cases_") for path in CASES.glob("cases_*.py"))
 GROUPS = [
     ("interpreter_states", "interpreter_replay", "interpreter_moe_float8", "interpreter_sampling", "interpreter_lora",

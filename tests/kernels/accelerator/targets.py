@@ -126,11 +126,10 @@ def first_of_each(values: Iterable[Any], kind: Callable[[Any], Any]) -> list[Any
 
 
 def cases(kernels: dict[str, tuple], elsewhere: Collection[Any] = ()) -> list[Any]:
-    """(name, target): `make test` compiles a kernel's first form for one vendor and a further form for the other.
+    """(name, target): `make test` compiles a kernel's first form for one vendor and its middle form for the other.
 
-    Each kernel begins at the next target, so kernels of one form alternate between CUDA and HIP. Another file compiles
-    the kernels of `elsewhere` likewise. Here their first form is compiled for Hopper, and their last one for CDNA.
-    Other pairs are marked `full`.
+    Each kernel begins at the next target. Another file compiles the kernels of `elsewhere` likewise. Here their first
+    form is compiled for Hopper, and their last one for CDNA. Other pairs are marked `full`.
     """
     forms, short = defaultdict(list), set()
     for name, (kernel, *_) in kernels.items():
@@ -139,7 +138,7 @@ def cases(kernels: dict[str, tuple], elsewhere: Collection[Any] = ()) -> list[An
         if kernel in elsewhere:
             short |= set(zip((names[0], *names[1:][-1:]), ("sm_90", "gfx942")))
         else:
-            spread = dict.fromkeys((names[0], names[len(names) // 2]))
+            spread = names[0], names[len(names) // 2]
             short |= {(name, TURNS[(number + turn) % len(TURNS)]) for turn, name in enumerate(spread)}
     return [
         pytest.param(name, target, marks=() if (name, target) in short else pytest.mark.full)
