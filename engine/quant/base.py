@@ -151,8 +151,28 @@ def _wants(stored: Stored, module: str, rows: int, columns: int) -> dict[str, Wa
         return stored.wants(rows, columns)
 
 
-def _read(stored: Stored | None, module: str, tensors: dict[str, Tensor], placement: Placement) -> Codes | Tensor:
-    tensors = {kind: tensor.to(placement.device) for kind, tensor in tensors.items()}
+class OnDevice(Mapping[str, Tensor]):
+    """Tensors by kind, each copied to a device when it is read: of a matrix that ranks share, the first rank reads."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], device: str) -> None:
+        self._tensors = tensors
+        self._device = device
+
+    def __getitem__(self, kind: str) -> Tensor:
+        return self._tensors[kind].to(self._device)
+
+    def __contains__(self, kind: object) -> bool:
+        return kind in self._tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+def _read(stored: Stored | None, module: str, given: dict[str, Tensor], placement: Placement) -> Codes | Tensor:
+    tensors = OnDevice(given, placement.device)
     if stored is None:
         weight = tensors["weight"]
         return weight.to(weight_dtype(weight.dtype, placement)).flatten(1)
