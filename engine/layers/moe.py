@@ -38,6 +38,7 @@ from engine.layers.mlp import mlp_of_width
 from engine.layers.norm import Normed, RMSNorm
 from engine.quant.base import UNQUANTISED, Quantised, Scheme, Stored
 from engine.quant.blocks import GROUP, block_codes
+from engine.quant.checks import Checks
 from engine.quant.stacked import Stacked
 from engine.quant.stored import checked_group
 from engine.weights.table import Wanted
@@ -173,7 +174,8 @@ class Experts:
             matrices = self._turns(_whole(pieces, kind).transpose(1, 2))
         elif self.layout == "codes by turns":
             blocks, scales = (_whole(pieces, f"{kind}_{name}").to(placement.device) for name in ("blocks", "scales"))
-            matrices = [block_codes(*each) for each in zip(self._turns(blocks), self._turns(scales))]
+            with Checks(placement.device) as checks:
+                matrices = [block_codes(*each, checks) for each in zip(self._turns(blocks), self._turns(scales))]
         elif isinstance(self.scheme, Quantised):
             matrices = self.scheme.matrices(pieces, placement)
         else:
@@ -183,7 +185,8 @@ class Experts:
             biases = torch.cat([found[:, turn::turns] for turn in range(turns)], 1)
         if self.making is not None:
             floats = (matrix.to(placement.device) for matrix in matrices if isinstance(matrix, Tensor))
-            matrices = [self.making.read({"weight": matrix.contiguous()}) for matrix in floats]
+            with Checks(placement.device) as checks:
+                matrices = [self.making.read({"weight": matrix.contiguous()}, checks) for matrix in floats]
         self.weight = pack_experts(matrices, biases, self.num_experts, placement, gated=len(self.pieces) > 1)
         if self.site is not None:
             self.weight = AdaptedExperts(self.weight, self.site)

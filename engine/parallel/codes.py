@@ -26,6 +26,7 @@ from engine.kernels.gemm.codes import Codes, copied
 from engine.layers.moe import Experts
 from engine.parallel.pieces import axes_of_experts, parts_of_first, places_on
 from engine.quant.base import Quantised, Stored
+from engine.quant.checks import Checks
 from engine.weights.table import Wanted, Weighted, addressed
 
 
@@ -40,10 +41,10 @@ class SharedMatrix:
     devices: tuple[str, ...]  # of the ranks
     _waiting: dict[int, Codes | Tensor] = field(default_factory=dict)  # parts by rank, each until its rank takes it
 
-    def take(self, rank: int, tensors: Mapping[str, Tensor]) -> Codes | Tensor:
+    def take(self, rank: int, tensors: Mapping[str, Tensor], checks: Checks) -> Codes | Tensor:
         """The part of a rank, on its device; for the first rank that asks, the matrix is read and dealt out."""
         if rank not in self._waiting:
-            matrix = self.stored.read(tensors)
+            matrix = self.stored.read(tensors, checks)
             if self.columns is not None and isinstance(matrix, Codes) and matrix.order is not None:
                 matrix = matrix.dense().float()
             self._waiting.update((each, self._part(matrix, each)) for each in range(len(self.devices)))
@@ -84,8 +85,8 @@ class DealtStored:
         """The tensors of the whole matrix; rows and columns are those of the slice."""
         return self.matrix.stored.wants(*self.matrix.shape)
 
-    def read(self, tensors: Mapping[str, Tensor]) -> Codes | Tensor:
-        return self.matrix.take(self.rank, tensors)
+    def read(self, tensors: Mapping[str, Tensor], checks: Checks) -> Codes | Tensor:
+        return self.matrix.take(self.rank, tensors, checks)
 
     @property
     def form(self) -> str:

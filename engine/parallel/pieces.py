@@ -2,8 +2,9 @@
 
 Owner: the thread that builds the model. In: the tensors of the whole checkpoint, once each. Out: for every rank its
 slice of each tensor, added to the rank's own Pieces, which fills the rank's parts. A part says how its axes are dealt
-out (`rows`, `columns`: engine/layers/linear.py); a tensor without axes goes to every rank that has its part. Of the
-bias of a product whose results are summed over the ranks all ranks but the first get zeros.
+out (`rows`, `columns`: engine/layers/linear.py); a tensor without axes goes to every rank that has its part. Tensors of
+codes are not copied: the first rank reads and cuts them (codes.py). Of the bias of a product whose results are summed
+over the ranks all ranks but the first get zeros.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from engine.checkpoint.section import Section
 from engine.kernels.gemm.codes import Codes, Kind
+from engine.quant.checks import Checks
 from engine.quant.stored import scale_of
 
 GROUP = 32  # columns that share a scale
@@ -20,7 +21,7 @@ def holds_experts(config: Section) -> bool:
     return bool((config.values.get("quantization_config") or {}).get("quant_method") == "mxfp4")
 
 
-def block_codes(blocks: Tensor, scales: Tensor) -> Codes:
+def block_codes(blocks: Tensor, scales: Tensor, checks: Checks) -> Codes:
     """One matrix: blocks [N, K / 32, 16], scales [N, K / 32]."""
     values = torch.stack([blocks & 15, blocks >> 4], dim=3).flatten(1)
-    return Codes(Kind.E2M1, values, scale_of("scales", scales), GROUP)
+    return Codes(Kind.E2M1, values, scale_of("scales", scales, checks), GROUP)

@@ -18,6 +18,7 @@ from engine.models.registry import build_model, load_model_config
 from engine.parallel.codes import SharedMatrix
 from engine.parallel.model import SplitModel
 from engine.quant.base import Quantised
+from engine.quant.checks import Checks
 from engine.quant.floats8 import Floats8
 from engine.quant.online import requested
 from engine.weights.files import open_checkpoint
@@ -128,7 +129,7 @@ def test_only_the_first_rank_reads_and_no_part_waits_for_ever():
     numbers = torch.arange(32).view(8, 4).to(torch.uint8)
     tensors = {"weight": numbers.view(torch.float8_e4m3fn), "scale": torch.ones(8, 1)}
     for _ in range(2):  # a model may get its weights again
-        first, other, last = matrix.take(0, tensors), matrix.take(1, {}), matrix.take(2, {})
+        first, other, last = (matrix.take(*each, Checks("cpu")) for each in ((0, tensors), (1, {}), (2, {})))
         assert not matrix._waiting
         assert torch.equal(torch.cat([first.values, last.values]), numbers[[0, 1, 2, 3, 6, 7]])
         assert {part.device.type for part in (other.values, other.scale)} == {"meta"}
