@@ -7,6 +7,9 @@ other ranks' devices.
     rank 0   read | cut for ranks 0 .. n-1, copy each to its device | take     per matrix of a part
     rank 1                                                           take      when rank 0's part is packed
 
+Memory during loading: on rank 0's device the tensors of one part, a layer's experts for example, one whole matrix of
+codes, and rank 0's cut matrices of the part; on the other devices the rank's cut matrices of the part.
+
 No format is known here. Scales follow the rows and the groups of columns. A matrix whose columns are sorted by group
 (act-order) has no ranges of columns: it becomes floats with the values that its codes have.
 """
