@@ -42,16 +42,16 @@ class SharedMatrix:
     rows: Axis | None  # None: every rank has all rows
     columns: Axis | None
     devices: tuple[str, ...]  # of the ranks
-    _waiting: dict[int, Codes | Tensor] = field(default_factory=dict)  # parts by rank, each until its rank takes it
+    waiting: dict[int, Codes | Tensor] = field(default_factory=dict)  # parts by rank, each until its rank takes it
 
     def take(self, rank: int, tensors: Mapping[str, Tensor], checks: Checks) -> Codes | Tensor:
         """The part of a rank, on its device; for the first rank that asks, the matrix is read and dealt out."""
-        if rank not in self._waiting:
+        if rank not in self.waiting:
             matrix = self.stored.read(tensors, checks)
             if self.columns is not None and isinstance(matrix, Codes) and matrix.order is not None:
                 matrix = matrix.dense().float()
-            self._waiting.update((each, self._part(matrix, each)) for each in range(len(self.devices)))
-        return self._waiting.pop(rank)
+            self.waiting.update((each, self._part(matrix, each)) for each in range(len(self.devices)))
+        return self.waiting.pop(rank)
 
     def _part(self, matrix: Codes | Tensor, rank: int) -> Codes | Tensor:
         """A copy: a view would hold the whole matrix."""

@@ -12,7 +12,7 @@ Codes per expert.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -79,6 +79,13 @@ class Stacked:
             found = self.stored.read(of_one, checks)
         assert isinstance(found, Codes), "dialects that widen name each expert"
         return found
+
+
+def made_codes(stored: Stored, matrices: Sequence[Codes | Tensor], device: str) -> list[Codes | Tensor]:
+    """The codes of a layer's float matrices, which are quantised at load, on `device`."""
+    floats = (matrix.to(device) for matrix in matrices if isinstance(matrix, Tensor))
+    with Checks(device) as checks:
+        return [stored.read({"weight": matrix.contiguous()}, checks) for matrix in floats]
 
 
 class Experts(Protocol):

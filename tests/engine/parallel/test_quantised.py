@@ -130,7 +130,7 @@ def test_only_the_first_rank_reads_and_no_part_waits_for_ever():
     tensors = {"weight": numbers.view(torch.float8_e4m3fn), "scale": torch.ones(8, 1)}
     for _ in range(2):  # a model may get its weights again
         first, other, last = (matrix.take(*each, Checks("cpu")) for each in ((0, tensors), (1, {}), (2, {})))
-        assert not matrix._waiting
+        assert not matrix.waiting
         assert torch.equal(torch.cat([first.values, last.values]), numbers[[0, 1, 2, 3, 6, 7]])
         assert {part.device.type for part in (other.values, other.scale)} == {"meta"}
         assert other.values.shape == (2, 4)
