@@ -7,6 +7,7 @@ ranks. Values; thread: any.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 GRANULES = (128, 64, 32, 16, 8)  # kernels are faster on multiples of these numbers
@@ -33,6 +34,7 @@ def width(numbers: int) -> Section:
     return Section(numbers, coarse=True)
 
 
+@cache  # loading asks for each matrix of each expert
 def share(section: Section, rank: int, ranks: int) -> tuple[int, int]:
     """(first unit, end) of a rank. The first ranks get one unit or granule more if `ranks` does not divide."""
     units = section.units

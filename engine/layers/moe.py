@@ -37,8 +37,8 @@ from engine.layers.mixture import Latent, Mixture
 from engine.layers.mlp import mlp_of_width
 from engine.layers.norm import Normed, RMSNorm
 from engine.quant.base import UNQUANTISED, Quantised, Scheme, Stored
-from engine.quant.blocks import GROUP, block_codes
-from engine.quant.stacked import Stacked
+from engine.quant.blocks import GROUP, block_matrices
+from engine.quant.stacked import Stacked, made_codes
 from engine.quant.stored import checked_group
 from engine.weights.table import Wanted
 
@@ -173,7 +173,7 @@ class Experts:
             matrices = self._turns(_whole(pieces, kind).transpose(1, 2))
         elif self.layout == "codes by turns":
             blocks, scales = (_whole(pieces, f"{kind}_{name}").to(placement.device) for name in ("blocks", "scales"))
-            matrices = [block_codes(*each) for each in zip(self._turns(blocks), self._turns(scales))]
+            matrices = block_matrices(self._turns(blocks), self._turns(scales), placement.device)
         elif isinstance(self.scheme, Quantised):
             matrices = self.scheme.matrices(pieces, placement)
         else:
@@ -182,8 +182,7 @@ class Experts:
             found, turns = _whole(pieces, f"{kind}_bias").float(), len(self.pieces)
             biases = torch.cat([found[:, turn::turns] for turn in range(turns)], 1)
         if self.making is not None:
-            floats = (matrix.to(placement.device) for matrix in matrices if isinstance(matrix, Tensor))
-            matrices = [self.making.read({"weight": matrix.contiguous()}) for matrix in floats]
+            matrices = made_codes(self.making, matrices, placement.device)
         self.weight = pack_experts(matrices, biases, self.num_experts, placement, gated=len(self.pieces) > 1)
         if self.site is not None:
             self.weight = AdaptedExperts(self.weight, self.site)

@@ -65,7 +65,7 @@ class SplitModel(Model):
                 _deal_head(member, rank, ranks)
             elif isinstance(self.whole, Encoder):
                 member.deal(self.whole, rank, ranks)
-            deal_codes(whole, member, rank, ranks)
+        deal_codes(whole, self.members)
         check_marks(whole)
         check_slices(whole, self.members)
         first = self.members[0]

@@ -2,8 +2,9 @@
 
 Owner: the thread that builds the model. In: the tensors of the whole checkpoint, once each. Out: for every rank its
 slice of each tensor, added to the rank's own Pieces, which fills the rank's parts. A part says how its axes are dealt
-out (`rows`, `columns`: engine/layers/linear.py); a tensor without axes goes to every rank that has its part. Of the
-bias of a product whose results are summed over the ranks all ranks but the first get zeros.
+out (`rows`, `columns`: engine/layers/linear.py); a tensor without axes goes to every rank that has its part. Tensors of
+codes are not copied: the first rank reads and cuts them (codes.py). Of the bias of a product whose results are summed
+over the ranks all ranks but the first get zeros.
 """
 
 from __future__ import annotations
@@ -33,22 +34,28 @@ OF_FIRST = ("vision", "audio", "pooler", "replaced_parts")
 
 def axes_of(place: Place) -> tuple[Axis | None, ...]:
     """How the axes of a tensor are dealt out; None, and axes that are not named: every rank has all of them."""
-    scheme = getattr(place.part, "scheme", None)
-    has_bias = any(getattr(place.part, "biases", ())) or getattr(place.part, "has_own_bias", False)
-    own_bias = place.kind == "bias" and has_bias
     if isinstance(place.part, Experts) and place.part.is_whole:
         return axes_of_whole(place.part, place)
     if isinstance(place.part, Site):
         return place.part.axes(place.kind, place.index)
-    if isinstance(scheme, Quantised) and not own_bias and scheme.pieces[place.index] is not None:
-        return ()  # every rank reads the whole matrix, and cuts its codes (codes.py)
+    if is_read_whole(place):
+        return ()
     if isinstance(place.part, Experts):
         return axes_of_experts(place.part, place.kind)
     rows: Sequence[Axis] | None = getattr(place.part, "rows", None)
     columns: Axis | None = getattr(place.part, "columns", None) if place.kind == "weight" else None
     along = None if rows is None else rows[place.index]
-    turned = place.kind == "weight" and getattr(scheme, "turned", False)
+    turned = place.kind == "weight" and getattr(getattr(place.part, "scheme", None), "turned", False)
     return (columns, along) if turned else (along, columns)
+
+
+def is_read_whole(place: Place) -> bool:
+    """Whether the tensor is of a matrix of codes that one rank reads and cuts for all (codes.py)."""
+    scheme = getattr(place.part, "scheme", None)
+    has_bias = any(getattr(place.part, "biases", ())) or getattr(place.part, "has_own_bias", False)
+    if not isinstance(scheme, Quantised) or (place.kind == "bias" and has_bias):
+        return False
+    return scheme.pieces[place.index] is not None and not (isinstance(place.part, Experts) and place.part.is_whole)
 
 
 def axes_of_experts(part: Experts, kind: str) -> tuple[Axis | None, ...]:
@@ -193,9 +200,11 @@ class DealtPieces(Pieces):
         place = self._places[name]
         if self._sums is not None:
             self._sums.add(name, tensor)
-        axes, summed = axes_of(place), is_summed(place)
+        axes, summed, whole = axes_of(place), is_summed(place), is_read_whole(place)
         for rank, (own, pieces, device) in enumerate(self._of_ranks):
-            if name in own:
+            if name in own and whole:
+                pieces.add(name, tensor)
+            elif name in own:
                 given = torch.zeros_like(tensor) if summed and rank else tensor
                 piece = cut(given, axes, rank, len(self._of_ranks))
                 if device.type != "cpu" and piece.device == device and piece.numel() < tensor.numel():

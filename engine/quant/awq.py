@@ -16,6 +16,7 @@ from engine.base.errors import ConfigError
 from engine.checkpoint.section import Section
 from engine.kernels.gemm.codes import Codes, Kind
 from engine.quant.base import Headers
+from engine.quant.checks import Checks
 from engine.quant.names import left_out
 from engine.quant.rotations import refuse_rotations
 from engine.quant.stored import (
@@ -56,11 +57,12 @@ class PackedAwq:
             **dict(self.extra),
         }
 
-    def read(self, tensors: Mapping[str, Tensor]) -> Codes:
+    def read(self, tensors: Mapping[str, Tensor], checks: Checks) -> Codes:
         values = _outputs(tensors["qweight"])
         group = checked_group(values.shape[1], self.group)
         zero = offsets(_outputs(tensors["qzeros"]), 4)
-        return Codes(Kind.INT4, values, scale_of("scales", tensors["scales"]).t().contiguous(), group, zero=zero)
+        scale = scale_of("scales", tensors["scales"], checks).t().contiguous()
+        return Codes(Kind.INT4, values, scale, group, zero=zero)
 
 
 def _outputs(words: Tensor) -> Tensor:

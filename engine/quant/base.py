@@ -7,7 +7,6 @@ and steps use only the Weight. A dialect (a file of this folder) says how each m
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,6 +17,7 @@ from engine.base.errors import ConfigError
 from engine.kernels.gemm.codes import Codes
 from engine.kernels.gemm.pack import Placement, pack, pack_gated, pack_pieces, stacked
 from engine.kernels.gemm.weight import Weight
+from engine.quant.checks import Checks, named
 from engine.weights.files import TensorInfo
 from engine.weights.table import Shape, Wanted
 
@@ -81,7 +81,7 @@ class Stored(Protocol):
     def wants(self, rows: int, columns: int) -> dict[str, Wanted]:
         """Tensor kind -> the wanted tensor; impossible shapes raise ConfigError."""
 
-    def read(self, tensors: Mapping[str, Tensor]) -> Codes | Tensor:
+    def read(self, tensors: Mapping[str, Tensor], checks: Checks) -> Codes | Tensor:
         """The matrix as canonical Codes, or as floats [rows, columns] if it has no canonical form."""
 
     @property
@@ -129,21 +129,13 @@ class Quantised:
     def matrices(self, tensors: Tensors, placement: Placement) -> list[Codes | Tensor]:
         """Each piece as canonical Codes, or as floats."""
         matrices: list[Codes | Tensor] = []
-        for number, (stored, module) in enumerate(zip(self.pieces, self.modules)):
-            given = {kind: piece for kind, pieces in tensors.items() if (piece := pieces[number]) is not None}
-            if (spare := given.pop("bias", None)) is not None and spare.any():
-                raise ConfigError(f"{module}.bias is not zero, and this architecture has no bias there")
-            matrices.append(_read(stored, module, given, placement))
+        with Checks(placement.device) as checks:
+            for number, (stored, module) in enumerate(zip(self.pieces, self.modules)):
+                given = {kind: piece for kind, pieces in tensors.items() if (piece := pieces[number]) is not None}
+                if (spare := given.pop("bias", None)) is not None and spare.any():
+                    raise ConfigError(f"{module}.bias is not zero, and this architecture has no bias there")
+                matrices.append(_read(stored, module, given, placement, checks))
         return matrices
-
-
-@contextmanager
-def named(module: str) -> Iterator[None]:
-    """Prefixes a ConfigError with the module's name."""
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(f"{module}: {error}") from None
 
 
 def _wants(stored: Stored, module: str, rows: int, columns: int) -> dict[str, Wanted]:
@@ -151,13 +143,35 @@ def _wants(stored: Stored, module: str, rows: int, columns: int) -> dict[str, Wa
         return stored.wants(rows, columns)
 
 
-def _read(stored: Stored | None, module: str, tensors: dict[str, Tensor], placement: Placement) -> Codes | Tensor:
-    tensors = {kind: tensor.to(placement.device) for kind, tensor in tensors.items()}
+class OnDevice(Mapping[str, Tensor]):
+    """Tensors by kind, each copied to a device when it is read: of a matrix that ranks share, the first rank reads."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], device: str) -> None:
+        self._tensors = tensors
+        self._device = device
+
+    def __getitem__(self, kind: str) -> Tensor:
+        return self._tensors[kind].to(self._device)
+
+    def __contains__(self, kind: object) -> bool:
+        return kind in self._tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+def _read(
+    stored: Stored | None, module: str, given: dict[str, Tensor], placement: Placement, checks: Checks
+) -> Codes | Tensor:
+    tensors = OnDevice(given, placement.device)
     if stored is None:
         weight = tensors["weight"]
         return weight.to(weight_dtype(weight.dtype, placement)).flatten(1)
-    with named(module):
-        found = stored.read(tensors)
+    with checks.of(module):
+        found = stored.read(tensors, checks)
     return found if isinstance(found, Codes) else found.to(weight_dtype(found.dtype, placement))
 
 

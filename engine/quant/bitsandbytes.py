@@ -21,6 +21,7 @@ from engine.base.errors import ConfigError
 from engine.checkpoint.section import Section
 from engine.kernels.gemm.codes import Codes, Kind
 from engine.quant.base import Headers
+from engine.quant.checks import Checks
 from engine.quant.names import left_out
 from engine.quant.stored import check_whole, extras, scale_of
 from engine.quant.table_floats import AGAIN, FLOAT32, STATE, TABLES, TableFloats4
@@ -46,10 +47,11 @@ class Integers8:
             **dict(self.extra),
         }
 
-    def read(self, tensors: Mapping[str, Tensor]) -> Codes:
-        if "weight_format" in tensors and bool(tensors["weight_format"].any()):
-            raise ConfigError("weight_format is not 0; rows as they are are read: save the checkpoint again")
-        scale = scale_of("SCB", tensors["SCB"]) / 127
+    def read(self, tensors: Mapping[str, Tensor], checks: Checks) -> Codes:
+        if "weight_format" in tensors:
+            text = "weight_format is not 0; rows as they are are read: save the checkpoint again"
+            checks.all(tensors["weight_format"] == 0, text)
+        scale = scale_of("SCB", tensors["SCB"], checks) / 127
         return Codes(Kind.INT8, tensors["weight"], scale[:, None], tensors["weight"].shape[1])
 
 

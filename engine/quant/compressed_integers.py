@@ -14,6 +14,7 @@ from torch import Tensor
 
 from engine.base.errors import ConfigError
 from engine.kernels.gemm.codes import Codes, Inputs, Kind
+from engine.quant.checks import Checks
 from engine.quant.stored import (
     SCALES,
     check_order,
@@ -55,8 +56,8 @@ class PackedIntegers:
             return {**wanted, "weight_zero_point": Wanted((-(-rows * self.bits // 32), groups), (torch.int32,))}
         return {**wanted, "weight_zero_point": Wanted((rows, groups), (torch.int8,))}
 
-    def read(self, tensors: Mapping[str, Tensor]) -> Codes:
-        scale = scale_of("weight_scale", tensors["weight_scale"])
+    def read(self, tensors: Mapping[str, Tensor], checks: Checks) -> Codes:
+        scale = scale_of("weight_scale", tensors["weight_scale"], checks)
         rows, zero = len(scale), None
         found = fields(tensors["weight_packed"], self.bits)
         columns = found.shape[1]
@@ -73,11 +74,11 @@ class PackedIntegers:
         elif self.packed_zeros is False:
             zero = tensors["weight_zero_point"]
             least, most = -(1 << self.bits - 1), (1 << self.bits - 1) - 1
-            if count := int(((zero < least) | (zero > most)).sum()):
-                raise ConfigError(
-                    f"{count} of {zero.numel()} values of weight_zero_point lie outside of {least} .. {most}, the "
-                    f"range of {self.bits} bits: quantise the checkpoint again"
-                )
+            checks.all(
+                (zero >= least) & (zero <= most),
+                f"{{count}} of {{size}} values of weight_zero_point lie outside of {least} .. {most}, the range of "
+                f"{self.bits} bits: quantise the checkpoint again",
+            )
         group = checked_group(columns, self.group)
         order = None if "weight_g_idx" not in tensors else column_order(tensors["weight_g_idx"], values.shape[1], group)
         if order is not None:
@@ -107,11 +108,11 @@ class Integers8:
             **dict(self.extra),
         }
 
-    def read(self, tensors: Mapping[str, Tensor]) -> Codes:
+    def read(self, tensors: Mapping[str, Tensor], checks: Checks) -> Codes:
         values = tensors["weight"]
         inputs = None
         if self.quantised_inputs:
             static = tensors.get("input_scale")
-            inputs = Inputs(None if static is None else scale_of("input_scale", static).float().amax())
-        scale = scale_of("weight_scale", tensors["weight_scale"]).reshape(-1, 1).expand(len(values), 1).contiguous()
-        return Codes(Kind.INT8, values, scale, values.shape[1], inputs=inputs)
+            inputs = Inputs(None if static is None else scale_of("input_scale", static, checks).float().amax())
+        scale = scale_of("weight_scale", tensors["weight_scale"], checks).reshape(-1, 1).expand(len(values), 1)
+        return Codes(Kind.INT8, values, scale.contiguous(), values.shape[1], inputs=inputs)

@@ -15,10 +15,13 @@ from torch import Tensor
 from engine.base.errors import ConfigError
 from engine.kernels.gemm.codes import Codes, Inputs, Kind
 from engine.quant.base import Headers
+from engine.quant.checks import Checks
 from engine.quant.stored import POWERS, SCALES, dtype_of, extras, scale_of
 from engine.weights.table import Shape, Wanted
 
 INPUT_SCALES = ("input_scale", "activation_scale", "qscale_act")  # names of the static scale of a matrix's inputs
+
+NO_NUMBERS = "weight holds codes that are not numbers (0x7f or 0xff): fetch the files again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +62,11 @@ class Floats8:
             **dict(self.extra),
         }
 
-    def read(self, tensors: Mapping[str, Tensor]) -> Codes:
+    def read(self, tensors: Mapping[str, Tensor], checks: Checks) -> Codes:
         values = tensors["weight"].view(torch.uint8)
         rows, columns = values.shape
-        if bool(((values & 0x7F) == 0x7F).any()):
-            raise ConfigError("weight holds codes that are not numbers (0x7f or 0xff): fetch the files again")
-        scale = scale_of(self.scale, tensors[self.scale])
+        checks.all((values & 0x7F) != 0x7F, NO_NUMBERS)
+        scale = scale_of(self.scale, tensors[self.scale], checks)
         group = columns if self.per in ("tensor", "row") else self.block[1]
         if self.per == "tensor":
             scale = scale.reshape(1, 1).expand(rows, 1)
@@ -72,14 +74,14 @@ class Floats8:
             lines = -(-rows // self.block[0])
             scale = scale.reshape(lines, -1).repeat_interleave(self.block[0], 0)[:rows]
         scale = scale.reshape(rows, -1).contiguous()
-        return Codes(Kind.E4M3, values, scale, group, inputs=self._inputs(tensors))
+        return Codes(Kind.E4M3, values, scale, group, inputs=self._inputs(tensors, checks))
 
-    def _inputs(self, tensors: Mapping[str, Tensor]) -> Inputs | None:
+    def _inputs(self, tensors: Mapping[str, Tensor], checks: Checks) -> Inputs | None:
         if not self.quantises_inputs:
             return None
         if self.per == "block":
             return Inputs(kind=Kind.E4M3, group=self.block[1], powers=self.powers)
-        given = next((scale_of(kind, tensors[kind]) for kind in INPUT_SCALES if kind in tensors), None)
+        given = next((scale_of(kind, tensors[kind], checks) for kind in INPUT_SCALES if kind in tensors), None)
         if given is None:
             return Inputs(kind=Kind.E4M3)
         most = given.float().amax()

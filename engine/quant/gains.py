@@ -16,6 +16,7 @@ from torch import Tensor
 
 from engine.kernels.gemm.codes import Codes
 from engine.quant.base import Quantised, Scheme, Stored, Tensors
+from engine.quant.checks import Checks
 from engine.weights.table import Wanted
 
 Gain = float | Tensor  # one factor for all rows of a piece, or a tensor with one factor per row
@@ -42,8 +43,8 @@ class Multiplied:
     def wants(self, rows: int, columns: int) -> dict[str, Wanted]:
         return self.stored.wants(rows, columns)
 
-    def read(self, tensors: Mapping[str, Tensor]) -> Codes | Tensor:
-        found = self.stored.read(tensors)
+    def read(self, tensors: Mapping[str, Tensor], checks: Checks) -> Codes | Tensor:
+        found = self.stored.read(tensors, checks)
         return code_times(found, self.gain) if isinstance(found, Codes) else times(found, self.gain)
 
     @property

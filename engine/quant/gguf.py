@@ -11,6 +11,7 @@ from torch import Tensor
 from engine.checkpoint.section import Section
 from engine.kernels.gemm.codes import Codes
 from engine.quant.base import Headers
+from engine.quant.checks import Checks
 from engine.quant.names import USUAL
 from engine.weights.ggml_blocks import BLOCKS, bytes_in_memory, codes_of, line_bytes
 from engine.weights.table import Wanted
@@ -34,7 +35,7 @@ class Blocks:
             self.kind: Wanted((rows, line), (torch.uint8,), bytes_in_memory=rows * bytes_in_memory(self.kind, columns))
         }
 
-    def read(self, tensors: Mapping[str, Tensor]) -> Codes:
+    def read(self, tensors: Mapping[str, Tensor], checks: Checks) -> Codes:
         return codes_of(self.kind, tensors[self.kind])
 
 

@@ -19,6 +19,7 @@ from engine.base.errors import ConfigError
 from engine.checkpoint.section import Section
 from engine.kernels.gemm.codes import Codes
 from engine.quant.base import Headers
+from engine.quant.checks import Checks
 from engine.quant.dynamic import Dynamic, Own
 from engine.quant.names import left_out
 from engine.quant.rotations import refuse_rotations
@@ -63,7 +64,7 @@ class PackedGptq:
             **dict(self.extra),
         }
 
-    def read(self, tensors: Mapping[str, Tensor]) -> Codes:
+    def read(self, tensors: Mapping[str, Tensor], checks: Checks) -> Codes:
         kind, values = integers(fields(tensors["qweight"].t(), self.bits), self.bits)
         columns = values.shape[1]
         group, zero = checked_group(columns, self.group), None
@@ -73,7 +74,7 @@ class PackedGptq:
         order = None if "g_idx" not in tensors else column_order(tensors["g_idx"], values.shape[1], group)
         if order is not None:
             values = values[:, order]
-        scale = scale_of("scales", tensors["scales"]).t().contiguous()
+        scale = scale_of("scales", tensors["scales"], checks).t().contiguous()
         return Codes(kind, values.contiguous(), scale, group, zero=zero, order=order)
 
 

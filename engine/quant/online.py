@@ -19,6 +19,7 @@ from engine.base.errors import ConfigError
 from engine.checkpoint.section import Section
 from engine.kernels.gemm.codes import LARGEST, Codes, Inputs, Kind
 from engine.quant.base import Headers
+from engine.quant.checks import Checks
 from engine.weights.table import FLOATS, Wanted
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class Floats:
     def wants(self, rows: int, columns: int) -> dict[str, Wanted]:
         return {"weight": Wanted((rows, columns), FLOATS, in_memory=torch.float8_e4m3fn)}
 
-    def read(self, tensors: Mapping[str, Tensor]) -> Codes:
+    def read(self, tensors: Mapping[str, Tensor], checks: Checks) -> Codes:
         """Quantises some rows at a time, because float32 copies of all rows take twice the file's bytes. Rows of zeros
         get scale 1."""
         weight = tensors["weight"]

@@ -12,7 +12,7 @@ Codes per expert.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -22,7 +22,8 @@ from torch import Tensor
 from engine.base.errors import ConfigError
 from engine.kernels.gemm.codes import Codes
 from engine.kernels.gemm.pack import Placement
-from engine.quant.base import Dialect, Headers, Stored, named
+from engine.quant.base import Dialect, Headers, Stored
+from engine.quant.checks import Checks, named
 from engine.weights.files import DTYPES, TensorInfo
 from engine.weights.table import FLOATS, Shape, Wanted
 
@@ -64,19 +65,27 @@ class Stacked:
         """Each expert's matrix, in the file's order of rows."""
         found = {kind: pieces[name][0] for kind, name in self.names.items() if name in pieces}
         whole = {kind: tensor.to(placement.device) for kind, tensor in found.items() if tensor is not None}
-        return [self._read(number, whole) for number in range(self.count)]
+        with Checks(placement.device) as checks:
+            return [self._read(number, whole, checks) for number in range(self.count)]
 
     def _turned(self, shape: Shape) -> Shape:
         return tuple(reversed(shape)) if self.turned else shape
 
-    def _read(self, number: int, whole: Mapping[str, Tensor]) -> Codes:
+    def _read(self, number: int, whole: Mapping[str, Tensor], checks: Checks) -> Codes:
         of_one = {kind: tensor if kind in self.shared else tensor[number] for kind, tensor in whole.items()}
         if self.turned:
             of_one = {kind: tensor.T.contiguous() if tensor.dim() == 2 else tensor for kind, tensor in of_one.items()}
-        with named(self.module):
-            found = self.stored.read(of_one)
+        with checks.of(self.module):
+            found = self.stored.read(of_one, checks)
         assert isinstance(found, Codes), "dialects that widen name each expert"
         return found
+
+
+def made_codes(stored: Stored, matrices: Sequence[Codes | Tensor], device: str) -> list[Codes | Tensor]:
+    """The codes of a layer's float matrices, which are quantised at load, on `device`."""
+    floats = (matrix.to(device) for matrix in matrices if isinstance(matrix, Tensor))
+    with Checks(device) as checks:
+        return [stored.read({"weight": matrix.contiguous()}, checks) for matrix in floats]
 
 
 class Experts(Protocol):

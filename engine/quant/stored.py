@@ -18,6 +18,7 @@ from engine.base.errors import ConfigError
 from engine.checkpoint.section import Section
 from engine.kernels.gemm.codes import Codes, Kind
 from engine.quant.base import Headers
+from engine.quant.checks import Checks
 from engine.weights.files import DTYPES, TensorInfo
 from engine.weights.table import Shape, Wanted
 
@@ -77,24 +78,24 @@ def offsets(found: Tensor, bits: int) -> Tensor:
     return (found.to(torch.int16) - (1 << bits - 1)).to(torch.int8)
 
 
-def scale_of(kind: str, tensor: Tensor) -> Tensor:
+def scale_of(kind: str, tensor: Tensor, checks: Checks) -> Tensor:
     """Scales as float32 or bfloat16, checked."""
     if not tensor.numel():
         raise ConfigError(f"{kind} holds no value; the checkpoint is not whole: fetch the files again")
     if tensor.dtype in POWERS:
         powers = tensor.view(torch.uint8).to(torch.int32)
-        broken = powers == 255
+        valid = powers != 255
         bits = torch.where(powers > 0, powers << 7, 1 << 6)  # bits of a bfloat16; the least power is a subnormal
         scale = bits.to(torch.int16).view(torch.bfloat16)
     else:
         scale = tensor.float() if tensor.dtype == torch.float16 else tensor
         scale = tensor.to(torch.bfloat16) if tensor.dtype == torch.float8_e4m3fn else scale
-        broken = ~scale.isfinite() | (scale < 0)
-    if count := int(broken.sum()):
-        raise ConfigError(
-            f"{count} of {broken.numel()} values of {kind} are negative, NaN or infinite; scales must be finite and at "
-            "least 0: fetch the files again, or quantise the checkpoint again"
-        )
+        valid = (scale >= 0) & (scale < float("inf"))
+    checks.all(
+        valid,
+        f"{{count}} of {{size}} values of {kind} are negative, NaN or infinite; scales must be finite and at least 0: "
+        "fetch the files again, or quantise the checkpoint again",
+    )
     return scale
 
 
@@ -172,11 +173,11 @@ class Floats4:
             wanted[self.whole] = Wanted(number_shape(self.shape), SCALES)
         return wanted
 
-    def read(self, tensors: Mapping[str, Tensor]) -> Codes:
+    def read(self, tensors: Mapping[str, Tensor], checks: Checks) -> Codes:
         both = tensors[self.weight]
         values = torch.stack([both & 15, both >> 4], dim=2).flatten(1)
-        scale, row_scale = scale_of("weight_scale", tensors["weight_scale"]), None
+        scale, row_scale = scale_of("weight_scale", tensors["weight_scale"], checks), None
         if self.whole is not None:
-            whole = scale_of(self.whole, tensors[self.whole]).float().reshape(1)
+            whole = scale_of(self.whole, tensors[self.whole], checks).float().reshape(1)
             row_scale = (1 / whole if self.divides else whole).expand(len(values)).contiguous()
         return Codes(Kind.E2M1, values, scale, self.group, row_scale)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from engine.base.errors import ConfigError
 from engine.kernels.gemm.codes import NORMAL, Codes, Kind
+from engine.quant.checks import Checks
 from engine.quant.stored import scale_of
 from engine.weights.table import Wanted
 
@@ -66,18 +67,18 @@ class TableFloats4:
             wanted["weight.nested_quant_map"] = Wanted((256,), FLOAT32)
         return wanted
 
-    def read(self, tensors: Mapping[str, Tensor]) -> Codes | Tensor:
+    def read(self, tensors: Mapping[str, Tensor], checks: Checks) -> Codes | Tensor:
         state, scales = self._state(tensors), tensors["weight.absmax"]
         kinds = tensors["weight.quant_map"]
         if self.state and not torch.allclose(kinds, kinds.new_tensor(TABLES[self.table]), rtol=0, atol=1e-6):
             raise ConfigError(f"weight.quant_map is not the table of {self.table.upper()}; {AGAIN}")
         if self.nested:
-            whole = scale_of("weight.nested_absmax", tensors["weight.nested_absmax"])
+            whole = scale_of("weight.nested_absmax", tensors["weight.nested_absmax"], checks)
             offset = float(state.get("nested_offset", 0.0))
             table, of_blocks = tensors["weight.nested_quant_map"], whole.repeat_interleave(NESTED)[: len(scales)]
             scales = table[scales.long()] * of_blocks + offset  # near zero a scale may be slightly negative
         else:
-            scales = scale_of("weight.absmax", scales)
+            scales = scale_of("weight.absmax", scales, checks)
         both = tensors["weight"]
         values = torch.cat([both >> 4, both & 15], dim=1).view(-1, self.columns)
         if state.get("shape", list(values.shape)) != list(values.shape):

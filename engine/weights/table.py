@@ -159,10 +159,10 @@ def _number(name: str, layers: tuple[int, ...]) -> str:
     return name
 
 
-def _of_experts(names: list[str], part: Part) -> list[str]:
+def _of_experts(names: list[str], part: Any) -> list[str]:
     """Names with `#` replaced for every expert: all names of the first expert, of the second, ..., one name per piece
     of the part."""
     if "#" not in names[0]:
         return names
-    count, first = len(next(iter(part.expects().values()))) // len(names), getattr(part, "first", 0)
-    return [name.replace("#", str(expert)) for expert in range(first, first + count) for name in names]
+    own = range(part.first, part.first + part.num_experts)
+    return [name.replace("#", str(expert)) for expert in own for name in names]

@@ -18,6 +18,7 @@ from engine.kernels.gemm.pack import Placement
 from engine.models.registry import build_model, load_model_config
 from engine.quant import forms, online
 from engine.quant.assign import assign
+from engine.quant.checks import Checks
 from engine.quant.fp8 import Fp8
 from engine.quant.online import requested
 from engine.run.estimate import estimate
@@ -224,9 +225,9 @@ def test_some_rows_at_a_time_become_the_codes_of_all_at_once(dtype, monkeypatch)
     weight = torch.randn(37, 48, dtype=dtype)
     weight[5], weight[7, 3], weight[8, 3] = 0.0, float("nan"), float("inf")
     before = weight.clone()
-    whole = online.Floats().read({"weight": weight})
+    whole = online.Floats().read({"weight": weight}, Checks("cpu"))
     monkeypatch.setattr(online, "AT_ONCE", 48 * 4)
-    some = online.Floats().read({"weight": weight})
+    some = online.Floats().read({"weight": weight}, Checks("cpu"))
     assert torch.equal(some.values, whole.values)
     assert torch.equal(some.scale.nan_to_num(7.0), whole.scale.nan_to_num(7.0))
     assert torch.equal(weight.nan_to_num(7.0), before.nan_to_num(7.0))

@@ -15,6 +15,7 @@ import torch
 from engine.base.errors import ConfigError
 from engine.kernels.gemm import codes, pack
 from engine.quant import awq, base, compressed, compressed_integers, floats8, gptq, online, stored
+from engine.quant.checks import Checks
 from tests.models.harness import load
 from tests.quant.compared import check_weights
 from tests.quant.written import VARIANTS, write
@@ -38,8 +39,8 @@ def reads(patch: Patch, stored_as: type, changed: Callable) -> None:
     """Patches the reader `stored_as` so that it reads with the form and tensors that `changed` returns."""
     original = stored_as.read
 
-    def read(self, tensors):
-        return original(*changed(self, dict(tensors)))
+    def read(self, tensors, checks):
+        return original(*changed(self, dict(tensors)), checks)
 
     patch.setattr(stored_as, "read", read)
 
@@ -107,7 +108,7 @@ def the_high_half_of_a_byte_comes_first(patch):
 @trap("ct mxfp4", "ct mxfp8", "fp8 blocks u8")
 def exponents_are_read_as_numbers(patch):
     for module in (floats8, stored):
-        patch.setattr(module, "scale_of", lambda kind, tensor: tensor.float())
+        patch.setattr(module, "scale_of", lambda kind, tensor, checks: tensor.float())
 
 
 @trap("fp8 blocks", "fp8 blocks mixed", "ct float block", "modelopt fp8 blocks")
@@ -123,8 +124,8 @@ def a_block_is_what_shapes_divide_to(patch):
 def a_scale_named_inverse_divides(patch):
     original = stored.scale_of
 
-    def scale_of(kind, tensor):
-        scale = original(kind, tensor)
+    def scale_of(kind, tensor, checks):
+        scale = original(kind, tensor, checks)
         return torch.where(scale > 0, 1 / scale, 0) if kind.endswith("_inv") else scale
 
     patch.setattr(floats8, "scale_of", scale_of)
@@ -133,7 +134,7 @@ def a_scale_named_inverse_divides(patch):
 @trap("fp8 tensor", "ct float block")
 def scales_are_rounded_to_bfloat16(patch):
     original = stored.scale_of
-    patch.setattr(floats8, "scale_of", lambda kind, tensor: original(kind, tensor).to(torch.bfloat16))
+    patch.setattr(floats8, "scale_of", lambda kind, tensor, checks: original(kind, tensor, checks).to(torch.bfloat16))
 
 
 @trap("fp8 tensor", "ct float tensor", "fp8 qscale_weight")
@@ -230,8 +231,8 @@ def test_a_head_of_codes_is_not_read_as_floats_where_the_configuration_leaves_it
 def test_a_row_of_zeros_has_codes_of_zero(monkeypatch):
     rows = torch.zeros(2, 64)
     rows[1] = torch.linspace(-3, 3, 64)
-    found = online.Floats().read({"weight": rows})
+    found = online.Floats().read({"weight": rows}, Checks("cpu"))
     torch.testing.assert_close(found.dense().float(), rows, rtol=1 / 15, atol=2e-3)
     assert not found.dense()[0].any()
     monkeypatch.setattr(online.torch, "where", lambda so, this, other: this)  # no special scale for zeros
-    assert online.Floats().read({"weight": rows}).dense()[0].isnan().all()
+    assert online.Floats().read({"weight": rows}, Checks("cpu")).dense()[0].isnan().all()

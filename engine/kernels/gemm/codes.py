@@ -68,8 +68,8 @@ class Codes:
     order: Tensor | None = None  # [K] int64: the index of column k in the checkpoint
     inputs: Inputs | None = None  # None: inputs are not quantised
 
-    def rows(self, index: Tensor) -> Codes:
-        """The rows of `index`, in its order."""
+    def rows(self, index: Tensor | slice) -> Codes:
+        """The rows of `index`, in its order; views if it is a slice."""
         return replace(
             self,
             values=self.values[index],
@@ -79,19 +79,34 @@ class Codes:
         )
 
     def columns(self, first: int, end: int) -> Codes:
-        """The columns `first` to `end` - 1 of a matrix whose columns have the checkpoint's order. Groups that the
-        bounds cut become several smaller groups with the same scale."""
+        """The columns `first` to `end` - 1 of a matrix whose columns have the checkpoint's order, as views. Groups that
+        the bounds cut become several smaller groups with the same scale."""
         assert self.order is None, "columns in another order have no ranges"
         group = math.gcd(self.group, first, end if end < self.values.shape[1] else 0)
         if first // self.group == (end - 1) // self.group:
             group = end - first
-        index = torch.arange(first, end, group, device=self.values.device) // self.group
+        index: Tensor | slice = slice(first // self.group, (end - 1) // self.group + 1)
+        if group < min(self.group, end - first):
+            index = torch.arange(first, end, group, device=self.values.device) // self.group
         return replace(
             self,
-            values=self.values[:, first:end].contiguous(),
+            values=self.values[:, first:end],
             scale=self.scale[:, index],
             group=group,
             zero=None if self.zero is None else self.zero[:, index],
+        )
+
+    def copied(self, device: str) -> Codes:
+        """A copy on `device`, whose tensors are contiguous and share no memory with these."""
+        given = None if self.inputs is None else self.inputs.scale
+        return replace(
+            self,
+            values=copied(self.values, device),
+            scale=copied(self.scale, device),
+            row_scale=None if self.row_scale is None else copied(self.row_scale, device),
+            zero=None if self.zero is None else copied(self.zero, device),
+            order=None if self.order is None else self.order.to(device),
+            inputs=self.inputs and replace(self.inputs, scale=None if given is None else given.to(device)),
         )
 
     def with_float_inputs(self) -> Codes:
@@ -108,6 +123,11 @@ class Codes:
         if self.row_scale is not None:
             wide = wide * self.row_scale.double()[:, None]
         return wide if self.order is None else wide[:, torch.argsort(self.order)]
+
+
+def copied(tensor: Tensor, device: str) -> Tensor:
+    """A contiguous copy on `device`."""
+    return tensor.to(device, copy=True, memory_format=torch.contiguous_format)
 
 
 def decoded(kind: Kind, values: Tensor) -> Tensor:

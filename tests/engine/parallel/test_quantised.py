@@ -5,15 +5,21 @@ ranks lie inside groups.
 """
 
 import functools
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 
+from engine.base.dealing import Section
 from engine.base.errors import ConfigError
 from engine.kernels.gemm.codes import Codes, Kind
 from engine.models.registry import build_model, load_model_config
+from engine.parallel.codes import SharedMatrix
 from engine.parallel.model import SplitModel
+from engine.quant.base import Quantised
+from engine.quant.checks import Checks
+from engine.quant.floats8 import Floats8
 from engine.quant.online import requested
 from engine.weights.files import open_checkpoint
 from engine.weights.load import load_weights
@@ -22,6 +28,7 @@ from tests import tiny
 from tests.engine.parallel.kit import harness, split
 from tests.models.harness import Harness, load
 from tests.quant import ggufs
+from tests.quant.experts import EXPERTS, SIZES, in_codes
 from tests.quant.written import VARIANTS, write
 
 TOKENS = [5, 9, 200, 17, 33, 250, 61, 4, 90, 91, 92]
@@ -78,6 +85,55 @@ def test_codes_of_each_expert_are_dealt_out():
     got, want = (each.prefill(each.add(TOKENS)).log_softmax(-1) for each in (parts, whole))
     assert (got - want).abs().max() <= 1e-4
     model.close()
+
+
+class Watch:
+    """Counts the reads of each matrix, and keeps what each rank gets of it."""
+
+    def __init__(self, monkeypatch):
+        self.reads, self.held = Counter(), {}
+        read, matrices = Floats8.read, Quantised.matrices
+
+        def watched_read(storage, tensors, *given):
+            self.reads[tensors["weight"].data_ptr()] += 1  # the mapped files have an address for each tensor
+            return read(storage, tensors, *given)
+
+        def watched_matrices(scheme, *given):
+            found = matrices(scheme, *given)
+            for module, matrix in zip(scheme.modules, found, strict=True):
+                self.held.setdefault(module, []).append(matrix)
+            return found
+
+        monkeypatch.setattr(Floats8, "read", watched_read)
+        monkeypatch.setattr(Quantised, "matrices", watched_matrices)
+
+
+@torch.inference_mode()
+def test_a_matrix_is_read_once_for_all_ranks(monkeypatch, tmp_path):
+    made = tiny.causal("Qwen3MoeForCausalLM", "Qwen3MoeConfig", head_dim=32, num_attention_heads=8, **SIZES, **EXPERTS)
+    folder = in_codes(tiny.save(made(), tmp_path / "floats"), tmp_path / "codes", "fp8 blocks")
+    watch = Watch(monkeypatch)
+    model = split(folder, 4)
+    assert len(watch.reads) == len(watch.held) == 2 * 4 + 3 + 5 * 3
+    assert set(watch.reads.values()) == {1}
+    for module, parts in watch.held.items():
+        sizes = [part.values.numel() for part in parts]
+        assert [part.values.untyped_storage().nbytes() for part in parts] == sizes, module
+        assert [part.scale.untyped_storage().nbytes() for part in parts] == [part.scale.nbytes for part in parts]
+        assert max(sizes) <= (2 * sum(sizes) / 5 if "mlp" in module else sum(sizes) / 4), module
+    model.close()
+
+
+def test_only_the_first_rank_reads_and_no_part_waits_for_ever():
+    matrix = SharedMatrix(Floats8("scale", (), "row"), (8, 4), (Section(4, 2),), None, ("cpu", "meta", "cpu"))
+    numbers = torch.arange(32).view(8, 4).to(torch.uint8)
+    tensors = {"weight": numbers.view(torch.float8_e4m3fn), "scale": torch.ones(8, 1)}
+    for _ in range(2):  # a model may get its weights again
+        first, other, last = (matrix.take(*each, Checks("cpu")) for each in ((0, tensors), (1, {}), (2, {})))
+        assert not matrix.waiting
+        assert torch.equal(torch.cat([first.values, last.values]), numbers[[0, 1, 2, 3, 6, 7]])
+        assert {part.device.type for part in (other.values, other.scale)} == {"meta"}
+        assert other.values.shape == (2, 4)
 
 
 def test_codes_of_all_experts_in_one_tensor_are_refused():

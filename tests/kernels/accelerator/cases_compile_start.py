@@ -46,7 +46,7 @@ SHORT = ("8b in long steps", "0.6b of few rows", "8b with the same bits")
 )
 async def test_kernels_of_every_kind_of_request_are_met_in_the_walk(case, met, tmp_path, monkeypatch):  # noqa: F811
     # Scales on the meta device have no values to check.
-    monkeypatch.setattr(engine.quant.blocks, "scale_of", lambda _kind, powers: powers.to(torch.bfloat16))
+    monkeypatch.setattr(engine.quant.blocks, "scale_of", lambda _kind, powers, _checks: powers.to(torch.bfloat16))
     folder = write_folder(tmp_path, few_layers(case.split()[0]))
     async with running(folder, device="cuda", max_model_len=16384, **CASES[case]) as served:
         met.ready()
@@ -84,7 +84,7 @@ async def test_kernels_of_pictures_of_any_size_are_met_in_the_walk(met, tmp_path
 async def test_kernels_of_steps_with_adapters_are_met_in_the_walk(case, met, tmp_path, monkeypatch):  # noqa: F811
     """Steps of few and of many tokens, in graphs and without, with and without rows of the base."""
     # Scales on the meta device have no values to check.
-    monkeypatch.setattr(engine.quant.blocks, "scale_of", lambda _kind, powers: powers.to(torch.bfloat16))
+    monkeypatch.setattr(engine.quant.blocks, "scale_of", lambda _kind, powers, _checks: powers.to(torch.bfloat16))
     folder = write_folder(tmp_path, few_layers(case))
     async with running(folder, device="cuda", max_model_len=16384, **LONG, lora=LoraConfig(max_loras=4)) as served:
         sites: dict[str, PackedSite | PackedExperts] = {}
