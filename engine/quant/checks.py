@@ -1,7 +1,7 @@
 """Checks: conditions that the values of a part's codes and scales must meet.
 
 Owner: the thread that builds the model. In: masks, while the part's matrices are read. Out: a ConfigError about the
-first mask with an element that is False. A CPU looks at each mask at once. On an accelerator each look waits for all
+first mask with an element that is True. A CPU looks at each mask at once. On an accelerator each look waits for all
 launched work, so the counts of all masks are looked at together when the part has been read:
 
     with Checks(placement.device) as checks:      read | read | ... | look
@@ -52,17 +52,19 @@ class Checks:
             yield
         self._module = ""
 
-    def all(self, mask: Tensor, text: str) -> None:
-        """Raises ConfigError, now or on exit, unless all elements are True; {count} in the text becomes the number of
-        False elements, {size} that of all."""
+    def none(self, mask: Tensor, text: str) -> None:
+        """Raises ConfigError, now or on exit, if elements are True; {count} in the text becomes their number, {size}
+        that of all."""
         if not self._at_once:
             self._found.append((self._module, mask.numel(), mask.sum(), text))
-        elif not mask.all():
-            raise ConfigError(text.format(count=mask.numel() - int(mask.sum()), size=mask.numel()))
+        elif mask.any():
+            raise ConfigError(text.format(count=int(mask.sum()), size=mask.numel()))
 
     def _look(self) -> None:
-        counts = torch.stack([count for _, _, count, _ in self._found]).tolist()
-        for (module, size, _, text), count in zip(self._found, counts):
-            if count < size:
-                said = text.format(count=size - count, size=size)
+        counts = torch.stack([count for _, _, count, _ in self._found])
+        if not counts.any():
+            return
+        for (module, size, _, text), count in zip(self._found, counts.tolist()):
+            if count:
+                said = text.format(count=count, size=size)
                 raise ConfigError(f"{module}: {said}" if module else said)

@@ -74,8 +74,8 @@ class PackedIntegers:
         elif self.packed_zeros is False:
             zero = tensors["weight_zero_point"]
             least, most = -(1 << self.bits - 1), (1 << self.bits - 1) - 1
-            checks.all(
-                (zero >= least) & (zero <= most),
+            checks.none(
+                (zero < least) | (zero > most),
                 f"{{count}} of {{size}} values of weight_zero_point lie outside of {least} .. {most}, the range of "
                 f"{self.bits} bits: quantise the checkpoint again",
             )

@@ -65,7 +65,7 @@ class Floats8:
     def read(self, tensors: Mapping[str, Tensor], checks: Checks) -> Codes:
         values = tensors["weight"].view(torch.uint8)
         rows, columns = values.shape
-        checks.all((values & 0x7F) != 0x7F, NO_NUMBERS)
+        checks.none((values & 0x7F) == 0x7F, NO_NUMBERS)
         scale = scale_of(self.scale, tensors[self.scale], checks)
         group = columns if self.per in ("tensor", "row") else self.block[1]
         if self.per == "tensor":

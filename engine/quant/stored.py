@@ -84,15 +84,15 @@ def scale_of(kind: str, tensor: Tensor, checks: Checks) -> Tensor:
         raise ConfigError(f"{kind} holds no value; the checkpoint is not whole: fetch the files again")
     if tensor.dtype in POWERS:
         powers = tensor.view(torch.uint8).to(torch.int32)
-        valid = powers != 255
+        broken = powers == 255
         bits = torch.where(powers > 0, powers << 7, 1 << 6)  # bits of a bfloat16; the least power is a subnormal
         scale = bits.to(torch.int16).view(torch.bfloat16)
     else:
         scale = tensor.float() if tensor.dtype == torch.float16 else tensor
         scale = tensor.to(torch.bfloat16) if tensor.dtype == torch.float8_e4m3fn else scale
-        valid = (scale >= 0) & (scale < float("inf"))
-    checks.all(
-        valid,
+        broken = ~((scale >= 0) & (scale < float("inf")))
+    checks.none(
+        broken,
         f"{{count}} of {{size}} values of {kind} are negative, NaN or infinite; scales must be finite and at least 0: "
         "fetch the files again, or quantise the checkpoint again",
     )

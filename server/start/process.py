@@ -101,9 +101,11 @@ class Process:
             status = 1
         finally:
             await self.close(serving)
+        if self.state.phase == "dead" or lifespan.exhausted:
+            status = EXIT_DEAD
         if lifespan.cut_short:
             leave(status)
-        return EXIT_DEAD if self.state.phase == "dead" or lifespan.exhausted else status
+        return status
 
     async def start(self) -> None:
         """Load everything, then print where the server listens."""
