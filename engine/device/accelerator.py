@@ -5,9 +5,7 @@ Owner: the device thread launches and waits. The CPU's counterpart of the stream
 
 from __future__ import annotations
 
-import mmap
 import os
-import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -131,23 +129,6 @@ class Accelerator:
         import torch
 
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
-
-    def pinned_pages(self, size: int) -> torch.Tensor:
-        """uint8 [size] in pinned host memory, for large sizes: the system allocates and zeroes the pages before the
-        driver pins them, because other threads' calls wait for the driver meanwhile. `ledger` does not count it."""
-        import torch
-
-        pages = mmap.mmap(-1, size)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            pages.madvise(mmap.MADV_HUGEPAGE)
-        memory, runtime = torch.frombuffer(pages, dtype=torch.uint8), torch.cuda.cudart()
-        memory[:: mmap.PAGESIZE] = 0
-        address = memory.data_ptr()
-        if int(runtime.cudaHostRegister(address, size, 0)):
-            return self.pinned_bytes(size)
-        # The callback holds the pages, so that the driver releases them before the system does.
-        weakref.finalize(memory, lambda _: runtime.cudaHostUnregister(address), pages).atexit = False
-        return memory
 
     def event(self) -> torch.cuda.Event:
         """An event that fires when the work before its `record` has run; the thread that waits for it sleeps."""

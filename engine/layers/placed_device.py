@@ -157,14 +157,10 @@ class DevicePlaces:
         self._blocks: Tensor
         self._branch: Branch
 
-    def place_in(self, matrices: PlaceMatrices, branch: Branch, blocks: dict[tuple[int, ...], Tensor]) -> None:
-        """Gives the site the memory of all places, a branch that all sites share, and `blocks`, which layers of one
-        shape share, before the first forward."""
+    def place_in(self, matrices: PlaceMatrices, branch: Branch) -> None:
+        """Gives the site the memory of all places and a branch that all sites share, before the first forward."""
         self._matrices, self._branch = matrices, branch
-        widths = self.shape.out_features
-        if widths not in blocks:
-            blocks[widths] = blocks_of(self.shape, matrices.values.device)
-        self._blocks = blocks[widths]
+        self._blocks = blocks_of(self.shape, matrices.values.device)
         if self.norm is not None:
             self.rows.coming.read_through(self.norm.weight, self)
 

@@ -207,9 +207,6 @@ class HostAccelerator:
     def pinned_bytes(self, size: int) -> torch.Tensor:
         return torch.full((size,), 0xFF, dtype=torch.uint8)  # NaN in all floats: nothing may read what is not written
 
-    def pinned_pages(self, size: int) -> torch.Tensor:
-        return self.pinned_bytes(size)
-
     def event(self) -> HostMark:
         return HostMark()
 

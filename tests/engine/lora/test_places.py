@@ -12,7 +12,7 @@ import pytest
 from engine import FinishReason
 from engine.base.config import LoraConfig
 from engine.lora.adapter import Adapter
-from engine.lora.device import Rooms
+from engine.lora.device import Rooms, groups
 from engine.lora.places import PATIENCE, RETRY, Places
 from engine.run import start
 from engine.step.parts.adapters import Adapters
@@ -227,8 +227,11 @@ async def test_choices_of_a_request_that_wait_for_its_prompt_keep_their_adapter(
         assert (await answer_deltas(engine, asked[0]))[3][-1].finish_reason is FinishReason.LENGTH
 
 
-@pytest.mark.parametrize(("count", "size"), [(1, 90), (16, 88)])
-def test_rooms_of_packed_adapters_are_apart(count, size):
+@pytest.mark.parametrize(("count", "size"), [(1, 90), (16, 88), (3, 1 << 20), (7, 100), (40, 3)])
+def test_rooms_of_packed_adapters_waste_little_pinned_memory(count, size):
+    sets = list(groups(count, size))
+    assert sum(sets) == count
+    assert sum(1 << (rooms * size - 1).bit_length() for rooms in sets) <= max(1.34 * count * size, 2 * size)
     rooms = Rooms(HostAccelerator(), count, size).all()
     assert [len(room) for room in rooms] == [size] * count
     assert len({room.data_ptr() for room in rooms}) == count

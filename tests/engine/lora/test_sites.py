@@ -53,7 +53,7 @@ def test_targets_name_modules_of_the_checkpoint(targets, found):
 def test_only_few_rows_use_the_branch(rows, branches):
     branch, own = HostBranch(), DeviceRows(5, invariant=False)
     site = DeviceSite(SHAPES[0], own)
-    site.place_in(filled(torch.float32), branch, {})
+    site.place_in(filled(torch.float32), branch)
     own.begin(numbers_of(rows, "drawn"))
     x, y = torch.randn(rows, SHAPES[0].in_features), torch.zeros(rows, SHAPES[0].width)
     low = site.lowered(x)
