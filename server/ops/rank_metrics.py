@@ -17,7 +17,7 @@ def rank_families(ranks: Sequence[RankMemory], model_name: str) -> Iterator[Metr
 
     gauge = GaugeMetricFamily(
         "vllm:rank_memory_bytes",
-        "Memory of each rank for weights (with drafters, texts), kv_cache and exchange (sums of ranks on their way).",
+        "Memory of each rank for weights (a drafter's too), kv_cache and exchange (sums that ranks send each other).",
         labels=["model_name", "engine", "rank", "kind"],
     )
     for number, held in enumerate(ranks):

@@ -11,11 +11,11 @@ finish, the rest is aborted, and engine and threads end. Sockets, signals and ex
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import logging
 import time
 from collections.abc import Coroutine
+from concurrent.futures import wait
 from typing import Any
 
 from engine.base.errors import ConfigError
@@ -36,6 +36,7 @@ log = logging.getLogger("omniloop")
 JOIN_S = 10.0  # seconds for threads and sockets to end after the drain
 FETCH_S = 2.0  # seconds for a download to stop, which it does when bytes arrive
 IDLE_S = 5.0  # seconds without an open request before libraries for later requests are imported
+POOL_S = 2.0  # seconds for the pool's threads to end; an import of librosa or a decoder may take longer
 ANSWERED_S = 2.0  # seconds to send the answers of requests that the drain aborts
 
 
@@ -49,9 +50,8 @@ class Lifespan:
         self.stopping = asyncio.Event()
         self.hurry = asyncio.Event()
         self.status: StatusLine | None = None
-        self.cut_short = False  # loading or an import was interrupted; its threads run until the process ends
+        self.cut_short = False  # threads load or import something, and cannot be interrupted: nothing waits for them
         self.preparing: asyncio.Future[None] | None = None
-        self.importing: concurrent.futures.Future[None] | None = None  # in the pool; it cannot be interrupted
         self.exhausted = False  # memory is exhausted, so a new process is needed
         self.memory = MemoryWatch(state, self.on_exhaustion)
 
@@ -105,8 +105,7 @@ class Lifespan:
         if self.state.open_exchanges:
             self.state.idle.clear()
             await self.state.idle.wait()
-        self.importing = self.state.pool.submit(quiet.prepare)
-        await asyncio.wrap_future(self.importing)
+        await asyncio.get_running_loop().run_in_executor(self.state.pool, quiet.prepare)
 
     async def unless_stopped(self, work: Coroutine[Any, Any, None], timeout: float | None) -> bool:
         """Run a part of the start; False if `stop` came before its end, or before its beginning."""
@@ -195,9 +194,7 @@ class Lifespan:
             await asyncio.get_running_loop().run_in_executor(None, state.spans.close)
         state.download.stop.set()
         if state.download.running is not None:  # it stops, so that no partial file remains
-            await asyncio.get_running_loop().run_in_executor(
-                None, concurrent.futures.wait, [state.download.running], FETCH_S
-            )
+            await asyncio.get_running_loop().run_in_executor(None, wait, [state.download.running], FETCH_S)
         if state.media is not None:
             await state.media.close()
         if getattr(state, "engine", None) is not None and not self.cut_short:
@@ -208,7 +205,9 @@ class Lifespan:
         await state.batches.stop()
         state.batches.files.folder.close()
         state.pool.shutdown(wait=False, cancel_futures=True)
-        self.cut_short |= self.importing is not None and self.importing.running()
+        ended = asyncio.get_running_loop().run_in_executor(None, state.pool.shutdown)
+        if not (await asyncio.wait([ended], timeout=POOL_S))[0]:
+            self.cut_short = True
 
     def on_exhaustion(self) -> None:
         """The process has used nearly all the memory it may have: stop it in an orderly way."""

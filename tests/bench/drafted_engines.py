@@ -296,12 +296,16 @@ def of_kernel(device: str, sizes: Sizes, notes: Notes) -> None:
 
 def inside(name: str, folders: Path, args: argparse.Namespace, path: Path) -> int:
     """One engine; its numbers go to `path`."""
+    if name == KERNEL:
+        return noted(path, lambda notes: of_kernel(chosen_device(args.device), SIZES[args.shape], notes))
+    return noted(path, lambda notes: asyncio.run(measured(name, folders, args, notes)))
+
+
+def noted(path: Path, measure: Callable[[Notes], None]) -> int:
+    """Runs `measure`, whose numbers go to `path`, as an error does; returns the exit status."""
     notes = Notes(path)
     try:
-        if name == KERNEL:
-            of_kernel(chosen_device(args.device), SIZES[args.shape], notes)
-        else:
-            asyncio.run(measured(name, folders, args, notes))
+        measure(notes)
     except Exception:
         traceback.print_exc()
         notes.add("error", traceback.format_exc()[-3000:])

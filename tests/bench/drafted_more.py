@@ -9,7 +9,6 @@ import argparse
 import asyncio
 import json
 import math
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,7 +30,7 @@ from engine.weights.dummy import STD
 from server.flags.config import LimitsConfig
 from server.render.load_tokenizer import load_tokenizer
 from server.structure.structure import schema_text
-from tests.bench.drafted_engines import CURVE, SET, Measure, Notes, Sizes, one_measure, prompts_of, run, started
+from tests.bench.drafted_engines import CURVE, SET, Measure, Notes, Sizes, noted, one_measure, prompts_of, run, started
 from tests.bench.gpu_offline import TINY_ENGINE
 from tests.bench.gpu_rank_answers import LONGEST, SHORTEST, Answers, answer, differing
 from tests.bench.loads import ORDERS
@@ -334,11 +333,4 @@ def equal_tokens(one: list[int], other: list[int]) -> int:
 
 def inside(name: str, folders: Path, args: argparse.Namespace, path: Path) -> int:
     """One engine; its numbers go to `path`."""
-    notes = Notes(path)
-    try:
-        asyncio.run(measured(name, folders, args, notes))
-    except Exception:
-        traceback.print_exc()
-        notes.add("error", traceback.format_exc()[-3000:])
-        return 1
-    return 0
+    return noted(path, lambda notes: asyncio.run(measured(name, folders, args, notes)))

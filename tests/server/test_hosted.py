@@ -193,18 +193,26 @@ async def test_loading_that_is_cut_short_is_not_waited_for(monkeypatch, asked):
 
 async def test_an_import_that_still_runs_at_the_end_is_not_waited_for(monkeypatch):
     """Without a cache, numba compiles for half a minute while librosa is imported."""
+    monkeypatch.setattr(lifespan, "POOL_S", 0.05)
     begun, ended = threading.Event(), threading.Event()
-    monkeypatch.setattr(lifespan.quiet, "prepare", lambda: (begun.set(), ended.wait()))
     state = AppState(config_of())
-    state.idle.set()
     life = Lifespan(state)
-    life.preparing = asyncio.ensure_future(life.prepare_recordings(0.0))
+    importing = state.pool.submit(lambda: (begun.set(), ended.wait()))
     try:
         await until(begun.is_set)
         await life.close()
         assert life.cut_short
     finally:
         ended.set()
+    await asyncio.wrap_future(importing)
+
+
+async def test_idle_threads_of_the_pool_are_waited_for():
+    state = AppState(config_of())
+    life = Lifespan(state)
+    await asyncio.wrap_future(state.pool.submit(lambda: None))
+    await life.close()
+    assert not life.cut_short
 
 
 async def test_the_end_waits_for_what_runs_and_then_refuses():
