@@ -125,7 +125,7 @@ gpu-summary:
 # Packages for a GPU machine without a network, which has torch, Triton, transformers and their dependencies: copy .whl/
 # there and install it into a folder on PYTHONPATH. Sounds and films also need .whl-media/, unpacked into that folder
 # (`python3 -m tarfile -e .whl-media/av.tar.xz FOLDER`; the archive has 24 MiB, the wheel would have 33).
-GPU_WHEELS := cython greenlet starlette uvicorn httptools websockets msgspec orjson python-multipart soxr llguidance \
+GPU_WHEELS := cython greenlet starlette uvicorn httptools websockets msgspec orjson python-multipart soxr llguidance pillow \
     pytest pytest-asyncio pytest-timeout pytest-xdist execnet pluggy iniconfig
 GPU_DOWNLOAD := -m pip download -q --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
     $(foreach glibc,31 28 27 17 12,--platform manylinux_2_$(glibc)_x86_64) --platform manylinux2014_x86_64

@@ -142,7 +142,7 @@ def test_many_rows_by_the_dequantised_weight(kind):
                 assert float((got.double() - wanted).norm() / wanted.norm()) < 1.5 * LIMIT  # weights are rounded too
         if not timed:
             weight.long.autotune([2048], torch.bfloat16)
-    print(f"{kind}: widened whole from {sorted(weight.long._least.values())} rows on")
+    print(f"{kind}: widened whole from {sorted(weight.long.least.values())} rows on")
 
 
 @pytest.mark.parametrize("kind", Kind)

@@ -36,7 +36,7 @@ STATES = (
     "bamba-states",
     "jamba-states",
 )  # exchanges inside a layer: none, sums of squares, rows
-OF_STATES = {"num_gpu_blocks_override": 2000, "block_size": 8}
+BLOCK_SIZES = {"bamba-states": 16}  # blocks that states of half the heads fill
 
 
 @pytest.fixture(params=["one card", "a card for each rank"])
@@ -60,7 +60,12 @@ def cards(request, monkeypatch):
     monkeypatch.setattr(split_k, "arrivals", arrivals)
     monkeypatch.setattr(pdl, "overlaps", lambda: False)
     pdl.launch_options.cache_clear()
-    monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: Accelerator("cuda:0"))
+    open_one = engine.run.start.open_accelerator
+    monkeypatch.setattr(
+        engine.run.start,
+        "open_accelerator",
+        lambda device: Accelerator("cuda:0") if device.startswith("cuda") else open_one(device),
+    )
     monkeypatch.setattr(engine.run.start, "check_cards", lambda *_: None)
     monkeypatch.setattr(engine.run.built, "DeviceGroup", functools.partial(DeviceGroup, programs=PROGRAMS))
     yield
@@ -73,7 +78,9 @@ def greedy(number, **more):
 
 async def answers(name, ranks, **settings):
     """Greedy tokens of all prompts together, then alone; then seeded draws, and tokens under rules."""
-    settings = {**SETTINGS, **(OF_STATES if name in STATES else {}), **settings}
+    if name in STATES:
+        settings = {"num_gpu_blocks_override": 2000, "block_size": BLOCK_SIZES.get(name, 8), **settings}
+    settings = {**SETTINGS, **settings}
     async with running(tiny.checkpoint(name), tensor_parallel=ranks, **settings) as engine:
         together = await asyncio.gather(*(answer(engine, greedy(n)) for n in range(len(PROMPTS))))
         alone = [await answer(engine, greedy(n)) for n in range(len(PROMPTS))]
