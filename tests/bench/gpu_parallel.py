@@ -45,7 +45,7 @@ async def inside(case: Case, folder: str, device: str) -> AsyncIterator[Line]:
         for line in lines(case.ranks, WIDTH):
             yield {"what": f"exchange of {line['kilobytes']} KB", **line}
     elif case.shape == "answers":
-        count, tokens = (SHORT["answers"], 5) if tiny else (ANSWERS, 48)
+        count, tokens = (SHORT["answers"], 5) if tiny else (ANSWERS, 32)
         args = argparse.Namespace(shape="tiny" if tiny else "8b", answers=count, tokens=tokens, device=device)
         found = await gpu_rank_answers.answers(folder, args, case.ranks, deterministic=False)
         yield {"what": "answers", **{name: [digest(each) for each in given] for name, given in found.items()}}
