@@ -61,13 +61,16 @@ def consume(words, own, rank, at_small, small, turn, row, width, polls, kind: tl
     empty: tl.constexpr = -32768 if bits == 16 else -2147483648
     column = tl.arange(0, BLOCK)
     inside = column < width
-    there = words_at(own, at_small, bits) + (turn * RANKS).to(tl.int64) * small + row * width + column
-    mine = column * 0 + rank
-    found, failed = take_words(there, words, small, mine, inside, polls, RANKS, PTX)
-    total = tl.zeros([BLOCK], tl.float32)
+    total, failed = tl.zeros([BLOCK], tl.float32), 0
     for other in tl.static_range(RANKS):
-        tl.store(there + other * small, tl.full([BLOCK], empty, words.dtype), mask=inside & (mine != other))
-        total += found[other].to(kind, bitcast=True).to(tl.float32)
+        part = words
+        if other != rank:
+            place = (turn * RANKS + other).to(tl.int64) * small + row * width
+            there = words_at(own, at_small, bits) + place + column
+            part, late = take_words(there, inside, polls, PTX, bits)
+            tl.store(there, tl.full([BLOCK], empty, words.dtype), mask=inside)
+            failed |= late
+        total += part.to(kind, bitcast=True).to(tl.float32)
     return total, failed
 
 

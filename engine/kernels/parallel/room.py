@@ -165,43 +165,19 @@ def words_at(address, offset, BITS: tl.constexpr):
 
 
 @triton.jit
-def loaded_words(at, own, stride, mine, inside, RANKS: tl.constexpr, PTX: tl.constexpr):
-    """The words of all ranks' places, `stride` words apart; the rank's own are `own`. No load waits for another one.
+def take_words(at, inside, polls, PTX: tl.constexpr, BITS: tl.constexpr):
+    """Load words from the own room until none of them is empty -> (words, 1 if polls ran out).
 
-    mine: the own rank in every lane.
+    Empty is -0.0: the smallest integer. Every word is its own flag, so the order in which words arrive is irrelevant.
     """
+    empty: tl.constexpr = -32768 if BITS == 16 else -2147483648
     fresh: tl.constexpr = "" if PTX else ".cv"  # PTX has no cache operators for volatile loads, and needs none
-    found = ()
-    for other in tl.static_range(RANKS):
-        here = inside & (mine != other)
-        words = tl.load(at + other * stride, mask=here, other=0, volatile=True, cache_modifier=fresh)
-        found += (tl.where(mine == other, own, words),)  # type: ignore[assignment]
-    return found
-
-
-@triton.jit
-def is_missing(found, RANKS: tl.constexpr):
-    """Whether a word is empty: -0.0, the smallest integer."""
-    empty: tl.constexpr = -32768 if found[0].dtype.primitive_bitwidth == 16 else -2147483648
-    missing = found[0] == empty
-    for other in tl.static_range(1, RANKS):
-        missing |= found[other] == empty
-    return tl.max(missing.to(tl.int32), 0) > 0
-
-
-@triton.jit
-def take_words(at, own, stride, mine, inside, polls, RANKS: tl.constexpr, PTX: tl.constexpr):
-    """Load the words of all other ranks from the own room until none is empty -> (tuple of words, 1 if polls ran out).
-
-    Every word is its own flag, so the order in which words arrive is irrelevant. All ranks' words are polled together,
-    because a load from memory that another device writes takes most of a microsecond.
-    """
-    found = loaded_words(at, own, stride, mine, inside, RANKS, PTX)
+    words = tl.load(at, mask=inside, other=0, volatile=True, cache_modifier=fresh)
     tries = 0
-    while is_missing(found, RANKS) & (tries < polls):
-        found = loaded_words(at, own, stride, mine, inside, RANKS, PTX)
+    while (tl.max((words == empty).to(tl.int32), 0) > 0) & (tries < polls):
+        words = tl.load(at, mask=inside, other=0, volatile=True, cache_modifier=fresh)
         tries += 1
-    return found, is_missing(found, RANKS).to(tl.int32)
+    return words, (tl.max((words == empty).to(tl.int32), 0) > 0).to(tl.int32)
 
 
 @triton.jit
