@@ -36,7 +36,7 @@ BATCH = 4  # rows of a two-shot exchange that share a flag
 STATE_WORDS = 32
 STATE = EPOCH, ARRIVED, FAILED, FENCE, PASSES = range(5)
 # One-shot moves ranks / 2 times the bytes that two-shot moves in one direction, but waits only once.
-ONE_SHOT_BYTES = {2: 4 << 20, 3: 512 << 10, 4: 512 << 10}  # the largest one-shot exchange by number of ranks
+ONE_SHOT_BYTES = {2: 4 << 20, 3: 512 << 10, 4: 1 << 20}  # the largest one-shot exchange by number of ranks
 ONE_SHOT_ELSE = 256 << 10
 POLLS = 20_000_000  # a poll takes about 0.5 us, so a kernel waits about ten seconds for a peer
 ALIGNED = 256  # bytes to which areas are aligned
