@@ -50,10 +50,15 @@ TUNINGS: tuple[dict[str, Any] | None, ...] = (
     {"FETCH": 32},
     {"FETCH": 64},
     {"FETCH": 128},
-    {"FOLD": 4, "maxnreg": 168},  # 12 programs fit in a unit
+    {"maxnreg": 184},  # 11 programs fit in a unit, not 12
     {"PIECE": 32, "maxnreg": 255},  # 8
     {"PIECE": 16, "num_warps": 2, "maxnreg": 128},
-    {"PIECE": 64, "num_warps": 4, "FOLD": 4, "maxnreg": 255},
+    {"PIECE": 64, "num_warps": 4, "maxnreg": 255},
+    {"slots": 1, "parts": 4},
+    {"slots": 2, "parts": 16},
+    {"slots": 16, "parts": 16},
+    {"FOLD_C": 16, "FOLD_V": 16, "parts": 8},  # needs less shared memory
+    {"FOLD_C": 32, "FOLD_V": 64, "parts": 4},
 )
 SCANS: tuple[dict[str, Any], ...] = (
     {"num_warps": 4},

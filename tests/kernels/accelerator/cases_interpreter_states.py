@@ -12,6 +12,7 @@ from engine.kernels.state.conv import launch_conv
 from engine.kernels.state.delta import DeltaShape, cut, delta_rule_reference
 from engine.kernels.state.delta_prepare import SIZE
 from engine.kernels.state.delta_rule import launch_delta_rule
+from engine.kernels.state.delta_step import step_options
 from engine.kernels.state.selective import (
     SelectiveInputs,
     SelectiveShape,
@@ -70,6 +71,31 @@ def delta(projected, weights, shape, cache, meta):
 def test_delta_steps(per_channel):
     shape = DeltaShape(2, 4, 16, 8, 4, 24, per_channel=per_channel, sigmoid=per_channel)
     compared(SHORT, shape, shape.columns[-1], delta_rule_reference, delta, delta_weights(shape))
+
+
+FOLDS = [Row(18 + n, 19 + n, 0, 16) for n in range(4)] + [Row(35 + n, 36 + n, 16, 32) for n in range(3)]
+LATE = [Row(0, 18, 0, 16), Row(30, 34, 16, 32)]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [*FOLDS[:2], LATE[0], Row(37, 39, 0, 32), *FOLDS[2:], Row(3, 4), LATE[1]],  # more folds than slots
+        [Row(3, 4), Row(20, 24, 16), Row(17, 18)],
+    ],
+)
+def test_delta_folds(rows):
+    """Tiles of a fold do not divide a head evenly; a fold of 32 positions is two products."""
+    shape = DeltaShape(1, 2, 48, 40, 4, 40)
+    assert step_options(shape, len(rows) + 7)["slots"] < 4
+    compared(rows, shape, shape.columns[-1], delta_rule_reference, delta, delta_weights(shape), padding=7)
+
+
+@pytest.mark.full
+def test_delta_folds_of_many_rows():
+    """A program reads the plans of 256 rows at once; the rows that fold are behind them."""
+    rows, shape = [Row(0, 0)] * 257 + [Row(2, 3), FOLDS[0], FOLDS[4]], DeltaShape(1, 1, 16, 16, 4, 24)
+    compared(rows, shape, shape.columns[-1], delta_rule_reference, delta, delta_weights(shape))
 
 
 def test_delta_scans():
