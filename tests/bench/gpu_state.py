@@ -44,21 +44,24 @@ HELD = range(2, 2 + FOLD)  # positions after the base before a step, two steps i
 CACHE = 120 << 20  # more bytes than any cache of the card
 BF16, LIMIT = torch.bfloat16, 1.5e-2
 PLACES = 32
+WIDE: dict[str, Any] = {"PIECE": 32, "maxnreg": 255, "AHEAD": 1}  # 8 programs fit in a unit, and load twice as much
 TUNINGS: tuple[dict[str, Any] | None, ...] = (
     None,
     {"FETCH": 0},
     {"FETCH": 32},
     {"FETCH": 64},
     {"FETCH": 128},
-    {"maxnreg": 184},  # 11 programs fit in a unit, not 12
-    {"PIECE": 32, "maxnreg": 255},  # 8
-    {"PIECE": 16, "num_warps": 2, "maxnreg": 128},
-    {"PIECE": 64, "num_warps": 4, "maxnreg": 255},
-    {"slots": 1, "parts": 4},
-    {"slots": 2, "parts": 16},
-    {"slots": 16, "parts": 16},
-    {"FOLD_C": 16, "FOLD_V": 16, "parts": 8},  # needs less shared memory
-    {"FOLD_C": 32, "FOLD_V": 64, "parts": 4},
+    {"PIECE": 16, "maxnreg": 184, "AHEAD": 0},
+    WIDE,
+    {**WIDE, "AHEAD": 0},
+    {**WIDE, "FETCH": 128},
+    {"PIECE": 64, "num_warps": 4, "maxnreg": 168, "AHEAD": 2, "FOLD_C": 32},
+    {"slots": 1, "parts": 16},
+    {"slots": 4, "parts": 4},
+    {"slots": 16, "parts": 8},
+    {"slots": 32, "parts": 2},
+    {"FOLD": 4},
+    {"FOLD_C": 8, "FOLD_V": 128},
 )
 SCANS: tuple[dict[str, Any], ...] = (
     {"num_warps": 4},

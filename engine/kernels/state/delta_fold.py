@@ -2,20 +2,20 @@
 
     S' = e^{G_n} S + sum over j < n of e^{G_n - G_j} k_j u_j^T        G: sums of gates from the base on; n: positions
 
-A tile is FOLD_C channels of the key and FOLD_V columns of one head's state, and its sum is one product of matrices over
-LINES positions. A fold of positions before the step needs only what earlier steps wrote. So programs of their own
-compute such folds before the wait (kernels/pdl), while delta_inputs and the products before it run, and every load
-bypasses the unit's cache. They also write the inputs before the new base. A fold that takes in the step's own tokens
-is computed by the row's program with the same functions. Users: delta_step.
+A fold of positions before the step needs only what earlier steps wrote. So programs of their own compute such folds
+before the wait (kernels/pdl), while delta_inputs and the products before it run, and every load bypasses the unit's
+cache. Several programs share the pieces of a head. They also write the inputs before the new base. A fold that takes
+in the step's own tokens is computed by the row's program with the same functions. Users: delta_step.
+
+A piece is no product on matrix units, whose operands would need shared memory: then fewer programs fit in a unit, and
+programs of delta_inputs and of the step do not run at once if the unit divides its memory differently for them.
 """
 
 from __future__ import annotations
 
-from engine.kernels.state.folds import exact_rows
 from engine.kernels.state.runs import input_row, piece_at, plan_of, row_at, run_of
 from engine.kernels.target import tl, triton
 
-LINES = tl.constexpr(16)  # positions per product
 LANES = tl.constexpr(256)  # rows whose plans a program reads at once
 COLUMNS = tl.constexpr(128)  # inputs that a program copies at once
 
@@ -32,64 +32,54 @@ def piece_of(
 
 
 @triton.jit
-def changes_of(
-    deltas, gates, tail, behind, settled, begin, head, d, in_value, delta_stride, gate_stride,
-    VALUE_HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, RING: tl.constexpr, DELTA_FIRST: tl.constexpr,
-    DELTA_EACH: tl.constexpr, GATE_FIRST: tl.constexpr, GATE_EACH: tl.constexpr, PLACES: tl.constexpr,
+def add_changes(
+    state, keys, deltas, gate, tail, behind, settled, head, c, d, key_stride, delta_stride, KEY_HEADS: tl.constexpr,
+    VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, RING: tl.constexpr,
+    KEY_FIRST: tl.constexpr, KEY_EACH: tl.constexpr, DELTA_FIRST: tl.constexpr, DELTA_EACH: tl.constexpr,
+    PLACES: tl.constexpr, FOLD: tl.constexpr,
 ):  # fmt: skip
-    """e^{G_n - G_j} u_j of LINES positions from `begin` on, float32 [LINES, columns]; and e^{G_n}."""
-    i, j = tl.arange(0, PLACES), begin + tl.arange(0, LINES)
-    at = row_at(tail, (behind + i) % RING, gate_stride, i < settled, GATE_FIRST, GATE_EACH, VALUE_HEADS, True)
-    gate = tl.load(gates + at + head, mask=i < settled, other=0.0, cache_modifier=".cg")
-    lines = (behind + j) % RING * VALUE_HEADS + head
-    at = row_at(tail, lines, delta_stride, j < settled, DELTA_FIRST, DELTA_EACH, VALUE_DIM, True)
-    seen = (j < settled)[:, None] & in_value[None, :]
-    u = tl.load(deltas + at[:, None] + d[None, :], mask=seen, other=0.0, cache_modifier=".cg").to(tl.float32)
-    later = tl.sum(tl.where(i[None, :] > j[:, None], gate[None, :], 0.0), 1)
-    return u * tl.exp(later)[:, None], tl.exp(tl.sum(gate, 0))
+    """Adds e^{G_n - G_j} k_j u_j^T of `settled` positions to channels c of a state; loads of FOLD positions overlap."""
+    i, shares = tl.arange(0, PLACES), VALUE_HEADS // KEY_HEADS
+    for j in tl.range(0, settled, num_stages=1, disable_licm=True, loop_unroll_factor=FOLD):
+        slot, seen = (behind + j) % RING, j < settled
+        at = row_at(tail, slot, key_stride, seen, KEY_FIRST, KEY_EACH, KEY_HEADS * KEY_DIM, True)
+        at += head // shares * KEY_DIM
+        key = tl.load(keys + at + c, mask=c < KEY_DIM, other=0.0, cache_modifier=".cg").to(tl.float32)
+        at = row_at(tail, slot * VALUE_HEADS + head, delta_stride, seen, DELTA_FIRST, DELTA_EACH, VALUE_DIM, True)
+        u = tl.load(deltas + at + d, mask=d < VALUE_DIM, other=0.0, cache_modifier=".cg").to(tl.float32)
+        u *= tl.exp(tl.sum(tl.where(i > j, gate, 0.0), 0))
+        state += key[:, None] * u[None, :]
+    return state
 
 
 @triton.jit
-def fold_columns(
-    states, keys, deltas, gates, base_blocks, left, tail, behind, settled, head, part, begin_piece, end_piece,
-    state_stride, key_stride, delta_stride, gate_stride, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr,
-    KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, RING: tl.constexpr, STATE_FIRST: tl.constexpr,
-    STATE_EACH: tl.constexpr, KEY_FIRST: tl.constexpr, KEY_EACH: tl.constexpr, DELTA_FIRST: tl.constexpr,
-    DELTA_EACH: tl.constexpr, GATE_FIRST: tl.constexpr, GATE_EACH: tl.constexpr, PLACES: tl.constexpr,
-    FOLD_C: tl.constexpr, FOLD_V: tl.constexpr,
+def fold_pieces(
+    states, keys, deltas, gates, base_blocks, left, tail, behind, settled, head, begin, end, d, state_stride,
+    key_stride, delta_stride, gate_stride, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr, RING: tl.constexpr, STATE_FIRST: tl.constexpr, STATE_EACH: tl.constexpr,
+    KEY_FIRST: tl.constexpr, KEY_EACH: tl.constexpr, DELTA_FIRST: tl.constexpr, DELTA_EACH: tl.constexpr,
+    GATE_FIRST: tl.constexpr, GATE_EACH: tl.constexpr, PLACES: tl.constexpr, FOLD_C: tl.constexpr,
+    FOLD: tl.constexpr,
 ):  # fmt: skip
-    """Writes tiles begin_piece..end_piece - 1 of a part of a head's columns into the run `left`.
-
-    Few folds have more than LINES positions; further positions are added to the state in `left`.
-    """
-    d = part * FOLD_V + tl.arange(0, FOLD_V)
-    in_value, key_head = d < VALUE_DIM, head // (VALUE_HEADS // KEY_HEADS)
-    for begin in tl.range(0, settled, LINES, num_stages=1):
-        change, decay = changes_of(
-            deltas, gates, tail, behind, settled, begin, head, d, in_value, delta_stride, gate_stride, VALUE_HEADS,
-            VALUE_DIM, RING, DELTA_FIRST, DELTA_EACH, GATE_FIRST, GATE_EACH, PLACES,
+    """Writes pieces begin..end - 1, FOLD_C channels each, of columns d of a head's state into the run `left`."""
+    i, in_value = tl.arange(0, PLACES), d < VALUE_DIM
+    at = row_at(tail, (behind + i) % RING, gate_stride, i < settled, GATE_FIRST, GATE_EACH, VALUE_HEADS, True)
+    gate = tl.load(gates + at + head, mask=i < settled, other=0.0, cache_modifier=".cg")
+    has = d < tl.where(behind > 0, VALUE_DIM, 0)
+    for piece in tl.range(begin, end, num_stages=1, disable_licm=True):
+        place, lanes = piece_of(
+            base_blocks, head, piece, d, has, state_stride, STATE_FIRST, STATE_EACH, KEY_DIM, VALUE_DIM, FOLD_C, True
+        )
+        state = tl.load(states + place, mask=lanes, other=0.0, cache_modifier=".cg").to(tl.float32)
+        state = add_changes(
+            state * tl.exp(tl.sum(gate, 0)), keys, deltas, gate, tail, behind, settled, head,
+            piece * FOLD_C + tl.arange(0, FOLD_C), d, key_stride, delta_stride, KEY_HEADS, VALUE_HEADS, KEY_DIM,
+            VALUE_DIM, RING, KEY_FIRST, KEY_EACH, DELTA_FIRST, DELTA_EACH, PLACES, FOLD,
         )  # fmt: skip
-        j = begin + tl.arange(0, LINES)
-        at = row_at(tail, (behind + j) % RING, key_stride, j < settled, KEY_FIRST, KEY_EACH, KEY_HEADS * KEY_DIM, True)
-        source = tl.where(begin > 0, left, base_blocks)
-        has = d < tl.where((begin > 0) | (behind > 0), VALUE_DIM, 0)
-        for piece in tl.range(begin_piece, end_piece, num_stages=1):
-            c = piece * FOLD_C + tl.arange(0, FOLD_C)
-            place, lanes = piece_of(
-                source, head, piece, d, has, state_stride, STATE_FIRST, STATE_EACH, KEY_DIM, VALUE_DIM, FOLD_C, True
-            )
-            state = tl.load(states + place, mask=lanes, other=0.0, cache_modifier=".cg").to(tl.float32)
-            seen = (c < KEY_DIM)[:, None] & (j < settled)[None, :]
-            key = tl.load(
-                keys + key_head * KEY_DIM + c[:, None] + at[None, :], mask=seen, other=0.0, cache_modifier=".cg"
-            )
-            state = state * tl.where(begin > 0, 1.0, decay) + exact_rows(key, change)
-            place, lanes = piece_of(
-                left, head, piece, d, in_value, state_stride, STATE_FIRST, STATE_EACH, KEY_DIM, VALUE_DIM, FOLD_C, True
-            )
-            tl.store(states + place, state.to(states.dtype.element_ty), mask=lanes)
-        if begin + LINES < settled:
-            tl.debug_barrier()  # the next positions are added to what was stored
+        place, lanes = piece_of(
+            left, head, piece, d, in_value, state_stride, STATE_FIRST, STATE_EACH, KEY_DIM, VALUE_DIM, FOLD_C, True
+        )
+        tl.store(states + place, state.to(states.dtype.element_ty), mask=lanes)
 
 
 @triton.jit
@@ -125,14 +115,14 @@ def fold_rows(
     STATE_EACH: tl.constexpr, KEY_FIRST: tl.constexpr, KEY_EACH: tl.constexpr, DELTA_FIRST: tl.constexpr,
     DELTA_EACH: tl.constexpr, GATE_FIRST: tl.constexpr, GATE_EACH: tl.constexpr, BEFORE_FIRST: tl.constexpr,
     INPUT_FIRST: tl.constexpr, INPUT_EACH: tl.constexpr, PLACES: tl.constexpr, FOLD_C: tl.constexpr,
-    FOLD_V: tl.constexpr,
+    FOLD_V: tl.constexpr, FOLD: tl.constexpr,
 ):  # fmt: skip
     """Folds one part of one head, for each row that a slot gets: every slots-th row that has a new base."""
     width: tl.constexpr = 2 * KEY_HEADS * KEY_DIM + VALUE_HEADS * VALUE_DIM
     across: tl.constexpr = (VALUE_DIM + FOLD_V - 1) // FOLD_V
     pieces: tl.constexpr = (KEY_DIM + FOLD_C - 1) // FOLD_C
     each = tl.cdiv(pieces, parts // across)
-    begin_piece = part // across * each
+    begin, d = part // across * each, part % across * FOLD_V + tl.arange(0, FOLD_V)
     passed = 0
     for top in tl.range(0, rows, LANES, num_stages=1):
         lane = top + tl.arange(0, LANES)
@@ -147,11 +137,11 @@ def fold_rows(
             )
             if short & (settled <= held):
                 left = run_of(runs, write_run, row, runs_stride, True, True)
-                fold_columns(
-                    states, keys, deltas, gates, base_blocks, left, tail, behind, settled, head, part % across,
-                    begin_piece, tl.minimum(begin_piece + each, pieces), state_stride, key_stride, delta_stride,
-                    gate_stride, KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM, RING, STATE_FIRST, STATE_EACH, KEY_FIRST,
-                    KEY_EACH, DELTA_FIRST, DELTA_EACH, GATE_FIRST, GATE_EACH, PLACES, FOLD_C, FOLD_V,
+                fold_pieces(
+                    states, keys, deltas, gates, base_blocks, left, tail, behind, settled, head, begin,
+                    tl.minimum(begin + each, pieces), d, state_stride, key_stride, delta_stride, gate_stride, KEY_HEADS,
+                    VALUE_HEADS, KEY_DIM, VALUE_DIM, RING, STATE_FIRST, STATE_EACH, KEY_FIRST, KEY_EACH, DELTA_FIRST,
+                    DELTA_EACH, GATE_FIRST, GATE_EACH, PLACES, FOLD_C, FOLD,
                 )  # fmt: skip
                 copy_inputs(
                     head * parts + part, VALUE_HEADS * parts, behind + settled, behind + held, behind, first, projected,

@@ -23,7 +23,7 @@ from torch import Tensor
 from engine.attention.state_meta import StateMeta
 from engine.kernels.pdl import fetch_run, grid_wait, launch_options, let_next_start
 from engine.kernels.state.delta import DeltaShape, DeltaWeights, StatePages
-from engine.kernels.state.delta_fold import copy_inputs, fold_columns, fold_rows, piece_of
+from engine.kernels.state.delta_fold import copy_inputs, fold_pieces, fold_rows, piece_of
 from engine.kernels.state.delta_inputs import in_sixteens, launch_delta_inputs
 from engine.kernels.state.runs import plan_of, row_at, run_of, sigmoid
 from engine.kernels.target import target, tl, triton
@@ -32,11 +32,24 @@ from engine.kernels.target import target, tl, triton
 @triton.jit
 def read_piece(
     states, blocks, head, piece, d, has, state_stride, FIRST: tl.constexpr, EACH: tl.constexpr, KEY_DIM: tl.constexpr,
-    VALUE_DIM: tl.constexpr, PIECE: tl.constexpr,
+    VALUE_DIM: tl.constexpr, PIECE: tl.constexpr, EARLY: tl.constexpr = False,
 ):  # fmt: skip
-    """A piece of a head's state, float32."""
-    place, lanes = piece_of(blocks, head, piece, d, has, state_stride, FIRST, EACH, KEY_DIM, VALUE_DIM, PIECE)
-    return tl.load(states + place, mask=lanes, other=0.0).to(tl.float32)
+    """A piece of a head's state."""
+    place, lanes = piece_of(blocks, head, piece, d, has, state_stride, FIRST, EACH, KEY_DIM, VALUE_DIM, PIECE, EARLY)
+    return tl.load(states + place, mask=lanes, other=0.0, cache_modifier=".cg" if EARLY else "")
+
+
+@triton.jit
+def read_changes(
+    deltas, tail, begin, held, behind, head, d, in_value, delta_stride, VALUE_HEADS: tl.constexpr,
+    VALUE_DIM: tl.constexpr, RING: tl.constexpr, FIRST: tl.constexpr, EACH: tl.constexpr, LINES: tl.constexpr,
+    EARLY: tl.constexpr = False,
+):  # fmt: skip
+    """u of positions begin..begin + LINES - 1 after the base, of those below `held` [LINES, columns]."""
+    j = begin + tl.arange(0, LINES)
+    at = row_at(tail, (behind + j) % RING * VALUE_HEADS + head, delta_stride, j < held, FIRST, EACH, VALUE_DIM, EARLY)
+    seen = (j < held)[:, None] & in_value[None, :]
+    return tl.load(deltas + at[:, None] + d[None, :], mask=seen, other=0.0, cache_modifier=".cg" if EARLY else "")
 
 
 @triton.jit
@@ -49,22 +62,13 @@ def fetch_rows(
 
 
 @triton.jit
-def near_sums(
-    deltas, tail, weights, decays, held, behind, head, d, in_value, delta_stride, VALUE_HEADS: tl.constexpr,
-    VALUE_DIM: tl.constexpr, RING: tl.constexpr, FIRST: tl.constexpr, EACH: tl.constexpr, PLACES: tl.constexpr,
-    LINES: tl.constexpr,
-):  # fmt: skip
-    """Sums of decayed u of `held` positions from `behind` on times k_j.k_t and k_j.q_t [columns], LINES at a time."""
-    near_k, near_q = tl.zeros(d.shape, tl.float32), tl.zeros(d.shape, tl.float32)
-    for begin in tl.range(0, held, LINES, num_stages=1, disable_licm=True):
-        j = begin + tl.arange(0, LINES)
-        seen = j < held
-        at = row_at(tail, (behind + j) % RING * VALUE_HEADS + head, delta_stride, seen, FIRST, EACH, VALUE_DIM)
-        u = tl.load(deltas + at[:, None] + d[None, :], mask=seen[:, None] & in_value[None, :], other=0.0).to(tl.float32)
-        decay = tl.load(decays + j, mask=seen, other=0.0)
-        near_k += tl.sum(u * (tl.load(weights + j, mask=seen, other=0.0) * decay)[:, None], 0)
-        near_q += tl.sum(u * (tl.load(weights + PLACES + j, mask=seen, other=0.0) * decay)[:, None], 0)
-    return near_k, near_q
+def near_sums(u, begin, held, weights, decays, PLACES: tl.constexpr, LINES: tl.constexpr):
+    """Sums of decayed u [LINES, columns] from position `begin` on times k_j.k_t and k_j.q_t [columns]."""
+    j = begin + tl.arange(0, LINES)
+    seen, u = j < held, u.to(tl.float32)
+    decay = tl.load(decays + j, mask=seen, other=0.0)
+    near_k = tl.sum(u * (tl.load(weights + j, mask=seen, other=0.0) * decay)[:, None], 0)
+    return near_k, tl.sum(u * (tl.load(weights + PLACES + j, mask=seen, other=0.0) * decay)[:, None], 0)
 
 
 @triton.jit
@@ -85,7 +89,7 @@ def step_row(
     KEY_EACH: tl.constexpr, DELTA_FIRST: tl.constexpr, DELTA_EACH: tl.constexpr, GATE_FIRST: tl.constexpr,
     GATE_EACH: tl.constexpr, BEFORE_FIRST: tl.constexpr, INPUT_FIRST: tl.constexpr, INPUT_EACH: tl.constexpr,
     PLACES: tl.constexpr, LINES: tl.constexpr, PIECE: tl.constexpr, BLOCK_V: tl.constexpr, FOLD_C: tl.constexpr,
-    FOLD_V: tl.constexpr, FETCH: tl.constexpr, OVERLAP: tl.constexpr,
+    FOLD_V: tl.constexpr, FETCH: tl.constexpr, AHEAD: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Computes one value head of one row."""
     key_width: tl.constexpr = KEY_HEADS * KEY_DIM
@@ -104,6 +108,15 @@ def step_row(
         there, rows = early < tl.where((behind > 0) & short, KEY_DIM, 0), head * KEY_DIM + early
         fetch_rows(states, base_blocks, rows, there, state_stride, STATE_FIRST, STATE_EACH, VALUE_DIM)
         fetch_rows(deltas, tail, lines, seen, delta_stride, DELTA_FIRST, DELTA_EACH, VALUE_DIM)
+    if AHEAD > 0:
+        u = read_changes(
+            deltas, tail, 0, tl.where(short, held, 0), behind, head, d, in_value, delta_stride, VALUE_HEADS, VALUE_DIM,
+            RING, DELTA_FIRST, DELTA_EACH, LINES, True,
+        )  # fmt: skip
+    if AHEAD > 1:
+        state = read_piece(
+            states, base_blocks, head, 0, d, has, state_stride, STATE_FIRST, STATE_EACH, KEY_DIM, VALUE_DIM, PIECE, True
+        )
     grid_wait(OVERLAP)
     if short:
         late = settled > held  # the step's own tokens are folded too
@@ -112,48 +125,63 @@ def step_row(
             made = heads + token * width + key_head * KEY_DIM
             weights = dots + (token * KEY_HEADS + key_head) * (2 * PLACES)
             decay = decays + (token * VALUE_HEADS + head) * (2 * PLACES)
-            near_k, near_q = near_sums(
-                deltas, tail, weights, decay, held + t, behind, head, d, in_value, delta_stride, VALUE_HEADS, VALUE_DIM,
-                RING, DELTA_FIRST, DELTA_EACH, PLACES, LINES,
-            )  # fmt: skip
             own_q, far = tl.load(weights + PLACES + held + t), tl.load(decay + PLACES)
             other = projected + token * projected_stride
             beta = sigmoid(tl.load(other + B + head).to(tl.float32))
             v = tl.load(heads + token * width + 2 * key_width + head * VALUE_DIM + d, mask=in_value, other=0.0)
-            put = row_at(
-                tail, (behind + held + t) % RING * VALUE_HEADS + head, delta_stride, True, DELTA_FIRST, DELTA_EACH,
-                VALUE_DIM,
-            )  # fmt: skip
+            near_k, near_q = tl.zeros([BLOCK_V], tl.float32), tl.zeros([BLOCK_V], tl.float32)
+            if AHEAD > 0:
+                near_k, near_q = near_sums(u, 0, held + t, weights, decay, PLACES, LINES)
+            for begin in tl.range(LINES if AHEAD > 0 else 0, held + t, LINES, num_stages=1, disable_licm=True):
+                further = read_changes(
+                    deltas, tail, begin, held + t, behind, head, d, in_value, delta_stride, VALUE_HEADS, VALUE_DIM,
+                    RING, DELTA_FIRST, DELTA_EACH, LINES,
+                )  # fmt: skip
+                more_k, more_q = near_sums(further, begin, held + t, weights, decay, PLACES, LINES)
+                near_k += more_k
+                near_q += more_q
             far_k, far_q = tl.zeros([BLOCK_V], tl.float32), tl.zeros([BLOCK_V], tl.float32)
+            more = t + 1 < count
             for piece in tl.range(pieces, num_stages=1, disable_licm=True):
                 c = piece * PIECE + tl.arange(0, PIECE)
-                state = read_piece(
-                    states, base_blocks, head, piece, d, has, state_stride, STATE_FIRST, STATE_EACH, KEY_DIM, VALUE_DIM,
-                    PIECE,
-                )  # fmt: skip
+                if AHEAD < 2:
+                    state = read_piece(
+                        states, base_blocks, head, piece, d, has, state_stride, STATE_FIRST, STATE_EACH, KEY_DIM,
+                        VALUE_DIM, PIECE,
+                    )  # fmt: skip
+                numbers = state.to(tl.float32)
                 q = tl.load(made + c, mask=c < KEY_DIM, other=0.0)
                 k = tl.load(made + key_width + c, mask=c < KEY_DIM, other=0.0)
-                far_k += tl.sum(state * k[:, None], 0)
-                far_q += tl.sum(state * q[:, None], 0)
-            u = (beta * (v - far_k * far - near_k)).to(deltas.dtype.element_ty)
-            o = far_q * far + near_q + u.to(tl.float32) * own_q
+                far_k += tl.sum(numbers * k[:, None], 0)
+                far_q += tl.sum(numbers * q[:, None], 0)
+                if AHEAD > 1:
+                    state = read_piece(
+                        states, base_blocks, head, (piece + 1) % pieces, d, has & (more | (piece + 1 < pieces)),
+                        state_stride, STATE_FIRST, STATE_EACH, KEY_DIM, VALUE_DIM, PIECE,
+                    )  # fmt: skip
+            rounded = (beta * (v - far_k * far - near_k)).to(deltas.dtype.element_ty)
+            o = far_q * far + near_q + rounded.to(tl.float32) * own_q
             o = gated_norm(o.to(out.dtype.element_ty), norm, other + Z + head * VALUE_DIM, d, eps, VALUE_DIM, SIGMOID)
-            tl.store(
-                out + token * (VALUE_HEADS * VALUE_DIM) + head * VALUE_DIM + d,
-                o.to(out.dtype.element_ty),
-                mask=in_value,
-            )
-            tl.store(deltas + put + d, u, mask=in_value)
+            result = out + token * (VALUE_HEADS * VALUE_DIM) + head * VALUE_DIM + d
+            tl.store(result, o.to(out.dtype.element_ty), mask=in_value)
+            own = (behind + held + t) % RING * VALUE_HEADS + head
+            put = row_at(tail, own, delta_stride, True, DELTA_FIRST, DELTA_EACH, VALUE_DIM)
+            tl.store(deltas + put + d, rounded, mask=in_value)
             if (count > 1) | late:
                 tl.debug_barrier()  # further tokens and a fold read u
+            if AHEAD > 0:
+                u = read_changes(
+                    deltas, tail, 0, tl.where(more, held + t + 1, 0), behind, head, d, in_value, delta_stride,
+                    VALUE_HEADS, VALUE_DIM, RING, DELTA_FIRST, DELTA_EACH, LINES,
+                )  # fmt: skip
         if late:
             left = run_of(runs, write_run, row, runs_stride, True)
-            for part in tl.range((VALUE_DIM + FOLD_V - 1) // FOLD_V, num_stages=1):
-                fold_columns(
-                    states, keys, deltas, gates, base_blocks, left, tail, behind, settled, head, part, 0,
-                    (KEY_DIM + FOLD_C - 1) // FOLD_C, state_stride, key_stride, delta_stride, gate_stride, KEY_HEADS,
-                    VALUE_HEADS, KEY_DIM, VALUE_DIM, RING, STATE_FIRST, STATE_EACH, KEY_FIRST, KEY_EACH, DELTA_FIRST,
-                    DELTA_EACH, GATE_FIRST, GATE_EACH, PLACES, FOLD_C, FOLD_V,
+            for column in tl.range(0, VALUE_DIM, FOLD_V, num_stages=1):
+                fold_pieces(
+                    states, keys, deltas, gates, base_blocks, left, tail, behind, settled, head, 0,
+                    (KEY_DIM + FOLD_C - 1) // FOLD_C, column + tl.arange(0, FOLD_V), state_stride, key_stride,
+                    delta_stride, gate_stride, KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM, RING, STATE_FIRST,
+                    STATE_EACH, KEY_FIRST, KEY_EACH, DELTA_FIRST, DELTA_EACH, GATE_FIRST, GATE_EACH, PLACES, FOLD_C, 4,
                 )  # fmt: skip
             copy_inputs(
                 head, VALUE_HEADS, behind + settled, behind + held, behind, first, projected, keys, base_blocks, left,
@@ -184,8 +212,10 @@ def delta_step_kernel(
     PLACES: tl.constexpr,  # power of two >= RING
     LINES: tl.constexpr,  # positions whose u is loaded at once
     PIECE: tl.constexpr, BLOCK_V: tl.constexpr,
-    FOLD_C: tl.constexpr, FOLD_V: tl.constexpr,  # channels and columns of a fold's tile
+    FOLD_C: tl.constexpr, FOLD_V: tl.constexpr,  # channels and columns that a program folds at once
+    FOLD: tl.constexpr,  # positions whose loads overlap in a fold
     FETCH: tl.constexpr,  # rows of the state that come into L2 before the wait, a power of two; 0: none, nor u
+    AHEAD: tl.constexpr,  # loads before the wait: 0 none, 1 the first u, 2 also a piece of the state
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One program computes one value head of one row; the first slots * parts programs of a head fold."""
@@ -197,7 +227,7 @@ def delta_step_kernel(
             deltas, gates, runs, base_run, write_run, tail_run, base, new_base, start, query_start, checkpoint_run,
             head, runs_stride, projected_stride, state_stride, key_stride, delta_stride, gate_stride, KEY_HEADS,
             VALUE_HEADS, KEY_DIM, VALUE_DIM, RING, TAPS, STATE_FIRST, STATE_EACH, KEY_FIRST, KEY_EACH, DELTA_FIRST,
-            DELTA_EACH, GATE_FIRST, GATE_EACH, BEFORE_FIRST, INPUT_FIRST, INPUT_EACH, PLACES, FOLD_C, FOLD_V,
+            DELTA_EACH, GATE_FIRST, GATE_EACH, BEFORE_FIRST, INPUT_FIRST, INPUT_EACH, PLACES, FOLD_C, FOLD_V, FOLD,
         )  # fmt: skip
     else:
         step_row(
@@ -206,7 +236,7 @@ def delta_step_kernel(
             projected_stride, state_stride, key_stride, delta_stride, gate_stride, KEY_HEADS, VALUE_HEADS, KEY_DIM,
             VALUE_DIM, Z, B, SIGMOID, RING, TAPS, STATE_FIRST, STATE_EACH, KEY_FIRST, KEY_EACH, DELTA_FIRST,
             DELTA_EACH, GATE_FIRST, GATE_EACH, BEFORE_FIRST, INPUT_FIRST, INPUT_EACH, PLACES, LINES, PIECE, BLOCK_V,
-            FOLD_C, FOLD_V, FETCH, OVERLAP,
+            FOLD_C, FOLD_V, FETCH, AHEAD, OVERLAP,
         )  # fmt: skip
 
 
@@ -267,20 +297,20 @@ def launch_states(
 def step_options(shape: DeltaShape, rows: int) -> dict[str, Any]:
     """How programs read and fold states; counted for an H200 and heads of 128 x 128.
 
-    Many programs are one warp each, because a sum over channels then needs no other warp; 12 of them fit in a unit.
-    What all programs that run at once fetch is to fit in L2. Programs that fold are one wave at most, so that they cost
-    little if no row folds.
+    Many programs are one warp each, because a sum over channels then needs no other warp; 11 of them fit in a unit. If
+    all programs run at once, 8 in a unit, each has registers for a piece of twice the size. What all programs that run
+    at once fetch is to fit in L2. Programs that fold are about one wave, so that they cost little if no row folds.
     """
     programs, units = shape.value_heads * rows, target().num_units
-    few = programs <= 2 * units
-    options = {"num_warps": 4, "FETCH": 128} if few else {"num_warps": 1, "FETCH": 64 if programs <= 8 * units else 32}
-    if not few and target().bounds_registers:
-        options["maxnreg"] = 168
-    most, columns = (max(16, triton.next_power_of_2(size)) for size in (shape.key_dim, shape.value_dim))
-    piece = min(most, max(8, (1 << 13 if few else 1 << 11) // columns))
-    across = min(columns, 64 if few else 32)
-    tile = {"FOLD_C": min(most, across), "FOLD_V": across}
+    few, wave = programs <= 2 * units, programs <= 8 * units
+    most, columns = triton.next_power_of_2(shape.key_dim), triton.next_power_of_2(shape.value_dim)
+    numbers = 1 << (13 if few else 12 if wave else 11)
+    options = {"num_warps": 4 if few else 1, "FETCH": 128 if few else 64 if wave else 32}
+    options |= {"PIECE": min(most, max(8, numbers // columns)), "LINES": 16, "AHEAD": 2 if few else 1 if wave else 0}
+    if target().bounds_registers:
+        options["maxnreg"] = 168 if few else 255 if wave else 184
+    fold = {"FOLD_C": min(most, 32 if few else 16), "FOLD_V": min(columns, 64), "FOLD": 8}
     slots = max(1, rows // 4) if few else min(16, triton.cdiv(rows, 8))
-    parts, wave = columns // across, 8 * units // (shape.value_heads * slots)
-    parts *= max(1, min(most // tile["FOLD_C"], wave // parts))
-    return {**options, "PIECE": piece, "LINES": 16, **tile, "slots": slots, "parts": parts}
+    across = triton.cdiv(shape.value_dim, fold["FOLD_V"])
+    parts = across * max(1, min(most // fold["FOLD_C"], 8 * units // (shape.value_heads * slots * across)))
+    return {**options, **fold, "slots": slots, "parts": parts}

@@ -73,15 +73,18 @@ KERNELS = {
          "LINES": 16, "BLOCK_K": 128, "BLOCK_V": 256, "FETCH": True, "OVERLAP": True},
         {"num_warps": 4},
     ),
-    "delta step": (
-        delta_step_kernel,
-        {"out": T, "heads": F, "dots": F, "decays": F, "projected": T, "norm": F, **PAGES, **RUNS, **FEW, **STRIDES,
-         "eps": "fp32", "slots": "i32", "parts": "i32"},
-        {**HEADS, **PLACES, "Z": 8192, "B": 12288, "SIGMOID": False, "TAPS": 4, "BEFORE_FIRST": 64, "INPUT_FIRST": 17,
-         "INPUT_EACH": 2, "PLACES": 32, "LINES": 16, "PIECE": 16, "BLOCK_V": 128, "FOLD_C": 32, "FOLD_V": 32,
-         "FETCH": 64, "OVERLAP": True},
-        {"num_warps": 1},
-    ),
+    **{
+        f"delta step, {ahead} ahead": (
+            delta_step_kernel,
+            {"out": T, "heads": F, "dots": F, "decays": F, "projected": T, "norm": F, **PAGES, **RUNS, **FEW, **STRIDES,
+             "eps": "fp32", "slots": "i32", "parts": "i32"},
+            {**HEADS, **PLACES, "Z": 8192, "B": 12288, "SIGMOID": False, "TAPS": 4, "BEFORE_FIRST": 64,
+             "INPUT_FIRST": 17, "INPUT_EACH": 2, "PLACES": 32, "LINES": 16, "PIECE": piece, "BLOCK_V": 128,
+             "FOLD_C": 16, "FOLD_V": 64, "FOLD": 8, "FETCH": 64, "AHEAD": ahead, "OVERLAP": True},
+            {"num_warps": warps},
+        )
+        for ahead, piece, warps in ((0, 16, 1), (2, 64, 4))
+    },
     "delta step by channels": (
         channel_step_kernel,
         {"out": T, **DELTA, "norm": F, **PAGES, **RUNS, **FEW, "eps": "fp32", **STRIDES},
