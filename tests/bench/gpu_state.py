@@ -63,6 +63,17 @@ TUNINGS: tuple[dict[str, Any] | None, ...] = (
     {"FOLD": 4},
     {"FOLD_C": 8, "FOLD_V": 128},
 )
+PAIRS: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (  # options of both launches of a step
+    ({"AHEAD": 0}, {}),
+    ({"AHEAD": 16}, {}),
+    ({"AHEAD": 32}, {}),
+    *(({"num_warps": warps, "AHEAD": ahead}, {}) for warps in (1, 2, 4) for ahead in (0, 16)),
+    *(({}, {"FETCH": rows}) for rows in (32, 64, 128)),
+    ({}, {"PIECE": 16, "maxnreg": 184, "AHEAD": 0}),
+    ({}, WIDE),
+    ({}, {**WIDE, "FETCH": 128}),
+    *(({}, {"slots": slots, "parts": parts}) for slots, parts in ((1, 16), (2, 8), (4, 4), (8, 16), (16, 2), (16, 8))),
+)
 SCANS: tuple[dict[str, Any], ...] = (
     {"num_warps": 4},
     {"STAGES": 2},
@@ -180,11 +191,14 @@ def steps(copy: float, tune: bool, shape: DeltaShape = QWEN) -> list[dict]:
                 found.append(timed(name, calls, size, copy))
                 whole.append(found[-1]["us"])
                 out, inputs = projected.new_empty(rows, shape.value_width), partial(launch_delta_inputs, projected)
-                if kind == "staggered":
+                if kind in ("held 10", "held 17", "staggered"):
                     calls = [partial(inputs, weights, shape, cache, meta, PLACES) for meta in metas]
                     found.append(timed(f"{name}, inputs alone", calls, size, copy))
                 tuning = tune and deltas is torch.float32 and kind in ("held 10", "held 17", "staggered")
-                options = TUNINGS if tuning else ()
+                options, pairs = (TUNINGS, PAIRS) if tuning else ((), ())
+                for pair in pairs:
+                    calls = [partial(both, pair, projected, weights, shape, cache, meta, out) for meta in metas]
+                    found.append(tuned(f"{name}, inputs {pair[0]}, states {pair[1]}", calls, size, copy))
                 made = inputs(weights, shape, cache, metas[0], PLACES)
                 for option in options:
                     calls = [
@@ -199,6 +213,20 @@ def steps(copy: float, tune: bool, shape: DeltaShape = QWEN) -> list[dict]:
                 print(found[-1], flush=True)
             del cache, table, tables
     return found
+
+
+def both(
+    pair: tuple[dict[str, Any], dict[str, Any]],
+    projected: torch.Tensor,
+    weights: DeltaWeights,
+    shape: DeltaShape,
+    cache: StatePages,
+    meta: StateMeta,
+    out: torch.Tensor,
+) -> None:
+    """Launches a step of short rows with these options."""
+    made = launch_delta_inputs(projected, weights, shape, cache, meta, PLACES, pair[0])
+    launch_states(*made, projected, weights, shape, cache, meta, out, pair[1])
 
 
 def scans(copy: float, tune: bool, shape: DeltaShape = QWEN, tokens: int = 8192) -> list[dict]:

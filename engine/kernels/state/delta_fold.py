@@ -149,3 +149,29 @@ def fold_rows(
                     INPUT_FIRST, INPUT_EACH,
                 )  # fmt: skip
         passed = end
+
+
+@triton.jit
+def fold_late(
+    row, head, projected, states, keys, deltas, gates, runs, write_run, base_blocks, tail, first, behind, settled, held,
+    runs_stride, projected_stride, state_stride, key_stride, delta_stride, gate_stride, KEY_HEADS: tl.constexpr,
+    VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, RING: tl.constexpr, TAPS: tl.constexpr,
+    STATE_FIRST: tl.constexpr, STATE_EACH: tl.constexpr, KEY_FIRST: tl.constexpr, KEY_EACH: tl.constexpr,
+    DELTA_FIRST: tl.constexpr, DELTA_EACH: tl.constexpr, GATE_FIRST: tl.constexpr, GATE_EACH: tl.constexpr,
+    BEFORE_FIRST: tl.constexpr, INPUT_FIRST: tl.constexpr, INPUT_EACH: tl.constexpr, PLACES: tl.constexpr,
+    FOLD_C: tl.constexpr, FOLD_V: tl.constexpr,
+):  # fmt: skip
+    """Folds one head of a row after the row's tokens; few loads overlap, because few rows take this way."""
+    left = run_of(runs, write_run, row, runs_stride, True)
+    for column in tl.range(0, VALUE_DIM, FOLD_V, num_stages=1):
+        fold_pieces(
+            states, keys, deltas, gates, base_blocks, left, tail, behind, settled, head, 0,
+            (KEY_DIM + FOLD_C - 1) // FOLD_C, column + tl.arange(0, FOLD_V), state_stride, key_stride, delta_stride,
+            gate_stride, KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM, RING, STATE_FIRST, STATE_EACH, KEY_FIRST,
+            KEY_EACH, DELTA_FIRST, DELTA_EACH, GATE_FIRST, GATE_EACH, PLACES, FOLD_C, 4,
+        )  # fmt: skip
+    copy_inputs(
+        head, VALUE_HEADS, behind + settled, behind + held, behind, first, projected, keys, base_blocks, left, tail,
+        projected_stride, key_stride, 2 * KEY_HEADS * KEY_DIM + VALUE_HEADS * VALUE_DIM, RING, TAPS, BEFORE_FIRST,
+        INPUT_FIRST, INPUT_EACH,
+    )  # fmt: skip

@@ -13,6 +13,8 @@ Users: delta_step.
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from engine.attention.state_meta import StateMeta
@@ -108,12 +110,32 @@ def puts_of(
 
 
 @triton.jit
+def past_keys(
+    keys, tail, begin, held, behind, query, in_key, key_stride, KEY_WIDTH: tl.constexpr, RING: tl.constexpr,
+    KEY_FIRST: tl.constexpr, KEY_EACH: tl.constexpr, LINES: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """Keys of positions begin..begin + LINES - 1 after the base, of those below `held` [LINES, channels]."""
+    i = begin + tl.arange(0, LINES)
+    at = row_at(tail, (behind + i) % RING, key_stride, i < held, KEY_FIRST, KEY_EACH, KEY_WIDTH, EARLY)
+    wanted = (i < held)[:, None] & in_key[None, :]
+    return tl.load(keys + at[:, None] + query[None, :], mask=wanted, other=0.0, cache_modifier=".cg" if EARLY else "")
+
+
+@triton.jit
+def put_dots(made, past, q, k, begin, held, PLACES: tl.constexpr, LINES: tl.constexpr):
+    """Writes k_j.k_t and k_j.q_t of LINES positions from `begin` on; past: their keys."""
+    i, past = begin + tl.arange(0, LINES), past.to(tl.float32)
+    tl.store(made + i, tl.sum(past * k[None, :], 1), mask=i < held)
+    tl.store(made + PLACES + i, tl.sum(past * q[None, :], 1), mask=i < held)
+
+
+@triton.jit
 def make_token(
-    earlier_q, earlier_k, earlier_v, past_gates, first_gates, puts, token, behind, held, heads, dots, decays, projected,
-    taps, a_log, dt_bias, keys, tail, j, query, value, in_key, in_value, key_head, projected_stride, key_stride,
-    KEY_WIDTH: tl.constexpr, WIDTH: tl.constexpr, VALUE_HEADS: tl.constexpr, SHARES: tl.constexpr, A: tl.constexpr,
-    TAPS: tl.constexpr, SCALE: tl.constexpr, UNIT: tl.constexpr, RING: tl.constexpr, KEY_FIRST: tl.constexpr,
-    KEY_EACH: tl.constexpr, PLACES: tl.constexpr, LINES: tl.constexpr,
+    earlier_q, earlier_k, earlier_v, past, past_gates, first_gates, puts, token, behind, held, heads, dots, decays,
+    projected, taps, a_log, dt_bias, keys, tail, j, query, value, in_key, in_value, key_head, projected_stride,
+    key_stride, KEY_WIDTH: tl.constexpr, WIDTH: tl.constexpr, VALUE_HEADS: tl.constexpr, SHARES: tl.constexpr,
+    A: tl.constexpr, TAPS: tl.constexpr, SCALE: tl.constexpr, UNIT: tl.constexpr, RING: tl.constexpr,
+    KEY_FIRST: tl.constexpr, KEY_EACH: tl.constexpr, PLACES: tl.constexpr, LINES: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Writes heads, dots, decays of a token, and its key, gates and inputs into the tail; `held`: positions before."""
     own = projected + token * projected_stride
@@ -149,13 +171,14 @@ def make_token(
         tl.store(put_gate + head, own_gates[share])
     made = dots + (token * (VALUE_HEADS // SHARES) + key_head) * (2 * PLACES)
     tl.store(made + PLACES + held, tl.sum(k * q, 0))
-    for begin in tl.range(0, held, LINES, num_stages=1, disable_licm=True):
-        i = begin + tl.arange(0, LINES)
-        at = row_at(tail, (behind + i) % RING, key_stride, i < held, KEY_FIRST, KEY_EACH, KEY_WIDTH)
-        past = tl.load(keys + at[:, None] + query[None, :], mask=(i < held)[:, None] & in_key[None, :], other=0.0)
-        past = past.to(tl.float32)
-        tl.store(made + i, tl.sum(past * k[None, :], 1), mask=i < held)
-        tl.store(made + PLACES + i, tl.sum(past * q[None, :], 1), mask=i < held)
+    if AHEAD > 0:
+        put_dots(made, past, q, k, 0, held, PLACES, AHEAD)
+    for begin in tl.range(AHEAD, held, LINES, num_stages=1, disable_licm=True):
+        further = past_keys(
+            keys, tail, begin, held, behind, query, in_key, key_stride, KEY_WIDTH, RING, KEY_FIRST, KEY_EACH, LINES,
+            False,
+        )  # fmt: skip
+        put_dots(made, further, q, k, begin, held, PLACES, LINES)
 
 
 @triton.jit
@@ -178,7 +201,8 @@ def delta_inputs_kernel(
     LINES: tl.constexpr,  # positions whose keys are loaded at once
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,  # power of two >= columns of the values that share a key head
-    FETCH: tl.constexpr,  # keys of earlier steps come into L2 before the wait
+    AHEAD: tl.constexpr,  # earlier positions whose keys are loaded before the wait, a power of two; or 0
+    FETCH: tl.constexpr,  # keys of other positions come into L2 before the wait
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One program computes one key head of one row."""
@@ -200,10 +224,16 @@ def delta_inputs_kernel(
         value, KEY_DIM, key_width, shares * VALUE_DIM, width, RING, TAPS, BEFORE_FIRST, INPUT_FIRST, INPUT_EACH,
         True,
     )  # fmt: skip
-    if OVERLAP and FETCH:
+    past = 0
+    if AHEAD > 0:
+        past = past_keys(
+            keys, tail, 0, seen, behind, query, in_key, key_stride, key_width, RING, KEY_FIRST, KEY_EACH, AHEAD, True
+        )
+    if OVERLAP and FETCH and AHEAD < PLACES:
         size: tl.constexpr = KEY_DIM * keys.dtype.element_ty.primitive_bitwidth // 8
-        past = row_at(tail, (behind + j) % RING, key_stride, j < seen, KEY_FIRST, KEY_EACH, key_width, True)
-        fetch_run(keys + past + key_head * KEY_DIM, tl.where(j < seen, size, 0))
+        there = (j >= AHEAD) & (j < seen)
+        line = row_at(tail, (behind + j) % RING, key_stride, there, KEY_FIRST, KEY_EACH, key_width, True)
+        fetch_run(keys + line + key_head * KEY_DIM, tl.where(there, size, 0))
     past_gates, first_gates = past_gates_of(
         gates, tail, behind, seen, j, key_head, gate_stride, VALUE_HEADS, shares, RING, GATE_FIRST, GATE_EACH, True
     )
@@ -214,10 +244,10 @@ def delta_inputs_kernel(
     grid_wait(OVERLAP)
     if short:
         make_token(
-            earlier_q, earlier_k, earlier_v, past_gates, first_gates, puts, first.to(tl.int64), behind, held, heads,
-            dots, decays, projected, taps, a_log, dt_bias, keys, tail, j, query, value, in_key, in_value, key_head,
-            projected_stride, key_stride, key_width, width, VALUE_HEADS, shares, A, TAPS, SCALE, UNIT, RING, KEY_FIRST,
-            KEY_EACH, PLACES, LINES,
+            earlier_q, earlier_k, earlier_v, past, past_gates, first_gates, puts, first.to(tl.int64), behind, held,
+            heads, dots, decays, projected, taps, a_log, dt_bias, keys, tail, j, query, value, in_key, in_value,
+            key_head, projected_stride, key_stride, key_width, width, VALUE_HEADS, shares, A, TAPS, SCALE, UNIT, RING,
+            KEY_FIRST, KEY_EACH, PLACES, LINES, AHEAD,
         )  # fmt: skip
         for t in range(1, count):
             tl.debug_barrier()  # the token reads k and g of the one before
@@ -227,6 +257,11 @@ def delta_inputs_kernel(
                 query, value, KEY_DIM, key_width, shares * VALUE_DIM, width, RING, TAPS, BEFORE_FIRST, INPUT_FIRST,
                 INPUT_EACH, False,
             )  # fmt: skip
+            if AHEAD > 0:
+                past = past_keys(
+                    keys, tail, 0, held + t, behind, query, in_key, key_stride, key_width, RING, KEY_FIRST, KEY_EACH,
+                    AHEAD, False,
+                )  # fmt: skip
             past_gates, first_gates = past_gates_of(
                 gates, tail, behind, held + t, j, key_head, gate_stride, VALUE_HEADS, shares, RING, GATE_FIRST,
                 GATE_EACH, False,
@@ -236,15 +271,21 @@ def delta_inputs_kernel(
                 KEY_FIRST, KEY_EACH, GATE_FIRST, GATE_EACH, INPUT_FIRST, INPUT_EACH, False,
             )  # fmt: skip
             make_token(
-                earlier_q, earlier_k, earlier_v, past_gates, first_gates, puts, (first + t).to(tl.int64), behind,
+                earlier_q, earlier_k, earlier_v, past, past_gates, first_gates, puts, (first + t).to(tl.int64), behind,
                 held + t, heads, dots, decays, projected, taps, a_log, dt_bias, keys, tail, j, query, value, in_key,
                 in_value, key_head, projected_stride, key_stride, key_width, width, VALUE_HEADS, shares, A, TAPS,
-                SCALE, UNIT, RING, KEY_FIRST, KEY_EACH, PLACES, LINES,
+                SCALE, UNIT, RING, KEY_FIRST, KEY_EACH, PLACES, LINES, AHEAD,
             )  # fmt: skip
 
 
 def launch_delta_inputs(
-    projected: Tensor, weights: DeltaWeights, shape: DeltaShape, cache: StatePages, meta: StateMeta, places: int
+    projected: Tensor,
+    weights: DeltaWeights,
+    shape: DeltaShape,
+    cache: StatePages,
+    meta: StateMeta,
+    places: int,
+    tuning: dict[str, Any] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns (heads, dots, decays) of the tokens of short rows."""
     (keys, _, gates, inputs), before, a = cache.tail, cache.state[-1], shape.columns[3]
@@ -256,6 +297,8 @@ def launch_delta_inputs(
     dots = heads.new_empty(tokens, shape.key_heads, 2, places)
     decays = heads.new_empty(tokens, shape.value_heads, 2, places)
     values, of_gates = cache.pages.view(keys.dtype), cache.pages.view(gates.dtype)
+    warps = warps_of(shape.key_heads * len(meta.base))
+    options = {"num_warps": warps, "AHEAD": 16 if warps > 1 else 0, **(tuning or {})}
     delta_inputs_kernel[shape.key_heads, len(meta.base)](
         heads, dots, decays, projected, weights.taps, weights.a_log, weights.dt_bias, values, of_gates, meta.runs,
         meta.base_run, meta.tail_run, meta.base, meta.new_base, meta.start, meta.query_start,
@@ -267,7 +310,7 @@ def launch_delta_inputs(
         BLOCK_K=triton.next_power_of_2(shape.key_dim),
         BLOCK_V=triton.next_power_of_2(shape.value_heads // shape.key_heads * shape.value_dim),
         FETCH=in_sixteens(cache.pages, shape.key_dim * keys.dtype.itemsize),
-        num_warps=warps_of(shape.key_heads * len(meta.base)), **launch_options(),
+        **options, **launch_options(),
     )  # fmt: skip
     return heads, dots, decays
 

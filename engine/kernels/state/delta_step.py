@@ -23,9 +23,9 @@ from torch import Tensor
 from engine.attention.state_meta import StateMeta
 from engine.kernels.pdl import fetch_run, grid_wait, launch_options, let_next_start
 from engine.kernels.state.delta import DeltaShape, DeltaWeights, StatePages
-from engine.kernels.state.delta_fold import copy_inputs, fold_pieces, fold_rows, piece_of
+from engine.kernels.state.delta_fold import fold_late, fold_rows, piece_of
 from engine.kernels.state.delta_inputs import in_sixteens, launch_delta_inputs
-from engine.kernels.state.runs import plan_of, row_at, run_of, sigmoid
+from engine.kernels.state.runs import plan_of, row_at, sigmoid
 from engine.kernels.target import target, tl, triton
 
 
@@ -62,13 +62,13 @@ def fetch_rows(
 
 
 @triton.jit
-def near_sums(u, begin, held, weights, decays, PLACES: tl.constexpr, LINES: tl.constexpr):
-    """Sums of decayed u [LINES, columns] from position `begin` on times k_j.k_t and k_j.q_t [columns]."""
+def near_sums(near_k, near_q, u, begin, held, weights, decays, PLACES: tl.constexpr, LINES: tl.constexpr):
+    """Adds decayed u [LINES, columns] from position `begin` on times k_j.k_t and k_j.q_t to sums [columns]."""
     j = begin + tl.arange(0, LINES)
     seen, u = j < held, u.to(tl.float32)
     decay = tl.load(decays + j, mask=seen, other=0.0)
-    near_k = tl.sum(u * (tl.load(weights + j, mask=seen, other=0.0) * decay)[:, None], 0)
-    return near_k, tl.sum(u * (tl.load(weights + PLACES + j, mask=seen, other=0.0) * decay)[:, None], 0)
+    near_k += tl.sum(u * (tl.load(weights + j, mask=seen, other=0.0) * decay)[:, None], 0)
+    return near_k, near_q + tl.sum(u * (tl.load(weights + PLACES + j, mask=seen, other=0.0) * decay)[:, None], 0)
 
 
 @triton.jit
@@ -131,15 +131,13 @@ def step_row(
             v = tl.load(heads + token * width + 2 * key_width + head * VALUE_DIM + d, mask=in_value, other=0.0)
             near_k, near_q = tl.zeros([BLOCK_V], tl.float32), tl.zeros([BLOCK_V], tl.float32)
             if AHEAD > 0:
-                near_k, near_q = near_sums(u, 0, held + t, weights, decay, PLACES, LINES)
+                near_k, near_q = near_sums(near_k, near_q, u, 0, held + t, weights, decay, PLACES, LINES)
             for begin in tl.range(LINES if AHEAD > 0 else 0, held + t, LINES, num_stages=1, disable_licm=True):
                 further = read_changes(
                     deltas, tail, begin, held + t, behind, head, d, in_value, delta_stride, VALUE_HEADS, VALUE_DIM,
                     RING, DELTA_FIRST, DELTA_EACH, LINES,
                 )  # fmt: skip
-                more_k, more_q = near_sums(further, begin, held + t, weights, decay, PLACES, LINES)
-                near_k += more_k
-                near_q += more_q
+                near_k, near_q = near_sums(near_k, near_q, further, begin, held + t, weights, decay, PLACES, LINES)
             far_k, far_q = tl.zeros([BLOCK_V], tl.float32), tl.zeros([BLOCK_V], tl.float32)
             more = t + 1 < count
             for piece in tl.range(pieces, num_stages=1, disable_licm=True):
@@ -175,17 +173,12 @@ def step_row(
                     VALUE_HEADS, VALUE_DIM, RING, DELTA_FIRST, DELTA_EACH, LINES,
                 )  # fmt: skip
         if late:
-            left = run_of(runs, write_run, row, runs_stride, True)
-            for column in tl.range(0, VALUE_DIM, FOLD_V, num_stages=1):
-                fold_pieces(
-                    states, keys, deltas, gates, base_blocks, left, tail, behind, settled, head, 0,
-                    (KEY_DIM + FOLD_C - 1) // FOLD_C, column + tl.arange(0, FOLD_V), state_stride, key_stride,
-                    delta_stride, gate_stride, KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM, RING, STATE_FIRST,
-                    STATE_EACH, KEY_FIRST, KEY_EACH, DELTA_FIRST, DELTA_EACH, GATE_FIRST, GATE_EACH, PLACES, FOLD_C, 4,
-                )  # fmt: skip
-            copy_inputs(
-                head, VALUE_HEADS, behind + settled, behind + held, behind, first, projected, keys, base_blocks, left,
-                tail, projected_stride, key_stride, width, RING, TAPS, BEFORE_FIRST, INPUT_FIRST, INPUT_EACH,
+            fold_late(
+                row, head, projected, states, keys, deltas, gates, runs, write_run, base_blocks, tail, first, behind,
+                settled, held, runs_stride, projected_stride, state_stride, key_stride, delta_stride, gate_stride,
+                KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM, RING, TAPS, STATE_FIRST, STATE_EACH, KEY_FIRST, KEY_EACH,
+                DELTA_FIRST, DELTA_EACH, GATE_FIRST, GATE_EACH, BEFORE_FIRST, INPUT_FIRST, INPUT_EACH, PLACES, FOLD_C,
+                FOLD_V,
             )  # fmt: skip
 
 

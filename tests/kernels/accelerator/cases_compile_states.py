@@ -70,7 +70,7 @@ KERNELS = {
          **{f"{name}_stride": "i32" for name in ("runs", "projected", "key", "gate")}},
         {**HEADS, "A": 12320, "TAPS": 4, "SCALE": 0.1, "UNIT": 1e-6, "RING": 20, "KEY_FIRST": 0, "KEY_EACH": 8,
          "GATE_FIRST": 16, "GATE_EACH": 256, "BEFORE_FIRST": 64, "INPUT_FIRST": 17, "INPUT_EACH": 2, "PLACES": 32,
-         "LINES": 16, "BLOCK_K": 128, "BLOCK_V": 256, "FETCH": True, "OVERLAP": True},
+         "LINES": 16, "BLOCK_K": 128, "BLOCK_V": 256, "AHEAD": 16, "FETCH": True, "OVERLAP": True},
         {"num_warps": 4},
     ),
     **{
