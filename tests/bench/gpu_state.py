@@ -72,7 +72,7 @@ PAIRS: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (  # options of both 
     ({}, {"PIECE": 16, "maxnreg": 184, "AHEAD": 0}),
     ({}, WIDE),
     ({}, {**WIDE, "FETCH": 128}),
-    *(({}, {"slots": slots, "parts": parts}) for slots, parts in ((1, 16), (2, 8), (4, 4), (8, 16), (16, 2), (16, 8))),
+    *(({}, {"slots": slots, "parts": parts}) for slots, parts in ((1, 16), (2, 8), (4, 4), (4, 8), (16, 2), (16, 8))),
 )
 SCANS: tuple[dict[str, Any], ...] = (
     {"num_warps": 4},

@@ -292,7 +292,7 @@ def step_options(shape: DeltaShape, rows: int) -> dict[str, Any]:
 
     Many programs are one warp each, because a sum over channels then needs no other warp; 11 of them fit in a unit. If
     all programs run at once, 8 in a unit, each has registers for a piece of twice the size. What all programs that run
-    at once fetch is to fit in L2. Programs that fold are about one wave, so that they cost little if no row folds.
+    at once fetch is to fit in L2. Programs that fold are less than a wave, so that they cost little if no row folds.
     """
     programs, units = shape.value_heads * rows, target().num_units
     few, wave = programs <= 2 * units, programs <= 8 * units
@@ -305,5 +305,6 @@ def step_options(shape: DeltaShape, rows: int) -> dict[str, Any]:
     fold = {"FOLD_C": min(most, 32 if few else 16), "FOLD_V": min(columns, 64), "FOLD": 8}
     slots = max(1, rows // 4) if few else min(16, triton.cdiv(rows, 8))
     across = triton.cdiv(shape.value_dim, fold["FOLD_V"])
-    parts = across * max(1, min(most // fold["FOLD_C"], 8 * units // (shape.value_heads * slots * across)))
+    share = (2 if few else 4) * units // (shape.value_heads * slots * across)
+    parts = across * max(1, min(most // fold["FOLD_C"], share))
     return {**options, **fold, "slots": slots, "parts": parts}
