@@ -12,7 +12,8 @@ silent race, so every kernel that is launched with `launch_options()` calls `gri
 previous kernel may be waiting too, so several kernels may have started. But no kernel starts before the end of a kernel
 that never calls `allow_next`, and the first kernel of a forward never calls it. So before `grid_wait` a kernel may also
 read data that the step's prep and earlier steps wrote, with loads that bypass the unit's cache. Decode attention reads
-its lists in this way, and the keys of all tokens except the step's own tokens. Behind a kernel that calls
+its lists in this way, and the keys of all tokens except the step's own tokens. Programs that only fold states
+(state/delta_fold) do not wait: no earlier kernel of the step reads what they write. Behind a kernel that calls
 `wait_then_allow`, a kernel may compute from what earlier kernels wrote, and waits at its end (lora/shrink).
 """
 

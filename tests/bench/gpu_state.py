@@ -44,16 +44,35 @@ HELD = range(2, 2 + FOLD)  # positions after the base before a step, two steps i
 CACHE = 120 << 20  # more bytes than any cache of the card
 BF16, LIMIT = torch.bfloat16, 1.5e-2
 PLACES = 32
+WIDE: dict[str, Any] = {"PIECE": 32, "maxnreg": 255, "AHEAD": 1}  # 8 programs fit in a unit, and load twice as much
 TUNINGS: tuple[dict[str, Any] | None, ...] = (
     None,
     {"FETCH": 0},
     {"FETCH": 32},
     {"FETCH": 64},
     {"FETCH": 128},
-    {"FOLD": 4, "maxnreg": 168},  # 12 programs fit in a unit
-    {"PIECE": 32, "maxnreg": 255},  # 8
-    {"PIECE": 16, "num_warps": 2, "maxnreg": 128},
-    {"PIECE": 64, "num_warps": 4, "FOLD": 4, "maxnreg": 255},
+    {"PIECE": 16, "maxnreg": 184, "AHEAD": 0},
+    WIDE,
+    {**WIDE, "AHEAD": 0},
+    {**WIDE, "FETCH": 128},
+    {"PIECE": 64, "num_warps": 4, "maxnreg": 168, "AHEAD": 2, "FOLD_C": 32},
+    {"slots": 1, "parts": 16},
+    {"slots": 4, "parts": 4},
+    {"slots": 16, "parts": 8},
+    {"slots": 32, "parts": 2},
+    {"FOLD": 4},
+    {"FOLD_C": 8, "FOLD_V": 128},
+)
+PAIRS: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (  # options of both launches of a step
+    ({"AHEAD": 0}, {}),
+    ({"AHEAD": 16}, {}),
+    ({"AHEAD": 32}, {}),
+    *(({"num_warps": warps, "AHEAD": ahead}, {}) for warps in (1, 2, 4) for ahead in (0, 16)),
+    *(({}, {"FETCH": rows}) for rows in (32, 64, 128)),
+    ({}, {"PIECE": 16, "maxnreg": 184, "AHEAD": 0}),
+    ({}, WIDE),
+    ({}, {**WIDE, "FETCH": 128}),
+    *(({}, {"slots": slots, "parts": parts}) for slots, parts in ((1, 16), (2, 8), (4, 4), (4, 8), (16, 2), (16, 8))),
 )
 SCANS: tuple[dict[str, Any], ...] = (
     {"num_warps": 4},
@@ -172,11 +191,14 @@ def steps(copy: float, tune: bool, shape: DeltaShape = QWEN) -> list[dict]:
                 found.append(timed(name, calls, size, copy))
                 whole.append(found[-1]["us"])
                 out, inputs = projected.new_empty(rows, shape.value_width), partial(launch_delta_inputs, projected)
-                if kind == "staggered":
+                if kind in ("held 10", "held 17", "staggered"):
                     calls = [partial(inputs, weights, shape, cache, meta, PLACES) for meta in metas]
                     found.append(timed(f"{name}, inputs alone", calls, size, copy))
                 tuning = tune and deltas is torch.float32 and kind in ("held 10", "held 17", "staggered")
-                options = TUNINGS if tuning else ()
+                options, pairs = (TUNINGS, PAIRS) if tuning else ((), ())
+                for pair in pairs:
+                    calls = [partial(both, pair, projected, weights, shape, cache, meta, out) for meta in metas]
+                    found.append(tuned(f"{name}, inputs {pair[0]}, states {pair[1]}", calls, size, copy))
                 made = inputs(weights, shape, cache, metas[0], PLACES)
                 for option in options:
                     calls = [
@@ -191,6 +213,20 @@ def steps(copy: float, tune: bool, shape: DeltaShape = QWEN) -> list[dict]:
                 print(found[-1], flush=True)
             del cache, table, tables
     return found
+
+
+def both(
+    pair: tuple[dict[str, Any], dict[str, Any]],
+    projected: torch.Tensor,
+    weights: DeltaWeights,
+    shape: DeltaShape,
+    cache: StatePages,
+    meta: StateMeta,
+    out: torch.Tensor,
+) -> None:
+    """Launches a step of short rows with these options."""
+    made = launch_delta_inputs(projected, weights, shape, cache, meta, PLACES, pair[0])
+    launch_states(*made, projected, weights, shape, cache, meta, out, pair[1])
 
 
 def scans(copy: float, tune: bool, shape: DeltaShape = QWEN, tokens: int = 8192) -> list[dict]:

@@ -1,19 +1,19 @@
 """Triton kernel that prepares a step of the gated delta rule for short rows: everything that needs no state.
 
-A program computes one key head of one row, with the value heads that share the key head. It convolves the row's tokens,
-writes k, g and inputs into the tail, and writes the inputs before a new base. The step kernel follows and reads:
+A program computes one key head of one row, with the value heads that share the key head. It convolves the row's tokens
+and writes k, g and inputs into the tail. The step kernel follows and reads:
 
     heads   q, k [key heads, 2, key_dim]; v [value heads, value_dim]                                          float32
     dots    k_j.k_t and k_j.q_t for each position j after the base, of the token itself only the latter
             [key heads, 2, places]                                                                            float32
-    decays  e^{G_t - G_j}; of a row's first token also e^{G_n - G_j} for the positions j that a fold adds to the base;
-            e^{G_t} and, of a row's first token, e^{G_n}         G: sums of gates from the base on, G_n: at its end
-            [value heads, 3, places]                                                                          float32
+    decays  e^{G_t - G_j}; then e^{G_t}        G: sums of gates from the base on    [value heads, 2, places]  float32
 
 Users: delta_step.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from torch import Tensor
 
@@ -110,12 +110,32 @@ def puts_of(
 
 
 @triton.jit
+def past_keys(
+    keys, tail, begin, held, behind, query, in_key, key_stride, KEY_WIDTH: tl.constexpr, RING: tl.constexpr,
+    KEY_FIRST: tl.constexpr, KEY_EACH: tl.constexpr, LINES: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """Keys of positions begin..begin + LINES - 1 after the base, of those below `held` [LINES, channels]."""
+    i = begin + tl.arange(0, LINES)
+    at = row_at(tail, (behind + i) % RING, key_stride, i < held, KEY_FIRST, KEY_EACH, KEY_WIDTH, EARLY)
+    wanted = (i < held)[:, None] & in_key[None, :]
+    return tl.load(keys + at[:, None] + query[None, :], mask=wanted, other=0.0, cache_modifier=".cg" if EARLY else "")
+
+
+@triton.jit
+def put_dots(made, past, q, k, begin, held, PLACES: tl.constexpr, LINES: tl.constexpr):
+    """Writes k_j.k_t and k_j.q_t of LINES positions from `begin` on; past: their keys."""
+    i, past = begin + tl.arange(0, LINES), past.to(tl.float32)
+    tl.store(made + i, tl.sum(past * k[None, :], 1), mask=i < held)
+    tl.store(made + PLACES + i, tl.sum(past * q[None, :], 1), mask=i < held)
+
+
+@triton.jit
 def make_token(
-    earlier_q, earlier_k, earlier_v, past_gates, first_gates, puts, token, behind, held, heads, dots, decays, projected,
-    taps, a_log, dt_bias, keys, tail, j, query, value, in_key, in_value, key_head, projected_stride, key_stride,
-    KEY_WIDTH: tl.constexpr, WIDTH: tl.constexpr, VALUE_HEADS: tl.constexpr, SHARES: tl.constexpr, A: tl.constexpr,
-    TAPS: tl.constexpr, SCALE: tl.constexpr, UNIT: tl.constexpr, RING: tl.constexpr, KEY_FIRST: tl.constexpr,
-    KEY_EACH: tl.constexpr, PLACES: tl.constexpr, LINES: tl.constexpr,
+    earlier_q, earlier_k, earlier_v, past, past_gates, first_gates, puts, token, behind, held, heads, dots, decays,
+    projected, taps, a_log, dt_bias, keys, tail, j, query, value, in_key, in_value, key_head, projected_stride,
+    key_stride, KEY_WIDTH: tl.constexpr, WIDTH: tl.constexpr, VALUE_HEADS: tl.constexpr, SHARES: tl.constexpr,
+    A: tl.constexpr, TAPS: tl.constexpr, SCALE: tl.constexpr, UNIT: tl.constexpr, RING: tl.constexpr,
+    KEY_FIRST: tl.constexpr, KEY_EACH: tl.constexpr, PLACES: tl.constexpr, LINES: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Writes heads, dots, decays of a token, and its key, gates and inputs into the tail; `held`: positions before."""
     own = projected + token * projected_stride
@@ -145,60 +165,32 @@ def make_token(
         head = key_head * SHARES + share
         later = tl.where(j + 1 == held, own_gates[share], past_gates[share])
         between, far = decays_of(later, tl.where(held > 0, first_gates[share], own_gates[share]), j)
-        place = decays + (token * VALUE_HEADS + head) * (3 * PLACES)
+        place = decays + (token * VALUE_HEADS + head) * (2 * PLACES)
         tl.store(place + j, between)
-        tl.store(place + 2 * PLACES, far)
+        tl.store(place + PLACES, far)
         tl.store(put_gate + head, own_gates[share])
     made = dots + (token * (VALUE_HEADS // SHARES) + key_head) * (2 * PLACES)
     tl.store(made + PLACES + held, tl.sum(k * q, 0))
-    for begin in tl.range(0, held, LINES, num_stages=1, disable_licm=True):
-        i = begin + tl.arange(0, LINES)
-        at = row_at(tail, (behind + i) % RING, key_stride, i < held, KEY_FIRST, KEY_EACH, KEY_WIDTH)
-        past = tl.load(keys + at[:, None] + query[None, :], mask=(i < held)[:, None] & in_key[None, :], other=0.0)
-        past = past.to(tl.float32)
-        tl.store(made + i, tl.sum(past * k[None, :], 1), mask=i < held)
-        tl.store(made + PLACES + i, tl.sum(past * q[None, :], 1), mask=i < held)
-
-
-@triton.jit
-def fold_decays(
-    decays, gates, tail, behind, settled, first, j, key_head, gate_stride, VALUE_HEADS: tl.constexpr,
-    SHARES: tl.constexpr, RING: tl.constexpr, GATE_FIRST: tl.constexpr, GATE_EACH: tl.constexpr, PLACES: tl.constexpr,
-):  # fmt: skip
-    """Writes the decays of the `settled` positions that a fold adds to the base, and of the base's state."""
-    past_gates, first_gates = past_gates_of(
-        gates, tail, behind, settled, j, key_head, gate_stride, VALUE_HEADS, SHARES, RING, GATE_FIRST, GATE_EACH, False
-    )
-    for share in tl.static_range(SHARES):
-        weights, whole = decays_of(past_gates[share], first_gates[share], j)
-        place = decays + (first.to(tl.int64) * VALUE_HEADS + key_head * SHARES + share) * (3 * PLACES) + PLACES
-        tl.store(place + j, tl.where(j < settled, weights, 0.0))
-        tl.store(place + PLACES + 1, whole)
-
-
-@triton.jit
-def keep_before(
-    found_q, found_k, found_v, left, query, value, in_key, in_value, keys, key_stride, KEY_WIDTH: tl.constexpr,
-    WIDTH: tl.constexpr, TAPS: tl.constexpr, BEFORE_FIRST: tl.constexpr, INPUT_EACH: tl.constexpr,
-):  # fmt: skip
-    """Writes the inputs before a new base into its run: columns of the head's query, key and values."""
-    for tap in tl.static_range(1, TAPS):
-        target = keys + row_at(left, TAPS - 1 - tap, key_stride, True, BEFORE_FIRST, INPUT_EACH, WIDTH)
-        tl.store(target + query, found_q[tap - 1], mask=in_key)
-        tl.store(target + KEY_WIDTH + query, found_k[tap - 1], mask=in_key)
-        tl.store(target + value, found_v[tap - 1], mask=in_value)
+    if AHEAD > 0:
+        put_dots(made, past, q, k, 0, held, PLACES, AHEAD)
+    for begin in tl.range(AHEAD, held, LINES, num_stages=1, disable_licm=True):
+        further = past_keys(
+            keys, tail, begin, held, behind, query, in_key, key_stride, KEY_WIDTH, RING, KEY_FIRST, KEY_EACH, LINES,
+            False,
+        )  # fmt: skip
+        put_dots(made, further, q, k, begin, held, PLACES, LINES)
 
 
 @triton.jit
 def delta_inputs_kernel(
     heads,  # [T, 2 * KEY_HEADS * KEY_DIM + VALUE_HEADS * VALUE_DIM] float32
     dots,  # [T, KEY_HEADS, 2, PLACES] float32
-    decays,  # [T, VALUE_HEADS, 3, PLACES] float32
+    decays,  # [T, VALUE_HEADS, 2, PLACES] float32
     projected,  # [T, q | k | v | z | b | a]
     taps,  # [TAPS, q | k | v]
     a_log, dt_bias,  # [VALUE_HEADS]
     keys, gates,  # the pages in the dtypes of these parts; inputs have the dtype of keys
-    runs, base_run, write_run, tail_run, base, new_base, start, query_start, checkpoint_run,
+    runs, base_run, tail_run, base, new_base, start, query_start, checkpoint_run,
     runs_stride, projected_stride, key_stride, gate_stride,
     KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     A: tl.constexpr,  # first column of the gates in `projected`
@@ -209,7 +201,8 @@ def delta_inputs_kernel(
     LINES: tl.constexpr,  # positions whose keys are loaded at once
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,  # power of two >= columns of the values that share a key head
-    FETCH: tl.constexpr,  # keys of earlier steps come into L2 before the wait
+    AHEAD: tl.constexpr,  # earlier positions whose keys are loaded before the wait, a power of two; or 0
+    FETCH: tl.constexpr,  # keys of other positions come into L2 before the wait
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One program computes one key head of one row."""
@@ -218,7 +211,7 @@ def delta_inputs_kernel(
     key_width: tl.constexpr = KEY_HEADS * KEY_DIM
     width: tl.constexpr = 2 * key_width + VALUE_HEADS * VALUE_DIM
     # Keys and gates of earlier steps, too, are read before the wait.
-    first, count, behind, settled, held, base_blocks, tail, short = plan_of(
+    first, count, behind, _, held, base_blocks, tail, short = plan_of(
         row, runs, base_run, tail_run, base, new_base, start, query_start, checkpoint_run, runs_stride, RING
     )
     begin = behind + held
@@ -231,10 +224,16 @@ def delta_inputs_kernel(
         value, KEY_DIM, key_width, shares * VALUE_DIM, width, RING, TAPS, BEFORE_FIRST, INPUT_FIRST, INPUT_EACH,
         True,
     )  # fmt: skip
-    if OVERLAP and FETCH:
+    past = 0
+    if AHEAD > 0:
+        past = past_keys(
+            keys, tail, 0, seen, behind, query, in_key, key_stride, key_width, RING, KEY_FIRST, KEY_EACH, AHEAD, True
+        )
+    if OVERLAP and FETCH and AHEAD < PLACES:
         size: tl.constexpr = KEY_DIM * keys.dtype.element_ty.primitive_bitwidth // 8
-        past = row_at(tail, (behind + j) % RING, key_stride, j < seen, KEY_FIRST, KEY_EACH, key_width, True)
-        fetch_run(keys + past + key_head * KEY_DIM, tl.where(j < seen, size, 0))
+        there = (j >= AHEAD) & (j < seen)
+        line = row_at(tail, (behind + j) % RING, key_stride, there, KEY_FIRST, KEY_EACH, key_width, True)
+        fetch_run(keys + line + key_head * KEY_DIM, tl.where(there, size, 0))
     past_gates, first_gates = past_gates_of(
         gates, tail, behind, seen, j, key_head, gate_stride, VALUE_HEADS, shares, RING, GATE_FIRST, GATE_EACH, True
     )
@@ -245,10 +244,10 @@ def delta_inputs_kernel(
     grid_wait(OVERLAP)
     if short:
         make_token(
-            earlier_q, earlier_k, earlier_v, past_gates, first_gates, puts, first.to(tl.int64), behind, held, heads,
-            dots, decays, projected, taps, a_log, dt_bias, keys, tail, j, query, value, in_key, in_value, key_head,
-            projected_stride, key_stride, key_width, width, VALUE_HEADS, shares, A, TAPS, SCALE, UNIT, RING, KEY_FIRST,
-            KEY_EACH, PLACES, LINES,
+            earlier_q, earlier_k, earlier_v, past, past_gates, first_gates, puts, first.to(tl.int64), behind, held,
+            heads, dots, decays, projected, taps, a_log, dt_bias, keys, tail, j, query, value, in_key, in_value,
+            key_head, projected_stride, key_stride, key_width, width, VALUE_HEADS, shares, A, TAPS, SCALE, UNIT, RING,
+            KEY_FIRST, KEY_EACH, PLACES, LINES, AHEAD,
         )  # fmt: skip
         for t in range(1, count):
             tl.debug_barrier()  # the token reads k and g of the one before
@@ -258,6 +257,11 @@ def delta_inputs_kernel(
                 query, value, KEY_DIM, key_width, shares * VALUE_DIM, width, RING, TAPS, BEFORE_FIRST, INPUT_FIRST,
                 INPUT_EACH, False,
             )  # fmt: skip
+            if AHEAD > 0:
+                past = past_keys(
+                    keys, tail, 0, held + t, behind, query, in_key, key_stride, key_width, RING, KEY_FIRST, KEY_EACH,
+                    AHEAD, False,
+                )  # fmt: skip
             past_gates, first_gates = past_gates_of(
                 gates, tail, behind, held + t, j, key_head, gate_stride, VALUE_HEADS, shares, RING, GATE_FIRST,
                 GATE_EACH, False,
@@ -267,32 +271,21 @@ def delta_inputs_kernel(
                 KEY_FIRST, KEY_EACH, GATE_FIRST, GATE_EACH, INPUT_FIRST, INPUT_EACH, False,
             )  # fmt: skip
             make_token(
-                earlier_q, earlier_k, earlier_v, past_gates, first_gates, puts, (first + t).to(tl.int64), behind,
+                earlier_q, earlier_k, earlier_v, past, past_gates, first_gates, puts, (first + t).to(tl.int64), behind,
                 held + t, heads, dots, decays, projected, taps, a_log, dt_bias, keys, tail, j, query, value, in_key,
                 in_value, key_head, projected_stride, key_stride, key_width, width, VALUE_HEADS, shares, A, TAPS,
-                SCALE, UNIT, RING, KEY_FIRST, KEY_EACH, PLACES, LINES,
-            )  # fmt: skip
-        if settled > 0:
-            tl.debug_barrier()  # gates of the row's tokens are read again
-            end = behind + settled
-            earlier_q, earlier_k, earlier_v = earlier_inputs(
-                end, begin, behind, first, projected, keys, base_blocks, tail, projected_stride, key_stride, c, d,
-                query, value, KEY_DIM, key_width, shares * VALUE_DIM, width, RING, TAPS, BEFORE_FIRST, INPUT_FIRST,
-                INPUT_EACH, False,
-            )  # fmt: skip
-            left = runs + tl.load(write_run + row).to(tl.int64) * runs_stride
-            fold_decays(
-                decays, gates, tail, behind, settled, first, j, key_head, gate_stride, VALUE_HEADS, shares, RING,
-                GATE_FIRST, GATE_EACH, PLACES,
-            )  # fmt: skip
-            keep_before(
-                earlier_q, earlier_k, earlier_v, left, query, value, in_key, in_value, keys, key_stride, key_width,
-                width, TAPS, BEFORE_FIRST, INPUT_EACH,
+                SCALE, UNIT, RING, KEY_FIRST, KEY_EACH, PLACES, LINES, AHEAD,
             )  # fmt: skip
 
 
 def launch_delta_inputs(
-    projected: Tensor, weights: DeltaWeights, shape: DeltaShape, cache: StatePages, meta: StateMeta, places: int
+    projected: Tensor,
+    weights: DeltaWeights,
+    shape: DeltaShape,
+    cache: StatePages,
+    meta: StateMeta,
+    places: int,
+    tuning: dict[str, Any] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns (heads, dots, decays) of the tokens of short rows."""
     (keys, _, gates, inputs), before, a = cache.tail, cache.state[-1], shape.columns[3]
@@ -302,11 +295,13 @@ def launch_delta_inputs(
     tokens = len(projected)
     heads = projected.new_empty(tokens, shape.conv_width, dtype=gates.dtype)
     dots = heads.new_empty(tokens, shape.key_heads, 2, places)
-    decays = heads.new_empty(tokens, shape.value_heads, 3, places)
+    decays = heads.new_empty(tokens, shape.value_heads, 2, places)
     values, of_gates = cache.pages.view(keys.dtype), cache.pages.view(gates.dtype)
+    warps = warps_of(shape.key_heads * len(meta.base))
+    options = {"num_warps": warps, "AHEAD": 16 if warps > 1 else 0, **(tuning or {})}
     delta_inputs_kernel[shape.key_heads, len(meta.base)](
         heads, dots, decays, projected, weights.taps, weights.a_log, weights.dt_bias, values, of_gates, meta.runs,
-        meta.base_run, meta.write_run, meta.tail_run, meta.base, meta.new_base, meta.start, meta.query_start,
+        meta.base_run, meta.tail_run, meta.base, meta.new_base, meta.start, meta.query_start,
         meta.checkpoint_run, meta.runs.stride(0), projected.stride(0), values.stride(0), of_gates.stride(0),
         KEY_HEADS=shape.key_heads, VALUE_HEADS=shape.value_heads, KEY_DIM=shape.key_dim, VALUE_DIM=shape.value_dim,
         A=a, TAPS=shape.taps, SCALE=shape.key_dim**-0.5, UNIT=UNIT, RING=shape.ring, KEY_FIRST=keys.first,
@@ -315,7 +310,7 @@ def launch_delta_inputs(
         BLOCK_K=triton.next_power_of_2(shape.key_dim),
         BLOCK_V=triton.next_power_of_2(shape.value_heads // shape.key_heads * shape.value_dim),
         FETCH=in_sixteens(cache.pages, shape.key_dim * keys.dtype.itemsize),
-        num_warps=warps_of(shape.key_heads * len(meta.base)), **launch_options(),
+        **options, **launch_options(),
     )  # fmt: skip
     return heads, dots, decays
 

@@ -9,9 +9,10 @@ CHECKPOINTS = tl.constexpr(MAX_CHECKPOINTS)
 
 
 @triton.jit
-def run_of(runs, ids, row, runs_stride, mask):
-    """Address of the block table of each row's run; `ids` holds the runs of the rows."""
-    return runs + tl.load(ids + row, mask=mask, other=0).to(tl.int64) * runs_stride
+def run_of(runs, ids, row, runs_stride, mask, EARLY: tl.constexpr = False):
+    """Address of the block table of each row's run; `ids` holds the runs of the rows. EARLY: see row_at."""
+    run = tl.load(ids + row, mask=mask, other=0, cache_modifier=".cg" if EARLY else "")
+    return runs + run.to(tl.int64) * runs_stride
 
 
 @triton.jit

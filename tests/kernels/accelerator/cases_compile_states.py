@@ -66,23 +66,25 @@ KERNELS = {
     "delta inputs": (
         delta_inputs_kernel,
         {"heads": F, "dots": F, "decays": F, "projected": T, "taps": F, "a_log": F, "dt_bias": F, "keys": T,
-         "gates": F, **RUNS, **FEW,
+         "gates": F, **{name: N for name in RUNS if name != "write_run"}, **FEW,
          **{f"{name}_stride": "i32" for name in ("runs", "projected", "key", "gate")}},
         {**HEADS, "A": 12320, "TAPS": 4, "SCALE": 0.1, "UNIT": 1e-6, "RING": 20, "KEY_FIRST": 0, "KEY_EACH": 8,
          "GATE_FIRST": 16, "GATE_EACH": 256, "BEFORE_FIRST": 64, "INPUT_FIRST": 17, "INPUT_EACH": 2, "PLACES": 32,
-         "LINES": 16, "BLOCK_K": 128, "BLOCK_V": 256, "FETCH": True, "OVERLAP": True},
+         "LINES": 16, "BLOCK_K": 128, "BLOCK_V": 256, "AHEAD": 16, "FETCH": True, "OVERLAP": True},
         {"num_warps": 4},
     ),
-    "delta step": (
-        delta_step_kernel,
-        {"out": T, "heads": F, "dots": F, "decays": F, "projected": T, "norm": F,
-         **{name: kind for name, kind in (PAGES | RUNS | FEW | STRIDES).items() if not name.startswith("gate")},
-         "eps": "fp32"},
-        {**HEADS, **{name: number for name, number in PLACES.items() if not name.startswith("GATE")}, "Z": 8192,
-         "B": 12288, "SIGMOID": False, "PLACES": 32, "LINES": 16, "FOLD": 8, "PIECE": 16, "BLOCK_V": 128, "FETCH": 64,
-         "OVERLAP": True},
-        {"num_warps": 1},
-    ),
+    **{
+        f"delta step, {ahead} ahead": (
+            delta_step_kernel,
+            {"out": T, "heads": F, "dots": F, "decays": F, "projected": T, "norm": F, **PAGES, **RUNS, **FEW, **STRIDES,
+             "eps": "fp32", "slots": "i32", "parts": "i32"},
+            {**HEADS, **PLACES, "Z": 8192, "B": 12288, "SIGMOID": False, "TAPS": 4, "BEFORE_FIRST": 64,
+             "INPUT_FIRST": 17, "INPUT_EACH": 2, "PLACES": 32, "LINES": 16, "PIECE": piece, "BLOCK_V": 128,
+             "FOLD_C": 16, "FOLD_V": 64, "FOLD": 8, "FETCH": 64, "AHEAD": ahead, "OVERLAP": True},
+            {"num_warps": warps},
+        )
+        for ahead, piece, warps in ((0, 16, 1), (2, 64, 4))
+    },
     "delta step by channels": (
         channel_step_kernel,
         {"out": T, **DELTA, "norm": F, **PAGES, **RUNS, **FEW, "eps": "fp32", **STRIDES},

@@ -12,6 +12,7 @@ from engine.kernels.state.conv import launch_conv
 from engine.kernels.state.delta import DeltaShape, cut, delta_rule_reference
 from engine.kernels.state.delta_prepare import SIZE
 from engine.kernels.state.delta_rule import launch_delta_rule
+from engine.kernels.state.delta_step import launch_delta_step
 from engine.kernels.state.selective import (
     SelectiveInputs,
     SelectiveShape,
@@ -70,6 +71,37 @@ def delta(projected, weights, shape, cache, meta):
 def test_delta_steps(per_channel):
     shape = DeltaShape(2, 4, 16, 8, 4, 24, per_channel=per_channel, sigmoid=per_channel)
     compared(SHORT, shape, shape.columns[-1], delta_rule_reference, delta, delta_weights(shape))
+
+
+FOLDS = [Row(18 + n, 19 + n, 0, 16) for n in range(2)] + [Row(35 + n, 36 + n, 16, 32) for n in range(3)]
+LATE = [Row(0, 18, 0, 16), Row(30, 34, 16, 32)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "ahead"),
+    [
+        ([FOLDS[0], LATE[0], Row(37, 39, 0, 32), *FOLDS[1:], Row(3, 4), LATE[1]], 0),
+        ([Row(3, 4), Row(20, 24, 16), Row(37, 38, 16)], 1),
+        ([Row(3, 4), Row(20, 24, 16), Row(37, 38, 16), FOLDS[2]], 2),
+    ],
+)
+def test_delta_folds(rows, ahead):
+    """More rows fold than slots, or none; tiles do not divide a head; one row folds 32 positions, two their own."""
+    shape = DeltaShape(1, 2, 40, 72, 4, 40)
+
+    def launch(projected, weights, shape, cache, meta):
+        out = projected.new_empty(len(projected), shape.value_width)
+        launch_delta_step(projected, weights, shape, cache, meta, out, {"slots": 2, "parts": 4, "AHEAD": ahead})
+        return out
+
+    compared(rows, shape, shape.columns[-1], delta_rule_reference, launch, delta_weights(shape), padding=3)
+
+
+@pytest.mark.full
+def test_delta_folds_of_many_rows():
+    """A program reads the plans of 256 rows at once; the rows that fold are behind them."""
+    rows, shape = [Row(0, 0)] * 257 + [Row(2, 3), FOLDS[0], FOLDS[2]], DeltaShape(1, 1, 16, 16, 4, 24)
+    compared(rows, shape, shape.columns[-1], delta_rule_reference, delta, delta_weights(shape))
 
 
 def test_delta_scans():
