@@ -23,7 +23,7 @@ from engine.kernels.pdl import fetch_run, grid_wait, launch_options
 from engine.kernels.state.delta import DeltaShape, DeltaWeights, StatePages
 from engine.kernels.state.delta_inputs import in_sixteens, launch_delta_inputs
 from engine.kernels.state.runs import piece_at, plan_of, row_at, sigmoid
-from engine.kernels.target import target, tl, triton
+from engine.kernels.target import next_power_of_2, target, tl, triton
 
 
 @triton.jit
@@ -230,7 +230,7 @@ def launch_delta_step(
     tuning: dict[str, Any] | None = None,
 ) -> None:
     """Writes the tokens of short rows into `out` [T, value_width], in two launches."""
-    places = max(16, triton.next_power_of_2(shape.ring))
+    places = max(16, next_power_of_2(shape.ring))
     made = launch_delta_inputs(projected, weights, shape, cache, meta, places)
     launch_states(*made, projected, weights, shape, cache, meta, out, tuning)
 
@@ -260,7 +260,7 @@ def launch_states(
         runs_stride, projected.stride(0), *strides, KEY_HEADS=shape.key_heads, VALUE_HEADS=shape.value_heads,
         KEY_DIM=shape.key_dim, VALUE_DIM=shape.value_dim, Z=z, B=b, SIGMOID=shape.sigmoid, RING=shape.ring, **found,
         PLACES=dots.shape[-1],
-        BLOCK_V=triton.next_power_of_2(shape.value_dim), **options, **launch_options(),
+        BLOCK_V=next_power_of_2(shape.value_dim), **options, **launch_options(),
     )  # fmt: skip
 
 
@@ -275,6 +275,6 @@ def step_options(shape: DeltaShape, rows: int) -> dict[str, Any]:
     options = {"num_warps": 4, "FETCH": 128} if few else {"num_warps": 1, "FETCH": 64 if programs <= 8 * units else 32}
     if not few and target().bounds_registers:
         options["maxnreg"] = 184
-    most, columns = triton.next_power_of_2(shape.key_dim), triton.next_power_of_2(shape.value_dim)
+    most, columns = next_power_of_2(shape.key_dim), next_power_of_2(shape.value_dim)
     piece = min(most, max(8, (1 << 13 if few else 1 << 11) // columns))
     return {**options, "PIECE": piece, "LINES": 16, "FOLD": 4 if few else 8}
