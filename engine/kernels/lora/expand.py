@@ -79,7 +79,7 @@ def matrix_at(
     return matrix
 
 
-@triton.jit(do_not_specialize=["rows", "parts", "site", "square_parts", "next_site"])
+@triton.jit(do_not_specialize=["rows", "parts", "pieces", "site", "square_parts", "next_site"])
 def expand_kernel(
     y,  # [rows, width]
     gained,  # [rows, width] y * gain when AFTER
@@ -227,9 +227,9 @@ def launch_expand(
     assert y.shape == (count, shape.width), f"y has the shape {tuple(y.shape)}"
     assert next_low is None or (after is not None and shape.experts == 1), "A x of prescaled rows of tokens"
     assert next_low is None or shape.pieces == 1, "rows of one piece"
-    square_parts = 0 if before is None else len(before.squares)
+    square_parts = 0 if before is None else before.squares.shape[0]
     tile = block_of(rows, rank)
-    expand_kernel[(len(rows.tiles), len(blocks))](
+    expand_kernel[(rows.tiles.shape[0], blocks.shape[0])](
         y, y if after is None else after.rows, low if after is None else after.squares,
         low if next_low is None else next_low.low, low, matrices.values, matrices.words, rows.order, rows.tiles, blocks,
         low if after is None else after.gain, low if before is None else before.squares, count, parts, pieces,

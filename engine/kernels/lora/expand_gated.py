@@ -153,9 +153,9 @@ def launch_expand_gated(
     assert halves.shape == (count, shape.width), f"halves have the shape {tuple(halves.shape)}"
     width = shape.width // 2
     out = empty_rows(halves, width)
-    square_parts = 0 if before is None else len(before.squares)
+    square_parts = 0 if before is None else before.squares.shape[0]
     tile = block_of(rows, rank)
-    expand_gated_kernel[(len(rows.tiles), cdiv(width, BLOCK_N))](
+    expand_gated_kernel[(rows.tiles.shape[0], cdiv(width, BLOCK_N))](
         out, low if next_low is None else next_low.low, halves, low, matrices.values, matrices.words, rows.order,
         rows.tiles, low if before is None else before.squares, count, parts, pieces, shape.in_features, width,
         shape.experts, matrices.words.shape[1], shape.number, matrices.values.shape[1], square_parts,

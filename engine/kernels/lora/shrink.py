@@ -151,14 +151,14 @@ def launch_shrink(
     assert x.stride(1) == 1, "rows of x are contiguous"
     assert x.dtype is matrices.values.dtype, f"x is {x.dtype}, the adapters are {matrices.values.dtype}"
     assert depth == shape.in_features, f"x has {depth} features; the layer takes {shape.in_features}"
-    assert count == len(x) * top_k, f"x has {len(x)} rows, the list {count}"
+    assert count == x.shape[0] * top_k, f"x has {len(x)} rows, the list {count}"
     rank = padded_rank(matrices.max_rank)
     tile = block_of(rows, rank)
     block = columns_of(tile, rank)
     parts, part_len = parts_of(depth, count, block, invariant)
     low = torch.empty(parts, count, shape.pieces, rank, dtype=torch.float32, device=x.device)
     with branch or nullcontext():
-        shrink_kernel[(len(rows.tiles), parts, shape.pieces)](
+        shrink_kernel[(rows.tiles.shape[0], parts, shape.pieces)](
             low, x, matrices.values, matrices.words, rows.order, rows.tiles, count, depth, part_len, shape.experts,
             top_k, matrices.words.shape[1], shape.number, x.stride(0), matrices.values.shape[1], TILE=tile, RANK=rank,
             BLOCK_K=block, ONCE=tile == 1 and part_len == block, EACH=rows.each, SETTLED=rows.settled,

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import re
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -102,6 +103,10 @@ async def test_kernels_of_steps_with_adapters_are_met_in_the_walk(case, met, tmp
             asked.append(replace(text_request([5] * length, 3, ignore_eos=True), lora=adapters[0]))
             await asyncio.gather(*(answer(served, each) for each in asked))
     kind = "expand_gated_kernel" if case == "8b" else "expand_summed_kernel"
-    assert {"shrink_kernel", "expand_kernel", kind} <= {name for name, *_ in met.at_start}
+    counts = Counter(name for name, *_ in met.at_start)
+    assert {"shrink_kernel", "expand_kernel", kind} <= set(counts)
+    if case == "8b":  # each takes a start about 10 ms, from a full cache too
+        of_adapters = ("place_list_kernel", "shrink_kernel", "expand_kernel", "expand_gated_kernel")
+        assert sum(counts[name] for name in of_adapters) <= 20
     assert not met.later
     assert not met.since
