@@ -9,6 +9,9 @@ time is spent in LLVM, the assembler and the C compiler without the GIL, so thre
     pool | compiles, loads ....... | compiles, loads ........ |
          | compiles, loads  | compiles, loads ... |
 
+Each kernel's key in Triton's cache contains a hash of all of Triton's files (0.4 GB), which takes 0.3 s. `hashed`
+computes it on a thread from the beginning of a start, while the model's weights are read.
+
 Kernels' outputs stay unwritten during a walk, so code in a walk must not read a length from them, and reads indices
 only from `new_indices`.
 """
@@ -16,6 +19,8 @@ only from `new_indices`.
 from __future__ import annotations
 
 import contextvars
+import functools
+import importlib
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -40,9 +45,20 @@ def precompile(walk: Callable[[], None], threads: int, bind: Callable[[], None])
     """
     if not HAS_TRITON or triton.knobs.runtime.interpret:
         return
+    hashed().result()
     with _walking:
         # In a copy of the context: Triton stores the pool in a context variable and leaves it there if a kernel fails.
         contextvars.copy_context().run(_compile, walk, min(threads, MAX_THREADS), bind)
+
+
+@functools.cache
+def hashed() -> Future[object]:
+    """The hash of Triton's files, which Triton caches; the first call begins its thread."""
+    pool: ThreadPoolExecutor = ThreadPoolExecutor(1, "omniloop-hash")
+    cache: Any = importlib.import_module("triton.runtime.cache") if HAS_TRITON else None
+    found = pool.submit(getattr(cache, "triton_key", bool))  # `bool` does nothing: this Triton has no such function
+    pool.shutdown(wait=False)
+    return found
 
 
 def new_indices(*shape: int, dtype: torch.dtype, device: str | torch.device) -> Tensor:
