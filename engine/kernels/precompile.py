@@ -102,8 +102,9 @@ def _noted() -> Iterator[None]:
     def note(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         if threading.get_ident() != mine:
             return launch(kernel, *args, grid=grid, warmup=warmup, **options)
-        # Triton's own lookup of a known kernel takes ten times as long, so it is called once per kind.
-        kind = (id(kernel), *map(_kind, args), *options, *map(_kind, options.values()))
+        # Triton's own lookup takes ten times as long, and before the walk's end, in Triton 3.6, as long as a load from
+        # its cache, 2 ms. So it is called once per kind.
+        kind = kind_of(kernel, args, options)
         if kind not in met:
             met.add(kind)
             launch(kernel, *args, grid=grid, warmup=True, **options)
@@ -116,8 +117,20 @@ def _noted() -> Iterator[None]:
         kernels.run = launch
 
 
-def _kind(value: Any) -> Hashable:
-    """Return what Triton specialises a kernel on for this argument; for numbers this is the value itself."""
+def kind_of(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Hashable:
+    """What Triton specialises a kernel on for a launch: launches of one kind run one variant of the kernel."""
+    params = {param.name: param for param in kernel.params}
+    named = [_kind(params.get(name), value) for name, value in options.items()]
+    return id(kernel), *map(_kind, params.values(), args), *options, *named
+
+
+def _kind(param: Any, value: Any) -> Hashable:
+    """What Triton specialises a kernel on for this argument; `param` None: an option of the compiler.
+
+    Of a number at run time: its type, whether it is 1, and whether 16 divides it."""
+    if type(value) is int and param is not None and not param.is_constexpr:
+        wide = value.bit_length() > 31
+        return wide if param.do_not_specialize else (wide, value == 1, value % 16 == 0)
     if isinstance(value, Tensor):
         return value.dtype, value.data_ptr() % 16, value.untyped_storage().nbytes() < 1 << 31
     base = getattr(value, "base", None)  # a descriptor's tensor
