@@ -89,7 +89,9 @@ class Accelerator:
         import torch
 
         from engine.kernels.gemm.timed import TimedProducts
+        from engine.kernels.precompile import hashed
 
+        hashed()  # during the start of the driver
         self.device = torch.device(device)
         self.products = TimedProducts()  # of a further rank: replaced by one that shares the first rank's choices
         self.compute = torch.cuda.Stream(self.device)

@@ -9,6 +9,9 @@ time is spent in LLVM, the assembler and the C compiler without the GIL, so thre
     pool | compiles, loads ....... | compiles, loads ........ |
          | compiles, loads  | compiles, loads ... |
 
+Each kernel's key in Triton's cache contains a hash of all of Triton's files (0.4 GB), which takes 0.3 s. `hashed`
+computes it on a thread from the beginning of a start, while the model's weights are read.
+
 Kernels' outputs stay unwritten during a walk, so code in a walk must not read a length from them, and reads indices
 only from `new_indices`.
 """
@@ -16,6 +19,8 @@ only from `new_indices`.
 from __future__ import annotations
 
 import contextvars
+import functools
+import importlib
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -40,9 +45,20 @@ def precompile(walk: Callable[[], None], threads: int, bind: Callable[[], None])
     """
     if not HAS_TRITON or triton.knobs.runtime.interpret:
         return
+    hashed().result()
     with _walking:
         # In a copy of the context: Triton stores the pool in a context variable and leaves it there if a kernel fails.
         contextvars.copy_context().run(_compile, walk, min(threads, MAX_THREADS), bind)
+
+
+@functools.cache
+def hashed() -> Future[object]:
+    """The hash of Triton's files, which Triton caches; the first call begins its thread."""
+    pool: ThreadPoolExecutor = ThreadPoolExecutor(1, "omniloop-hash")
+    cache: Any = importlib.import_module("triton.runtime.cache") if HAS_TRITON else None
+    found = pool.submit(getattr(cache, "triton_key", bool))  # `bool` does nothing: this Triton has no such function
+    pool.shutdown(wait=False)
+    return found
 
 
 def new_indices(*shape: int, dtype: torch.dtype, device: str | torch.device) -> Tensor:
@@ -86,8 +102,9 @@ def _noted() -> Iterator[None]:
     def note(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         if threading.get_ident() != mine:
             return launch(kernel, *args, grid=grid, warmup=warmup, **options)
-        # Triton's own lookup of a known kernel takes ten times as long, so it is called once per kind.
-        kind = (id(kernel), *map(_kind, args), *options, *map(_kind, options.values()))
+        # Triton's own lookup takes ten times as long, and before the walk's end, in Triton 3.6, as long as a load from
+        # its cache, 2 ms. So it is called once per kind.
+        kind = kind_of(kernel, args, options)
         if kind not in met:
             met.add(kind)
             launch(kernel, *args, grid=grid, warmup=True, **options)
@@ -100,8 +117,20 @@ def _noted() -> Iterator[None]:
         kernels.run = launch
 
 
-def _kind(value: Any) -> Hashable:
-    """Return what Triton specialises a kernel on for this argument; for numbers this is the value itself."""
+def kind_of(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Hashable:
+    """What Triton specialises a kernel on for a launch: launches of one kind run one variant of the kernel."""
+    params = {param.name: param for param in kernel.params}
+    named = [_kind(params.get(name), value) for name, value in options.items()]
+    return id(kernel), *map(_kind, params.values(), args), *options, *named
+
+
+def _kind(param: Any, value: Any) -> Hashable:
+    """What Triton specialises a kernel on for this argument; `param` None: an option of the compiler.
+
+    Of a number at run time: its type, whether it is 1, and whether 16 divides it."""
+    if type(value) is int and param is not None and not param.is_constexpr:
+        wide = value.bit_length() > 31
+        return wide if param.do_not_specialize else (wide, value == 1, value % 16 == 0)
     if isinstance(value, Tensor):
         return value.dtype, value.data_ptr() % 16, value.untyped_storage().nbytes() < 1 << 31
     base = getattr(value, "base", None)  # a descriptor's tensor

@@ -173,12 +173,6 @@ class _NoTriton:
     def constexpr(self, value: Any) -> Any:
         return value
 
-    def cdiv(self, a: int, b: int) -> int:
-        return -(-a // b)
-
-    def next_power_of_2(self, n: int) -> int:
-        return 1 << max(n - 1, 0).bit_length()
-
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -196,3 +190,14 @@ if HAS_TRITON:
     separate(importlib.import_module("triton.runtime.build"))
 else:
     triton = tl = _NoTriton()
+
+
+# Triton's functions of these names serve its compiler too, and take 3 us a call: a tenth of a launch with four calls.
+def cdiv(a: int, b: int) -> int:
+    """a / b, rounded up; b > 0."""
+    return -(-a // b)
+
+
+def next_power_of_2(n: int) -> int:
+    """The least power of two that is at least n; n > 0."""
+    return 1 << (n - 1).bit_length()

@@ -97,7 +97,7 @@ class DeviceRows:
     def listed_for(self, rows: int) -> PlaceList:
         """The list of the forward's rows."""
         assert self.listed is not None, "no row has an adapter"
-        assert len(self.listed.order) == rows, f"{rows} rows in a forward of {len(self.listed.order)}"
+        assert self.listed.order.shape[0] == rows, f"{rows} rows in a forward of {len(self.listed.order)}"
         return self.listed
 
     def pairs(self, chosen: Tensor, experts: int) -> PlaceList:
@@ -202,7 +202,7 @@ class DeviceSite(DevicePlaces, Delta):
         if not self.acts:
             return None
         inputs = inputs_of(x, self.shape)
-        listed = self.rows.listed_for(len(inputs))
+        listed = self.rows.listed_for(inputs.shape[0])
         if listed.tile > 1 and not self._branches(listed):
             return None
         low = self.rows.coming.low_of(x if isinstance(x, Tensor) else x.rows, self.shape)
@@ -230,7 +230,7 @@ class DeviceSite(DevicePlaces, Delta):
         if after is None:
             self._add(y, x, low, None, None)
             return None
-        listed = self.rows.listed_for(len(y))
+        listed = self.rows.listed_for(y.shape[0])
         next_low = self._next_low(self.rows.coming.reader_of(gain), y.shape[1], listed, listed)
         self._add(y, x, low, after, next_low)
         self.rows.coming.expect(after.rows, next_low)
@@ -246,7 +246,7 @@ class DeviceSite(DevicePlaces, Delta):
     def _terms(self, x: Tensor | Unscaled, low: Tensor | None) -> Terms:
         """A x, made unless `low` is it."""
         inputs = inputs_of(x, self.shape)
-        listed = self.rows.listed_for(len(inputs))
+        listed = self.rows.listed_for(inputs.shape[0])
         joins = low is not None and listed.tile > 1
         if joins:
             self._branch.join()

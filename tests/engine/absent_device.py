@@ -7,7 +7,7 @@ tokens are 0. Must run in a separate process that has imported triton before any
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +25,7 @@ import engine.step.backend.device.startup
 import engine.weights.load
 from engine.device.memory import DeviceMemory
 from engine.kernels import pdl, tune
+from engine.kernels.precompile import kind_of
 from engine.kernels.target import Target, target
 from tests.engine.host_accelerator import HostAccelerator
 
@@ -63,6 +64,7 @@ class Met:
         self.at_start: set[Kernel] = set()
         self.later: set[Kernel] = set()
         self.since: set[Kernel] = set()
+        self.kinds: dict[Hashable, Kernel] = {}  # precompile's kinds of launches, and the kernel of each
         self._now = self.later
 
     def walk(self, walk: Callable[[], None], _threads: int, _bind: Callable[[], None]) -> None:
@@ -80,6 +82,7 @@ class Met:
         *_, binder = kernel.device_caches[0]
         _, special, others = binder(*args, **options)
         found = kernel.__name__, str(special), str(others)
+        assert self.kinds.setdefault(kind_of(kernel, args, options), found) == found, "one kind has several kernels"
         if found not in self.at_start | self.later:
             self._now.add(found)
 

@@ -68,7 +68,8 @@ class HostLauncher:
         pass  # all launched work has run
 
     def launch(self, plan: StepPlan, record: int, kind: int, size: int, sample_size: int, variant: int = 0) -> None:
-        if kind == GraphKind.DECODE and plan.num_sampled == plan.num_rows:
+        whole = kind == GraphKind.DECODE and plan.num_sampled == plan.num_rows
+        if whole and self._graph(GraphKind.STEP, size, variant) is not None:
             self.counts["step"] += 1
             self._take(plan, record)
             self._run(GraphKind.STEP, size, variant)

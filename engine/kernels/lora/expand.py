@@ -18,7 +18,7 @@ from engine.kernels.lora.matrices import PlaceMatrices, SiteShape, matrix_of
 from engine.kernels.lora.next_low import NextLow, next_constants, next_low_reference, next_matrix, write_next_low
 from engine.kernels.lora.rows import LEAST_BLOCK, PlaceList, block_of, multiply, rows_at, tile_at
 from engine.kernels.pdl import grid_wait, launch_options, let_next_start, wait_alone
-from engine.kernels.target import tl, triton
+from engine.kernels.target import cdiv, tl, triton
 
 BLOCK_N = 64  # columns of a program
 AT_ONCE = 1 << 11  # float32 values of a program: 16 per thread
@@ -79,7 +79,7 @@ def matrix_at(
     return matrix
 
 
-@triton.jit(do_not_specialize=["rows", "parts", "site", "square_parts", "next_site"])
+@triton.jit(do_not_specialize=["rows", "parts", "pieces", "site", "square_parts", "next_site"])
 def expand_kernel(
     y,  # [rows, width]
     gained,  # [rows, width] y * gain when AFTER
@@ -185,7 +185,7 @@ def lows_of(parts: int, tile: int, rank: int) -> int:
     """LOWS of a kernel. Tiles of one row: turns in each of which BLOCK_N parts are read. Other tiles: parts that are
     read at once; of small tiles there are many parts, and each turn waits for memory."""
     if tile == 1:
-        return triton.cdiv(parts, BLOCK_N)
+        return cdiv(parts, BLOCK_N)
     return max(1, min(padded(parts, 1), AT_ONCE // (tile * rank))) if tile == LEAST_BLOCK else 1
 
 
@@ -227,9 +227,9 @@ def launch_expand(
     assert y.shape == (count, shape.width), f"y has the shape {tuple(y.shape)}"
     assert next_low is None or (after is not None and shape.experts == 1), "A x of prescaled rows of tokens"
     assert next_low is None or shape.pieces == 1, "rows of one piece"
-    square_parts = 0 if before is None else len(before.squares)
+    square_parts = 0 if before is None else before.squares.shape[0]
     tile = block_of(rows, rank)
-    expand_kernel[(len(rows.tiles), len(blocks))](
+    expand_kernel[(rows.tiles.shape[0], blocks.shape[0])](
         y, y if after is None else after.rows, low if after is None else after.squares,
         low if next_low is None else next_low.low, low, matrices.values, matrices.words, rows.order, rows.tiles, blocks,
         low if after is None else after.gain, low if before is None else before.squares, count, parts, pieces,

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.pdl import grid_wait, launch_options, wait_alone
-from engine.kernels.target import tl, triton
+from engine.kernels.target import cdiv, tl, triton
 
 BLOCK = 1024  # rows per iteration
 FEW, SOME = 64, 512  # rows
@@ -44,7 +44,7 @@ class PlaceList:
     @property
     def count(self) -> int:
         """Rows of the list."""
-        return len(self.tiles if self.each else self.order)
+        return (self.tiles if self.each else self.order).shape[0]
 
 
 def tile_of(rows: int, places: int) -> int:
@@ -104,7 +104,7 @@ def place_list_kernel(
     rows,
     num_tiles,
     places,
-    TILE: tl.constexpr,
+    tile,  # the most rows of a tile; 1 when SINGLE
     BLOCK: tl.constexpr,
     SINGLE: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -132,16 +132,16 @@ def place_list_kernel(
             mine = (tl.load(numbers + first + lane, mask=first + lane < rows, other=-1) == place).to(tl.int32)
             tl.store(order + end + tl.cumsum(mine, 0) - 1, first + lane, mask=mine > 0)
             end += tl.sum(mine, 0)
-        begin = start // TILE + place
-        limit = tl.where(place == places, num_tiles, end // TILE + place + 1)
+        begin = start // tile + place
+        limit = tl.where(place == places, num_tiles, end // tile + place + 1)
         for first in range(begin, limit, BLOCK):
-            tile = first + lane
-            at = start + (tile - begin) * TILE
-            count = tl.minimum(tl.maximum(end - at, 0), TILE)
-            inside = tile < limit
-            tl.store(tiles + tile * 3, tl.where(count > 0, place, 0), mask=inside)
-            tl.store(tiles + tile * 3 + 1, at, mask=inside)
-            tl.store(tiles + tile * 3 + 2, count, mask=inside)
+            number = first + lane
+            at = start + (number - begin) * tile
+            count = tl.minimum(tl.maximum(end - at, 0), tile)
+            inside = number < limit
+            tl.store(tiles + number * 3, tl.where(count > 0, place, 0), mask=inside)
+            tl.store(tiles + number * 3 + 1, at, mask=inside)
+            tl.store(tiles + number * 3 + 2, count, mask=inside)
 
 
 @triton.jit(do_not_specialize=["pairs"])
@@ -179,7 +179,7 @@ def launch_pair_list(numbers: Tensor, chosen: Tensor, places: int, experts: int,
     if pairs <= FEW_PAIRS:  # the router's kernel may still run when the list's first reader starts
         return PlaceList(numbers, chosen.flatten(), INVARIANT_TILE if invariant else 1, top_k, settled=False)
     keys = torch.empty(pairs, dtype=torch.int32, device=chosen.device)
-    pair_keys_kernel[(triton.cdiv(pairs, BLOCK),)](
+    pair_keys_kernel[(cdiv(pairs, BLOCK),)](
         keys, numbers, chosen, pairs, experts, top_k, BLOCK=BLOCK, num_warps=4, **launch_options()
     )
     return launch_place_list(keys, places * experts, INVARIANT_TILE)
@@ -214,7 +214,7 @@ def launch_place_list(numbers: Tensor, places: int, tile: int) -> PlaceList:
     if num_tiles:
         assert not single or rows <= BLOCK, f"{rows} rows are no tiles of their own"
         place_list_kernel[(1 if single else places + 1,)](
-            order, tiles, numbers, rows, num_tiles, places, TILE=tile, BLOCK=BLOCK, SINGLE=single, num_warps=4,
+            order, tiles, numbers, rows, num_tiles, places, tile, BLOCK=BLOCK, SINGLE=single, num_warps=4,
             **launch_options(),
         )  # fmt: skip
     return PlaceList(order, tiles, tile)

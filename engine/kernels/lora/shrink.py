@@ -17,7 +17,7 @@ from torch import Tensor
 from engine.kernels.lora.matrices import PlaceMatrices, SiteShape, matrix_of
 from engine.kernels.lora.rows import FEW, SOME, PlaceList, block_of, multiply, rows_at, tile_at
 from engine.kernels.pdl import grid_wait, launch_options, let_next_start, wait_alone, wait_then_allow
-from engine.kernels.target import tl, triton
+from engine.kernels.target import cdiv, tl, triton
 
 BLOCK_K = 128  # columns per iteration
 WIDE_K = 256  # the same for tiles of one row and low ranks
@@ -118,9 +118,9 @@ def columns_of(tile: int, rank: int) -> int:
 def parts_of(depth: int, rows: int, block: int, invariant: bool) -> tuple[int, int]:
     """(parts, columns of a part) of an input with `depth` columns; `invariant`: for any number of rows alike."""
     most = PARTS[SOME] if invariant else next((PARTS[limit] for limit in PARTS if rows <= limit), LEAST_PARTS)
-    blocks = triton.cdiv(depth, block)
-    part_len = triton.cdiv(blocks, min(most, blocks)) * block
-    return triton.cdiv(depth, part_len), part_len
+    blocks = cdiv(depth, block)
+    part_len = cdiv(blocks, min(most, blocks)) * block
+    return cdiv(depth, part_len), part_len
 
 
 def padded_rank(max_rank: int) -> int:
@@ -151,14 +151,14 @@ def launch_shrink(
     assert x.stride(1) == 1, "rows of x are contiguous"
     assert x.dtype is matrices.values.dtype, f"x is {x.dtype}, the adapters are {matrices.values.dtype}"
     assert depth == shape.in_features, f"x has {depth} features; the layer takes {shape.in_features}"
-    assert count == len(x) * top_k, f"x has {len(x)} rows, the list {count}"
+    assert count == x.shape[0] * top_k, f"x has {len(x)} rows, the list {count}"
     rank = padded_rank(matrices.max_rank)
     tile = block_of(rows, rank)
     block = columns_of(tile, rank)
     parts, part_len = parts_of(depth, count, block, invariant)
     low = torch.empty(parts, count, shape.pieces, rank, dtype=torch.float32, device=x.device)
     with branch or nullcontext():
-        shrink_kernel[(len(rows.tiles), parts, shape.pieces)](
+        shrink_kernel[(rows.tiles.shape[0], parts, shape.pieces)](
             low, x, matrices.values, matrices.words, rows.order, rows.tiles, count, depth, part_len, shape.experts,
             top_k, matrices.words.shape[1], shape.number, x.stride(0), matrices.values.shape[1], TILE=tile, RANK=rank,
             BLOCK_K=block, ONCE=tile == 1 and part_len == block, EACH=rows.each, SETTLED=rows.settled,

@@ -26,7 +26,7 @@ from engine.kernels.state.delta import DeltaShape, DeltaWeights, StatePages
 from engine.kernels.state.delta_fold import fold_late, fold_rows, piece_of
 from engine.kernels.state.delta_inputs import in_sixteens, launch_delta_inputs
 from engine.kernels.state.runs import plan_of, row_at, sigmoid
-from engine.kernels.target import target, tl, triton
+from engine.kernels.target import cdiv, next_power_of_2, target, tl, triton
 
 
 @triton.jit
@@ -252,7 +252,7 @@ def launch_delta_step(
     tuning: dict[str, Any] | None = None,
 ) -> None:
     """Writes the tokens of short rows into `out` [T, value_width], in two launches."""
-    places = max(16, triton.next_power_of_2(shape.ring))
+    places = max(16, next_power_of_2(shape.ring))
     made = launch_delta_inputs(projected, weights, shape, cache, meta, places)
     launch_states(*made, projected, weights, shape, cache, meta, out, tuning)
 
@@ -283,7 +283,7 @@ def launch_states(
         KEY_HEADS=shape.key_heads, VALUE_HEADS=shape.value_heads, KEY_DIM=shape.key_dim, VALUE_DIM=shape.value_dim,
         Z=z, B=b, SIGMOID=shape.sigmoid, RING=shape.ring, TAPS=shape.taps, **found, BEFORE_FIRST=before.first,
         INPUT_FIRST=inputs.first, INPUT_EACH=inputs.per_page, PLACES=dots.shape[-1],
-        BLOCK_V=triton.next_power_of_2(shape.value_dim), **options, **launch_options(),
+        BLOCK_V=next_power_of_2(shape.value_dim), **options, **launch_options(),
     )  # fmt: skip
 
 
@@ -296,15 +296,15 @@ def step_options(shape: DeltaShape, rows: int) -> dict[str, Any]:
     """
     programs, units = shape.value_heads * rows, target().num_units
     few, wave = programs <= 2 * units, programs <= 8 * units
-    most, columns = triton.next_power_of_2(shape.key_dim), triton.next_power_of_2(shape.value_dim)
+    most, columns = next_power_of_2(shape.key_dim), next_power_of_2(shape.value_dim)
     numbers = 1 << (13 if few else 12 if wave else 11)
     options = {"num_warps": 4 if few else 1, "FETCH": 128 if few else 64 if wave else 32}
     options |= {"PIECE": min(most, max(8, numbers // columns)), "LINES": 16, "AHEAD": 2 if few else 1 if wave else 0}
     if target().bounds_registers:
         options["maxnreg"] = 168 if few else 255 if wave else 184
     fold = {"FOLD_C": min(most, 32 if few else 16), "FOLD_V": min(columns, 64), "FOLD": 8}
-    slots = max(1, rows // 4) if few else min(16, triton.cdiv(rows, 8))
-    across = triton.cdiv(shape.value_dim, fold["FOLD_V"])
+    slots = max(1, rows // 4) if few else min(16, cdiv(rows, 8))
+    across = cdiv(shape.value_dim, fold["FOLD_V"])
     share = (2 if few else 4) * units // (shape.value_heads * slots * across)
     parts = across * max(1, min(most // fold["FOLD_C"], share))
     return {**options, **fold, "slots": slots, "parts": parts}

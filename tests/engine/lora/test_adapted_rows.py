@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from _fast.layout import GraphKind
 from _fast.steady import SPECIAL_PROMPT, SPECIAL_VARIANT_SHIFT
 from engine.base.config import LoraConfig
 from engine.run import start
+from engine.step.backend.device.forward import WHOLE_ROWS
 from engine.step.parts.adapters import Adapters
 from tests import tiny, tiny_states
 from tests.engine.host_accelerator import HostAccelerator
@@ -173,6 +175,21 @@ async def test_gil_free_steps_learn_which_graphs_a_row_needs(monkeypatch):
         await asyncio.gather(*pending)
     assert part.variant
     assert found == {False: SPECIAL_PROMPT, True: SPECIAL_PROMPT | part.variant << SPECIAL_VARIANT_SHIFT}
+
+
+@pytest.mark.parametrize("made", [HostAccelerator, StandInAccelerator])
+async def test_steps_of_many_rows_with_adapters_run_in_parts(made, monkeypatch, room):
+    """Forward and sampling are graphs of their own; steps of few rows, and those without adapters, are one graph."""
+    monkeypatch.setattr(start, "open_accelerator", lambda _device: made())
+    answers = await asyncio.to_thread(wanted, "qwen3", room)
+    async with running(tiny.checkpoint("qwen3"), lora=LORA, max_num_seqs=len(PROMPTS)) as engine:
+        check(await served(engine, "qwen3"), answers)
+        variant = await engine.on_device(lambda runtime: runtime.executor.part(Adapters).variant)
+        launcher = await engine.on_device(lambda runtime: runtime.executor.backend.launcher)
+    rows = (WHOLE_ROWS, WHOLE_ROWS + 1)
+    assert [launcher.pick(GraphKind.STEP, count, variant) for count in rows] == [WHOLE_ROWS, 0]
+    assert [launcher.pick(GraphKind.STEP, count) for count in rows] == [WHOLE_ROWS, len(PROMPTS)]
+    assert [launcher.pick(GraphKind.DECODE, count, variant) for count in rows] == [WHOLE_ROWS, len(PROMPTS)]
 
 
 async def test_four_adapters_share_two_places(backend, room):

@@ -13,6 +13,7 @@ from tests.kernels.accelerator.targets import cases, compiles
 T = "*bf16"
 LIST = {
     "order": "*i32", "tiles": "*i32", "numbers": "*i32", "rows": "i32", "num_tiles": "i32", "places": "i32",
+    "tile": "i32",
 }  # fmt: skip
 SHRINK = {
     "low": "*fp32", "x": T, "values": T, "words": "*i64", "order": "*i32", "tiles": "*i32", "rows": "i32",
@@ -57,7 +58,7 @@ KERNELS = {
     "keys of pairs": (pair_keys_kernel, KEYS, {"BLOCK": BLOCK, "OVERLAP": True}, {"num_warps": 4}),
     **{
         f"place list{', single rows' if single else ''}": (
-            place_list_kernel, LIST, {"TILE": 16, "BLOCK": BLOCK, "SINGLE": single, "OVERLAP": True}, {"num_warps": 4},
+            place_list_kernel, LIST, {"BLOCK": BLOCK, "SINGLE": single, "OVERLAP": True}, {"num_warps": 4},
         )
         for single in (False, True)
     },

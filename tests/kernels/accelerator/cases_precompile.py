@@ -9,7 +9,7 @@ from triton.backends.compiler import GPUTarget
 
 from engine.kernels.activation import Activation, launch_point, point_kernel
 from engine.kernels.attention.work import work_kernel
-from engine.kernels.precompile import new_indices, precompile
+from engine.kernels.precompile import hashed, new_indices, precompile
 from engine.kernels.target import tl
 
 X = torch.zeros(3, 64, dtype=torch.bfloat16)
@@ -163,3 +163,14 @@ def test_indices_that_no_kernel_writes_are_zeros_during_a_walk(made):
 
     precompile(walk, 1, lambda: None)
     assert [each.count_nonzero() for each in found] == [0, 0, 0]
+
+
+def test_tritons_files_are_hashed_on_a_thread_before_the_walk(monkeypatch):
+    """Else the walking thread computes the hash when it meets the first kernel."""
+    seen = []
+    monkeypatch.setattr(triton.runtime.cache, "triton_key", lambda: seen.append(threading.current_thread().name))
+    hashed.cache_clear()
+    assert hashed() is hashed()
+    precompile(lambda: seen.append("walk"), 2, lambda: None)
+    hashed.cache_clear()
+    assert seen == ["omniloop-hash_0", "walk"]

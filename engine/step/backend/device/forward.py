@@ -7,7 +7,9 @@ after the previous step was settled. A forward runs kernel by kernel if a part w
     device  ... step n, n home | step n+1: prep reads its plan, forward, choice, tokens home | ...
 
 Each decode size is recorded twice: as one graph for plain steps; and in parts for mixed steps, special steps, and steps
-after which a gap is measured. The second recording costs about 10 ms per size at start and nothing per step.
+after which a gap is measured. The second recording costs about 10 ms per size at start and nothing per step. Steps with
+adapters have twice the launches, and those of more than WHOLE_ROWS rows run in parts alone: the boundaries between the
+parts take less than a hundredth of such a step.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ from engine.step.live import LiveRow
 from engine.step.rank import Rank
 from engine.step.sizes import Sizes, decode_sizes, fewer_decode_sizes, line_sizes, pass_sizes
 from engine.step.step import NO_ENDINGS, Chosen, Endings, Step
+
+WHOLE_ROWS = 8  # of a step of another forward that is one graph
 
 
 class DeviceForward(RankForward):
@@ -102,7 +106,9 @@ class DeviceForward(RankForward):
                 self.record_forward(GraphKind.DECODE, size, forward)
                 for variant in variants:
                     if variant & other == forward:
-                        self._record_step(size, variant)
+                        self._record_choice(size, variant)
+                        if not forward or size <= WHOLE_ROWS:
+                            self._record_step(size, variant)
         for rows in reversed(pass_sizes(self._sizes.max_rows)):
             for kind in self._buffers.pass_kinds:
                 self._record_pass(kind, rows)
@@ -116,8 +122,7 @@ class DeviceForward(RankForward):
         self.launcher.set_graph(kind, 0, rows, *self.all.capture(lambda own: own.draft_into(kind, rows)))
 
     def _record_step(self, size: int, variant: int) -> None:
-        """Records sampling, and the whole step, whose parts have been recorded."""
-        self._record_choice(size, variant)
+        """Records the whole step, whose parts have been recorded."""
         whole = self.all.capture(lambda own: own.decode(size, variant), met=True)
         self.launcher.set_graph(GraphKind.STEP, variant, size, *whole)
 
