@@ -99,8 +99,8 @@ def test_delta_folds(rows, ahead):
 
 @pytest.mark.full
 def test_delta_folds_of_many_rows():
-    """A program reads the plans of 256 rows at once; the rows that fold are behind them."""
-    rows, shape = [Row(0, 0)] * 257 + [Row(2, 3), FOLDS[0], FOLDS[2]], DeltaShape(1, 1, 16, 16, 4, 24)
+    """A program reads the plans of 256 rows at once; one of them folds, and two behind them."""
+    rows, shape = [FOLDS[1]] + [Row(0, 0)] * 256 + [Row(2, 3), FOLDS[0], FOLDS[2]], DeltaShape(1, 1, 16, 16, 4, 24)
     compared(rows, shape, shape.columns[-1], delta_rule_reference, delta, delta_weights(shape))
 
 
