@@ -32,6 +32,17 @@ def piece_of(
 
 
 @triton.jit
+def gates_of(
+    gates, tail, behind, settled, head, gate_stride, VALUE_HEADS: tl.constexpr, RING: tl.constexpr,
+    GATE_FIRST: tl.constexpr, GATE_EACH: tl.constexpr, PLACES: tl.constexpr,
+):  # fmt: skip
+    """Gates of a head at `settled` positions after the base [PLACES], then zeros."""
+    i = tl.arange(0, PLACES)
+    at = row_at(tail, (behind + i) % RING, gate_stride, i < settled, GATE_FIRST, GATE_EACH, VALUE_HEADS, True)
+    return tl.load(gates + at + head, mask=i < settled, other=0.0, cache_modifier=".cg")
+
+
+@triton.jit
 def add_changes(
     state, keys, deltas, gate, tail, behind, settled, head, c, d, key_stride, delta_stride, KEY_HEADS: tl.constexpr,
     VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, RING: tl.constexpr,
@@ -62,9 +73,8 @@ def fold_pieces(
     FOLD: tl.constexpr,
 ):  # fmt: skip
     """Writes pieces begin..end - 1, FOLD_C channels each, of columns d of a head's state into the run `left`."""
-    i, in_value = tl.arange(0, PLACES), d < VALUE_DIM
-    at = row_at(tail, (behind + i) % RING, gate_stride, i < settled, GATE_FIRST, GATE_EACH, VALUE_HEADS, True)
-    gate = tl.load(gates + at + head, mask=i < settled, other=0.0, cache_modifier=".cg")
+    in_value = d < VALUE_DIM
+    gate = gates_of(gates, tail, behind, settled, head, gate_stride, VALUE_HEADS, RING, GATE_FIRST, GATE_EACH, PLACES)
     has = d < tl.where(behind > 0, VALUE_DIM, 0)
     for piece in tl.range(begin, end, num_stages=1, disable_licm=True):
         place, lanes = piece_of(

@@ -9,9 +9,11 @@ contiguous in memory. It also reads u from the tail, and the terms of each token
 u goes into the tail; o is normalised, gated and written to `out`. If a row has several tokens, the program reads the
 state once for each. While the program waits for delta_inputs, the first rows of the state and u come into L2.
 
-If the step leaves a later base, the first programs of the grid write the state at that base (delta_fold). They find the
-rows that fold, `slots` rows at once, and divide each head into `parts`. If no row folds, they read the bases and end.
-If the new base lies behind the step's first position, the row's program folds behind its last token.
+If the step leaves a later base, the state at that base is written too (delta_fold). If all programs run at once, the
+first programs of the grid do that: they find the rows that fold, `slots` rows at once, and divide each head into
+`parts`; if no row folds, they read the bases and end. Of more rows, a row's program does it while it reads the state,
+because by then other programs wait for its place. If the new base lies behind the step's first position, the row's
+program folds behind its last token.
 """
 
 from __future__ import annotations
@@ -23,9 +25,9 @@ from torch import Tensor
 from engine.attention.state_meta import StateMeta
 from engine.kernels.pdl import fetch_run, grid_wait, launch_options, let_next_start
 from engine.kernels.state.delta import DeltaShape, DeltaWeights, StatePages
-from engine.kernels.state.delta_fold import fold_late, fold_rows, piece_of
+from engine.kernels.state.delta_fold import add_changes, copy_inputs, fold_late, fold_rows, gates_of, piece_of
 from engine.kernels.state.delta_inputs import in_sixteens, launch_delta_inputs
-from engine.kernels.state.runs import plan_of, row_at, sigmoid
+from engine.kernels.state.runs import plan_of, row_at, run_of, sigmoid
 from engine.kernels.target import cdiv, next_power_of_2, target, tl, triton
 
 
@@ -89,7 +91,8 @@ def step_row(
     KEY_EACH: tl.constexpr, DELTA_FIRST: tl.constexpr, DELTA_EACH: tl.constexpr, GATE_FIRST: tl.constexpr,
     GATE_EACH: tl.constexpr, BEFORE_FIRST: tl.constexpr, INPUT_FIRST: tl.constexpr, INPUT_EACH: tl.constexpr,
     PLACES: tl.constexpr, LINES: tl.constexpr, PIECE: tl.constexpr, BLOCK_V: tl.constexpr, FOLD_C: tl.constexpr,
-    FOLD_V: tl.constexpr, FETCH: tl.constexpr, AHEAD: tl.constexpr, OVERLAP: tl.constexpr,
+    FOLD_V: tl.constexpr, FOLD: tl.constexpr, INLINE: tl.constexpr, FETCH: tl.constexpr, AHEAD: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Computes one value head of one row."""
     key_width: tl.constexpr = KEY_HEADS * KEY_DIM
@@ -120,6 +123,12 @@ def step_row(
     grid_wait(OVERLAP)
     if short:
         late = settled > held  # the step's own tokens are folded too
+        if INLINE:
+            folds = tl.where(late, 0, settled)
+            left = run_of(runs, write_run, row, runs_stride, True)
+            gate = gates_of(
+                gates, tail, behind, folds, head, gate_stride, VALUE_HEADS, RING, GATE_FIRST, GATE_EACH, PLACES
+            )
         for t in tl.range(count, disable_licm=True):
             token = (first + t).to(tl.int64)
             made = heads + token * width + key_head * KEY_DIM
@@ -152,6 +161,19 @@ def step_row(
                 k = tl.load(made + key_width + c, mask=c < KEY_DIM, other=0.0)
                 far_k += tl.sum(numbers * k[:, None], 0)
                 far_q += tl.sum(numbers * q[:, None], 0)
+                if INLINE:
+                    due = (t == 0) & (folds > 0)
+                    if due:
+                        numbers = add_changes(
+                            numbers * tl.exp(tl.sum(gate, 0)), keys, deltas, gate, tail, behind, folds, head, c, d,
+                            key_stride, delta_stride, KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM, RING, KEY_FIRST,
+                            KEY_EACH, DELTA_FIRST, DELTA_EACH, PLACES, FOLD,
+                        )  # fmt: skip
+                        place, lanes = piece_of(
+                            left, head, piece, d, in_value, state_stride, STATE_FIRST, STATE_EACH, KEY_DIM, VALUE_DIM,
+                            PIECE,
+                        )  # fmt: skip
+                        tl.store(states + place, numbers.to(states.dtype.element_ty), mask=lanes)
                 if AHEAD > 1:
                     state = read_piece(
                         states, base_blocks, head, (piece + 1) % pieces, d, has & (more | (piece + 1 < pieces)),
@@ -171,6 +193,13 @@ def step_row(
                 u = read_changes(
                     deltas, tail, 0, tl.where(more, held + t + 1, 0), behind, head, d, in_value, delta_stride,
                     VALUE_HEADS, VALUE_DIM, RING, DELTA_FIRST, DELTA_EACH, LINES,
+                )  # fmt: skip
+        if INLINE:
+            moves = folds > 0
+            if moves:
+                copy_inputs(
+                    head, VALUE_HEADS, behind + folds, behind + held, behind, first, projected, keys, base_blocks, left,
+                    tail, projected_stride, key_stride, width, RING, TAPS, BEFORE_FIRST, INPUT_FIRST, INPUT_EACH,
                 )  # fmt: skip
         if late:
             fold_late(
@@ -207,29 +236,34 @@ def delta_step_kernel(
     PIECE: tl.constexpr, BLOCK_V: tl.constexpr,
     FOLD_C: tl.constexpr, FOLD_V: tl.constexpr,  # channels and columns that a program folds at once
     FOLD: tl.constexpr,  # positions whose loads overlap in a fold
+    INLINE: tl.constexpr,  # the row's program folds while it reads the state; there are no slots
     FETCH: tl.constexpr,  # rows of the state that come into L2 before the wait, a power of two; 0: none, nor u
     AHEAD: tl.constexpr,  # loads before the wait: 0 none, 1 the first u, 2 also a piece of the state
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One program computes one value head of one row; the first slots * parts programs of a head fold."""
     head, number = tl.program_id(0), tl.program_id(1)
-    if number < slots * parts:
-        let_next_start(OVERLAP)
-        fold_rows(
-            number // parts, slots, number % parts, parts, tl.num_programs(1) - slots * parts, projected, states, keys,
-            deltas, gates, runs, base_run, write_run, tail_run, base, new_base, start, query_start, checkpoint_run,
-            head, runs_stride, projected_stride, state_stride, key_stride, delta_stride, gate_stride, KEY_HEADS,
-            VALUE_HEADS, KEY_DIM, VALUE_DIM, RING, TAPS, STATE_FIRST, STATE_EACH, KEY_FIRST, KEY_EACH, DELTA_FIRST,
-            DELTA_EACH, GATE_FIRST, GATE_EACH, BEFORE_FIRST, INPUT_FIRST, INPUT_EACH, PLACES, FOLD_C, FOLD_V, FOLD,
-        )  # fmt: skip
-    else:
+    row = number - slots * parts
+    if not INLINE:
+        early = row < 0
+        if early:
+            let_next_start(OVERLAP)
+            fold_rows(
+                number // parts, slots, number % parts, parts, tl.num_programs(1) - slots * parts, projected, states,
+                keys, deltas, gates, runs, base_run, write_run, tail_run, base, new_base, start, query_start,
+                checkpoint_run, head, runs_stride, projected_stride, state_stride, key_stride, delta_stride,
+                gate_stride, KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM, RING, TAPS, STATE_FIRST, STATE_EACH,
+                KEY_FIRST, KEY_EACH, DELTA_FIRST, DELTA_EACH, GATE_FIRST, GATE_EACH, BEFORE_FIRST, INPUT_FIRST,
+                INPUT_EACH, PLACES, FOLD_C, FOLD_V, FOLD,
+            )  # fmt: skip
+    if row >= 0:
         step_row(
-            number - slots * parts, head, out, heads, dots, decays, projected, norm, states, keys, deltas, gates, runs,
-            base_run, write_run, tail_run, base, new_base, start, query_start, checkpoint_run, eps, runs_stride,
+            row, head, out, heads, dots, decays, projected, norm, states, keys, deltas, gates, runs, base_run,
+            write_run, tail_run, base, new_base, start, query_start, checkpoint_run, eps, runs_stride,
             projected_stride, state_stride, key_stride, delta_stride, gate_stride, KEY_HEADS, VALUE_HEADS, KEY_DIM,
             VALUE_DIM, Z, B, SIGMOID, RING, TAPS, STATE_FIRST, STATE_EACH, KEY_FIRST, KEY_EACH, DELTA_FIRST,
             DELTA_EACH, GATE_FIRST, GATE_EACH, BEFORE_FIRST, INPUT_FIRST, INPUT_EACH, PLACES, LINES, PIECE, BLOCK_V,
-            FOLD_C, FOLD_V, FETCH, AHEAD, OVERLAP,
+            FOLD_C, FOLD_V, FOLD, INLINE, FETCH, AHEAD, OVERLAP,
         )  # fmt: skip
 
 
@@ -288,7 +322,7 @@ def launch_states(
 
 
 def step_options(shape: DeltaShape, rows: int) -> dict[str, Any]:
-    """How programs read and fold states; counted for an H200 and heads of 128 x 128.
+    """How programs read and fold states; measured on an H200 with heads of 128 x 128.
 
     Many programs are one warp each, because a sum over channels then needs no other warp; 11 of them fit in a unit. If
     all programs run at once, 8 in a unit, each has registers for a piece of twice the size. What all programs that run
@@ -298,13 +332,13 @@ def step_options(shape: DeltaShape, rows: int) -> dict[str, Any]:
     few, wave = programs <= 2 * units, programs <= 8 * units
     most, columns = next_power_of_2(shape.key_dim), next_power_of_2(shape.value_dim)
     numbers = 1 << (13 if few else 12 if wave else 11)
-    options = {"num_warps": 4 if few else 1, "FETCH": 128 if few else 64 if wave else 32}
-    options |= {"PIECE": min(most, max(8, numbers // columns)), "LINES": 16, "AHEAD": 2 if few else 1 if wave else 0}
+    options = {"num_warps": 4 if few else 1, "FETCH": 128 if few else 64 if wave else 32, "INLINE": not wave}
+    options |= {"PIECE": min(most, max(8, numbers // columns)), "LINES": 16, "AHEAD": 2 if few else 0}
     if target().bounds_registers:
         options["maxnreg"] = 168 if few else 255 if wave else 184
-    fold = {"FOLD_C": min(most, 32 if few else 16), "FOLD_V": min(columns, 64), "FOLD": 8}
-    slots = max(1, rows // 4) if few else min(16, cdiv(rows, 8))
-    across = cdiv(shape.value_dim, fold["FOLD_V"])
+    options |= {"FOLD_C": min(most, 32 if few else 16), "FOLD_V": min(columns, 64), "FOLD": 8}
+    if not wave:
+        return {**options, "slots": 0, "parts": 1}
+    slots, across = max(1, rows // 4) if few else min(16, cdiv(rows, 8)), cdiv(shape.value_dim, options["FOLD_V"])
     share = (2 if few else 4) * units // (shape.value_heads * slots * across)
-    parts = across * max(1, min(most // fold["FOLD_C"], share))
-    return {**options, **fold, "slots": slots, "parts": parts}
+    return {**options, "slots": slots, "parts": across * max(1, min(most // options["FOLD_C"], share))}

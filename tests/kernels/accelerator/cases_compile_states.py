@@ -74,16 +74,17 @@ KERNELS = {
         {"num_warps": 4},
     ),
     **{
-        f"delta step, {ahead} ahead": (
+        f"delta step, {'inline' if inline else 'apart'}": (
             delta_step_kernel,
             {"out": T, "heads": F, "dots": F, "decays": F, "projected": T, "norm": F, **PAGES, **RUNS, **FEW, **STRIDES,
              "eps": "fp32", "slots": "i32", "parts": "i32"},
             {**HEADS, **PLACES, "Z": 8192, "B": 12288, "SIGMOID": False, "TAPS": 4, "BEFORE_FIRST": 64,
              "INPUT_FIRST": 17, "INPUT_EACH": 2, "PLACES": 32, "LINES": 16, "PIECE": piece, "BLOCK_V": 128,
-             "FOLD_C": 16, "FOLD_V": 64, "FOLD": 8, "FETCH": 64, "AHEAD": ahead, "OVERLAP": True},
+             "FOLD_C": 16, "FOLD_V": 64, "FOLD": 8, "INLINE": inline, "FETCH": 64, "AHEAD": ahead,
+             "OVERLAP": True},
             {"num_warps": warps},
         )
-        for ahead, piece, warps in ((0, 16, 1), (2, 64, 4))
+        for inline, ahead, piece, warps in ((True, 0, 16, 1), (False, 2, 64, 4))
     },
     "delta step by channels": (
         channel_step_kernel,

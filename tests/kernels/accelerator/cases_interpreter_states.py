@@ -73,25 +73,29 @@ def test_delta_steps(per_channel):
     compared(SHORT, shape, shape.columns[-1], delta_rule_reference, delta, delta_weights(shape))
 
 
+APART = {"slots": 2, "parts": 4, "INLINE": False}  # folds in programs of their own
+INLINE = {"slots": 0, "parts": 1, "INLINE": True, "PIECE": 16}
 FOLDS = [Row(18 + n, 19 + n, 0, 16) for n in range(2)] + [Row(35 + n, 36 + n, 16, 32) for n in range(3)]
 LATE = [Row(0, 18, 0, 16), Row(30, 34, 16, 32)]
 
 
 @pytest.mark.parametrize(
-    ("rows", "ahead"),
+    ("rows", "options"),
     [
-        ([FOLDS[0], LATE[0], Row(37, 39, 0, 32), *FOLDS[1:], Row(3, 4), LATE[1]], 0),
-        ([Row(3, 4), Row(20, 24, 16), Row(37, 38, 16)], 1),
-        ([Row(3, 4), Row(20, 24, 16), Row(37, 38, 16), FOLDS[2]], 2),
+        ([FOLDS[0], LATE[0], Row(37, 39, 0, 32), *FOLDS[1:], Row(3, 4), LATE[1]], {**APART, "AHEAD": 0}),
+        ([FOLDS[0], LATE[0], Row(37, 39, 0, 32), FOLDS[2], Row(3, 4), LATE[1]], {**INLINE, "AHEAD": 0}),
+        ([Row(3, 4), Row(20, 24, 16), Row(37, 38, 16)], {**APART, "AHEAD": 1}),
+        ([Row(3, 4), Row(20, 24, 16), Row(37, 38, 16), FOLDS[2]], {**APART, "AHEAD": 2}),
+        ([Row(3, 4), FOLDS[2]], {**INLINE, "AHEAD": 2}),
     ],
 )
-def test_delta_folds(rows, ahead):
+def test_delta_folds(rows, options):
     """More rows fold than slots, or none; tiles do not divide a head; one row folds 32 positions, two their own."""
     shape = DeltaShape(1, 2, 40, 72, 4, 40)
 
     def launch(projected, weights, shape, cache, meta):
         out = projected.new_empty(len(projected), shape.value_width)
-        launch_delta_step(projected, weights, shape, cache, meta, out, {"slots": 2, "parts": 4, "AHEAD": ahead})
+        launch_delta_step(projected, weights, shape, cache, meta, out, options)
         return out
 
     compared(rows, shape, shape.columns[-1], delta_rule_reference, launch, delta_weights(shape), padding=3)
