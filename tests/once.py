@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import importlib.metadata
 import os
@@ -12,6 +13,13 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent
+
+
+def new_folder(kind: str) -> Path:
+    """An empty folder that is removed when the process ends."""
+    folder = Path(tempfile.mkdtemp(prefix=f"omniloop-{kind}-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def made_once(kind: str, form: Any, make: Callable[[Path], Any]) -> Path:

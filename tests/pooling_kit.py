@@ -5,11 +5,9 @@ Every folder is made once per test process. In: the name of a tiny checkpoint an
 
 from __future__ import annotations
 
-import atexit
 import functools
 import json
 import shutil
-import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests import tiny
+from tests.once import new_folder
 
 TEXTS = ["the cat", "a dog and the bird", "x", "in an other land there are the birds " * 4, "", "Grüße, 東京!"]
 ST = "sentence_transformers"
@@ -43,9 +42,7 @@ MADE: set[Path] = set()  # folders of `embedder`
 
 @functools.cache
 def home() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="omniloop-pooling-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
+    return new_folder("pooling")
 
 
 def embedder(

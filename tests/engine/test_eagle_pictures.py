@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import tempfile
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +17,7 @@ from tests.invariance.test_seeing import request
 from tests.models.harness import Harness
 from tests.models.harness import load as load_model
 from tests.models.seeing import prepare, spliced
+from tests.once import new_folder
 
 __all__ = ["on_path"]
 NAME, MIX, LENGTH = "llava", "two pictures", 12
@@ -57,7 +56,7 @@ class Pictured:
         self.head.rows = self.rows
         self.teach(streams, fixed)
         self.features = self.head.feature(streams).detach()
-        self.folder = Path(tempfile.mkdtemp(prefix="omniloop-eagle3-pictures-"))
+        self.folder = new_folder("eagle3-pictures")
         drafters.write(self.folder, {name: one.detach() for name, one in tensors.items()} | fixed, form)
 
     @torch.no_grad()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import re
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from tests import drafters, tiny
 from tests.drafters import PROMPTS
 from tests.engine.test_drafts import PATHS, SETTINGS, check, collected, drafts_of, on_path, requests_of
 from tests.engine_kit import answer, running, text_request
+from tests.once import new_folder
 
 __all__ = ["on_path"]
 TARGET = "glm4_moe"
@@ -78,7 +78,7 @@ def trained() -> Any:
 @functools.cache
 def checkpoint() -> Path:
     """The target's folder with the layer's tensors, by the names of GLM-4.5."""
-    folder = Path(tempfile.mkdtemp(prefix="omniloop-mtp-")) / TARGET
+    folder = new_folder("mtp") / TARGET
     shutil.copytree(tiny.checkpoint(TARGET), folder)
     tensors = load_file(folder / "model.safetensors")
     stem = f"model.layers.{target().config.num_hidden_layers}."

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import tempfile
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,6 +19,7 @@ from tests.invariance.test_seeing import request
 from tests.models.harness import Harness
 from tests.models.harness import load as load_model
 from tests.models.seeing import prepare, spliced
+from tests.once import new_folder
 from tests.tiny_states import qwen3_5
 
 __all__ = ["on_path"]
@@ -39,7 +38,7 @@ class PicturedLayer:
         with tiny.quiet():
             self.model = MtpModel(self.target, 1)
         self.decoder = self.target.model.language_model
-        self.folder = Path(tempfile.mkdtemp(prefix="omniloop-mtp-pictures-")) / NAME
+        self.folder = new_folder("mtp-pictures") / NAME
         tiny.save(self.target, self.folder)
         made, _ = spliced(NAME, MIX)
         self.prompt, self.delta = made.prompt_token_ids.tolist(), made.position_delta

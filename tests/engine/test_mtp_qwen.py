@@ -6,7 +6,6 @@ import functools
 import json
 import re
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from engine.base.errors import ConfigError
 from tests import drafters, tiny
 from tests.engine.test_drafts import PATHS, check, collected, drafts_of, on_path, requests_of
 from tests.engine_kit import answer, running, text_request
+from tests.once import new_folder
 from tests.tiny_states import AXES, DELTA, EXPERTS, FULL, LINEAR, MIXED
 
 __all__ = ["on_path"]
@@ -101,7 +101,7 @@ def layer(name: str) -> Layer:
 @functools.cache
 def checkpoint(name: str) -> Path:
     """The target's folder with the layer's tensors, with experts one by one where the target's are."""
-    folder = Path(tempfile.mkdtemp(prefix="omniloop-mtp-")) / name
+    folder = new_folder("mtp") / name
     tiny.save(TARGETS[name](), folder)
     tensors = load_file(folder / "model.safetensors")
     for key, tensor in layer(name).model.layers[0].state_dict().items():

@@ -64,6 +64,26 @@ def add_changes(
 
 
 @triton.jit
+def fold_piece(
+    state, piece, d, gate, states, keys, deltas, left, tail, behind, settled, head, state_stride, key_stride,
+    delta_stride, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    RING: tl.constexpr, STATE_FIRST: tl.constexpr, STATE_EACH: tl.constexpr, KEY_FIRST: tl.constexpr,
+    KEY_EACH: tl.constexpr, DELTA_FIRST: tl.constexpr, DELTA_EACH: tl.constexpr, PLACES: tl.constexpr,
+    PIECE: tl.constexpr, FOLD: tl.constexpr,
+):  # fmt: skip
+    """Folds `settled` positions into a piece of a head's state [PIECE, columns d]; writes it into the run `left`."""
+    state = add_changes(
+        state * tl.exp(tl.sum(gate, 0)), keys, deltas, gate, tail, behind, settled, head,
+        piece * PIECE + tl.arange(0, PIECE), d, key_stride, delta_stride, KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM,
+        RING, KEY_FIRST, KEY_EACH, DELTA_FIRST, DELTA_EACH, PLACES, FOLD,
+    )  # fmt: skip
+    place, lanes = piece_of(
+        left, head, piece, d, d < VALUE_DIM, state_stride, STATE_FIRST, STATE_EACH, KEY_DIM, VALUE_DIM, PIECE, True
+    )
+    tl.store(states + place, state.to(states.dtype.element_ty), mask=lanes)
+
+
+@triton.jit
 def fold_pieces(
     states, keys, deltas, gates, base_blocks, left, tail, behind, settled, head, begin, end, d, state_stride,
     key_stride, delta_stride, gate_stride, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr,
@@ -73,7 +93,6 @@ def fold_pieces(
     FOLD: tl.constexpr,
 ):  # fmt: skip
     """Writes pieces begin..end - 1, FOLD_C channels each, of columns d of a head's state into the run `left`."""
-    in_value = d < VALUE_DIM
     gate = gates_of(gates, tail, behind, settled, head, gate_stride, VALUE_HEADS, RING, GATE_FIRST, GATE_EACH, PLACES)
     has = d < tl.where(behind > 0, VALUE_DIM, 0)
     for piece in tl.range(begin, end, num_stages=1, disable_licm=True):
@@ -81,15 +100,11 @@ def fold_pieces(
             base_blocks, head, piece, d, has, state_stride, STATE_FIRST, STATE_EACH, KEY_DIM, VALUE_DIM, FOLD_C, True
         )
         state = tl.load(states + place, mask=lanes, other=0.0, cache_modifier=".cg").to(tl.float32)
-        state = add_changes(
-            state * tl.exp(tl.sum(gate, 0)), keys, deltas, gate, tail, behind, settled, head,
-            piece * FOLD_C + tl.arange(0, FOLD_C), d, key_stride, delta_stride, KEY_HEADS, VALUE_HEADS, KEY_DIM,
-            VALUE_DIM, RING, KEY_FIRST, KEY_EACH, DELTA_FIRST, DELTA_EACH, PLACES, FOLD,
+        fold_piece(
+            state, piece, d, gate, states, keys, deltas, left, tail, behind, settled, head, state_stride, key_stride,
+            delta_stride, KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM, RING, STATE_FIRST, STATE_EACH, KEY_FIRST,
+            KEY_EACH, DELTA_FIRST, DELTA_EACH, PLACES, FOLD_C, FOLD,
         )  # fmt: skip
-        place, lanes = piece_of(
-            left, head, piece, d, in_value, state_stride, STATE_FIRST, STATE_EACH, KEY_DIM, VALUE_DIM, FOLD_C, True
-        )
-        tl.store(states + place, state.to(states.dtype.element_ty), mask=lanes)
 
 
 @triton.jit
@@ -162,7 +177,7 @@ def fold_rows(
 
 
 @triton.jit
-def fold_late(
+def end_fold(
     row, head, projected, states, keys, deltas, gates, runs, write_run, base_blocks, tail, first, behind, settled, held,
     runs_stride, projected_stride, state_stride, key_stride, delta_stride, gate_stride, KEY_HEADS: tl.constexpr,
     VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, RING: tl.constexpr, TAPS: tl.constexpr,
@@ -171,9 +186,11 @@ def fold_late(
     BEFORE_FIRST: tl.constexpr, INPUT_FIRST: tl.constexpr, INPUT_EACH: tl.constexpr, PLACES: tl.constexpr,
     FOLD_C: tl.constexpr, FOLD_V: tl.constexpr,
 ):  # fmt: skip
-    """Folds one head of a row after the row's tokens; few loads overlap, because few rows take this way."""
+    """Ends the fold of a head after its row's tokens: copies inputs, and folds if the step's own tokens are folded too.
+
+    Few loads overlap, because few rows fold here."""
     left = run_of(runs, write_run, row, runs_stride, True)
-    for column in tl.range(0, VALUE_DIM, FOLD_V, num_stages=1):
+    for column in tl.range(0, tl.where(settled > held, VALUE_DIM, 0), FOLD_V, num_stages=1):
         fold_pieces(
             states, keys, deltas, gates, base_blocks, left, tail, behind, settled, head, 0,
             (KEY_DIM + FOLD_C - 1) // FOLD_C, column + tl.arange(0, FOLD_V), state_stride, key_stride, delta_stride,

@@ -25,7 +25,7 @@ from torch import Tensor
 from engine.attention.state_meta import StateMeta
 from engine.kernels.pdl import fetch_run, grid_wait, launch_options, let_next_start
 from engine.kernels.state.delta import DeltaShape, DeltaWeights, StatePages
-from engine.kernels.state.delta_fold import add_changes, copy_inputs, fold_late, fold_rows, gates_of, piece_of
+from engine.kernels.state.delta_fold import end_fold, fold_piece, fold_rows, gates_of, piece_of
 from engine.kernels.state.delta_inputs import in_sixteens, launch_delta_inputs
 from engine.kernels.state.runs import plan_of, row_at, run_of, sigmoid
 from engine.kernels.target import cdiv, next_power_of_2, target, tl, triton
@@ -74,6 +74,69 @@ def near_sums(near_k, near_q, u, begin, held, weights, decays, PLACES: tl.conste
 
 
 @triton.jit
+def near_terms(
+    u, deltas, tail, behind, held, head, d, in_value, weights, decays, delta_stride, VALUE_HEADS: tl.constexpr,
+    VALUE_DIM: tl.constexpr, RING: tl.constexpr, FIRST: tl.constexpr, EACH: tl.constexpr, PLACES: tl.constexpr,
+    LINES: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """`near_sums` of `held` positions after the base; u: the first LINES of these, if any load precedes the wait."""
+    near_k, near_q = tl.zeros(d.shape, tl.float32), tl.zeros(d.shape, tl.float32)
+    if AHEAD > 0:
+        near_k, near_q = near_sums(near_k, near_q, u, 0, held, weights, decays, PLACES, LINES)
+    for begin in tl.range(LINES if AHEAD > 0 else 0, held, LINES, num_stages=1, disable_licm=True):
+        further = read_changes(
+            deltas, tail, begin, held, behind, head, d, in_value, delta_stride, VALUE_HEADS, VALUE_DIM, RING, FIRST,
+            EACH, LINES,
+        )  # fmt: skip
+        near_k, near_q = near_sums(near_k, near_q, further, begin, held, weights, decays, PLACES, LINES)
+    return near_k, near_q
+
+
+@triton.jit
+def far_terms(
+    state, t, more, made, states, keys, deltas, gate, left, base_blocks, tail, behind, folds, head, d, has,
+    state_stride, key_stride, delta_stride, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr, RING: tl.constexpr, STATE_FIRST: tl.constexpr, STATE_EACH: tl.constexpr,
+    KEY_FIRST: tl.constexpr, KEY_EACH: tl.constexpr, DELTA_FIRST: tl.constexpr, DELTA_EACH: tl.constexpr,
+    PLACES: tl.constexpr, PIECE: tl.constexpr, FOLD: tl.constexpr, INLINE: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """S k_t and S q_t [columns] without decay, and a piece. INLINE: folds `folds` positions too, at t = 0.
+
+    If a piece is loaded before the wait, it is `state`, and each next piece is loaded before one is used; returns the
+    first piece again for the next token, if there is a next token (`more`).
+    """
+    pieces: tl.constexpr = (KEY_DIM + PIECE - 1) // PIECE
+    far_k, far_q = tl.zeros(d.shape, tl.float32), tl.zeros(d.shape, tl.float32)
+    for piece in tl.range(pieces, num_stages=1, disable_licm=True):
+        c = piece * PIECE + tl.arange(0, PIECE)
+        if AHEAD > 1:
+            numbers = state.to(tl.float32)
+        else:
+            numbers = read_piece(
+                states, base_blocks, head, piece, d, has, state_stride, STATE_FIRST, STATE_EACH, KEY_DIM, VALUE_DIM,
+                PIECE,
+            ).to(tl.float32)  # fmt: skip
+        q = tl.load(made + c, mask=c < KEY_DIM, other=0.0)
+        k = tl.load(made + KEY_HEADS * KEY_DIM + c, mask=c < KEY_DIM, other=0.0)
+        far_k += tl.sum(numbers * k[:, None], 0)
+        far_q += tl.sum(numbers * q[:, None], 0)
+        if INLINE:
+            due = (t == 0) & (folds > 0)
+            if due:
+                fold_piece(
+                    numbers, piece, d, gate, states, keys, deltas, left, tail, behind, folds, head, state_stride,
+                    key_stride, delta_stride, KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM, RING, STATE_FIRST, STATE_EACH,
+                    KEY_FIRST, KEY_EACH, DELTA_FIRST, DELTA_EACH, PLACES, PIECE, FOLD,
+                )  # fmt: skip
+        if AHEAD > 1:
+            state = read_piece(
+                states, base_blocks, head, (piece + 1) % pieces, d, has & (more | (piece + 1 < pieces)), state_stride,
+                STATE_FIRST, STATE_EACH, KEY_DIM, VALUE_DIM, PIECE,
+            )  # fmt: skip
+    return far_k, far_q, state
+
+
+@triton.jit
 def gated_norm(o, norm, z, d, eps, VALUE_DIM: tl.constexpr, SIGMOID: tl.constexpr):
     """norm(o) times z's activation, float32 [columns]."""
     o, gate = o.to(tl.float32), tl.load(z + d, mask=d < VALUE_DIM, other=0.0).to(tl.float32)
@@ -97,7 +160,6 @@ def step_row(
     """Computes one value head of one row."""
     key_width: tl.constexpr = KEY_HEADS * KEY_DIM
     width: tl.constexpr = 2 * key_width + VALUE_HEADS * VALUE_DIM
-    pieces: tl.constexpr = (KEY_DIM + PIECE - 1) // PIECE
     first, count, behind, settled, held, base_blocks, tail, short = plan_of(
         row, runs, base_run, tail_run, base, new_base, start, query_start, checkpoint_run, runs_stride, RING
     )
@@ -111,6 +173,7 @@ def step_row(
         there, rows = early < tl.where((behind > 0) & short, KEY_DIM, 0), head * KEY_DIM + early
         fetch_rows(states, base_blocks, rows, there, state_stride, STATE_FIRST, STATE_EACH, VALUE_DIM)
         fetch_rows(deltas, tail, lines, seen, delta_stride, DELTA_FIRST, DELTA_EACH, VALUE_DIM)
+    u, state, gate, left, folds = 0.0, 0.0, 0.0, runs, 0  # for variants that do without
     if AHEAD > 0:
         u = read_changes(
             deltas, tail, 0, tl.where(short, held, 0), behind, head, d, in_value, delta_stride, VALUE_HEADS, VALUE_DIM,
@@ -121,14 +184,13 @@ def step_row(
             states, base_blocks, head, 0, d, has, state_stride, STATE_FIRST, STATE_EACH, KEY_DIM, VALUE_DIM, PIECE, True
         )
     grid_wait(OVERLAP)
+    if INLINE:
+        folds, left = tl.where(short & (settled <= held), settled, 0), run_of(runs, write_run, row, runs_stride, True)
+        gate = gates_of(
+            gates, tail, behind, folds, head, gate_stride, VALUE_HEADS, RING, GATE_FIRST, GATE_EACH, PLACES
+        )  # fmt: skip
     if short:
         late = settled > held  # the step's own tokens are folded too
-        if INLINE:
-            folds = tl.where(late, 0, settled)
-            left = run_of(runs, write_run, row, runs_stride, True)
-            gate = gates_of(
-                gates, tail, behind, folds, head, gate_stride, VALUE_HEADS, RING, GATE_FIRST, GATE_EACH, PLACES
-            )
         for t in tl.range(count, disable_licm=True):
             token = (first + t).to(tl.int64)
             made = heads + token * width + key_head * KEY_DIM
@@ -138,47 +200,16 @@ def step_row(
             other = projected + token * projected_stride
             beta = sigmoid(tl.load(other + B + head).to(tl.float32))
             v = tl.load(heads + token * width + 2 * key_width + head * VALUE_DIM + d, mask=in_value, other=0.0)
-            near_k, near_q = tl.zeros([BLOCK_V], tl.float32), tl.zeros([BLOCK_V], tl.float32)
-            if AHEAD > 0:
-                near_k, near_q = near_sums(near_k, near_q, u, 0, held + t, weights, decay, PLACES, LINES)
-            for begin in tl.range(LINES if AHEAD > 0 else 0, held + t, LINES, num_stages=1, disable_licm=True):
-                further = read_changes(
-                    deltas, tail, begin, held + t, behind, head, d, in_value, delta_stride, VALUE_HEADS, VALUE_DIM,
-                    RING, DELTA_FIRST, DELTA_EACH, LINES,
-                )  # fmt: skip
-                near_k, near_q = near_sums(near_k, near_q, further, begin, held + t, weights, decay, PLACES, LINES)
-            far_k, far_q = tl.zeros([BLOCK_V], tl.float32), tl.zeros([BLOCK_V], tl.float32)
+            near_k, near_q = near_terms(
+                u, deltas, tail, behind, held + t, head, d, in_value, weights, decay, delta_stride, VALUE_HEADS,
+                VALUE_DIM, RING, DELTA_FIRST, DELTA_EACH, PLACES, LINES, AHEAD,
+            )  # fmt: skip
             more = t + 1 < count
-            for piece in tl.range(pieces, num_stages=1, disable_licm=True):
-                c = piece * PIECE + tl.arange(0, PIECE)
-                if AHEAD < 2:
-                    state = read_piece(
-                        states, base_blocks, head, piece, d, has, state_stride, STATE_FIRST, STATE_EACH, KEY_DIM,
-                        VALUE_DIM, PIECE,
-                    )  # fmt: skip
-                numbers = state.to(tl.float32)
-                q = tl.load(made + c, mask=c < KEY_DIM, other=0.0)
-                k = tl.load(made + key_width + c, mask=c < KEY_DIM, other=0.0)
-                far_k += tl.sum(numbers * k[:, None], 0)
-                far_q += tl.sum(numbers * q[:, None], 0)
-                if INLINE:
-                    due = (t == 0) & (folds > 0)
-                    if due:
-                        numbers = add_changes(
-                            numbers * tl.exp(tl.sum(gate, 0)), keys, deltas, gate, tail, behind, folds, head, c, d,
-                            key_stride, delta_stride, KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM, RING, KEY_FIRST,
-                            KEY_EACH, DELTA_FIRST, DELTA_EACH, PLACES, FOLD,
-                        )  # fmt: skip
-                        place, lanes = piece_of(
-                            left, head, piece, d, in_value, state_stride, STATE_FIRST, STATE_EACH, KEY_DIM, VALUE_DIM,
-                            PIECE,
-                        )  # fmt: skip
-                        tl.store(states + place, numbers.to(states.dtype.element_ty), mask=lanes)
-                if AHEAD > 1:
-                    state = read_piece(
-                        states, base_blocks, head, (piece + 1) % pieces, d, has & (more | (piece + 1 < pieces)),
-                        state_stride, STATE_FIRST, STATE_EACH, KEY_DIM, VALUE_DIM, PIECE,
-                    )  # fmt: skip
+            far_k, far_q, after = far_terms(
+                state, t, more, made, states, keys, deltas, gate, left, base_blocks, tail, behind, folds, head, d, has,
+                state_stride, key_stride, delta_stride, KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM, RING, STATE_FIRST,
+                STATE_EACH, KEY_FIRST, KEY_EACH, DELTA_FIRST, DELTA_EACH, PLACES, PIECE, FOLD, INLINE, AHEAD,
+            )  # fmt: skip
             rounded = (beta * (v - far_k * far - near_k)).to(deltas.dtype.element_ty)
             o = far_q * far + near_q + rounded.to(tl.float32) * own_q
             o = gated_norm(o.to(out.dtype.element_ty), norm, other + Z + head * VALUE_DIM, d, eps, VALUE_DIM, SIGMOID)
@@ -194,15 +225,10 @@ def step_row(
                     deltas, tail, 0, tl.where(more, held + t + 1, 0), behind, head, d, in_value, delta_stride,
                     VALUE_HEADS, VALUE_DIM, RING, DELTA_FIRST, DELTA_EACH, LINES,
                 )  # fmt: skip
-        if INLINE:
-            moves = folds > 0
-            if moves:
-                copy_inputs(
-                    head, VALUE_HEADS, behind + folds, behind + held, behind, first, projected, keys, base_blocks, left,
-                    tail, projected_stride, key_stride, width, RING, TAPS, BEFORE_FIRST, INPUT_FIRST, INPUT_EACH,
-                )  # fmt: skip
-        if late:
-            fold_late(
+            if AHEAD > 1:
+                state = after
+        if settled > tl.where(INLINE, 0, held):
+            end_fold(
                 row, head, projected, states, keys, deltas, gates, runs, write_run, base_blocks, tail, first, behind,
                 settled, held, runs_stride, projected_stride, state_stride, key_stride, delta_stride, gate_stride,
                 KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM, RING, TAPS, STATE_FIRST, STATE_EACH, KEY_FIRST, KEY_EACH,
@@ -336,7 +362,7 @@ def step_options(shape: DeltaShape, rows: int) -> dict[str, Any]:
     options |= {"PIECE": min(most, max(8, numbers // columns)), "LINES": 16, "AHEAD": 2 if few else 0}
     if target().bounds_registers:
         options["maxnreg"] = 168 if few else 255 if wave else 184
-    options |= {"FOLD_C": min(most, 32 if few else 16), "FOLD_V": min(columns, 64), "FOLD": 8}
+    options |= {"FOLD_C": min(most, 32 if few else 16), "FOLD_V": min(columns, 64), "FOLD": 8 if wave else 4}
     if not wave:
         return {**options, "slots": 0, "parts": 1}
     slots, across = max(1, rows // 4) if few else min(16, cdiv(rows, 8)), cdiv(shape.value_dim, options["FOLD_V"])
