@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from statistics import quantiles
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from server.http import flow
 from tests import tiny
 from tests.end_to_end.inside import InsideServer, held, inside
 from tests.end_to_end.process import SMALL
@@ -100,12 +102,21 @@ async def clean(server: InsideServer, seconds: float = 3.0) -> dict[str, int]:
     return left
 
 
-async def test_a_reader_that_comes_back_gets_everything(server):
+async def test_a_reader_that_comes_back_gets_everything(server, monkeypatch):
+    full, watch = threading.Event(), flow.Reader.watch
+
+    def watched(self: flow.Reader) -> None:
+        full.set()
+        watch(self)
+
+    monkeypatch.setattr(flow.Reader, "watch", watched)
     async with reader_of(server.port) as quick, reader_of(server.port) as slow:
         await quick.send(wide(200))
         assert await quick.read(until=b"[DONE]") == "found"
+        full.clear()
         await slow.send(wide(200))
         assert await slow.read(until=b"data: ") == "found"
+        assert await asyncio.to_thread(full.wait, 30), "sockets are never full"
         await asyncio.sleep(STALL_S / 2)
         assert await slow.read(until=b"[DONE]") == "found"
     wanted = tokens(quick.events())
