@@ -25,7 +25,7 @@ from torch import Tensor
 from _fast import cpu
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.room import empty_rows
-from engine.kernels.target import cdiv, next_power_of_2, tl, triton
+from engine.kernels.target import tl, triton
 
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
 QUICK_GELU_ALPHA = 1.702
@@ -146,8 +146,8 @@ def launch_point(activation: Activation, x: Tensor, gated: bool = False) -> Tens
     width = x.shape[-1] // 2 if gated else x.shape[-1]
     out = empty_rows(x, width)
     rows = out.numel() // width
-    block = min(1024, next_power_of_2(width))
-    grid = (rows, cdiv(width, block))
+    block = min(1024, triton.next_power_of_2(width))
+    grid = (rows, triton.cdiv(width, block))
     point_kernel[grid](out, x, width, ACT=int(activation), GATED=gated, BLOCK=block, num_warps=4, **launch_options())
     return out
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.kernels.target import cdiv, tl, triton
+from engine.kernels.target import tl, triton
 
 COLUMNS = 1024  # per program
 
@@ -65,7 +65,7 @@ def launch_block_convolution(x: Tensor, delta: Tensor, base: Tensor, before: Ten
     assert width % groups == 0
     out = torch.empty_like(x)
     if queries:
-        block_convolution_kernel[(queries, cdiv(width, COLUMNS))](
+        block_convolution_kernel[(queries, triton.cdiv(width, COLUMNS))](
             out, x, delta, base, before, width, SIDE=side, TAPS=taps, GROUP=width // groups, BLOCK=COLUMNS, num_warps=4,
         )  # fmt: skip
     return out

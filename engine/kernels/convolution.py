@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.attention.meta import AttentionMeta
 from engine.kernels.pdl import grid_wait, launch_options
-from engine.kernels.target import cdiv, tl, triton
+from engine.kernels.target import tl, triton
 
 COLUMNS = 256  # columns per program
 TOKENS = 8  # tokens per program in steps with many tokens
@@ -113,7 +113,7 @@ def launch_convolution(
     assert cache.dtype is projected.dtype, f"the cache has {cache.dtype}, the products {projected.dtype}"
     out = projected.new_empty(tokens, width)
     each = 1 if tokens <= 64 else TOKENS
-    grid = (cdiv(tokens, each), cdiv(width, COLUMNS))
+    grid = (triton.cdiv(tokens, each), triton.cdiv(width, COLUMNS))
     convolution_kernel[grid](
         out, projected, cache, taps, bias, meta.query_start, meta.context_len, meta.table_row, meta.block_tables,
         meta.slot_mapping, rows, width, meta.block_tables.shape[1], cache.stride(0), BLOCK_SIZE=block_size,

@@ -18,7 +18,7 @@ from _fast.layout import HEADER_LEN, Acceptance, Header, RowColumn, RowFlag, Slo
 from engine.kernels.fed_rows import first_place
 from engine.kernels.step_tensors import SlotTensors, word
 from engine.kernels.survivals import refresh, refresh_reference
-from engine.kernels.target import next_power_of_2, tl, triton
+from engine.kernels.target import tl, triton
 
 HEAD = tl.constexpr(HEADER_LEN)
 NUM_ROWS = tl.constexpr(int(Header.NUM_ROWS))
@@ -84,7 +84,7 @@ def deal_drafts_kernel(
 def launch_deal_drafts(slots: SlotTensors, staged: Tensor, max_rows: int, max_tokens: int) -> None:
     """Launch the kernel; staged int32 [capacity]: the step's record."""
     state, number = slots.survivals, slots.drafts.shape[1]
-    rows, lanes = next_power_of_2(max_rows), next_power_of_2(number)
+    rows, lanes = triton.next_power_of_2(max_rows), triton.next_power_of_2(number)
     deal_drafts_kernel[(1,)](
         slots.words, state.survivals, state.right, state.tried, state.model, staged, max_rows, max_tokens,
         len(slots.words) - 1, NUM=number, ROWS=rows, LANES=lanes,

@@ -21,7 +21,7 @@ from _fast.layout import SlotWord
 from engine.kernels.drafts_rows import DraftedRows
 from engine.kernels.precompile import new_indices
 from engine.kernels.step_tensors import word
-from engine.kernels.target import next_power_of_2, tl, triton
+from engine.kernels.target import tl, triton
 
 PROMPT_LEN = tl.constexpr(int(SlotWord.PROMPT_LEN))
 
@@ -144,7 +144,7 @@ def launch_block_places(
         out.token, out.ids, out.mapping, out.run, out.place, out.slot, out.before, out.query_start, out.context,
         out.line, words, step.drafts, step.slots, step.context_len, step.query_start, step.lines, slot_mapping,
         token_ids, mask_id, rows, len(out.token), max_rows, len(words) - 1, SKIPPED=skipped,
-        WIDTH=step.state.drafts.shape[1] + 2, ROWS=next_power_of_2(max(rows + 1, max_rows)), num_warps=4,
+        WIDTH=step.state.drafts.shape[1] + 2, ROWS=triton.next_power_of_2(max(rows + 1, max_rows)), num_warps=4,
     )  # fmt: skip
 
 

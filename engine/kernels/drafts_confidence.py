@@ -14,7 +14,7 @@ from torch import Tensor
 
 from _fast.layout import Acceptance
 from engine.kernels.drafts_rows import DraftedRows
-from engine.kernels.target import next_power_of_2, tl, triton
+from engine.kernels.target import tl, triton
 
 ONE = tl.constexpr(int(Acceptance.ONE))
 
@@ -56,7 +56,7 @@ def launch_take_confidence(rows: DraftedRows, confidence: Tensor) -> None:
     assert confidence.is_contiguous()
     take_confidence_kernel[(len(rows.drafts),)](
         state.survivals, state.estimates, confidence, rows.slots, rows.drafts, NUM=number,
-        LANES=next_power_of_2(number), num_warps=1,
+        LANES=triton.next_power_of_2(number), num_warps=1,
     )  # fmt: skip
 
 

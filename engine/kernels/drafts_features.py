@@ -19,7 +19,7 @@ from torch import Tensor
 from _fast.layout import SlotWord
 from engine.kernels.drafts_rows import DraftedRows
 from engine.kernels.step_tensors import word
-from engine.kernels.target import next_power_of_2, tl, triton
+from engine.kernels.target import tl, triton
 
 NUM_DRAFTS = tl.constexpr(int(SlotWord.NUM_DRAFTS))
 BLOCK = 1024  # numbers of a feature that a program moves at once
@@ -235,7 +235,7 @@ def launch_accept(of_slots: Tensor | None, rows: DraftedRows, features: Tensor |
     accept_features_kernel[(len(runs),)](
         of_slots, state.words, features, runs, rows.slots, rows.drafts, rows.query_start,
         0 if features is None else features.shape[1],
-        DRAFTS=state.drafts.shape[1], WIDTH=width, LANES=next_power_of_2(width), BLOCK=BLOCK, num_warps=4,
+        DRAFTS=state.drafts.shape[1], WIDTH=width, LANES=triton.next_power_of_2(width), BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip
 
 

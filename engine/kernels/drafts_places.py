@@ -21,7 +21,7 @@ from torch import Tensor
 from _fast.layout import SlotWord, TokenCode
 from engine.kernels.drafts_rows import DraftedRows
 from engine.kernels.step_tensors import SlotTensors, word
-from engine.kernels.target import cdiv, next_power_of_2, tl, triton
+from engine.kernels.target import tl, triton
 
 PROMPT_LEN = tl.constexpr(int(SlotWord.PROMPT_LEN))
 NO_DRAFT = tl.constexpr(int(TokenCode.END))
@@ -119,7 +119,7 @@ def launch_draft_places(out: DraftPlaces, step: DraftedRows, slot_mapping: Tenso
     draft_places_kernel[(1,)](
         out.token, out.mapping, out.context, out.run, out.place, out.left, out.line, out.slot, words, step.drafts,
         step.slots, step.context_len, step.query_start, step.lines, slot_mapping, rows, max_rows, len(words) - 1,
-        WIDTH=step.state.drafts.shape[1] + 2, ROWS=next_power_of_2(max(rows, max_rows)), num_warps=4,
+        WIDTH=step.state.drafts.shape[1] + 2, ROWS=triton.next_power_of_2(max(rows, max_rows)), num_warps=4,
     )  # fmt: skip
 
 
@@ -177,7 +177,7 @@ def next_places(places: DraftPlaces, slot_mapping: Tensor) -> None:
 
 def launch_next_places(places: DraftPlaces, slot_mapping: Tensor) -> None:
     rows = len(places.token)
-    next_places_kernel[(cdiv(rows, BLOCK),)](
+    next_places_kernel[(triton.cdiv(rows, BLOCK),)](
         places.token, places.mapping, places.context, places.run, places.place, places.left, slot_mapping, rows,
         BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip

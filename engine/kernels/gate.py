@@ -11,7 +11,7 @@ from torch import Tensor
 from _fast import cpu
 from engine.kernels.activation import Activation
 from engine.kernels.pdl import grid_wait, launch_options
-from engine.kernels.target import cdiv, next_power_of_2, tl, triton
+from engine.kernels.target import tl, triton
 
 
 @triton.jit
@@ -52,9 +52,9 @@ def launch_gate(values: Tensor, gates: Tensor) -> Tensor:
     """Launches the Triton kernel; arguments as `multiply_by_sigmoid`."""
     _check(values, gates)
     rows, width = values.shape
-    block = min(1024, next_power_of_2(width))
+    block = min(1024, triton.next_power_of_2(width))
     if rows:
-        grid = (rows, cdiv(width, block))
+        grid = (rows, triton.cdiv(width, block))
         gate_kernel[grid](values, gates, width, gates.stride(0), BLOCK=block, num_warps=4, **launch_options())
     return values
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.pdl import grid_wait, launch_options
-from engine.kernels.target import cdiv, tl, triton
+from engine.kernels.target import tl, triton
 
 BLOCK = 256  # columns of a program
 
@@ -172,11 +172,11 @@ def launch_patches(
     planes = torch.empty(frames, 3, half_height, half_width, dtype=torch.uint8, device=pixels.device)
     count = -(-frames // layout.temporal) * (new_height // layout.patch_size) * (new_width // layout.patch_size)
     patches = torch.empty(count, layout.numbers, dtype=layout.dtype, device=pixels.device)
-    planes_kernel[(frames * half_height, cdiv(half_width, BLOCK))](
+    planes_kernel[(frames * half_height, triton.cdiv(half_width, BLOCK))](
         planes, pixels, first, height, width, half_height, half_width, len(first) - 1,
         ROWS=down_first, BLOCK=BLOCK, num_warps=4, **launch_options(),
     )  # fmt: skip
-    patches_kernel[(frames * 3 * new_height, cdiv(new_width, BLOCK))](
+    patches_kernel[(frames * 3 * new_height, triton.cdiv(new_width, BLOCK))](
         patches, planes, second, frames, half_height, half_width, new_height, new_width, len(second) - 1, *normal,
         ROWS=not down_first, PATCH=layout.patch_size, MERGE=layout.merge_size, TEMPORAL=layout.temporal, BLOCK=BLOCK,
         num_warps=4, **launch_options(),

@@ -14,7 +14,7 @@ from torch import Tensor
 from _fast import cpu
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.room import empty_rows
-from engine.kernels.target import next_power_of_2, tl, triton
+from engine.kernels.target import tl, triton
 
 
 @triton.jit
@@ -98,7 +98,7 @@ def launch_norm(
     assert rows.dim() == 2 and rows.stride(1) == 1, "x must be contiguous, or two-dimensional with contiguous rows"
     assert residual is None or (residual.shape == x.shape and residual.is_contiguous())
     out = empty_rows(x, width) if out is None else _result(x, out)
-    block = next_power_of_2(width)
+    block = triton.next_power_of_2(width)
     norm_kernel[(rows.shape[0],)](
         out, rows, weight, weight if bias is None else bias, rows if residual is None else residual,
         width, rows.stride(0), eps, offset, BIAS=bias is not None, ADD=residual is not None, CENTRE=centre, BLOCK=block,

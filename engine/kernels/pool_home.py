@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.pdl import grid_wait, launch_options
-from engine.kernels.target import cdiv, next_power_of_2, tl, triton
+from engine.kernels.target import tl, triton
 
 BLOCK = 1024
 
@@ -51,8 +51,8 @@ def launch_pool_home(out: Tensor, lines: Tensor, home: Tensor) -> None:
     assert lines.shape == (rows, width), f"lines of {tuple(lines.shape)} for a width of {width}"
     assert lines.dtype is out.dtype is torch.float32, "lines are float32"
     if rows:
-        pool_home_kernel[(rows, cdiv(width, BLOCK))](
-            out, lines, home, buffers, most, width, BLOCK=min(BLOCK, next_power_of_2(width)), num_warps=4,
+        pool_home_kernel[(rows, triton.cdiv(width, BLOCK))](
+            out, lines, home, buffers, most, width, BLOCK=min(BLOCK, triton.next_power_of_2(width)), num_warps=4,
             **launch_options(),
         )  # fmt: skip
 

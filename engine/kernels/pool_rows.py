@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.base.model_config import PoolingKind
 from engine.kernels.pdl import grid_wait, launch_options
-from engine.kernels.target import cdiv, tl, triton
+from engine.kernels.target import tl, triton
 
 KINDS = {"mean": 0, "mean_sqrt_len": 1, "weighted_mean": 2, "max": 3}
 BLOCK_TOKENS, BLOCK_WIDTH = 16, 128
@@ -83,7 +83,7 @@ def launch_pool(hidden: Tensor, starts: Tensor, kind: PoolingKind, counted: Tens
     assert starts.dtype is torch.int32, "bounds are int32"
     out = torch.empty(rows, width, dtype=torch.float32, device=hidden.device)
     if rows:
-        pool_kernel[(rows, cdiv(width, BLOCK_WIDTH))](
+        pool_kernel[(rows, triton.cdiv(width, BLOCK_WIDTH))](
             out, hidden, starts, starts if counted is None else counted, width, KIND=KINDS[kind],
             SKIPS=counted is not None, BLOCK_T=BLOCK_TOKENS, BLOCK_W=BLOCK_WIDTH, num_warps=4, **launch_options(),
         )  # fmt: skip

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine.kernels.norm import layer_norm_reference, rms_norm_reference
 from engine.kernels.pdl import grid_wait, launch_options
-from engine.kernels.target import next_power_of_2, tl, triton
+from engine.kernels.target import tl, triton
 
 
 @triton.jit
@@ -69,7 +69,7 @@ def launch_projection_norm(
     assert qkv.stride(1) == 1, "rows must be contiguous"
     assert not q_width % q_group, f"{q_width} columns of queries in groups of {q_group}"
     assert not k_width % k_group, f"{k_width} columns of keys in groups of {k_group}"
-    block = next_power_of_2(max(q_group, k_group))
+    block = triton.next_power_of_2(max(q_group, k_group))
     projection_norm_kernel[(len(qkv), q_width // q_group + k_width // k_group)](
         qkv, q_weight, k_weight, qkv.stride(0), q_width, q_group, k_group, eps,
         CENTRE=centre, BLOCK=block, num_warps=min(16, max(1, block // 512)), **launch_options(),

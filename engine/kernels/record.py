@@ -23,7 +23,7 @@ from torch import Tensor
 from _fast.layout import HEADER_LEN, SLOT_WORDS, UPDATE_WORDS, Header, SlotWord, UpdateWord, tail_at, tokens_at
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.step_tensors import SlotTensors
-from engine.kernels.target import cdiv, tl, triton
+from engine.kernels.target import tl, triton
 
 HEAD = tl.constexpr(HEADER_LEN)
 NUM_TOKENS = tl.constexpr(int(Header.NUM_TOKENS))
@@ -189,7 +189,7 @@ def take_record(slots: SlotTensors, records: Records, max_rows: int, max_tokens:
     num_groups, lines, max_blocks = slots.block_tables.shape
     count, capacity = records.pinned.shape
     first_token = tokens_at(max_rows)
-    at_once = cdiv(first_token + max_rows, WORDS) * WORDS  # a step that only decodes has one token per row
+    at_once = triton.cdiv(first_token + max_rows, WORDS) * WORDS  # a step that only decodes has one token per row
     record_kernel[(COPIERS + APPLIERS,)](
         records.staged, slots.block_tables, slots.words, records.pinned, records.turn, count, capacity, first_token,
         max_tokens, at_once, tail_at(max_rows, max_tokens), num_groups, lines - 1, max_blocks,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from engine.base.model_config import MropeTurns
 from engine.kernels.pdl import grid_wait, launch_options
-from engine.kernels.target import cdiv, next_power_of_2, tl, triton
+from engine.kernels.target import tl, triton
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -105,9 +105,9 @@ def launch_cos_sin(
         if turns == "all":
             first, second = 3 * mrope_section[1], 3 * mrope_section[2]
     cos, sin = torch.empty(2, tokens, half, dtype=torch.float32, device=positions.device).unbind(0)
-    block = next_power_of_2(half)
+    block = triton.next_power_of_2(half)
     rows = max(1, 256 // block)
-    angle_kernel[(cdiv(tokens, rows),)](
+    angle_kernel[(triton.cdiv(tokens, rows),)](
         cos, sin, positions, inv_freq, tokens, half, positions.stride(0), first, second, scaling, third,
         SEVERAL=several, INTERLEAVED=turns == "all", SIDES=turns == "sides", TOKENS=rows, BLOCK=block, num_warps=4,
         **launch_options(),

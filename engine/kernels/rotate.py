@@ -19,7 +19,7 @@ from engine.kernels.float8 import as_bytes, codes_of, narrow8
 from engine.kernels.norm import rms_norm_reference
 from engine.kernels.pages import FORMS, Scales, addresses, check_pages, encode, stride_of
 from engine.kernels.pdl import grid_wait, launch_options
-from engine.kernels.target import cdiv, next_power_of_2, target, tl, triton
+from engine.kernels.target import target, tl, triton
 
 VALUES = 2048  # values per program, constant because it determines the order in which a head's squares are added
 
@@ -233,8 +233,8 @@ def launch_qkv(
     assert qkv.stride(-1) == 1 and cos.is_contiguous() and sin.is_contiguous() and (q_norm is None) == (k_norm is None)
     q = torch.empty(tokens, num_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
     rest = head_dim - 2 * half
-    heads = max(1, min(next_power_of_2(num_heads or num_kv_heads), VALUES // next_power_of_2(head_dim)))
-    groups = cdiv(num_heads, heads) + 2 * cdiv(num_kv_heads, heads)
+    heads = max(1, min(triton.next_power_of_2(num_heads or num_kv_heads), VALUES // triton.next_power_of_2(head_dim)))
+    groups = triton.cdiv(num_heads, heads) + 2 * triton.cdiv(num_kv_heads, heads)
     store = k_cache is not None and v_cache is not None
     num_slots, block_size, block_stride, codes = 0, 1, 0, 0
     keys, values = q, q
@@ -249,7 +249,7 @@ def launch_qkv(
         *(scales or (None, None)), qkv.stride(0), block_stride, stride_of(scales), num_heads, max(num_kv_heads, 1),
         block_size, num_slots, eps, HEAD_DIM=head_dim, HALF=half, NORM=q_norm is not None, LATE=late, STORE=store,
         CODES=codes, MADE=stride_of(scales) > 0, HEADS=heads,
-        BLOCK=next_power_of_2(half), REST=next_power_of_2(rest) if rest else 0,
+        BLOCK=triton.next_power_of_2(half), REST=triton.next_power_of_2(rest) if rest else 0,
         num_warps=4, **launch_options(),
     )  # fmt: skip
     return q

@@ -33,7 +33,7 @@ from _fast.layout import (
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.record import Records
 from engine.kernels.step_tensors import SlotTensors, word
-from engine.kernels.target import next_power_of_2, tl, triton
+from engine.kernels.target import tl, triton
 
 NUM_ROWS = tl.constexpr(int(Header.NUM_ROWS))
 NUM_RUNS = tl.constexpr(int(Header.NUM_RUNS))
@@ -176,7 +176,7 @@ def launch_state_inputs(
         tables.table, tables.rows, tables.checkpoints, tables.places, records.pinned, records.turn,
         None if slots is None else slots.words, count, capacity, rows, column_at(RowColumn.SLOT, rows),
         0 if slots is None else len(slots.words) - 1, sizes.states_at, sizes.runs_at, new_runs(rows), num_ids, columns,
-        run_width, tables.state_blocks, ROWS=next_power_of_2(rows), WIDTH=next_power_of_2(run_width),
+        run_width, tables.state_blocks, ROWS=triton.next_power_of_2(rows), WIDTH=triton.next_power_of_2(run_width),
         num_warps=4, **launch_options(),
     )  # fmt: skip
 

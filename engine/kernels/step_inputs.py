@@ -24,7 +24,7 @@ from engine.kernels.fed_rows import fill, fill_lines_reference, find_rows, first
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.record import Records, take_record, take_record_reference
 from engine.kernels.step_tensors import SlotTensors, StepInputs, word
-from engine.kernels.target import cdiv, next_power_of_2, tl, triton
+from engine.kernels.target import tl, triton
 
 HEAD = tl.constexpr(HEADER_LEN)
 NUM_ROWS = tl.constexpr(int(Header.NUM_ROWS))
@@ -275,8 +275,8 @@ def launch_inputs(
     take_record(slots, records, max_rows, max_tokens, axes if axes > 1 else int(out.last_keys is not None))
     if out.row_drafts is not None:
         launch_deal_drafts(slots, records.staged, max_rows, max_tokens)
-    rows = next_power_of_2(max_rows + 1)
-    inputs_kernel[(1 + cdiv(max_tokens, TOKENS),)](
+    rows = triton.next_power_of_2(max_rows + 1)
+    inputs_kernel[(1 + triton.cdiv(max_tokens, TOKENS),)](
         out.token_ids, out.positions, out.slot_mapping, out.query_start, out.context_len, out.row_slot,
         out.sample_index, out.sample_row, out.sample_slot, out.sample_place, out.num_rows, out.num_sampled,
         out.home, out.last_keys, out.adapters, out.row_drafts, slots.words, slots.block_tables,

@@ -185,19 +185,31 @@ HAS_TRITON = "triton" in sys.modules or (
     bool(torch.version.cuda or torch.version.hip) and importlib.util.find_spec("triton") is not None
 )
 if HAS_TRITON:
-    triton: Any = importlib.import_module("triton")
     tl: Any = importlib.import_module("triton.language")
     separate(importlib.import_module("triton.runtime.build"))
 else:
-    triton = tl = _NoTriton()
+    tl = _NoTriton()
 
 
-# Triton's functions of these names serve its compiler too, and take 3 us a call: a tenth of a launch with four calls.
-def cdiv(a: int, b: int) -> int:
-    """a / b, rounded up; b > 0."""
-    return -(-a // b)
+class _Host:
+    """`triton` with other cdiv and next_power_of_2 for launchers.
+
+    Triton's own functions serve its compiler too, and take 3 us a call: a tenth of a launch with four calls.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+    def cdiv(self, a: int, b: int) -> int:
+        """a / b, rounded up; b > 0."""
+        return -(-a // b)
+
+    def next_power_of_2(self, n: int) -> int:
+        """The least power of two that is at least n; n > 0."""
+        return 1 << (n - 1).bit_length()
 
 
-def next_power_of_2(n: int) -> int:
-    """The least power of two that is at least n; n > 0."""
-    return 1 << (n - 1).bit_length()
+triton: Any = _Host(importlib.import_module("triton") if HAS_TRITON else tl)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.pdl import grid_wait, launch_options
-from engine.kernels.target import cdiv, tl, triton
+from engine.kernels.target import tl, triton
 
 
 @triton.jit
@@ -49,7 +49,7 @@ def launch_xielu(x: Tensor, slopes: Tensor) -> Tensor:
     assert x.is_contiguous(), "x must be contiguous"
     out = torch.empty_like(x)
     if x.numel():
-        grid = (cdiv(x.numel(), 1024),)
+        grid = (triton.cdiv(x.numel(), 1024),)
         xielu_kernel[grid](out, x, slopes, x.numel(), BLOCK=1024, num_warps=4, **launch_options())
     return out
 

@@ -44,35 +44,22 @@ HELD = range(2, 2 + FOLD)  # positions after the base before a step, two steps i
 CACHE = 120 << 20  # more bytes than any cache of the card
 BF16, LIMIT = torch.bfloat16, 1.5e-2
 PLACES = 32
-WIDE: dict[str, Any] = {"PIECE": 32, "maxnreg": 255, "AHEAD": 1}  # 8 programs fit in a unit, and load twice as much
+APART: dict[str, Any] = {"INLINE": False}  # folds in programs of their own
 TUNINGS: tuple[dict[str, Any] | None, ...] = (
     None,
     {"FETCH": 0},
-    {"FETCH": 32},
-    {"FETCH": 64},
-    {"FETCH": 128},
-    {"PIECE": 16, "maxnreg": 184, "AHEAD": 0},
-    WIDE,
-    {**WIDE, "AHEAD": 0},
-    {**WIDE, "FETCH": 128},
-    {"PIECE": 64, "num_warps": 4, "maxnreg": 168, "AHEAD": 2, "FOLD_C": 32},
-    {"slots": 1, "parts": 16},
-    {"slots": 4, "parts": 4},
-    {"slots": 16, "parts": 8},
-    {"slots": 32, "parts": 2},
-    {"FOLD": 4},
-    {"FOLD_C": 8, "FOLD_V": 128},
+    {"PIECE": 16, "maxnreg": 184},
+    {"PIECE": 32, "maxnreg": 255},
+    {"INLINE": True, "slots": 0, "parts": 1},
+    {**APART, "slots": 4, "parts": 4},
+    {**APART, "slots": 16, "parts": 2},
+    {"FOLD": 8},
 )
 PAIRS: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (  # options of both launches of a step
-    ({"AHEAD": 0}, {}),
-    ({"AHEAD": 16}, {}),
-    ({"AHEAD": 32}, {}),
     *(({"num_warps": warps, "AHEAD": ahead}, {}) for warps in (1, 2, 4) for ahead in (0, 16)),
-    *(({}, {"FETCH": rows}) for rows in (32, 64, 128)),
-    ({}, {"PIECE": 16, "maxnreg": 184, "AHEAD": 0}),
-    ({}, WIDE),
-    ({}, {**WIDE, "FETCH": 128}),
-    *(({}, {"slots": slots, "parts": parts}) for slots, parts in ((1, 16), (2, 8), (4, 4), (4, 8), (16, 2), (16, 8))),
+    ({}, {"PIECE": 32, "maxnreg": 255}),
+    ({}, {"INLINE": True, "slots": 0, "parts": 1}),
+    *(({}, {**APART, "slots": slots, "parts": parts}) for slots, parts in ((4, 4), (8, 4), (16, 2))),
 )
 SCANS: tuple[dict[str, Any], ...] = (
     {"num_warps": 4},

@@ -24,7 +24,7 @@ from engine.kernels.attention.tiles import KEYS, KEYS_OF_CODES, WIDE_HEAD
 from engine.kernels.float8 import as_pairs, codes_of
 from engine.kernels.pages import Scales, is_wide, stride_of
 from engine.kernels.pdl import allow_next, fetch_run, launch_options, wait_previous
-from engine.kernels.target import Target, next_power_of_2, target, tl, triton
+from engine.kernels.target import Target, target, tl, triton
 
 PREFETCH = 8  # blocks of a program's first part that are prefetched before the previous kernel has ended; at most 32
 NARROW = 2048  # query width of a token up to which the layer's matrices count as small: see `blocks_prefetched`
@@ -243,7 +243,7 @@ def attend_parts(
     group = heads // kv_heads
     assert work.sums.shape[1:] == (work.stripe * heads, dim), f"work lists for {work.sums.shape[1:]}, not {q.shape[1:]}"
     stripe = 1 if single else work.stripe
-    block_d, block_g = max(16, next_power_of_2(dim)), next_power_of_2(group * stripe)
+    block_d, block_g = max(16, triton.next_power_of_2(dim)), triton.next_power_of_2(group * stripe)
     block_m, run = max(16, block_g), math.gcd(block_size * dim, k_cache.stride(0))
     pairs = q.shape[0] * kv_heads
     codes = codes_of(k_cache, target())

@@ -21,7 +21,7 @@ from torch import Tensor
 from _fast import cpu
 from engine.kernels.attention.attend import materialised
 from engine.kernels.pdl import grid_wait, launch_options
-from engine.kernels.target import cdiv, next_power_of_2, target, tl, triton
+from engine.kernels.target import target, tl, triton
 
 SHORT_MEAN = 128  # rows; windows of vision towers have 64, chunks of audio towers 100
 
@@ -268,7 +268,7 @@ def launch_dense(
     block_d, rest = head_blocks(dim) if unit >= 8 and all(map(_is_aligned, (q, k, v))) else (whole_block(dim), 0)
     short = rows <= SHORT_MEAN * segments and not mixed_lengths
     block_m, block_n, options = _tuned(block_d, rest, q.element_size(), short)
-    dense_kernel[(heads, segments if short else cdiv(rows, block_m))](
+    dense_kernel[(heads, segments if short else triton.cdiv(rows, block_m))](
         out, q, k, v, cu_seqlens, bias, rows, segments, segments.bit_length(), scale * math.log2(math.e),
         out.stride(0), q.stride(0), q.stride(1) // unit, k.stride(0), k.stride(1) // unit, v.stride(0),
         v.stride(1) // unit, UNIT=unit, CAUSAL=causal, WINDOW=window, SHORT=short, GROUP=heads // kv_heads,
@@ -299,13 +299,13 @@ def reach_of(bias: Tensor | None, heads: int) -> int:
 
 def whole_block(dim: int) -> int:
     """BLOCK_D without a rest."""
-    return max(16, next_power_of_2(dim))
+    return max(16, triton.next_power_of_2(dim))
 
 
 def head_blocks(dim: int) -> tuple[int, int]:
     """(BLOCK_D, REST): a head slightly wider than a power of two is split into the power and a small rest."""
     whole = whole_block(dim)
-    rest = max(16, next_power_of_2(dim - whole // 2))
+    rest = max(16, triton.next_power_of_2(dim - whole // 2))
     return (whole // 2, rest) if whole > 64 and rest < whole // 2 else (whole, 0)
 
 

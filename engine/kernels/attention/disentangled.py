@@ -19,7 +19,7 @@ from torch import Tensor
 from engine.kernels.attention.attend import materialised
 from engine.kernels.attention.dense import load_rows, segments_of
 from engine.kernels.pdl import grid_wait, launch_options
-from engine.kernels.target import cdiv, next_power_of_2, target, tl, triton
+from engine.kernels.target import target, tl, triton
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_segments", "halvings", "reach"])
@@ -127,10 +127,10 @@ def launch_disentangled(
     assert buckets.dtype == cu_seqlens.dtype == torch.int32 and buckets.is_contiguous() and buckets.shape[0] % 2 == 1
     assert cu_seqlens.is_contiguous() and segments > 0
     out = torch.empty(rows, heads * dim, dtype=q.dtype, device=q.device)
-    block_d = max(16, next_power_of_2(dim))
+    block_d = max(16, triton.next_power_of_2(dim))
     block = 64 if q.element_size() == 2 and block_d <= 64 else 32
     options = {"num_warps": 4, "num_stages": 1}  # pipelined copies take more memory than gfx1100 has
-    disentangled_kernel[(heads, cdiv(rows, block))](
+    disentangled_kernel[(heads, triton.cdiv(rows, block))](
         out, q, k, v, pos_k, pos_q, buckets, cu_seqlens, rows, segments, segments.bit_length(), buckets.shape[0] // 2,
         scale * math.log2(math.e), heads * dim, q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0),
         v.stride(1), HEAD_DIM=dim, BLOCK_M=block, BLOCK_N=block, BLOCK_D=block_d,

@@ -24,7 +24,7 @@ from engine.kernels.attention.tiles import WIDE_HEAD, tile_lines, tile_tokens
 from engine.kernels.float8 import as_bytes, codes_of
 from engine.kernels.pages import Scales, is_wide, stride_of
 from engine.kernels.pdl import grid_wait, launch_options
-from engine.kernels.target import Target, next_power_of_2, target, tl, triton
+from engine.kernels.target import Target, target, tl, triton
 
 
 @triton.jit
@@ -185,7 +185,7 @@ def attend_tiles(
     tokens, heads, dim = q.shape
     _, kv_heads, block_size, _ = k_cache.shape
     group = heads // kv_heads
-    codes, block_d = codes_of(k_cache, target()), max(16, next_power_of_2(dim))
+    codes, block_d = codes_of(k_cache, target()), max(16, triton.next_power_of_2(dim))
     programs = tokens // tile_tokens(group, dim) * kv_heads
     large = codes > 0 and work.large_tiles is not None and takes_large(target(), block_d, q.element_size(), programs)
     block_n, options = tuned(target(), block_d, q.element_size(), programs, large)

@@ -5,7 +5,7 @@ Users: work.py cuts rows into parts and tiles of these sizes; decode.py and pref
 
 from __future__ import annotations
 
-from engine.kernels.target import Target, next_power_of_2
+from engine.kernels.target import Target, triton
 
 # Keys per round of decode. Fixed, because it determines the order of a row's sums.
 KEYS = 32
@@ -33,7 +33,7 @@ def stripe_of(group: int, most_cut: int) -> int:
 
 def tile_lines(group: int, head_dim: int, large: bool = False) -> int:
     """Lines of a prefill tile, query heads times tokens: usually 128 or LARGE, more if a group is larger."""
-    return max(LARGE if large else 64 if head_dim > WIDE_HEAD else 128, next_power_of_2(group))
+    return max(LARGE if large else 64 if head_dim > WIDE_HEAD else 128, triton.next_power_of_2(group))
 
 
 def tile_tokens(group: int, head_dim: int, large: bool = False) -> int:

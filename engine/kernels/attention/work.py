@@ -20,7 +20,7 @@ from torch import Tensor
 
 from engine.attention.meta import AttentionMeta, WorkList
 from engine.kernels.attention.tiles import KEYS, stripe_of, tile_tokens
-from engine.kernels.target import next_power_of_2, target, tl, triton
+from engine.kernels.target import target, tl, triton
 
 MIN_PART = 64  # keys; the length of parts is a multiple of it
 # Target of parts times KV heads per unit of the device. For 16-bit pages two keep the memory busy. Codes need as much
@@ -168,7 +168,7 @@ def launch_list(work: WorkList, meta: AttentionMeta, group: int, invariant: bool
         work.parts, work.num_parts, work.tiles, work.num_tiles, work.large_tiles, work.num_large_tiles,
         meta.query_start, meta.context_len, meta.table_row, rows, aim_of(work, group), meta.first_key,
         MOST=0 if invariant else work.most_cut, WHOLE=meta.whole, STRIPE=work.stripe, STEP=MIN_PART, KEYS=KEYS,
-        TILE=tile_tokens(group, dim), LARGE_TILE=tile_tokens(group, dim, True), ROWS=next_power_of_2(rows),
+        TILE=tile_tokens(group, dim), LARGE_TILE=tile_tokens(group, dim, True), ROWS=triton.next_power_of_2(rows),
         num_warps=4,
     )  # fmt: skip
 

@@ -18,7 +18,7 @@ from engine.kernels.activation import Activation, activate
 from engine.kernels.gemm.epilogue import Unscaled, padded
 from engine.kernels.gemm.split_k import Split, split_linear_reference
 from engine.kernels.pdl import grid_wait, launch_options
-from engine.kernels.target import cdiv, tl, triton
+from engine.kernels.target import tl, triton
 
 
 class RowCut(NamedTuple):
@@ -117,14 +117,14 @@ def launch_dense_row(
     (rows, depth), width, gated = x.shape, out.shape[1], activation is not None
     assert rows == 1 and depth % 8 == 0 and x.stride(1) == 1 and weight.is_contiguous() and out.is_contiguous()
     assert weight.shape == (2 * width if gated else width, depth), f"{tuple(weight.shape)} times {tuple(x.shape)}"
-    programs, parts = cdiv(width, cut.block_n), 0 if before is None else len(before.squares)
+    programs, parts = triton.cdiv(width, cut.block_n), 0 if before is None else len(before.squares)
     assert after is None or (len(after.squares) == programs and not gated)
     dense_row_kernel[(programs,)](
         out, None if after is None else after.rows, None if after is None else after.squares, x, weight, bias,
         residual, None if after is None else after.gain, None if before is None else before.squares, width, depth,
         parts, 0.0 if before is None else before.eps, GATED=gated, ACT=int(activation or 0),
         PARTS=padded(parts, 1) if parts else 0, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k,
-        TURNS=cdiv(depth, cut.block_k), num_warps=cut.warps,
+        TURNS=triton.cdiv(depth, cut.block_k), num_warps=cut.warps,
         num_stages=1, **launch_options(),
     )  # fmt: skip
 

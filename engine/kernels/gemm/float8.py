@@ -21,7 +21,7 @@ from engine.kernels.gemm.groups import UNITS, Packed, Tile
 from engine.kernels.gemm.split_k import arrivals
 from engine.kernels.gemm.widen import E4M3, widened
 from engine.kernels.pdl import grid_wait, launch_options
-from engine.kernels.target import cdiv, target, tl, triton
+from engine.kernels.target import target, tl, triton
 
 BLOCK = 128  # columns that the units add; also the columns of a block of scales
 
@@ -140,7 +140,7 @@ def launch_float8_product(
     assert x_scales.shape == (groups, rows) and scales.numel() == width * groups and tile.part_len % BLOCK == 0
     if rows == 0:
         return
-    tiles, parts = cdiv(rows, tile.block_m) * cdiv(width, tile.block_n), -(-depth // tile.part_len)
+    tiles, parts = triton.cdiv(rows, tile.block_m) * triton.cdiv(width, tile.block_n), -(-depth // tile.part_len)
     apart = parts > 1 and tiles < UNITS
     partial = out
     if apart:
@@ -158,10 +158,10 @@ def launch_float8_product(
 def tile_of(rows: int | None, width: int, depth: int, stages: int) -> Tile:
     """The tile for `rows` rows; None: for any number, with --deterministic."""
     if rows is not None and rows > 64:
-        return Tile(128, 128, BLOCK, cdiv(depth, BLOCK) * BLOCK, stages, 8)
+        return Tile(128, 128, BLOCK, triton.cdiv(depth, BLOCK) * BLOCK, stages, 8)
     block_m = 64 if rows is None or rows > 32 else 32 if rows > 16 else 16
-    parts = max(1, min(-(-UNITS // cdiv(width, 64)), depth // 512))
-    part_len = cdiv(cdiv(depth, parts), BLOCK) * BLOCK
+    parts = max(1, min(-(-UNITS // triton.cdiv(width, 64)), depth // 512))
+    part_len = triton.cdiv(triton.cdiv(depth, parts), BLOCK) * BLOCK
     return Tile(block_m, 64, BLOCK, part_len, stages, 4)
 
 

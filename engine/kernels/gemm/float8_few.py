@@ -21,7 +21,7 @@ from engine.kernels.gemm.float8 import BLOCK, float8_product_reference
 from engine.kernels.gemm.groups import UNITS, Packed, Tile
 from engine.kernels.gemm.split_k import arrivals
 from engine.kernels.pdl import grid_wait, launch_options
-from engine.kernels.target import cdiv, target, tl, triton
+from engine.kernels.target import target, tl, triton
 
 MOST_ROWS = 64
 WIDTH = 64  # rows of a block of weights, which has BLOCK columns
@@ -100,8 +100,8 @@ def takes(x: Tensor, weight: Packed) -> bool:
 def few_tile_of(rows: int, width: int, depth: int) -> Tile:
     """The fastest tile, or nearly, of those tried with Qwen3-8B's products on an H100."""
     block_m = 16 if rows <= 16 else 32 if rows <= 32 else 64
-    parts = max(1, min(UNITS // cdiv(width, WIDTH), depth // LEAST_PART))
-    part_len = cdiv(cdiv(depth, parts), TURN) * TURN
+    parts = max(1, min(UNITS // triton.cdiv(width, WIDTH), depth // LEAST_PART))
+    part_len = triton.cdiv(triton.cdiv(depth, parts), TURN) * TURN
     return Tile(block_m, WIDTH, BLOCK, part_len, 3 if parts == 1 or rows > 32 else 4, 4)
 
 
@@ -124,7 +124,7 @@ def launch_float8_few_product(
     assert rows <= tile.block_m and tile.part_len % TURN == 0 and (bias is None or bias.dtype is torch.float32)
     if rows == 0:
         return
-    tiles, parts, e4m3 = cdiv(width, tile.block_n), -(-depth // tile.part_len), torch.float8_e4m3fn
+    tiles, parts, e4m3 = triton.cdiv(width, tile.block_n), -(-depth // tile.part_len), torch.float8_e4m3fn
     partial = out
     if parts > 1:
         partial = torch.empty(tiles * parts * tile.block_m * tile.block_n, dtype=torch.float32, device=x.device)

@@ -32,7 +32,7 @@ from engine.kernels.gemm.groups import Packed, makes_pairs
 from engine.kernels.gemm.made_codes import both_of, made_of
 from engine.kernels.gemm.widen import E4M3, widened
 from engine.kernels.pdl import grid_wait, launch_options
-from engine.kernels.target import cdiv, next_power_of_2, target, tl, triton
+from engine.kernels.target import target, tl, triton
 
 WORD = 4  # codes of 32 bits
 PER = tl.constexpr(BLOCK // WORD)  # words of 128 columns
@@ -252,8 +252,8 @@ def takes(x: Tensor, weight: Packed) -> bool:
 
 def cut_of(width: int, depth: int, units: int) -> RowsCut:
     """The division of a product: the fastest, or nearly, of those tried on an H100 with Qwen3-8B and 30B-A3B."""
-    least = next_power_of_2(cdiv(depth, TURNS * TURN * WORD))
-    warps = max(least, min(4, next_power_of_2(cdiv(depth, SHARE))))
+    least = triton.next_power_of_2(triton.cdiv(depth, TURNS * TURN * WORD))
+    warps = max(least, min(4, triton.next_power_of_2(triton.cdiv(depth, SHARE))))
     return RowsCut(2 if width * warps > 2 * BUSY * units else 1, warps)
 
 
@@ -299,7 +299,7 @@ def takes_unscaled(inputs: Inputs) -> bool:
 def cut_of_floats(width: int, depth: int, units: int) -> RowsCut:
     """Like `cut_of`: fewer warps share a row if there are many programs, because each quantises the whole row."""
     blocks, warps = cut_of(width, depth, units)
-    least = next_power_of_2(cdiv(depth, TURNS * TURN * WORD))
+    least = triton.next_power_of_2(triton.cdiv(depth, TURNS * TURN * WORD))
     return RowsCut(blocks, max(least, warps // 2) if width * warps > 4 * BUSY * units else warps)
 
 
@@ -354,11 +354,11 @@ def _launch(
     assert scales is not None and (blocked == (weight.row_scales is None)) and scales.numel() == width * groups
     cut = cut or cut_of(width, depth, target().num_units)
     turn, words = TURN * cut.warps, weight.codes.view(torch.int32)
-    programs = cdiv(width, 2 * cut.blocks)
+    programs = triton.cdiv(width, 2 * cut.blocks)
     float8_row_kernel[(programs + more,)](
         out, x, x_scales, gain, squares, words, scales, bias, residual, further, width, parts, programs,
         depth // (4 * WORD), groups, cut.blocks, eps,
-        BLOCKED=blocked, NATIVE=native, KIND=E4M3, TURN=turn, TURNS=cdiv(depth // WORD, turn),
+        BLOCKED=blocked, NATIVE=native, KIND=E4M3, TURN=turn, TURNS=triton.cdiv(depth // WORD, turn),
         PARTS=padded(parts, 1) if parts else 0, DEPTH=depth // (2 if constants["PAIRS"] else 1) if more else 0,
         num_warps=cut.warps, num_stages=1, **constants, **launch_options(),
     )  # fmt: skip

@@ -20,7 +20,7 @@ from engine.kernels.activation import Activation, activate
 from engine.kernels.gemm.descriptors import describe, is_aligned
 from engine.kernels.gemm.gated_persistent import gated_reference, launch_gated
 from engine.kernels.pdl import grid_wait, launch_options
-from engine.kernels.target import cdiv, tl, triton
+from engine.kernels.target import tl, triton
 
 MAX_ROWS = 128  # rows of the single tile of rows
 
@@ -112,7 +112,7 @@ def launch_one_wave(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor,
     assert weight.shape == (2 * width, depth), f"x is {tuple(x.shape)}, weight {tuple(weight.shape)}, width {width}"
     assert out.shape == (rows, width) and all(is_aligned(tensor) for tensor in (out, x, weight))
     both, (first, second) = weight.view(2, width, depth), columns_of(width)
-    one_wave_kernel[(cdiv(width, first + second),)](  # descriptors pass by value, so a graph holds them
+    one_wave_kernel[(triton.cdiv(width, first + second),)](  # descriptors pass by value, so a graph holds them
         describe(out, MAX_ROWS, first), describe(out, MAX_ROWS, second), describe(x, MAX_ROWS, BLOCK_K),
         describe(both, 2, first, BLOCK_K), describe(both, 2, second, BLOCK_K), out if bias is None else bias,
         width, depth, BIAS=bias is not None, ACT=int(activation), BLOCK_M=MAX_ROWS, FIRST=first, SECOND=second,

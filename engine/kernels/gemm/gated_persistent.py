@@ -20,7 +20,7 @@ from torch import Tensor
 from engine.kernels.activation import Activation, activate, activate_reference
 from engine.kernels.gemm.descriptors import describe, has_descriptors, is_aligned
 from engine.kernels.pdl import grid_wait, launch_options
-from engine.kernels.target import cdiv, target, tl, triton
+from engine.kernels.target import target, tl, triton
 
 GROUP = 16  # tiles of rows that are processed together, for the cache
 
@@ -133,7 +133,7 @@ def launch_gated(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, ac
         y = describe(out, tile.block_m, tile.block_n)
         tokens = describe(x, tile.block_m, tile.block_k)
         weights = describe(weight.view(2, width, depth), 2, tile.block_n, tile.block_k)
-    programs = min(target().num_units, cdiv(rows, tile.block_m) * cdiv(width, tile.block_n))
+    programs = min(target().num_units, triton.cdiv(rows, tile.block_m) * triton.cdiv(width, tile.block_n))
     gated_kernel[(programs,)](
         y, tokens, weights, out if bias is None else bias, rows, width, depth, x.stride(0),
         BIAS=bias is not None, ACT=int(activation), DESCRIBED=described, GROUP=GROUP, BLOCK_M=tile.block_m,

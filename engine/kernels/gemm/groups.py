@@ -22,7 +22,7 @@ from engine.kernels.gemm.epilogue import scaled_plus
 from engine.kernels.gemm.split_k import PREFETCH, arrivals, fetch
 from engine.kernels.gemm.widen import E2M1, E4M3, INT4, INT8, NF4, codes_in, codes_per_word, words_of
 from engine.kernels.pdl import grid_wait, launch_options, overlaps
-from engine.kernels.target import cdiv, target, tl, triton
+from engine.kernels.target import target, tl, triton
 
 ROUND = 128  # a single group for all columns is rounded up to a multiple of ROUND, as tiles are
 UNITS = 256  # programs that a product of few rows should have at least
@@ -218,7 +218,7 @@ def launch_groups_product(
     assert not exact or (x.dtype == torch.int8 and weight.kind is Kind.INT8 and weight.scales is None)
     if rows == 0:
         return
-    tiles, parts = cdiv(rows, tile.block_m) * cdiv(width, tile.block_n), -(-depth // tile.part_len)
+    tiles, parts = triton.cdiv(rows, tile.block_m) * triton.cdiv(width, tile.block_n), -(-depth // tile.part_len)
     apart = parts > 1 and tiles < UNITS
     partial = out
     if apart:
@@ -253,11 +253,11 @@ def tile_of(rows: int | None, width: int, depth: int, kind: Kind, group: int, si
     """
     block_k, four = block_k_of(KINDS[kind], group, size), codes_per_word(KINDS[kind]) == 4
     if rows is None or size > 2:
-        parts = max(1, min(-(-UNITS // cdiv(width, 64)), depth // 512))
+        parts = max(1, min(-(-UNITS // triton.cdiv(width, 64)), depth // 512))
         return Tile(64, 64, block_k, parts_of(depth, parts, block_k), stages, 4)
     block_m = 16 if rows <= 16 else 32 if rows <= 32 else 64 if rows <= 64 or four else 128
     if four or block_m == 128:
-        tiles = cdiv(rows, block_m) * cdiv(width, 128)
+        tiles = triton.cdiv(rows, block_m) * triton.cdiv(width, 128)
         parts = round((384 if block_m == 16 else 256 if block_m == 32 else 192) / tiles)
         return Tile(block_m, 128, block_k, parts_of(depth, min(parts, depth // 512), block_k), stages, 8)
     parts = depth // (1024 if block_m < 64 else 2048)
@@ -266,7 +266,7 @@ def tile_of(rows: int | None, width: int, depth: int, kind: Kind, group: int, si
 
 def parts_of(depth: int, parts: int, block_k: int) -> int:
     """Columns per part, rounded up to whole blocks."""
-    return cdiv(cdiv(depth, max(1, parts)), block_k) * block_k
+    return triton.cdiv(triton.cdiv(depth, max(1, parts)), block_k) * block_k
 
 
 def tile_for(x: Tensor, weight: Packed, invariant: bool = False) -> Tile:

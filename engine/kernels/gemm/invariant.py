@@ -20,7 +20,7 @@ from torch import Tensor
 from engine.kernels.gemm.split_k import arrivals
 from engine.kernels.gemm.weight import Weight, rows_of
 from engine.kernels.pdl import grid_wait, launch_options
-from engine.kernels.target import cdiv, tl, triton
+from engine.kernels.target import tl, triton
 
 GROUP = 8  # tiles of weight rows that are processed together, for the cache
 UNITS = 128  # target of programs per product; equal on all cards, because bits depend on the parts
@@ -158,7 +158,7 @@ def launch_invariant(x: Tensor, weight: Tensor, bias: Tensor | None, residual: T
     if rows == 0:
         return
     tile = tile_of(width, depth, x.element_size())
-    tiles, parts = cdiv(rows, tile.block_m) * cdiv(width, tile.block_n), cdiv(depth, tile.part_len)
+    tiles, parts = triton.cdiv(rows, tile.block_m) * triton.cdiv(width, tile.block_n), triton.cdiv(depth, tile.part_len)
     apart = parts > 1 and tiles < UNITS
     partial = out
     if apart:
@@ -176,8 +176,8 @@ def launch_invariant(x: Tensor, weight: Tensor, bias: Tensor | None, residual: T
 def tile_of(width: int, depth: int, size: int) -> Tile:
     """The tile for a weight [width, depth] of `size` bytes per value; it does not depend on the number of rows."""
     block_m, block_n, block_k, stages, warps = (128, 128, 64, 3, 8) if size == 2 else (64, 64, 32, 2, 4)
-    parts = max(1, min(UNITS // cdiv(width, block_n), depth // 512))
-    part_len = cdiv(cdiv(depth, parts), block_k) * block_k
+    parts = max(1, min(UNITS // triton.cdiv(width, block_n), depth // 512))
+    part_len = triton.cdiv(triton.cdiv(depth, parts), block_k) * block_k
     return Tile(block_m, block_n, block_k, part_len, stages, warps)
 
 

@@ -25,7 +25,7 @@ from engine.kernels.gemm.codes import Kind
 from engine.kernels.gemm.epilogue import Unscaled, empty_unscaled, padded
 from engine.kernels.gemm.groups import Packed
 from engine.kernels.pdl import grid_wait, launch_options
-from engine.kernels.target import cdiv, target, tl, triton
+from engine.kernels.target import target, tl, triton
 
 CODES = 8  # codes per 32-bit word
 PROGRAMS = 4  # programs per unit, limited by its registers
@@ -240,7 +240,7 @@ def cut_of(width: int, depth: int, group: int, gated: bool) -> Cut:
     programs = PROGRAMS * target().num_units
     block_n = 4 if gated else 8 if width > 8 * programs else 16
     once = depth <= words * CODES  # then a program reads the columns of x once for all its blocks
-    blocks = cdiv(cdiv(width, block_n), programs) if once else 1
+    blocks = triton.cdiv(triton.cdiv(width, block_n), programs) if once else 1
     return Cut(block_n, words, max(1, min(8, words // 128)), blocks)
 
 
@@ -277,7 +277,7 @@ def launch_one_row_product(
     cut = cut or cut_of(width, depth, weight.group, gated)
     once = depth <= cut.words * CODES
     assert once or cut.blocks == 1
-    programs, words = cdiv(width, cut.block_n * cut.blocks), weight.codes.view(torch.int32)
+    programs, words = triton.cdiv(width, cut.block_n * cut.blocks), weight.codes.view(torch.int32)
     assert after is None or len(after.squares) == programs
     parts = 0 if before is None else len(before.squares)
     one_row_kernel[(programs,)](

@@ -18,7 +18,7 @@ from engine.kernels.activation import Activation, activate, glu_reference
 from engine.kernels.gemm.codes import Inputs, quantised_e4m3
 from engine.kernels.norm import rms_norm_reference
 from engine.kernels.pdl import grid_wait, launch_options
-from engine.kernels.target import next_power_of_2, target, tl, triton
+from engine.kernels.target import target, tl, triton
 
 GROUP = 128  # columns per scale, for inputs without a scale per row
 
@@ -167,7 +167,7 @@ def launch_quantise_floats(
     assert x.stride(1) == 1 and (gain is None or (activation is None and len(gain) == width))
     assert normed is None or (normed.is_contiguous() and normed.dtype is x.dtype)
     made = empty_coded(rows, width, inputs, x.device)
-    block = max(inputs.group, next_power_of_2(width))
+    block = max(inputs.group, triton.next_power_of_2(width))
     most = 16 if activation is None else 32  # warps; a thread holds both halves of its columns
     if rows:
         quantise_floats_kernel[(rows,)](

@@ -32,7 +32,7 @@ from engine.kernels.gemm.value_cuts import Cut
 from engine.kernels.gemm.widen import values_less, values_of
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.room import whole_tiles
-from engine.kernels.target import cdiv, target, tl, triton
+from engine.kernels.target import target, tl, triton
 
 RUN = 16  # columns between a word's codes; groups of columns with one scale are multiples of it
 LEAST_ROWS = 2
@@ -284,9 +284,9 @@ def launch_scaled_values(
     assert x.stride(1) == 1 and out.is_contiguous() and out.shape == (rows, width) and out.dtype == x.dtype
     assert depth == weight.depth and len(weight.codes) == sides * width, f"{tuple(x.shape)} times {weight.codes.shape}"
     assert activation is None or residual is None
-    tiles, turns = cdiv(rows, cut.block_m) * cdiv(width, columns), cdiv(depth, cut.block_k)
+    tiles, turns = triton.cdiv(rows, cut.block_m) * triton.cdiv(width, columns), triton.cdiv(depth, cut.block_k)
     whole = min(cut.whole, tiles)
-    others = cdiv((tiles - whole) * turns, cut.turns)
+    others = triton.cdiv((tiles - whole) * turns, cut.turns)
     assert tiles - whole <= MAX_TILES
     partial = torch.empty(others * 2 * cut.block_n * cut.block_m, dtype=torch.float32, device=x.device)
     words = describe(weight.codes, cut.block_n, cut.block_k // 4)

@@ -32,7 +32,7 @@ from engine.kernels.gemm.epilogue import (
 )
 from engine.kernels.pdl import grid_wait, launch_options, overlaps
 from engine.kernels.room import MAX_BLOCK, MAX_ROWS, whole_tiles
-from engine.kernels.target import cdiv, tl, triton
+from engine.kernels.target import tl, triton
 
 PREFETCH = 4  # lines of each weight row that a program prefetches while the previous kernel still runs
 MAX_TILES = 1 << 14  # most tiles of weight rows of a split launch
@@ -278,9 +278,11 @@ def launch_split(
     assert after is None or (after.gain.shape == (width,) and after.rows.is_contiguous() and not gated)
     block_m = cut.block_m or padded(rows, 16)
     assert block_m <= MAX_BLOCK if cut.block_m else rows <= MAX_ROWS, f"{rows} rows cut {cut}"
-    m_tiles, tiles, steps = (cdiv(*pair) for pair in ((rows, block_m), (width, cut.block_n), (depth, cut.block_k)))
-    part_len = cdiv(steps, cut.splits) * cut.block_k
-    splits = cdiv(depth, part_len)  # none of them empty
+    m_tiles, tiles, steps = (
+        triton.cdiv(*pair) for pair in ((rows, block_m), (width, cut.block_n), (depth, cut.block_k))
+    )
+    part_len = triton.cdiv(steps, cut.splits) * cut.block_k
+    splits = triton.cdiv(depth, part_len)  # none of them empty
     assert splits == 1 or m_tiles * tiles <= MAX_TILES
     partial = out
     if splits > 1:

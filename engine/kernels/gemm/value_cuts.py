@@ -17,7 +17,7 @@ from torch import Tensor
 
 from engine.kernels.gemm.groups import Packed
 from engine.kernels.room import MAX_BLOCK
-from engine.kernels.target import cdiv, target
+from engine.kernels.target import target, triton
 
 WARPS = 4
 WIDE = 1.4  # for more than 64 rows, tiles of 128 weight rows are used if there are this many per unit
@@ -74,7 +74,7 @@ def cut_of(rows: int, width: int, depth: int, group: int, gated: bool, units: in
     block_m = next((size for size in FORMS if rows <= size), MAX_BLOCK)
     forms = GATED_FORMS[block_m] if gated else FORMS[block_m]
     if len(forms) > 1 and block_m == MAX_BLOCK:  # the wide form, if it has enough tiles
-        wide = cdiv(rows, block_m) * cdiv(width, forms[0].block_n) >= WIDE * units
+        wide = triton.cdiv(rows, block_m) * triton.cdiv(width, forms[0].block_n) >= WIDE * units
         forms = forms[:1] if wide else forms[1:]
     return max((_cut(rows, width, depth, group, units, block_m, form) for form in forms), key=lambda cut: cut[0])[1]
 
@@ -82,7 +82,7 @@ def cut_of(rows: int, width: int, depth: int, group: int, gated: bool, units: in
 def _cut(rows: int, width: int, depth: int, group: int, units: int, block_m: int, form: Form) -> tuple[float, Cut]:
     """(how full the device is, the cut) for this form; tiles after the last full wave have several programs each."""
     block_k = 128 if group % 128 == 0 else 64
-    tiles, turns = cdiv(rows, block_m) * cdiv(width, form.block_n), cdiv(depth, block_k)
+    tiles, turns = triton.cdiv(rows, block_m) * triton.cdiv(width, form.block_n), triton.cdiv(depth, block_k)
     slots, most = form.programs * units, min(form.most_parts, max(1, turns // LEAST_TURNS))
     left = tiles % slots
     parts = min(slots // left, most) if left else 1
@@ -93,5 +93,5 @@ def _cut(rows: int, width: int, depth: int, group: int, units: int, block_m: int
     whole = tiles if parts == 1 else tiles - left
     programs = whole + (tiles - whole) * parts
     stages = form.stages if block_k == 128 else 2 * form.stages - 1
-    cut = Cut(block_m, form.block_n, block_k, whole, cdiv(turns, parts), stages, WARPS)
-    return programs / (cdiv(programs, slots) * slots), cut
+    cut = Cut(block_m, form.block_n, block_k, whole, triton.cdiv(turns, parts), stages, WARPS)
+    return programs / (triton.cdiv(programs, slots) * slots), cut

@@ -11,7 +11,7 @@ from torch import Tensor
 from engine.kernels.gemm.codes import Kind
 from engine.kernels.gemm.groups import KINDS, Packed
 from engine.kernels.gemm.widen import values_less, values_of
-from engine.kernels.target import cdiv, target, tl, triton
+from engine.kernels.target import target, tl, triton
 
 ELEMENTS = 4096  # elements per program
 
@@ -96,7 +96,7 @@ def launch_widen_weight(weight: Packed, dtype: torch.dtype) -> Tensor:
     block_n = ELEMENTS // block_k
     # Pairs are bfloat16, which is exact for all kinds but NF4.
     pairs = weight.codes.is_cuda and target().runs_ptx and weight.kind is not Kind.NF4
-    widen_weight_kernel[(cdiv(width, block_n), cdiv(depth, block_k))](
+    widen_weight_kernel[(triton.cdiv(width, block_n), triton.cdiv(depth, block_k))](
         out, weight.codes, out if weight.scales is None else weight.scales,
         out if weight.zeros is None else weight.zeros, out if weight.row_scales is None else weight.row_scales,
         width, depth, line, -(-depth // weight.group), KIND=KINDS[weight.kind], GROUP=weight.group,

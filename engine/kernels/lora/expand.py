@@ -18,7 +18,7 @@ from engine.kernels.lora.matrices import PlaceMatrices, SiteShape, matrix_of
 from engine.kernels.lora.next_low import NextLow, next_constants, next_low_reference, next_matrix, write_next_low
 from engine.kernels.lora.rows import LEAST_BLOCK, PlaceList, block_of, multiply, rows_at, tile_at
 from engine.kernels.pdl import grid_wait, launch_options, let_next_start, wait_alone
-from engine.kernels.target import cdiv, tl, triton
+from engine.kernels.target import tl, triton
 
 BLOCK_N = 64  # columns of a program
 AT_ONCE = 1 << 11  # float32 values of a program: 16 per thread
@@ -185,7 +185,7 @@ def lows_of(parts: int, tile: int, rank: int) -> int:
     """LOWS of a kernel. Tiles of one row: turns in each of which BLOCK_N parts are read. Other tiles: parts that are
     read at once; of small tiles there are many parts, and each turn waits for memory."""
     if tile == 1:
-        return cdiv(parts, BLOCK_N)
+        return triton.cdiv(parts, BLOCK_N)
     return max(1, min(padded(parts, 1), AT_ONCE // (tile * rank))) if tile == LEAST_BLOCK else 1
 
 

@@ -26,7 +26,7 @@ from engine.kernels.lora.next_low import NextLow, next_constants, next_low_refer
 from engine.kernels.lora.rows import PlaceList, block_of, multiply, rows_at, tile_at
 from engine.kernels.pdl import grid_wait, launch_options, let_next_start, wait_alone
 from engine.kernels.room import empty_rows
-from engine.kernels.target import cdiv, tl, triton
+from engine.kernels.target import tl, triton
 
 
 @triton.jit(do_not_specialize=["rows", "parts", "site", "square_parts", "next_site"])
@@ -155,7 +155,7 @@ def launch_expand_gated(
     out = empty_rows(halves, width)
     square_parts = 0 if before is None else before.squares.shape[0]
     tile = block_of(rows, rank)
-    expand_gated_kernel[(rows.tiles.shape[0], cdiv(width, BLOCK_N))](
+    expand_gated_kernel[(rows.tiles.shape[0], triton.cdiv(width, BLOCK_N))](
         out, low if next_low is None else next_low.low, halves, low, matrices.values, matrices.words, rows.order,
         rows.tiles, low if before is None else before.squares, count, parts, pieces, shape.in_features, width,
         shape.experts, matrices.words.shape[1], shape.number, matrices.values.shape[1], square_parts,

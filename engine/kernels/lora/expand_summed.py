@@ -19,7 +19,7 @@ from engine.kernels.lora.next_low import NextLow, next_constants, next_low_refer
 from engine.kernels.lora.rows import PlaceList, block_of, key_of
 from engine.kernels.moe.combine import Summands, combine_reference, with_rest
 from engine.kernels.pdl import launch_options, let_next_start, wait_alone
-from engine.kernels.target import cdiv, tl, triton
+from engine.kernels.target import tl, triton
 
 MOST_VALUES = 1 << 14  # values of all experts of a token that a program holds: 64 per thread
 
@@ -150,7 +150,7 @@ def launch_expand_summed(
     assert width == shape.width, f"made has {width} columns"
     assert next_low is None or after is not None, "A x of prescaled rows"
     if rows:
-        expand_summed_kernel[(rows, cdiv(width, BLOCK_N))](
+        expand_summed_kernel[(rows, triton.cdiv(width, BLOCK_N))](
             out, out if after is None else after.rows, low if after is None else after.squares,
             low if next_low is None else next_low.low, made, low, matrices.values, matrices.words, listed.order,
             listed.tiles, weights, shared, gate, residual, low if after is None else after.gain, count, rows, parts,

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.pdl import grid_wait, launch_options, wait_alone
-from engine.kernels.target import cdiv, tl, triton
+from engine.kernels.target import tl, triton
 
 BLOCK = 1024  # rows per iteration
 FEW, SOME = 64, 512  # rows
@@ -179,7 +179,7 @@ def launch_pair_list(numbers: Tensor, chosen: Tensor, places: int, experts: int,
     if pairs <= FEW_PAIRS:  # the router's kernel may still run when the list's first reader starts
         return PlaceList(numbers, chosen.flatten(), INVARIANT_TILE if invariant else 1, top_k, settled=False)
     keys = torch.empty(pairs, dtype=torch.int32, device=chosen.device)
-    pair_keys_kernel[(cdiv(pairs, BLOCK),)](
+    pair_keys_kernel[(triton.cdiv(pairs, BLOCK),)](
         keys, numbers, chosen, pairs, experts, top_k, BLOCK=BLOCK, num_warps=4, **launch_options()
     )
     return launch_place_list(keys, places * experts, INVARIANT_TILE)

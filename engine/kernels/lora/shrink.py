@@ -17,7 +17,7 @@ from torch import Tensor
 from engine.kernels.lora.matrices import PlaceMatrices, SiteShape, matrix_of
 from engine.kernels.lora.rows import FEW, SOME, PlaceList, block_of, multiply, rows_at, tile_at
 from engine.kernels.pdl import grid_wait, launch_options, let_next_start, wait_alone, wait_then_allow
-from engine.kernels.target import cdiv, tl, triton
+from engine.kernels.target import tl, triton
 
 BLOCK_K = 128  # columns per iteration
 WIDE_K = 256  # the same for tiles of one row and low ranks
@@ -118,9 +118,9 @@ def columns_of(tile: int, rank: int) -> int:
 def parts_of(depth: int, rows: int, block: int, invariant: bool) -> tuple[int, int]:
     """(parts, columns of a part) of an input with `depth` columns; `invariant`: for any number of rows alike."""
     most = PARTS[SOME] if invariant else next((PARTS[limit] for limit in PARTS if rows <= limit), LEAST_PARTS)
-    blocks = cdiv(depth, block)
-    part_len = cdiv(blocks, min(most, blocks)) * block
-    return cdiv(depth, part_len), part_len
+    blocks = triton.cdiv(depth, block)
+    part_len = triton.cdiv(blocks, min(most, blocks)) * block
+    return triton.cdiv(depth, part_len), part_len
 
 
 def padded_rank(max_rank: int) -> int:

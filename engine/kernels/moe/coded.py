@@ -18,7 +18,7 @@ from engine.kernels.gemm.groups import KINDS, Packed, makes_pairs
 from engine.kernels.moe.grouped import Tile, expert_of_tile, grouped_reference, pairs_of_tile, wait_for_experts
 from engine.kernels.moe.sort import Pairs
 from engine.kernels.pdl import launch_options
-from engine.kernels.target import Target, cdiv, next_power_of_2, tl, triton
+from engine.kernels.target import Target, tl, triton
 
 
 @triton.jit(do_not_specialize=["pairs"])
@@ -104,15 +104,15 @@ def launch_coded_product(
     out = x.new_empty(pairs.count, width)
     tiles = pairs.count
     if pairs.order is not None:  # every expert's last tile may be partly empty
-        tiles = cdiv(pairs.count, tile.block_m) + min(experts, pairs.count)
+        tiles = triton.cdiv(pairs.count, tile.block_m) + min(experts, pairs.count)
     if pairs.count:
-        coded_kernel[(cdiv(width, tile.block_n), tiles)](
+        coded_kernel[(triton.cdiv(width, tile.block_n), tiles)](
             out, x, weight.codes, out if weight.scales is None else weight.scales,
             out if weight.zeros is None else weight.zeros, out if weight.row_scales is None else weight.row_scales,
             bias, weights, pairs.chosen if pairs.order is None else pairs.order,
             pairs.chosen if pairs.ends is None else pairs.ends, pairs.count, experts, width, depth,
             weight.codes.shape[1], -(-depth // weight.group), TOP_K=pairs.top_k, SORTED=pairs.order is not None,
-            GATHER=gated, GATED=gated, ACT=int(activation or 0), EXPERTS=next_power_of_2(experts),
+            GATHER=gated, GATED=gated, ACT=int(activation or 0), EXPERTS=triton.next_power_of_2(experts),
             KIND=KINDS[weight.kind], GROUP=weight.group, SCALES=weight.scales is not None,
             ZEROS=weight.zeros is not None, ROW_SCALES=weight.row_scales is not None,
             ON_SUMS=scales_sums(KINDS[weight.kind], weight.group, tile.block_k), PAIRS=makes_pairs(x),

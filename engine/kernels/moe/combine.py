@@ -18,7 +18,7 @@ from torch import Tensor
 from engine.kernels.gemm.epilogue import Unscaled, empty_unscaled
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.room import MAX_ROWS
-from engine.kernels.target import cdiv, tl, triton
+from engine.kernels.target import tl, triton
 
 BLOCK = 512  # columns per program
 
@@ -149,7 +149,7 @@ def launch_combine(
     assert chosen is None or (chosen.is_contiguous() and chosen.dtype is torch.int32)
     assert shared is None or (shared.shape == out.shape and shared.is_contiguous())
     if rows:
-        combine_kernel[(rows, cdiv(width, BLOCK))](
+        combine_kernel[(rows, triton.cdiv(width, BLOCK))](
             out, out if after is None else after.rows, out if after is None else after.squares, made, weights,
             shared, gate, residual, out if after is None else after.gain, count, chosen, held, width,
             TOP_K=top_k, AFTER=after is not None, BLOCK=BLOCK, num_warps=4, **launch_options(),

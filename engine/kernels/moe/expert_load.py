@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.kernels.target import next_power_of_2, tl, triton
+from engine.kernels.target import tl, triton
 
 BLOCK = 1024  # pairs that a program counts at a time
 COLUMNS = 3  # chosen experts, pairs of the busiest expert, all pairs
@@ -60,7 +60,7 @@ def launch_expert_load(
 ) -> None:
     """The Triton kernel."""
     assert choices.is_contiguous() and out.is_contiguous() and out.shape == (len(choices), COLUMNS)  # noqa: PT018
-    bins = next_power_of_2(experts + 1)
+    bins = triton.next_power_of_2(experts + 1)
     expert_load_kernel[(len(choices),)](
         out, choices, tops, num_rows, num_last, choices.shape[1], experts, BINS=bins, BLOCK=BLOCK, num_warps=4
     )

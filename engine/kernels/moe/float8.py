@@ -30,7 +30,7 @@ from engine.kernels.gemm.widen import E4M3, widened
 from engine.kernels.moe.grouped import Tile, grouped_reference, pairs_of_tile, tile_of_experts
 from engine.kernels.moe.sort import Pairs
 from engine.kernels.pdl import grid_wait, launch_options
-from engine.kernels.target import HAS_TRITON, Target, cdiv, next_power_of_2, target, tl, triton
+from engine.kernels.target import HAS_TRITON, Target, target, tl, triton
 
 BLOCK = 128  # columns that the units add, columns of a block of scales, and columns of inputs per scale
 LEAST = 16  # pairs of the smallest tile
@@ -302,13 +302,13 @@ def launch_float8_experts(
     if described:
         values = describe(values, 1, tile.block_n, BLOCK)
         rows = rows if gated else describe(rows, tile.block_m, BLOCK)
-    tiles = cdiv(pairs.count, tile.block_m) + min(experts, pairs.count)  # an expert's last tile may be partial
+    tiles = triton.cdiv(pairs.count, tile.block_m) + min(experts, pairs.count)  # an expert's last tile may be partial
     if pairs.count:
         columns = tile.block_n if gated else 2 * tile.block_n
-        float8_experts_kernel[(cdiv(width, columns), tiles)](
+        float8_experts_kernel[(triton.cdiv(width, columns), tiles)](
             made.codes, made.scales, rows, x.scales, values, scales, bias, weights, pairs.order, pairs.ends,
             tokens, pairs.count, experts, width, depth, scales.shape[1] if blocked else 1, TOP_K=pairs.top_k,
-            GATED=gated, ACT=int(activation or 0), EXPERTS=next_power_of_2(experts), BLOCKED=blocked,
+            GATED=gated, ACT=int(activation or 0), EXPERTS=triton.next_power_of_2(experts), BLOCKED=blocked,
             WHOLE=whole, THEN=0 if not makes or then is None else 2 if then.powers else 1, FLOAT=FLOATS[dtype],
             DESCRIBED=described, EVEN=depth % BLOCK == 0, NATIVE=native, ROUNDS=target().widens_fp8, KIND=E4M3,
             BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, LEFT=tile.block_m >= LEAST_LEFT, LEAST=tile.least,

@@ -19,7 +19,7 @@ from torch import Tensor
 from engine.kernels.activation import Activation, activate, activate_reference
 from engine.kernels.moe.sort import Pairs
 from engine.kernels.pdl import grid_wait, launch_options, wait_then_allow
-from engine.kernels.target import Target, cdiv, next_power_of_2, tl, triton
+from engine.kernels.target import Target, tl, triton
 
 
 class Tile(NamedTuple):
@@ -171,13 +171,13 @@ def launch_grouped(
     out = x.new_empty(pairs.count, width)
     tiles = pairs.count
     if pairs.order is not None:  # every expert's last tile may be partly empty
-        tiles = cdiv(pairs.count, tile.block_m) + min(experts, pairs.count)
+        tiles = triton.cdiv(pairs.count, tile.block_m) + min(experts, pairs.count)
     if pairs.count:
-        grouped_kernel[(cdiv(width, tile.block_n), tiles)](
+        grouped_kernel[(triton.cdiv(width, tile.block_n), tiles)](
             out, x, weight, bias, weights, pairs.chosen if pairs.order is None else pairs.order,
             pairs.chosen if pairs.ends is None else pairs.ends, pairs.count, experts, width, depth, TOP_K=pairs.top_k,
             SORTED=pairs.order is not None, GATHER=gather, GATED=gated, ACT=int(activation or 0),
-            EXPERTS=next_power_of_2(experts), BLOCK_M=tile.block_m, BLOCK_N=tile.block_n,
+            EXPERTS=triton.next_power_of_2(experts), BLOCK_M=tile.block_m, BLOCK_N=tile.block_n,
             BLOCK_K=tile.block_k, EVEN=depth % tile.block_k == 0, num_warps=tile.warps, num_stages=tile.stages,
             **launch_options(),
         )  # fmt: skip

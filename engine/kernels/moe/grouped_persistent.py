@@ -18,7 +18,7 @@ from engine.kernels.gemm.descriptors import describe, has_descriptors, is_aligne
 from engine.kernels.moe.grouped import Tile, grouped_reference
 from engine.kernels.moe.sort import Pairs
 from engine.kernels.pdl import grid_wait, launch_options
-from engine.kernels.target import Target, cdiv, next_power_of_2, target, tl, triton
+from engine.kernels.target import Target, target, tl, triton
 
 
 @triton.jit
@@ -139,13 +139,13 @@ def launch_persistent(
     out = x.new_empty(pairs.count, width)
     if pairs.count == 0:
         return out
-    tiles = (cdiv(pairs.count, tile.block_m) + min(experts, pairs.count)) * cdiv(width, tile.block_n)
+    tiles = (triton.cdiv(pairs.count, tile.block_m) + min(experts, pairs.count)) * triton.cdiv(width, tile.block_n)
     # Descriptors are passed by value, so a graph holds them.
     matrices = describe(weight.view(experts * halves, width, depth), halves, tile.block_n, tile.block_k)
     persistent_kernel[(min(tiles, programs_of(target(), tile, halves)),)](
         out, x if gather else describe(x, tile.block_m, tile.block_k), matrices, bias, weights, pairs.order,
         pairs.ends, experts, width, depth, TOP_K=pairs.top_k, GATHER=gather, GATED=gated, ACT=int(activation or 0),
-        EXPERTS=next_power_of_2(experts), BLOCK_M=tile.block_m, BLOCK_N=tile.block_n * halves // 2,
+        EXPERTS=triton.next_power_of_2(experts), BLOCK_M=tile.block_m, BLOCK_N=tile.block_n * halves // 2,
         BLOCK_K=tile.block_k, EVEN=depth % tile.block_k == 0, num_warps=tile.warps, num_stages=tile.stages,
         **launch_options(),
     )  # fmt: skip

@@ -26,7 +26,7 @@ from engine.kernels.gemm.widen import BLOCK, values_of
 from engine.kernels.moe.grouped import Tile, expert_of_tile, grouped_reference, pairs_of_tile
 from engine.kernels.moe.sort import Pairs
 from engine.kernels.pdl import grid_wait, launch_options
-from engine.kernels.target import Target, cdiv, next_power_of_2, tl, triton
+from engine.kernels.target import Target, tl, triton
 
 GROUP = 32  # columns that share a scale
 # Two bfloat16 times two others; -0 is added.
@@ -159,9 +159,9 @@ def launch_mxfp4_product(
     assert x.is_contiguous() and x.shape[1] == depth and (bias is None or bias.dtype is torch.float32)
     assert is_mxfp4(weight) and weight.scales is not None
     out = x.new_empty(pairs.count, width)
-    blocks, tiles, splits = cdiv(width, tile.block_n), pairs.count, min(tile.splits, depth // BLOCK)
+    blocks, tiles, splits = triton.cdiv(width, tile.block_n), pairs.count, min(tile.splits, depth // BLOCK)
     if pairs.order is not None:  # every expert's last tile may be partly empty
-        tiles, splits = cdiv(pairs.count, tile.block_m) + min(experts, pairs.count), 1
+        tiles, splits = triton.cdiv(pairs.count, tile.block_m) + min(experts, pairs.count), 1
     partial = out
     if splits > 1:
         assert blocks * tiles <= MAX_TILES
@@ -173,7 +173,7 @@ def launch_mxfp4_product(
             pairs.chosen if pairs.order is None else pairs.order, pairs.chosen if pairs.ends is None else pairs.ends,
             partial, arrivals(x.device) if splits > 1 else out, pairs.count, experts, width, depth,
             TOP_K=pairs.top_k, SORTED=pairs.order is not None, GATHER=gated, GATED=gated, ACT=int(activation or 0),
-            EXPERTS=next_power_of_2(experts), PAIRS=makes_pairs(x), SPLITS=splits, BLOCK_M=tile.block_m,
+            EXPERTS=triton.next_power_of_2(experts), PAIRS=makes_pairs(x), SPLITS=splits, BLOCK_M=tile.block_m,
             BLOCK_N=tile.block_n, num_warps=tile.warps, num_stages=tile.stages,
             **launch_options(),
         )  # fmt: skip

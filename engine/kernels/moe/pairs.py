@@ -24,7 +24,7 @@ from engine.kernels.gemm.one_row import as_float
 from engine.kernels.gemm.widen import widened
 from engine.kernels.moe.sort import Pairs
 from engine.kernels.pdl import grid_wait, launch_options, wait_then_allow
-from engine.kernels.target import cdiv, target, tl, triton
+from engine.kernels.target import target, tl, triton
 
 WORDS = 8  # 32-bit words of codes per word of two scales
 TURN = 128  # words of a row that a warp reads in one iteration, four per thread
@@ -215,7 +215,7 @@ def takes(x: Tensor, pairs: Pairs) -> bool:
 
 def blocks_of(width: int, pairs: int, gated: bool) -> int:
     """Blocks per program, chosen so that all programs run at the same time."""
-    return cdiv(width * pairs, (1 if gated else 2) * PROGRAMS * target().num_units)
+    return triton.cdiv(width * pairs, (1 if gated else 2) * PROGRAMS * target().num_units)
 
 
 def launch_pairs(
@@ -233,10 +233,10 @@ def launch_pairs(
     assert len(x) in (len(pairs.chosen), pairs.count)
     blocks = blocks or blocks_of(width, pairs.count, gated)
     out = x.new_empty(pairs.count, width)
-    pairs_kernel[(cdiv(width, blocks * (1 if gated else 2)), pairs.count)](
+    pairs_kernel[(triton.cdiv(width, blocks * (1 if gated else 2)), pairs.count)](
         out, x.view(torch.int32), words, weight.scales.view(torch.int32), bias, weights, pairs.chosen, experts, width,
         depth // 64, blocks, TOP_K=pairs.top_k, GATHER=len(x) < pairs.count, FIRST=first, GATED=gated,
-        ACT=int(activation or 0), TURN=TURN, TURNS=cdiv(depth // WORDS, TURN), PAIRS=makes_pairs(x), num_warps=1,
+        ACT=int(activation or 0), TURN=TURN, TURNS=triton.cdiv(depth // WORDS, TURN), PAIRS=makes_pairs(x), num_warps=1,
         num_stages=1, **launch_options(),
     )  # fmt: skip
     return out

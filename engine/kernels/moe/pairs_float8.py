@@ -33,7 +33,7 @@ from engine.kernels.gemm.widen import BLOCK, widened
 from engine.kernels.moe.pairs_codes import CODE_OPERANDS, CODES, FLOATS, MADE, OF_CODES, tokens_of
 from engine.kernels.moe.sort import Pairs
 from engine.kernels.pdl import grid_wait, launch_options, wait_then_allow
-from engine.kernels.target import cdiv, target, tl, triton
+from engine.kernels.target import target, tl, triton
 
 WORD = 4  # codes per 32-bit word
 GROUP = 128  # columns that share a scale
@@ -273,14 +273,14 @@ def launch_pairs_float8(
     assert weight.words == (inputs is None) and (not coded or inputs is not None)
     assert rows.is_contiguous() and is_aligned(rows) and is_aligned(words)
     assert bias is None or bias.dtype is torch.float32
-    turns, step = cdiv(depth // WORD, TURN), 1 if gated else 2
+    turns, step = triton.cdiv(depth // WORD, TURN), 1 if gated else 2
     kind = CODES if coded else FLOATS if inputs is None else MADE
     in_pairs = rows.is_cuda and target().runs_ptx if coded else makes_pairs(rows)
     # All programs run at the same time.
     programs = PROGRAMS[kind][0 if turns > 2 else 1] * target().num_units
-    blocks = blocks or cdiv(width * pairs.count, step * programs)
+    blocks = blocks or triton.cdiv(width * pairs.count, step * programs)
     out = torch.empty(pairs.count, width, dtype=dtype if coded else rows.dtype, device=rows.device)
-    pairs_float8_kernel[(cdiv(width, blocks * step), pairs.count)](
+    pairs_float8_kernel[(triton.cdiv(width, blocks * step), pairs.count)](
         out, rows.view(torch.int32) if kind != MADE or in_pairs else rows, x_scales, words, weight.scales,
         weight.row_scales, bias, weights, pairs.chosen, len(rows), experts, width, depth // BLOCK,
         1 if weight.scales is None else weight.scales.shape[1], blocks, TOP_K=pairs.top_k, GATHER=gated, GATED=gated,

@@ -26,7 +26,7 @@ from engine.kernels.gemm.split_k import MAX_TILES, arrivals
 from engine.kernels.gemm.weight import Weight
 from engine.kernels.moe.capture import Capture
 from engine.kernels.pdl import grid_wait, launch_options
-from engine.kernels.target import cdiv, next_power_of_2, target, tl, triton
+from engine.kernels.target import target, tl, triton
 
 BLOCK_M = 16  # tokens of a tile; constant, because the bits of a token's logits depend on the tile
 BLOCK_N = 16  # experts of a program
@@ -242,7 +242,7 @@ def launch_route(
     `arrivals`."""
     (rows, depth), experts = x.shape, routing.num_experts
     assert router.shape == (experts, depth) and router.is_contiguous() and x.is_contiguous()
-    tiles = cdiv(rows, BLOCK_M)
+    tiles = triton.cdiv(rows, BLOCK_M)
     assert tiles <= MAX_TILES, f"{rows} tokens in a step; at most {MAX_TILES * BLOCK_M} are routed"
     chosen = torch.empty(rows * routing.top_k, dtype=torch.int32, device=x.device) if lasting is None else lasting
     chosen = chosen[: rows * routing.top_k].view(rows, routing.top_k)
@@ -254,13 +254,13 @@ def launch_route(
     block_n = BLOCK_N
     if router.itemsize == 2:
         block_n = next((wide for least, wide in WIDER if rows >= least and experts >= wide), BLOCK_N)
-    route_kernel[(cdiv(experts, block_n), tiles)](
+    route_kernel[(triton.cdiv(experts, block_n), tiles)](
         chosen, weights, ids, logits, arrivals(x.device), x, router, bias, correction, scales, count, mapping, line,
         rows, experts, routing.first, depth, routing.eps, routing.least_sum, routing.scale,
         SIGMOID=routing.score == "sigmoid", NEAR=routing.nearness if routing.score == "near" else None,
         TOP_K=routing.top_k, RENORMALISE=routing.norm_topk_prob, GROUPS=routing.n_group, TOPK_GROUP=routing.topk_group,
         SIZE=experts // routing.n_group, TWO=routing.group_rank == "best two",
-        COLUMNS=next_power_of_2(experts), SLOTS=next_power_of_2(routing.top_k),
+        COLUMNS=triton.next_power_of_2(experts), SLOTS=triton.next_power_of_2(routing.top_k),
         BLOCK_M=BLOCK_M, BLOCK_N=block_n, BLOCK_K=BLOCK_K, num_warps=4,
         num_stages=STAGES if target().loads_past_registers else 3, **launch_options(),
     )  # fmt: skip

@@ -26,7 +26,7 @@ from engine.kernels.moe.capture import Capture
 from engine.kernels.moe.route import numbered, route, route_reference
 from engine.kernels.norm import rms_norm, rms_norm_reference
 from engine.kernels.pdl import grid_wait, launch_options
-from engine.kernels.target import cdiv, next_power_of_2, target, tl, triton
+from engine.kernels.target import target, tl, triton
 
 MAX_ROWS = 16
 MAX_DEPTH = 8192  # columns of a row, which a program holds in registers
@@ -212,13 +212,13 @@ def launch_route_rows(
     gates = None if gate is None else torch.empty(rows, 1, dtype=torch.float32, device=x.device)
     assert gate is None or (gate.numel() == depth and gate.is_contiguous())
     form = inputs or Inputs()
-    block_k = max(form.group, next_power_of_2(depth))
+    block_k = max(form.group, triton.next_power_of_2(depth))
     block_n = 4 if block_k <= MAX_DEPTH // 2 else 2
-    route_rows_kernel[(cdiv(experts, block_n) + (gate is not None) + (inputs is not None), rows)](
+    route_rows_kernel[(triton.cdiv(experts, block_n) + (gate is not None) + (inputs is not None), rows)](
         chosen, weights, normed, codes, code_scales, gates, form.scale, ids, logits, arrivals(x.device), x, gain,
         router, bias, gate, correction, scales, count, mapping, line, experts, routing.first, depth, norm_eps,
         routing.eps, routing.least_sum, routing.scale, SIGMOID=routing.score == "sigmoid", TOP_K=top_k,
-        RENORMALISE=routing.norm_topk_prob, COLUMNS=next_power_of_2(experts), BLOCK_N=block_n, BLOCK_K=block_k,
+        RENORMALISE=routing.norm_topk_prob, COLUMNS=triton.next_power_of_2(experts), BLOCK_N=block_n, BLOCK_K=block_k,
         STATIC=form.scale is not None, POWERS=form.powers, GROUP=form.group, NATIVE=native, num_warps=WARPS,
         num_stages=1, **launch_options(),
     )  # fmt: skip

@@ -23,7 +23,7 @@ from engine.kernels.gemm.widen import codes_per_word
 from engine.kernels.moe.grouped import Tile, pairs_of_tile, tile_of_experts
 from engine.kernels.moe.sort import Pairs
 from engine.kernels.pdl import grid_wait, launch_options
-from engine.kernels.target import cdiv, next_power_of_2, target, tl, triton
+from engine.kernels.target import target, tl, triton
 
 
 @triton.jit
@@ -191,19 +191,21 @@ def launch_values_product(
     width, line = len(weight.codes) // experts // sides, weight.codes.shape[1]
     assert x.is_contiguous() and x.shape[1] == depth and (bias is None or bias.dtype is torch.float32)
     out = x.new_empty(pairs.count, width)
-    tiles = cdiv(pairs.count, tile.block_m) + min(experts, pairs.count)  # an expert's last tile may be partly empty
+    tiles = triton.cdiv(pairs.count, tile.block_m) + min(
+        experts, pairs.count
+    )  # an expert's last tile may be partly empty
     if pairs.count:
         words, scales = weight.codes.view(experts * sides, width, line), weight.scales
         paired = False
         if scales is not None and scales.dtype is torch.bfloat16 and weight.group == 32 and depth % 64 == 0:
             paired, scales = True, scales.view(torch.int32)
-        values_kernel[(cdiv(width, tile.block_n), tiles)](
+        values_kernel[(triton.cdiv(width, tile.block_n), tiles)](
             out, x if gated else describe(x, tile.block_m, tile.block_k),
             describe(words, sides, tile.block_n, tile.block_k // codes_per_word(KINDS[weight.kind])),
             out if scales is None else scales, out if weight.zeros is None else weight.zeros,
             out if weight.row_scales is None else weight.row_scales, bias, weights, pairs.order, pairs.ends,
             pairs.count, experts, width, depth, -(-depth // weight.group), TOP_K=pairs.top_k, GATED=gated,
-            ACT=int(activation or 0), EXPERTS=next_power_of_2(experts), KIND=KINDS[weight.kind],
+            ACT=int(activation or 0), EXPERTS=triton.next_power_of_2(experts), KIND=KINDS[weight.kind],
             GROUP=weight.group, SCALES=weight.scales is not None, ZEROS=weight.zeros is not None,
             ROW_SCALES=weight.row_scales is not None, PAIRED=paired,
             PAIRS=x.is_cuda, EVEN=depth % tile.block_k == 0,

@@ -35,7 +35,7 @@ from engine.kernels.parallel.room import (
     words_at,
 )
 from engine.kernels.pdl import grid_wait, launch_options
-from engine.kernels.target import cdiv, tl, triton
+from engine.kernels.target import tl, triton
 
 FLAG_WORDS = 32  # words between two flags, so that they lie in different lines of a cache
 T_FLAGS, T_FLAG_WORDS = tl.constexpr(4 * STATE_WORDS), tl.constexpr(FLAG_WORDS)
@@ -175,7 +175,7 @@ def send_logits(room: ChoiceRoom, part: Tensor, column: int) -> None:
     rows, width = part.shape
     assert room.rank and part.is_contiguous() and column + width <= room.columns, "logits that fit"
     if rows:
-        send_logits_kernel[(rows, cdiv(width, BLOCK))](
+        send_logits_kernel[(rows, triton.cdiv(width, BLOCK))](
             room.logits_at, part, room.addresses[0], room.addresses[room.rank], room.rank, column, room.columns, width,
             BLOCK=BLOCK, num_warps=4, **launch_options(),
         )  # fmt: skip
@@ -206,7 +206,7 @@ def fetch_logits(room: ChoiceRoom, part: Tensor) -> Tensor:
     part = part.contiguous()
     out = part.new_empty(rows, room.columns)
     if rows:
-        fetch_logits_kernel[(rows, cdiv(room.columns, BLOCK))](
+        fetch_logits_kernel[(rows, triton.cdiv(room.columns, BLOCK))](
             out, room.logits_at, part, room.columns, width, BLOCK=BLOCK, num_warps=4, **launch_options()
         )
     return out

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from engine.kernels.pdl import grid_wait, launch_options
-from engine.kernels.target import next_power_of_2, tl, triton
+from engine.kernels.target import tl, triton
 
 MOST_COLUMNS = 4096  # that a program reads at once
 
@@ -169,7 +169,7 @@ def dealt_norm_reference(
 
 
 def _block(parts: Parts) -> int:
-    return int(min(MOST_COLUMNS, next_power_of_2(max(parts.widths))))
+    return int(min(MOST_COLUMNS, triton.next_power_of_2(max(parts.widths))))
 
 
 def _warps(block: int) -> int:

@@ -27,7 +27,7 @@ from engine.kernels.parallel.room import (
     write_row,
 )
 from engine.kernels.pdl import grid_wait, launch_options
-from engine.kernels.target import next_power_of_2, target, tl, triton
+from engine.kernels.target import target, tl, triton
 
 PUBLISH, CONSUME = 1, 2  # phases; a launch runs both, except in an interpreter, where ranks take turns
 
@@ -179,7 +179,7 @@ def launch_one_shot(
     assert x.is_contiguous() and x.dtype is layout.dtype, "a contiguous partial in the room's dtype"
     assert width == layout.width and rows * width <= layout.small, "a partial that fits an area of the room"
     out = result_of(x, residual, weight, out)
-    block = next_power_of_2(width)
+    block = triton.next_power_of_2(width)
     grid = min(rows, programs or target().num_units)
     if rows:
         one_shot_kernel[(grid,)](

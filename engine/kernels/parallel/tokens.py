@@ -27,7 +27,7 @@ from engine.kernels.parallel.choice import GUESSES, GUESSES_AT, SLOTS, ChoiceRoo
 from engine.kernels.parallel.room import T_EPOCH, T_FAILED, T_PASSES, raise_flag, report, wait_flag, words_at
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.step_tensors import SlotTensors, StepInputs
-from engine.kernels.target import next_power_of_2, tl, triton
+from engine.kernels.target import tl, triton
 
 SENT = SlotWord.LAST_TOKEN, SlotWord.LENGTH, SlotWord.NUM_DRAFTS  # behind them the drafts, then their survivals
 LAST_TOKEN, LENGTH, NUM_DRAFTS = (tl.constexpr(int(one)) for one in SENT)
@@ -213,7 +213,7 @@ def send_slots(room: ChoiceRoom, inputs: StepInputs, slots: SlotTensors) -> None
     count = words_of(number)
     assert not room.rank, "rank 0 has the words"
     assert room.slots_at + 4 * count * inputs.row_slot.numel() <= room.memory.numel(), "words that fit"
-    words = next_power_of_2(count)
+    words = triton.next_power_of_2(count)
     send_slots_kernel[(1,)](
         room.addresses, slots.words, slots.drafts, slots.survivals.survivals, inputs.sample_row, inputs.sample_slot,
         inputs.num_sampled, most, AT=room.slots_at, NUM=number, COUNT=count, WORDS=words, WIDTH=width_of(number),
@@ -225,7 +225,7 @@ def take_slots(room: ChoiceRoom, inputs: StepInputs, slots: SlotTensors) -> None
     """Launch on another rank: waits for the words of the step's rows that have chosen a token; updates `slots`."""
     number, most = slots.drafts.shape[1], inputs.sample_row.numel()
     count = words_of(number)
-    words = next_power_of_2(count)
+    words = triton.next_power_of_2(count)
     take_slots_kernel[(1,)](
         slots.words, slots.drafts, slots.survivals.survivals, room.addresses[room.rank], inputs.sample_row,
         inputs.sample_slot, inputs.num_sampled, most, room.error.data_ptr(), room.polls, AT=room.slots_at, NUM=number,
@@ -256,7 +256,7 @@ def take_guesses(room: ChoiceRoom, inputs: StepInputs) -> None:
 
 def _lines(most: int, words: int) -> int:
     """Lines at a time, each with so many words, a power of two."""
-    return min(next_power_of_2(most), max(1, BLOCK // words))
+    return min(triton.next_power_of_2(most), max(1, BLOCK // words))
 
 
 def sent_slots(inputs: StepInputs, slots: SlotTensors) -> Tensor:

@@ -36,7 +36,7 @@ from engine.kernels.parallel.room import (
     write_row,
 )
 from engine.kernels.pdl import grid_wait, launch_options
-from engine.kernels.target import cdiv, next_power_of_2, target, tl, triton
+from engine.kernels.target import target, tl, triton
 
 PUSH, REDUCE, TAKE = 1, 2, 4  # phases; a launch runs all, except in an interpreter, where ranks take turns
 
@@ -204,9 +204,9 @@ def launch_two_shot(
     assert x.is_contiguous() and x.dtype is layout.dtype, "a contiguous partial in the room's dtype"
     assert width == layout.width and rows <= layout.rows and layout.has_large, "a partial that fits the room"
     out = result_of(x, residual, weight, out)
-    block = next_power_of_2(width)
+    block = triton.next_power_of_2(width)
     _, pushed, gathered, _, partials, sums = layout.offsets
-    grid = min(cdiv(rows, BATCH), programs or target().num_units)
+    grid = min(triton.cdiv(rows, BATCH), programs or target().num_units)
     if rows:
         two_shot_kernel[(grid,)](
             out, x if residual is None else residual, x, x if weight is None else weight, room.addresses,

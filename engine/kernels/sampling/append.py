@@ -11,7 +11,7 @@ from torch import Tensor
 
 from _fast.layout import SlotWord
 from engine.kernels.step_tensors import SlotTensors, word
-from engine.kernels.target import cdiv, tl, triton
+from engine.kernels.target import tl, triton
 
 PROMPT_LEN = tl.constexpr(int(SlotWord.PROMPT_LEN))
 BLOCK = 256
@@ -55,7 +55,7 @@ def launch_append(texts: Tensor, slots: SlotTensors, runs: Tensor, lines: Lines)
     """Launch the kernel on a grid that depends only on shapes."""
     assert runs.is_contiguous()
     count = len(lines[0])
-    append_kernel[(cdiv(count, BLOCK),)](
+    append_kernel[(triton.cdiv(count, BLOCK),)](
         texts, slots.words, runs, *lines, texts.shape[1], count, BLOCK=BLOCK, num_warps=4
     )
 

@@ -26,7 +26,7 @@ from engine.kernels.sampling.top_n_sigma import MOMENTS, top_n_sigma_reference
 from engine.kernels.sampling.top_p_rejection import LANES, LEAST_P, TRIALS, WIDE
 from engine.kernels.sampling.xtc import xtc_of_reference
 from engine.kernels.step_tensors import SlotTensors
-from engine.kernels.target import next_power_of_2
+from engine.kernels.target import triton
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,11 +103,11 @@ def launch_choose(
     last = *sampled, vocab, logits.stride(0), num_groups
     same = {"RUNS": width > 1, "OPEN": OPEN, "TRIALS": TRIALS, "GROUP": GROUP, "num_warps": 8}
     pick_kernel[(rows,)](*first, *last, **same, LEAST_P=LEAST_P, LANES=LANES, CHUNK=WIDE)
-    lanes, shift = next_power_of_2(num_groups), 16 if logits.dtype is torch.bfloat16 else 0
+    lanes, shift = triton.next_power_of_2(num_groups), 16 if logits.dtype is torch.bfloat16 else 0
     tiles = room.moments.shape[1]
     cut_kernel[(rows,)](
         *first, room.moments, tables.counts, tables.seen, tables.repeats, tables.breakers, *last, tiles, **same,
-        EXACT=thresholds, SHIFT=shift, LANES=lanes, TILES=next_power_of_2(tiles), WIDE=LANES, CHUNK=CHUNK,
+        EXACT=thresholds, SHIFT=shift, LANES=lanes, TILES=triton.next_power_of_2(tiles), WIDE=LANES, CHUNK=CHUNK,
         HISTORY=tables.history,
     )  # fmt: skip
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.step_tensors import SlotTensors
-from engine.kernels.target import cdiv, tl, triton
+from engine.kernels.target import tl, triton
 
 UNREAD = -(1 << 31)  # no draft has this value
 BLOCK = 256
@@ -60,7 +60,7 @@ def launch_drafts(ring: Tensor, home: Tensor, row_drafts: Tensor, row_slot: Tens
     assert ring.is_contiguous() and width == 1 + slots.drafts.shape[1]
     assert ring.dtype is row_drafts.dtype is row_slot.dtype is torch.int32
     assert row_drafts.shape == row_slot.shape == (rows,)
-    drafts_home_kernel[(cdiv(rows * width, BLOCK),)](
+    drafts_home_kernel[(triton.cdiv(rows * width, BLOCK),)](
         ring, home, row_drafts, row_slot, slots.drafts, buffers, rows, NUM=width - 1, BLOCK=BLOCK, num_warps=4
     )
 

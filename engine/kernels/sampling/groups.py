@@ -40,7 +40,7 @@ from engine.kernels.sampling.top_n_sigma import (
 )
 from engine.kernels.sampling.xtc import is_narrowed
 from engine.kernels.step_tensors import SlotTensors, real, word
-from engine.kernels.target import cdiv, tl, triton
+from engine.kernels.target import tl, triton
 
 TEMPERATURE = tl.constexpr(int(SlotWord.TEMPERATURE))
 GROUP = 64  # tokens
@@ -164,8 +164,8 @@ def groups(
     assert logits.stride(1) == 1 and best.is_contiguous() and mass.shape == best.shape and mass.is_contiguous()
     assert num_groups == -(-vocab // GROUP) and min(len(best), len(work), len(sample_row), len(sample_place)) >= rows
     assert work.is_contiguous() and work.shape[1] == tables.counts.shape[1] == vocab
-    assert moments.is_contiguous() and moments.shape[1:] == (cdiv(num_groups, TILE), MOMENTS)
-    groups_kernel[(cdiv(num_groups, TILE), rows)](
+    assert moments.is_contiguous() and moments.shape[1:] == (triton.cdiv(num_groups, TILE), MOMENTS)
+    groups_kernel[(triton.cdiv(num_groups, TILE), rows)](
         best, mass, moments, work, logits, slots.words, tables.counts, tables.seen, tables.allowed, tables.edits,
         tables.repeats, sample_row, sample_slot, sample_place, slots.drafts if width > 1 else None, vocab,
         logits.stride(0), num_groups, -1 if guesses else len(tables.counts),

@@ -21,7 +21,7 @@ from torch import Tensor
 from _fast.layout import RunEnd, SlotWord, TokenCode
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.step_tensors import SlotTensors, word
-from engine.kernels.target import cdiv, tl, triton
+from engine.kernels.target import tl, triton
 
 MARK = tl.constexpr(int(SlotWord.OUTSIDE))
 NUM_DRAFTS = tl.constexpr(int(SlotWord.NUM_DRAFTS))
@@ -83,7 +83,7 @@ def launch_home(
     assert ring.is_contiguous() and runs.is_contiguous() and runs.shape == (rows, width)
     assert ring.dtype is runs.dtype is torch.int32
     assert row_slot.dtype is torch.int32 and row_slot.shape == (rows,)
-    home_kernel[(cdiv(rows * width, BLOCK),)](
+    home_kernel[(triton.cdiv(rows * width, BLOCK),)](
         ring, runs, home, row_slot, row_drafts, slots.words, buffers, rows, OUTSIDE=int(TokenCode.OUTSIDE), WIDTH=width,
         BLOCK=BLOCK, num_warps=4, **launch_options(),
     )  # fmt: skip

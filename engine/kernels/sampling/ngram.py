@@ -17,7 +17,7 @@ from torch import Tensor
 
 from _fast.layout import SlotWord
 from engine.kernels.step_tensors import SlotTensors, word
-from engine.kernels.target import next_power_of_2, tl, triton
+from engine.kernels.target import tl, triton
 
 LENGTH = tl.constexpr(int(SlotWord.LENGTH))
 NUM_DRAFTS = tl.constexpr(int(SlotWord.NUM_DRAFTS))
@@ -125,7 +125,7 @@ def launch_ngram(slots: SlotTensors, texts: Texts, runs: Tensor, row_slot: Tenso
     assert len(row_slot) == rows <= len(texts.best)
     ngram_kernel[(rows, max(1, min(MOST_PROGRAMS, longest // (BLOCK * BLOCKS))))](
         slots.drafts, texts.best, texts.arrived, slots.words, texts.tokens, runs, row_slot, longest, least, MOST=most,
-        NUM=number, WIDTH=width, LANES=next_power_of_2(max(width, number)), BLOCK=BLOCK, BLOCKS=BLOCKS,
+        NUM=number, WIDTH=width, LANES=triton.next_power_of_2(max(width, number)), BLOCK=BLOCK, BLOCKS=BLOCKS,
         num_warps=4,
     )  # fmt: skip
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from _fast.layout import SlotWord
 from engine.kernels.sampling.surviving import surviving, surviving_reference
 from engine.kernels.step_tensors import SlotTensors, word
-from engine.kernels.target import next_power_of_2, tl, triton
+from engine.kernels.target import tl, triton
 
 LENGTH = tl.constexpr(int(SlotWord.LENGTH))
 PROMPT_LEN = tl.constexpr(int(SlotWord.PROMPT_LEN))
@@ -72,7 +72,7 @@ def launch_replay(
     assert len(survivals) == number
     replay_kernel[(rows,)](
         slots.drafts, slots.words, texts, runs, row_slot, survivals, texts.shape[1], vocab, NUM=number, WIDTH=width,
-        LANES=next_power_of_2(max(width, number)), num_warps=1,
+        LANES=triton.next_power_of_2(max(width, number)), num_warps=1,
     )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from _fast.layout import SlotWord
 from engine.kernels.step_tensors import SlotTensors, word
-from engine.kernels.target import next_power_of_2, tl, triton
+from engine.kernels.target import tl, triton
 
 LENGTH = tl.constexpr(int(SlotWord.LENGTH))
 NUM_DRAFTS = tl.constexpr(int(SlotWord.NUM_DRAFTS))
@@ -59,7 +59,7 @@ def empty_matches(
     limits = [min(number, int(factor * m + 1e-6)) for m in range(depth + 1)]
     return Matches(
         torch.zeros(max_rows, longest, dtype=torch.uint8, device=device),
-        torch.zeros(max_rows, next_power_of_2(depth + 1), dtype=torch.int32, device=device),
+        torch.zeros(max_rows, triton.next_power_of_2(depth + 1), dtype=torch.int32, device=device),
         torch.zeros(max_rows, CANDIDATES, dtype=torch.int32, device=device),
         torch.tensor(limits, dtype=torch.int32, device=device),
     )
@@ -261,7 +261,7 @@ def launch_suffix(
     assert runs.is_contiguous()
     assert len(row_slot) == rows <= len(room.match)
     assert room.match.shape[1] == longest
-    bins, lanes = room.counts.shape[1], next_power_of_2(max(width, number))
+    bins, lanes = room.counts.shape[1], triton.next_power_of_2(max(width, number))
     matches_kernel[(rows, max(1, min(MOST_PROGRAMS, longest // (BLOCK * BLOCKS))))](
         room.match, room.counts, slots.words, texts, runs, row_slot, longest, DEPTH=room.depth, BINS=bins, WIDTH=width,
         LANES=lanes, BLOCK=BLOCK, BLOCKS=BLOCKS, num_warps=4,

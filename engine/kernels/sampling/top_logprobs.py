@@ -21,7 +21,7 @@ from _fast.layout import SlotWord
 from engine.kernels.sampling.groups import GROUP
 from engine.kernels.sampling.logprobs import logprobs
 from engine.kernels.step_tensors import SlotTensors, word
-from engine.kernels.target import next_power_of_2, tl, triton
+from engine.kernels.target import tl, triton
 
 TOP_LOGPROBS = tl.constexpr(int(SlotWord.TOP_LOGPROBS))
 MOST = 20  # largest k
@@ -168,8 +168,8 @@ def launch_top_logprobs(
     if rows:
         top_logprobs_kernel[(rows,)](
             ring, tops, logits, slots.words, tokens, home, sample_row, sample_slot, vocab, logits.stride(0), num_groups,
-            buffers, max_rows, AS_LOGITS=as_logits, MOST=MOST, WIDTH=next_power_of_2(MOST),
-            LANES=next_power_of_2(num_groups), GROUP=GROUP, TILE=TILE, num_warps=8,
+            buffers, max_rows, AS_LOGITS=as_logits, MOST=MOST, WIDTH=triton.next_power_of_2(MOST),
+            LANES=triton.next_power_of_2(num_groups), GROUP=GROUP, TILE=TILE, num_warps=8,
         )  # fmt: skip
 
 

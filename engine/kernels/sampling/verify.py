@@ -22,7 +22,7 @@ from engine.kernels.sampling.rules import RuleTables, line_of, record_reference,
 from engine.kernels.sampling.surviving import surviving, surviving_reference
 from engine.kernels.step_tensors import SlotTensors, StepInputs, word
 from engine.kernels.survivals import learn, learn_reference
-from engine.kernels.target import next_power_of_2, tl, triton
+from engine.kernels.target import tl, triton
 
 LAST_TOKEN = tl.constexpr(int(SlotWord.LAST_TOKEN))
 LENGTH = tl.constexpr(int(SlotWord.LENGTH))
@@ -120,7 +120,7 @@ def launch_verify(
         runs, slots.words, tables.counts, tables.seen, tables.repeats, tables.breakers, slots.drafts, state.estimates,
         state.survivals, state.right, state.tried, state.model, inputs.row_drafts, inputs.row_slot, inputs.context_len,
         survivals, tables.counts.shape[1], NUM=slots.drafts.shape[1], WIDTH=width,
-        LANES=next_power_of_2(width), HISTORY=tables.history, num_warps=1,
+        LANES=triton.next_power_of_2(width), HISTORY=tables.history, num_warps=1,
     )  # fmt: skip
 
 

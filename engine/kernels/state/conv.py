@@ -17,7 +17,7 @@ from engine.attention.state_meta import MAX_CHECKPOINTS, StateMeta
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.state.delta import StatePages
 from engine.kernels.state.runs import CHECKPOINTS, input_row, is_short, row_at, row_of, sigmoid
-from engine.kernels.target import cdiv, next_power_of_2, tl, triton
+from engine.kernels.target import tl, triton
 
 COLUMNS = 256  # columns of a program if columns are not split into heads
 BEFORE = 1024  # columns of a program of before_kernel
@@ -220,10 +220,10 @@ def launch_conv(
     assert inputs.width == before.width == width
     assert inputs.per_page == before.per_page, "lines of inputs are equal"
     active = projected.new_empty(tokens, width)
-    pieces = 2 * key_heads + cdiv(width - 2 * key_heads * key_dim, piece)
+    pieces = 2 * key_heads + triton.cdiv(width - 2 * key_heads * key_dim, piece)
     each = 1 if tokens <= 256 and ring else TOKENS  # a replay computes every step with the same program
-    block = next_power_of_2(max(piece, key_dim if key_heads else 1))
-    conv_kernel[cdiv(tokens, each), pieces](
+    block = triton.next_power_of_2(max(piece, key_dim if key_heads else 1))
+    conv_kernel[triton.cdiv(tokens, each), pieces](
         active, projected, taps, bias, pages, meta.runs, meta.base_run, meta.write_run, meta.tail_run, meta.base,
         meta.new_base, meta.start, meta.query_start, meta.checkpoint_run, rows,
         meta.runs.stride(0), projected.stride(0), pages.stride(0), WIDTH=width, TAPS=len(taps), KEY_HEADS=key_heads,
@@ -234,7 +234,7 @@ def launch_conv(
         num_warps=max(1, block // 128), **launch_options(),
     )  # fmt: skip
     if not meta.decode_only:
-        before_kernel[cdiv(width, BEFORE), MAX_CHECKPOINTS + 1, rows](
+        before_kernel[triton.cdiv(width, BEFORE), MAX_CHECKPOINTS + 1, rows](
             projected, pages, meta.runs, meta.base_run, meta.write_run, meta.tail_run, meta.base, meta.new_base,
             meta.start, meta.query_start, meta.checkpoint_run, meta.checkpoint_at, meta.runs.stride(0),
             projected.stride(0), pages.stride(0), WIDTH=width, TAPS=len(taps), RING=ring, BEFORE_FIRST=before.first,

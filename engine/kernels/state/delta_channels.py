@@ -16,7 +16,7 @@ from engine.kernels.state.delta import DeltaShape, DeltaWeights, StatePages
 from engine.kernels.state.delta_inputs import gate_of
 from engine.kernels.state.delta_step import places_of
 from engine.kernels.state.runs import decay_between, is_short, row_at, run_of, sigmoid
-from engine.kernels.target import next_power_of_2, tl, triton
+from engine.kernels.target import tl, triton
 
 
 @triton.jit
@@ -165,12 +165,12 @@ def launch_channel_step(
     """Writes the tokens of short rows into `out` [T, value_width]; `active`: the result of `launch_conv`."""
     views, (runs_stride, *strides), found = places_of(cache, meta)
     _, z, b, a, _ = shape.columns
-    block_k, block_v = (max(16, next_power_of_2(size)) for size in (shape.key_dim, shape.value_dim))
+    block_k, block_v = (max(16, triton.next_power_of_2(size)) for size in (shape.key_dim, shape.value_dim))
     channel_step_kernel[shape.value_heads, len(meta.base)](
         out, active, projected, weights.a_log, weights.dt_bias, weights.norm, *views, meta.runs, meta.base_run,
         meta.write_run, meta.tail_run, meta.base, meta.new_base, meta.start, meta.query_start, meta.checkpoint_run,
         shape.eps, runs_stride, projected.stride(0), *strides, KEY_HEADS=shape.key_heads,
         VALUE_HEADS=shape.value_heads, KEY_DIM=shape.key_dim, VALUE_DIM=shape.value_dim, Z=z, B=b, A=a,
-        SIGMOID=shape.sigmoid, RING=shape.ring, **found, PLACES=max(16, next_power_of_2(shape.ring)),
+        SIGMOID=shape.sigmoid, RING=shape.ring, **found, PLACES=max(16, triton.next_power_of_2(shape.ring)),
         BLOCK_K=block_k, BLOCK_V=block_v, num_warps=max(1, min(8, block_k * block_v // 2048)), **launch_options(),
     )  # fmt: skip

@@ -21,7 +21,7 @@ from engine.attention.state_meta import StateMeta
 from engine.kernels.pdl import fetch_run, grid_wait, launch_options
 from engine.kernels.state.delta import UNIT, DeltaShape, DeltaWeights, StatePages
 from engine.kernels.state.runs import input_row, plan_of, row_at, sigmoid, softplus
-from engine.kernels.target import next_power_of_2, target, tl, triton
+from engine.kernels.target import target, tl, triton
 
 
 @triton.jit
@@ -307,8 +307,8 @@ def launch_delta_inputs(
         A=a, TAPS=shape.taps, SCALE=shape.key_dim**-0.5, UNIT=UNIT, RING=shape.ring, KEY_FIRST=keys.first,
         KEY_EACH=keys.per_page, GATE_FIRST=gates.first, GATE_EACH=gates.per_page, BEFORE_FIRST=before.first,
         INPUT_FIRST=inputs.first, INPUT_EACH=inputs.per_page, PLACES=places, LINES=16,
-        BLOCK_K=next_power_of_2(shape.key_dim),
-        BLOCK_V=next_power_of_2(shape.value_heads // shape.key_heads * shape.value_dim),
+        BLOCK_K=triton.next_power_of_2(shape.key_dim),
+        BLOCK_V=triton.next_power_of_2(shape.value_heads // shape.key_heads * shape.value_dim),
         FETCH=in_sixteens(cache.pages, shape.key_dim * keys.dtype.itemsize),
         **options, **launch_options(),
     )  # fmt: skip

@@ -18,7 +18,7 @@ from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.state.delta import DeltaShape, DeltaWeights
 from engine.kernels.state.delta_inputs import gate_of
 from engine.kernels.state.runs import decay_between, running_sum, sigmoid
-from engine.kernels.target import next_power_of_2, tl, triton
+from engine.kernels.target import tl, triton
 
 SIZE = 64  # positions of a chunk
 WARPS = 2
@@ -181,6 +181,6 @@ def launch_prepare(
         inverse, mixed, levels, betas, active, projected, weights.a_log, weights.dt_bias, work.chunks, work.count,
         levels.stride(0), projected.stride(0), KEY_HEADS=shape.key_heads, VALUE_HEADS=shape.value_heads,
         KEY_DIM=shape.key_dim, VALUE_DIM=shape.value_dim, B=b, A=a,
-        BLOCK_K=max(16, next_power_of_2(shape.key_dim)), PART=SIZE // 4, num_warps=WARPS, **launch_options(),
+        BLOCK_K=max(16, triton.next_power_of_2(shape.key_dim)), PART=SIZE // 4, num_warps=WARPS, **launch_options(),
     )  # fmt: skip
     return inverse, mixed, levels, betas

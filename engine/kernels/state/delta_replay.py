@@ -18,7 +18,7 @@ from engine.kernels.state.delta_prepare import SIZE
 from engine.kernels.state.delta_scan import launch_core
 from engine.kernels.state.replay import copies_of, launch_replay, of_tail, replayed, steps_of, without_tail, write_tail
 from engine.kernels.state.runs import row_of, sigmoid
-from engine.kernels.target import cdiv, next_power_of_2, tl, triton
+from engine.kernels.target import tl, triton
 
 HEADS = 8  # value heads of a program
 
@@ -80,11 +80,11 @@ def launch_delta_replay(
     gates = shape.conv_width, shape.conv_width + shape.value_heads
     launch_core(active, given, weights, scanned, pages, again, made, gates=gates)
     views, rows = cache.pages.view(projected.dtype), len(meta.base)
-    parts = cdiv(shape.value_heads, HEADS)
+    parts = triton.cdiv(shape.value_heads, HEADS)
     delta_own_kernel[len(projected), parts + copies_of(columns)](
         out, made, projected, weights.norm, views, meta.runs, meta.tail_run, meta.base, meta.new_base, meta.start,
         meta.query_start, again.query_start, rows, shape.eps, meta.runs.stride(0), projected.stride(0),
         views.stride(0), VALUE_HEADS=shape.value_heads, VALUE_DIM=shape.value_dim, Z=z, SIGMOID=shape.sigmoid,
         **of_tail(cache, columns, ring), STEPS=steps_of(rows), PARTS=parts, HEADS=HEADS,
-        BLOCK_V=next_power_of_2(shape.value_dim), num_warps=4, **launch_options(),
+        BLOCK_V=triton.next_power_of_2(shape.value_dim), num_warps=4, **launch_options(),
     )  # fmt: skip

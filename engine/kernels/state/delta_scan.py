@@ -28,7 +28,7 @@ from engine.kernels.state.delta_prepare import SIZE, launch_prepare
 from engine.kernels.state.delta_step import places_of
 from engine.kernels.state.folds import any_between, ends_of, exact_product, store_due, write_states
 from engine.kernels.state.runs import decay_between, is_short, row_at, run_of, running_sum, sigmoid
-from engine.kernels.target import cdiv, next_power_of_2, target, tl, triton
+from engine.kernels.target import target, tl, triton
 
 
 @triton.jit
@@ -210,14 +210,14 @@ def launch_delta_scan(
     (inputs, work), (_, z, _, a, _) = (cache.tail[3], meta.work), shape.columns
     assert work is not None
     names = ("KEY_FIRST", "KEY_EACH", "GATE_FIRST", "GATE_EACH")
-    block_v = next_power_of_2(shape.value_dim)
+    block_v = triton.next_power_of_2(shape.value_dim)
     delta_finish_kernel[shape.value_heads, len(work.chunks)](
         out, active, projected, weights.a_log, weights.dt_bias, weights.norm, views[1], views[3], meta.runs,
         meta.tail_run, meta.base, meta.new_base, meta.start, meta.query_start, meta.checkpoint_run, work.chunks,
         work.count, shape.eps, runs_stride, projected.stride(0), key_stride, gate_stride, KEY_HEADS=shape.key_heads,
         VALUE_HEADS=shape.value_heads, KEY_DIM=shape.key_dim, VALUE_DIM=shape.value_dim, Z=z, A=a,
         SIGMOID=shape.sigmoid, RING=shape.ring, **{name: found[name] for name in names}, INPUT_FIRST=inputs.first,
-        INPUT_EACH=inputs.per_page, TOKENS=16, BLOCK_V=block_v, BLOCK_H=next_power_of_2(shape.value_heads),
+        INPUT_EACH=inputs.per_page, TOKENS=16, BLOCK_V=block_v, BLOCK_H=triton.next_power_of_2(shape.value_heads),
         COLUMNS=1024, num_warps=4, **launch_options(),
     )  # fmt: skip
 
@@ -238,16 +238,16 @@ def launch_core(
     work, heads = meta.work, shape.value_heads
     assert work is not None
     assert not shape.per_channel, "rows with a gate per channel are not scanned in chunks"
-    block_k = max(16, next_power_of_2(shape.key_dim))
-    most = max(16, next_power_of_2(shape.value_dim))
+    block_k = max(16, triton.next_power_of_2(shape.key_dim))
+    most = max(16, triton.next_power_of_2(shape.value_dim))
     options = {"BLOCK_V": min(32, most), "num_warps": 8}
     deep = target().loads_past_registers and active.dtype.itemsize == 2  # three chunks of float32 exceed shared memory
     options |= {"STAGES": 3 if deep else 1, **(tuning or {})}
     inverse, mixed, levels, betas = launch_prepare(active, projected, weights, shape, work, gates)
-    delta_carry_kernel[cdiv(shape.value_dim, options["BLOCK_V"]), heads, len(meta.base)](
+    delta_carry_kernel[triton.cdiv(shape.value_dim, options["BLOCK_V"]), heads, len(meta.base)](
         out, inverse, mixed, levels, betas, active, *views, meta.runs, meta.base_run, meta.write_run, meta.tail_run,
         meta.base, meta.new_base, meta.start, meta.query_start, meta.checkpoint_run, meta.checkpoint_at,
         levels.stride(0), runs_stride, *strides, KEY_HEADS=shape.key_heads, VALUE_HEADS=heads, KEY_DIM=shape.key_dim,
-        VALUE_DIM=shape.value_dim, RING=shape.ring, **found, PLACES=max(16, next_power_of_2(shape.ring)),
+        VALUE_DIM=shape.value_dim, RING=shape.ring, **found, PLACES=max(16, triton.next_power_of_2(shape.ring)),
         BLOCK_K=block_k, SIZE=SIZE, **options, **launch_options(),
     )  # fmt: skip

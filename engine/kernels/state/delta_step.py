@@ -28,7 +28,7 @@ from engine.kernels.state.delta import DeltaShape, DeltaWeights, StatePages
 from engine.kernels.state.delta_fold import end_fold, fold_piece, fold_rows, gates_of, piece_of
 from engine.kernels.state.delta_inputs import in_sixteens, launch_delta_inputs
 from engine.kernels.state.runs import plan_of, row_at, run_of, sigmoid
-from engine.kernels.target import cdiv, next_power_of_2, target, tl, triton
+from engine.kernels.target import target, tl, triton
 
 
 @triton.jit
@@ -79,11 +79,11 @@ def near_terms(
     VALUE_DIM: tl.constexpr, RING: tl.constexpr, FIRST: tl.constexpr, EACH: tl.constexpr, PLACES: tl.constexpr,
     LINES: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """`near_sums` of `held` positions after the base; u: the first LINES of these, if any load precedes the wait."""
+    """`near_sums` of `held` positions after the base; u: the first LINES of these, if loads precede the wait."""
     near_k, near_q = tl.zeros(d.shape, tl.float32), tl.zeros(d.shape, tl.float32)
-    if AHEAD > 0:
+    if AHEAD:
         near_k, near_q = near_sums(near_k, near_q, u, 0, held, weights, decays, PLACES, LINES)
-    for begin in tl.range(LINES if AHEAD > 0 else 0, held, LINES, num_stages=1, disable_licm=True):
+    for begin in tl.range(LINES if AHEAD else 0, held, LINES, num_stages=1, disable_licm=True):
         further = read_changes(
             deltas, tail, begin, held, behind, head, d, in_value, delta_stride, VALUE_HEADS, VALUE_DIM, RING, FIRST,
             EACH, LINES,
@@ -109,7 +109,7 @@ def far_terms(
     far_k, far_q = tl.zeros(d.shape, tl.float32), tl.zeros(d.shape, tl.float32)
     for piece in tl.range(pieces, num_stages=1, disable_licm=True):
         c = piece * PIECE + tl.arange(0, PIECE)
-        if AHEAD > 1:
+        if AHEAD:
             numbers = state.to(tl.float32)
         else:
             numbers = read_piece(
@@ -128,7 +128,7 @@ def far_terms(
                     key_stride, delta_stride, KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM, RING, STATE_FIRST, STATE_EACH,
                     KEY_FIRST, KEY_EACH, DELTA_FIRST, DELTA_EACH, PLACES, PIECE, FOLD,
                 )  # fmt: skip
-        if AHEAD > 1:
+        if AHEAD:
             state = read_piece(
                 states, base_blocks, head, (piece + 1) % pieces, d, has & (more | (piece + 1 < pieces)), state_stride,
                 STATE_FIRST, STATE_EACH, KEY_DIM, VALUE_DIM, PIECE,
@@ -174,12 +174,11 @@ def step_row(
         fetch_rows(states, base_blocks, rows, there, state_stride, STATE_FIRST, STATE_EACH, VALUE_DIM)
         fetch_rows(deltas, tail, lines, seen, delta_stride, DELTA_FIRST, DELTA_EACH, VALUE_DIM)
     u, state, gate, left, folds = 0.0, 0.0, 0.0, runs, 0  # for variants that do without
-    if AHEAD > 0:
+    if AHEAD:
         u = read_changes(
             deltas, tail, 0, tl.where(short, held, 0), behind, head, d, in_value, delta_stride, VALUE_HEADS, VALUE_DIM,
             RING, DELTA_FIRST, DELTA_EACH, LINES, True,
         )  # fmt: skip
-    if AHEAD > 1:
         state = read_piece(
             states, base_blocks, head, 0, d, has, state_stride, STATE_FIRST, STATE_EACH, KEY_DIM, VALUE_DIM, PIECE, True
         )
@@ -220,12 +219,11 @@ def step_row(
             tl.store(deltas + put + d, rounded, mask=in_value)
             if (count > 1) | late:
                 tl.debug_barrier()  # further tokens and a fold read u
-            if AHEAD > 0:
+            if AHEAD:
                 u = read_changes(
                     deltas, tail, 0, tl.where(more, held + t + 1, 0), behind, head, d, in_value, delta_stride,
                     VALUE_HEADS, VALUE_DIM, RING, DELTA_FIRST, DELTA_EACH, LINES,
                 )  # fmt: skip
-            if AHEAD > 1:
                 state = after
         if settled > tl.where(INLINE, 0, held):
             end_fold(
@@ -264,7 +262,7 @@ def delta_step_kernel(
     FOLD: tl.constexpr,  # positions whose loads overlap in a fold
     INLINE: tl.constexpr,  # the row's program folds while it reads the state; there are no slots
     FETCH: tl.constexpr,  # rows of the state that come into L2 before the wait, a power of two; 0: none, nor u
-    AHEAD: tl.constexpr,  # loads before the wait: 0 none, 1 the first u, 2 also a piece of the state
+    AHEAD: tl.constexpr,  # whether the first u and the first piece of the state are loaded before the wait
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One program computes one value head of one row; the first slots * parts programs of a head fold."""
@@ -312,7 +310,7 @@ def launch_delta_step(
     tuning: dict[str, Any] | None = None,
 ) -> None:
     """Writes the tokens of short rows into `out` [T, value_width], in two launches."""
-    places = max(16, next_power_of_2(shape.ring))
+    places = max(16, triton.next_power_of_2(shape.ring))
     made = launch_delta_inputs(projected, weights, shape, cache, meta, places)
     launch_states(*made, projected, weights, shape, cache, meta, out, tuning)
 
@@ -343,7 +341,7 @@ def launch_states(
         KEY_HEADS=shape.key_heads, VALUE_HEADS=shape.value_heads, KEY_DIM=shape.key_dim, VALUE_DIM=shape.value_dim,
         Z=z, B=b, SIGMOID=shape.sigmoid, RING=shape.ring, TAPS=shape.taps, **found, BEFORE_FIRST=before.first,
         INPUT_FIRST=inputs.first, INPUT_EACH=inputs.per_page, PLACES=dots.shape[-1],
-        BLOCK_V=next_power_of_2(shape.value_dim), **options, **launch_options(),
+        BLOCK_V=triton.next_power_of_2(shape.value_dim), **options, **launch_options(),
     )  # fmt: skip
 
 
@@ -356,15 +354,16 @@ def step_options(shape: DeltaShape, rows: int) -> dict[str, Any]:
     """
     programs, units = shape.value_heads * rows, target().num_units
     few, wave = programs <= 2 * units, programs <= 8 * units
-    most, columns = next_power_of_2(shape.key_dim), next_power_of_2(shape.value_dim)
+    most, columns = triton.next_power_of_2(shape.key_dim), triton.next_power_of_2(shape.value_dim)
     numbers = 1 << (13 if few else 12 if wave else 11)
     options = {"num_warps": 4 if few else 1, "FETCH": 128 if few else 64 if wave else 32, "INLINE": not wave}
-    options |= {"PIECE": min(most, max(8, numbers // columns)), "LINES": 16, "AHEAD": 2 if few else 0}
+    options |= {"PIECE": min(most, max(8, numbers // columns)), "LINES": 16, "AHEAD": few}
     if target().bounds_registers:
         options["maxnreg"] = 168 if few else 255 if wave else 184
     options |= {"FOLD_C": min(most, 32 if few else 16), "FOLD_V": min(columns, 64), "FOLD": 8 if wave else 4}
     if not wave:
         return {**options, "slots": 0, "parts": 1}
-    slots, across = max(1, rows // 4) if few else min(16, cdiv(rows, 8)), cdiv(shape.value_dim, options["FOLD_V"])
+    slots = max(1, rows // 4) if few else min(16, triton.cdiv(rows, 8))
+    across = triton.cdiv(shape.value_dim, options["FOLD_V"])
     share = (2 if few else 4) * units // (shape.value_heads * slots * across)
     return {**options, "slots": slots, "parts": across * max(1, min(most // options["FOLD_C"], share))}

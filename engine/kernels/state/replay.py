@@ -27,7 +27,7 @@ from engine.kernels.state.delta import StatePages
 from engine.kernels.state.places import Columns
 from engine.kernels.state.rows import step_rows
 from engine.kernels.state.runs import row_at, row_of
-from engine.kernels.target import cdiv, tl, triton
+from engine.kernels.target import tl, triton
 
 COLUMNS = 1024  # columns that a program copies
 POSITIONS = 8
@@ -141,7 +141,7 @@ def of_tail(cache: StatePages, columns: Columns, ring: int) -> dict[str, Any]:
 
 def copies_of(columns: Columns) -> int:
     """Programs that copy the columns of a position."""
-    return cdiv(columns.width + columns.few, COLUMNS)
+    return triton.cdiv(columns.width + columns.few, COLUMNS)
 
 
 def steps_of(rows: int) -> int:
@@ -158,7 +158,7 @@ def launch_replay(
     assert projected.stride(1) == 1
     capacity = capacity_of(meta, len(projected), ring)
     given = projected.new_empty(capacity, columns.width + columns.few)
-    replay_kernel[cdiv(capacity, POSITIONS), copies_of(columns)](
+    replay_kernel[triton.cdiv(capacity, POSITIONS), copies_of(columns)](
         given, projected, pages, meta.runs, meta.tail_run, meta.base, meta.start, meta.query_start, again.query_start,
         rows, meta.runs.stride(0), projected.stride(0), pages.stride(0), **of_tail(cache, columns, ring),
         STEPS=steps_of(rows), POSITIONS=POSITIONS, num_warps=4, **launch_options(),

@@ -16,7 +16,7 @@ from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.state.delta import StatePages
 from engine.kernels.state.runs import CHECKPOINTS, is_short, row_at, run_of, sigmoid, softplus
 from engine.kernels.state.selective import SelectiveInputs, SelectiveShape, SelectiveWeights
-from engine.kernels.target import cdiv, next_power_of_2, tl, triton
+from engine.kernels.target import tl, triton
 
 BLOCK_D = 64  # channels that one program computes
 EVERY = 16  # divides each base of an accelerator
@@ -153,9 +153,9 @@ def launch_selective(
     assert inputs.stride() == given.z.stride(), "x and z lie in one product"
     assert given.b.stride(1) == inputs.stride(1) == 1, "numbers of a row are neighbours"
     assert x.per_page == steps.per_page == taps.per_page, "parts as wide as the layer"
-    rows, block_n = len(meta.base), next_power_of_2(shape.state_size)
+    rows, block_n = len(meta.base), triton.next_power_of_2(shape.state_size)
     places = {"B_FIRST": b.first, "B_EACH": b.per_page, "BLOCK_N": block_n}
-    selective_kernel[cdiv(shape.inner, BLOCK_D), rows](
+    selective_kernel[triton.cdiv(shape.inner, BLOCK_D), rows](
         out, given.x, given.steps, given.b, given.c, given.z, inputs, weights.a_log, weights.dt_bias, weights.d, states,
         pages, meta.runs, meta.base_run, meta.write_run, meta.tail_run, meta.base, meta.new_base, meta.start,
         meta.query_start, meta.checkpoint_run, meta.checkpoint_at, meta.runs.stride(0), given.b.stride(0),

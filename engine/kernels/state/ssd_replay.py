@@ -19,7 +19,7 @@ from engine.kernels.state.runs import row_of
 from engine.kernels.state.ssd import SsdShape, SsdWeights
 from engine.kernels.state.ssd_scan import SIZE, launch_carry
 from engine.kernels.state.ssd_step import ORDERS, gated_group
-from engine.kernels.target import next_power_of_2, tl, triton
+from engine.kernels.target import tl, triton
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -78,5 +78,5 @@ def launch_ssd_replay(
         meta.query_start, again.query_start, rows, shape.eps, meta.runs.stride(0), projected.stride(0),
         views.stride(0), INNER=shape.inner, GROUPS=shape.groups, ORDER=ORDERS[shape.norm],
         **of_tail(cache, columns, ring), STEPS=steps_of(rows),
-        BLOCK_G=next_power_of_2(shape.inner // shape.groups), num_warps=4, **launch_options(),
+        BLOCK_G=triton.next_power_of_2(shape.inner // shape.groups), num_warps=4, **launch_options(),
     )  # fmt: skip

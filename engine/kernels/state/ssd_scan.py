@@ -22,7 +22,7 @@ from engine.kernels.state.folds import any_between, ends_of, exact_product, stor
 from engine.kernels.state.runs import decay_between, is_short, row_at, run_of, running_sum, softplus
 from engine.kernels.state.ssd import SsdShape, SsdWeights
 from engine.kernels.state.ssd_step import ORDERS, dims_of, gated_group, places_of
-from engine.kernels.target import cdiv, next_power_of_2, tl, triton
+from engine.kernels.target import tl, triton
 
 SIZE = 64  # positions of a chunk
 
@@ -193,7 +193,7 @@ def launch_ssd_scan(
         meta.start, meta.query_start, work.chunks, work.count, shape.eps, runs_stride, projected.stride(0),
         *strides[1:], **dims_of(shape), ORDER=ORDERS[shape.norm], **{name: found[name] for name in names},
         INPUT_FIRST=inputs.first, INPUT_EACH=inputs.per_page,
-        BLOCK_G=next_power_of_2(shape.inner // shape.groups), BLOCK_H=next_power_of_2(shape.heads),
+        BLOCK_G=triton.next_power_of_2(shape.inner // shape.groups), BLOCK_H=triton.next_power_of_2(shape.heads),
         COLUMNS=1024, num_warps=4, **launch_options(),
     )  # fmt: skip
 
@@ -210,12 +210,12 @@ def launch_carry(
 ) -> None:
     """Launches `carry`; `times`: the first column of dt in `projected`."""
     views, (runs_stride, *strides), found = places_of(cache, meta)
-    block_n, most = (max(16, next_power_of_2(size)) for size in (shape.state_size, shape.head_dim))
+    block_n, most = (max(16, triton.next_power_of_2(size)) for size in (shape.state_size, shape.head_dim))
     block_p = min(16, most)
-    ssd_carry_kernel[cdiv(shape.head_dim, block_p), shape.heads, len(meta.base)](
+    ssd_carry_kernel[triton.cdiv(shape.head_dim, block_p), shape.heads, len(meta.base)](
         out, active, projected, weights.a_log, weights.dt_bias, weights.d, *views, meta.runs, meta.base_run,
         meta.write_run, meta.tail_run, meta.base, meta.new_base, meta.start, meta.query_start, meta.checkpoint_run,
         meta.checkpoint_at, runs_stride, projected.stride(0), *strides, **dims_of(shape), **found,
-        TIMES=times, PLACES=max(16, next_power_of_2(shape.ring)), BLOCK_N=block_n, BLOCK_P=block_p, SIZE=SIZE,
+        TIMES=times, PLACES=max(16, triton.next_power_of_2(shape.ring)), BLOCK_N=block_n, BLOCK_P=block_p, SIZE=SIZE,
         num_warps=2, num_stages=1, **launch_options(),
     )  # fmt: skip

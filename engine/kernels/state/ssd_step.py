@@ -21,7 +21,7 @@ from engine.kernels.state.delta import StatePages
 from engine.kernels.state.folds import exact_rows
 from engine.kernels.state.runs import decay_between, is_short, row_at, run_of, sigmoid, softplus
 from engine.kernels.state.ssd import SsdShape, SsdWeights
-from engine.kernels.target import next_power_of_2, tl, triton
+from engine.kernels.target import tl, triton
 
 ORDERS = {"none": 0, "before gate": 1, "behind gate": 2, "bare": 3}
 
@@ -167,12 +167,12 @@ def launch_ssd_step(
     """Writes the tokens of short rows into `out` [T, inner]; `active`: the result of `launch_conv`."""
     views, (runs_stride, *strides), found = places_of(cache, meta)
     rows = len(meta.base)
-    block_n, block_p = (max(16, next_power_of_2(size)) for size in (shape.state_size, shape.head_dim))
+    block_n, block_p = (max(16, triton.next_power_of_2(size)) for size in (shape.state_size, shape.head_dim))
     ssd_step_kernel[shape.heads, rows](
         out, arrivals(rows * shape.groups, out.device), active, projected, weights.a_log, weights.dt_bias, weights.d,
         weights.norm, *views, meta.runs, meta.base_run, meta.write_run, meta.tail_run, meta.base, meta.new_base,
         meta.start, meta.query_start, meta.checkpoint_run, shape.eps, runs_stride, projected.stride(0), *strides,
-        **dims_of(shape), ORDER=ORDERS[shape.norm], **found, PLACES=max(16, next_power_of_2(shape.ring)),
-        BLOCK_N=block_n, BLOCK_P=block_p, BLOCK_G=next_power_of_2(shape.inner // shape.groups),
+        **dims_of(shape), ORDER=ORDERS[shape.norm], **found, PLACES=max(16, triton.next_power_of_2(shape.ring)),
+        BLOCK_N=block_n, BLOCK_P=block_p, BLOCK_G=triton.next_power_of_2(shape.inner // shape.groups),
         num_warps=max(1, min(8, block_n * block_p // 2048)), **launch_options(),
     )  # fmt: skip

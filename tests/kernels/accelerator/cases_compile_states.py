@@ -84,7 +84,7 @@ KERNELS = {
              "OVERLAP": True},
             {"num_warps": warps},
         )
-        for inline, ahead, piece, warps in ((True, 0, 16, 1), (False, 2, 64, 4))
+        for inline, ahead, piece, warps in ((True, False, 16, 1), (False, True, 64, 4))
     },
     "delta step by channels": (
         channel_step_kernel,

@@ -82,11 +82,11 @@ LATE = [Row(0, 18, 0, 16), Row(30, 34, 16, 32)]
 @pytest.mark.parametrize(
     ("rows", "options"),
     [
-        ([FOLDS[0], LATE[0], Row(37, 39, 0, 32), *FOLDS[1:], Row(3, 4), LATE[1]], {**APART, "AHEAD": 0}),
-        ([FOLDS[0], LATE[0], Row(37, 39, 0, 32), FOLDS[2], Row(3, 4), LATE[1]], {**INLINE, "AHEAD": 0}),
-        ([Row(3, 4), Row(20, 24, 16), Row(37, 38, 16)], {**APART, "AHEAD": 1}),
-        ([Row(3, 4), Row(20, 24, 16), Row(37, 38, 16), FOLDS[2]], {**APART, "AHEAD": 2}),
-        ([Row(3, 4), FOLDS[2]], {**INLINE, "AHEAD": 2}),
+        ([FOLDS[0], LATE[0], Row(37, 39, 0, 32), *FOLDS[1:], Row(3, 4), LATE[1]], {**APART, "AHEAD": False}),
+        ([FOLDS[0], LATE[0], Row(37, 39, 0, 32), FOLDS[2], Row(3, 4), LATE[1]], {**INLINE, "AHEAD": False}),
+        ([Row(3, 4), Row(20, 24, 16), Row(37, 38, 16)], {**APART, "AHEAD": True}),
+        ([Row(3, 4), Row(20, 24, 16), Row(37, 38, 16), FOLDS[2]], {**APART, "AHEAD": True}),
+        ([Row(3, 4), FOLDS[2]], {**INLINE, "AHEAD": True}),
     ],
 )
 def test_delta_folds(rows, options):
