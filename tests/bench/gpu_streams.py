@@ -26,7 +26,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 
@@ -39,7 +39,8 @@ from tests.bench.shapes import SHAPES, write_folder
 TOKENS_IN, TOKENS_OUT = 1024, 256
 DRAWN, SCORED = 16, 256  # answers, and their tokens
 TINY = 16  # every length of a trial is divided by this
-DTypes = Literal["auto", "float32", "bfloat16"]
+DType = Literal["auto", "float32", "bfloat16"]
+DTYPES = get_args(DType)
 
 
 def drawn(vocab: int, tokens_in: int, **sampling: Any) -> Iterator[Request]:
@@ -102,7 +103,7 @@ async def measured(args: argparse.Namespace, dtype: str) -> dict[str, float]:
         settings = {**TINY_ENGINE, **settings}
     if args.states:
         settings["max_num_batched_tokens"] = 256 // scale  # a state is rounded where a step ends
-    states = StateConfig(dtype=cast(DTypes, dtype))
+    states = StateConfig(dtype=cast(DType, dtype))
     config = EngineConfig(
         args.folder, load_format="dummy", device=args.device, enable_prefix_caching=False, states=states, **settings
     )
@@ -141,6 +142,10 @@ def main() -> None:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         print(json.dumps(asyncio.run(measured(args, args.inside))))
         return
+    for flag, given, allowed in (("shapes", args.shapes, SHAPES), ("states", args.states, DTYPES)):
+        for each in filter(None, given.split(",")):
+            if each not in allowed:
+                parser.error(f"--{flag} {each}: must be of {', '.join(allowed)}")
     found: dict[str, dict[str, float]] = {}
     for shape in args.shapes.split(","):
         with tempfile.TemporaryDirectory() as name:
