@@ -34,7 +34,7 @@ from engine.kernels.moe.weight import ExpertsWeight
 from engine.layers.adapted_experts import AdaptedExperts, ExpertsDelta
 from engine.layers.linear import Linear
 from engine.layers.mixture import Latent, Mixture
-from engine.layers.mlp import mlp_of_width
+from engine.layers.mlp import GatedMLP, mlp_of_width
 from engine.layers.norm import Normed, RMSNorm
 from engine.quant.base import UNQUANTISED, Quantised, Scheme, Stored
 from engine.quant.blocks import GROUP, block_matrices
@@ -325,18 +325,30 @@ class SparseMLP:
         inner, first, second = rows, self.gate_up.weight, self.down.weight
         if self.latent_in is not None:
             inner = self.latent_in(rows)
-        terms = None
+        terms = shared = None
         if isinstance(first, AdaptedExperts) and first.site.acts:
             assert isinstance(second, AdaptedExperts), "both products of a layer have places, or none"
             made, terms = first.apart(second, inner, pairs, self.activation, before, self.gate_up.is_gated)
         elif self.gate_up.is_gated:
-            made = first.of_mlp(second, inner, codes, pairs, self.activation, before)
+            matrices = self._shared_matrices
+            both = matrices and first.of_mlp_and_shared(second, matrices, inner, codes, pairs, self.activation)
+            made, shared = both or (first.of_mlp(second, inner, codes, pairs, self.activation, before), None)
         else:
             made = first.of_ungated(second, inner, pairs, self.activation)
-        shared = None if self.shared is None else self.shared.of_rows(rows)
+        if shared is None and self.shared is not None:
+            shared = self.shared.of_rows(rows)
         if self.latent_out is not None:
             mixture = Mixture(made, weights, None, None, count, own, held, terms)
             return Latent(self.latent_out, mixture.value(), shared)
         if self.shared_gate is not None and gate is None:
             gate = self.shared_gate(rows)
         return Mixture(made, weights, shared, gate, count, own, held, terms)
+
+    @property
+    def _shared_matrices(self) -> tuple[Weight, Weight] | None:
+        """Of the shared MLP, if it computes from its input what each expert computes."""
+        shared = self.shared
+        if not isinstance(shared, GatedMLP) or self.latent_in is not None or self.routing.weigh_input:
+            return None
+        same = shared.gate_up.activation is self.activation
+        return (shared.gate_up.weight, shared.down.weight) if same else None

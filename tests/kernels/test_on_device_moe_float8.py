@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from engine.base.model_config import Routing
 from engine.kernels.activation import Activation
 from engine.kernels.gemm.codes import Codes, Inputs, Kind
+from engine.kernels.gemm.float8_weight import pack_float8
 from engine.kernels.gemm.quantise_floats import CodedRows, quantise_floats
+from engine.kernels.gemm.scaled import ScaledProducts
+from engine.kernels.gemm.weight import Weight
 from engine.kernels.moe.float8 import (
     float8_experts_reference,
     float8_tile,
@@ -150,6 +155,32 @@ def test_both_products_of_few_rows(width, depth, inputs, rows):
         graph.replay()
         assert torch.equal(again[0], made)
         assert torch.equal(again[1], got)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("inputs", [GROUPS, ROWS])
+def test_a_shared_expert_is_multiplied_with_the_others(inputs, rows):
+    """As apart; a shared expert of another width is not taken."""
+    experts, width, depth, blocked = 40, 512, 2048, inputs.group > 0
+    rest = inputs, experts, None, torch.bfloat16, False
+    first = Float8Experts(weight_of(experts, 2 * width, depth, width, blocked), *rest)
+    second = Float8Experts(weight_of(experts, depth, width, depth, blocked), *rest)
+    products = ScaledProducts()
+
+    def alone(rows: int, columns: int) -> Weight:
+        dense = weight_of(1, rows, columns, rows, blocked)
+        scale = dense.row_scales[:, None] if dense.scales is None else dense.scales[:, : columns // 128]
+        codes = Codes(Kind.E4M3, dense.codes, scale.repeat_interleave(dense.tall, 0), columns, inputs=inputs)
+        return pack_float8(replace(codes, group=128) if blocked else codes, None, torch.bfloat16, products, False)
+
+    shared = alone(2 * width, depth), alone(depth, width)
+    x, chosen = draw(rows, depth), torch.rand(rows, experts, device="cuda").argsort(1)[:, :5].int().contiguous()
+    pairs, codes = first.pairs(chosen), quantise_floats(x, inputs)
+    made, own = first.of_mlp_and_shared(second, shared, x, codes, pairs, Activation.SILU)
+    assert torch.equal(made, first.of_mlp(second, x, codes, pairs, Activation.SILU, None))
+    assert error(own, shared[1].of_halves(shared[0].linear(x), Activation.SILU)) < TURNED
+    other = alone(width, depth), alone(depth, width // 2)
+    assert first.of_mlp_and_shared(second, other, x, codes, pairs, Activation.SILU) is None
 
 
 @pytest.mark.parametrize("blocked", [True, False])

@@ -9,17 +9,20 @@ Users: engine/layers/moe, on devices whose units multiply e4m3.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
 
 from engine.kernels.activation import Activation
 from engine.kernels.gemm.codes import Inputs
+from engine.kernels.gemm.float8_weight import Float8Weight
 from engine.kernels.gemm.groups import Packed
 from engine.kernels.gemm.quantise_floats import CodedRows
+from engine.kernels.gemm.weight import Weight
 from engine.kernels.moe.dense import pairs_of
 from engine.kernels.moe.dispatch_float8 import Product, choose
-from engine.kernels.moe.pairs_float8 import suits
+from engine.kernels.moe.pairs_float8 import joins, launch_pairs_float8, suits
 from engine.kernels.moe.sort import Pairs, sort_pairs
 from engine.kernels.moe.weight import ExpertsWeight
 from engine.kernels.target import target
@@ -68,6 +71,33 @@ class Float8Experts(ExpertsWeight):
     ) -> Tensor:  # fmt: skip
         made = self._product(x if codes is None else codes, pairs, activation, weights, down.inputs)
         return down._of_pairs(made, pairs) if isinstance(down, Float8Experts) else down.of_pairs(floats(made), pairs)
+
+    def of_mlp_and_shared(
+        self, down: ExpertsWeight, shared: tuple[Weight, Weight], x: Tensor, codes: CodedRows | None, pairs: Pairs,
+        activation: Activation,
+    ) -> tuple[Tensor, Tensor] | None:  # fmt: skip
+        """Few rows in two launches: the shared expert's matrices are read with those of the chosen experts."""
+        if pairs.order is not None or not isinstance(down, Float8Experts) or self.invariant:
+            return None
+        first, second = shared
+        if not (self._is_like(first) and down._is_like(second)):
+            return None
+        rows, count = x if codes is None else codes, pairs.count
+        made = launch_pairs_float8(
+            rows, self.weight, self.num_experts, None, pairs, activation, None, None, self.takes, self.dtype,
+            first.weight,
+        )  # fmt: skip
+        made = launch_pairs_float8(
+            made, down.weight, down.num_experts, None, pairs, None, None, None, down.takes, self.dtype, second.weight
+        )
+        return made[:count].view(len(x), pairs.top_k, -1), made[count:]
+
+    def _is_like(self, alone: Weight) -> TypeGuard[Float8Weight]:
+        """Whether the matrix of a shared expert, and how its inputs are quantised, match those of each expert here."""
+        if not isinstance(alone, Float8Weight) or self.bias is not None or alone.bias is not None:
+            return False
+        forms = [(form.scale is None, form.group, form.powers) for form in (self.takes, alone.inputs)]
+        return forms[0] == forms[1] and forms[0][0] and joins(self.weight, self.num_experts, alone.weight)
 
     def _of_pairs(self, rows: Tensor | CodedRows, pairs: Pairs) -> Tensor:
         return floats(self._product(rows, pairs, None)).view(len(pairs.chosen), pairs.top_k, -1)

@@ -11,7 +11,8 @@ of a bfloat16, give a value that is too small by 2^120. So x, whose magnitudes a
 scales multiply sums, one per thread and weight row. As in moe/pairs, codes of the next weight rows are loaded
 meanwhile, and the second product's first codes are requested before it waits.
 If inputs are FP8 too, their codes are multiplied directly (moe/pairs_codes), and the scales of x are factors as well.
-Users: moe/dispatch_codes, moe/dispatch_float8.
+A shared expert, which every token has, can be multiplied in the same launch: its pairs, one per token, come last.
+Users: moe/dispatch_codes, moe/dispatch_float8, moe/float8_weight.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -153,6 +154,14 @@ def of_turn(
 
 
 @triton.jit
+def one_of(own, other, is_other):
+    """Choose a pointer."""
+    if is_other:
+        own = other
+    return own
+
+
+@triton.jit(do_not_specialize=["routed"])
 def pairs_float8_kernel(
     out,  # [pairs, width]
     x,  # FLOATS, MADE: [rows, line * 2] int32, two bfloat16 each; without matrix units [rows, line * 4] floats;
@@ -163,7 +172,11 @@ def pairs_float8_kernel(
     row_scales,  # [..] float32, or None
     bias,  # [..] float32, or None
     weights,  # [pairs] float32, factors for the sums of gate and of up; or None
-    chosen,  # [pairs] int32: the experts
+    chosen,  # [routed] int32: the experts
+    shared,  # words of the shared expert, or None; its pairs come last, one per token
+    shared_scales,  # or None
+    shared_row_scales,  # or None
+    routed,  # pairs before those of the shared expert
     rows,  # rows of x: GATHER tokens, else pairs
     experts,
     width,
@@ -194,7 +207,14 @@ def pairs_float8_kernel(
     end = tl.minimum(piece + blocks * STEP, width)
     if GATED:
         wait_then_allow(OVERLAP)
-    expert = tl.load(chosen + pair, cache_modifier=".cg").to(tl.int64)
+    expert = tl.load(chosen + tl.minimum(pair, routed - 1), cache_modifier=".cg").to(tl.int64)
+    if shared is not None:
+        expert = tl.where(pair < routed, expert, 0)
+        words = one_of(words, shared, pair >= routed)
+        if scales is not None:
+            scales = one_of(scales, shared_scales, pair >= routed)
+        if row_scales is not None:
+            row_scales = one_of(row_scales, shared_row_scales, pair >= routed)
     first, second = expert * MATRICES * width, (expert * MATRICES + MATRICES - 1) * width + (STEP - 1)
     end = tl.where(expert < experts, end, 0)
     one, other, of_one, of_other, by_one, by_other = two_lines(
@@ -204,7 +224,10 @@ def pairs_float8_kernel(
     if not GATED:
         grid_wait(OVERLAP)
     if piece < end:
-        token = (pair // TOP_K if GATHER else pair).to(tl.int64)
+        token = pair
+        if GATHER:
+            token = tl.where(pair < routed, pair // TOP_K, pair - routed)
+        token = token.to(tl.int64)
         tokens, factors, weight = (), (), 1.0
         if FORM == 0:
             tokens = columns_of(x + token * (runs * 32), line, PAIRS, TURN, TURNS)
@@ -256,14 +279,33 @@ def takes(x: Tensor, weight: Packed, pairs: Pairs) -> bool:
     return pairs.order is None and makes_pairs(x) and weight.words and suits(weight)
 
 
+def scales_like(weight: Packed, shared: Packed) -> tuple[Tensor | None, Tensor | None]:
+    """The scales and row scales of the shared expert in the form that the experts' have."""
+    if weight.scales is None:
+        return None, shared.row_scales
+    return shared.scales if weight.tall == shared.tall else shared.blocks, shared.row_scales
+
+
+def joins(weight: Packed, experts: int, shared: Packed) -> bool:
+    """Whether the shared expert's matrix has the size of each expert's, and its scales can have the same form."""
+    same = shared.codes.shape == (len(weight.codes) // experts, weight.depth) and suits(shared)
+    pairs = zip((weight.scales, weight.row_scales), scales_like(weight, shared))
+    return same and not shared.words and all(
+        (one is None) == (other is None)
+        and (one is None or other is None or (one.shape[1:], one.dtype) == (other.shape[1:], other.dtype))
+        for one, other in pairs
+    )  # fmt: skip
+
+
 def launch_pairs_float8(
     x: Tensor | CodedRows, weight: Packed, experts: int, bias: Tensor | None, pairs: Pairs,
     activation: Activation | None, weights: Tensor | None = None, blocks: int | None = None,
-    inputs: Inputs | None = None, dtype: torch.dtype = torch.bfloat16,
+    inputs: Inputs | None = None, dtype: torch.dtype = torch.bfloat16, shared: Packed | None = None,
 ) -> Tensor:  # fmt: skip
     """Launch the Triton kernel; arguments as moe/coded's product; x is bfloat16, its rows are aligned to 16 bytes.
 
     Or x is codes, and the result has `dtype`; or x is floats, and `inputs` defines how they are quantised.
+    shared: the matrix of the shared expert, for which `joins` holds; the last rows are its results, one per token.
     """
     depth, gated = weight.depth, activation is not None
     coded, form = isinstance(x, CodedRows), inputs or Inputs()
@@ -278,11 +320,14 @@ def launch_pairs_float8(
     in_pairs = rows.is_cuda and target().runs_ptx if coded else makes_pairs(rows)
     # All programs run at the same time.
     programs = PROGRAMS[kind][0 if turns > 2 else 1] * target().num_units
-    blocks = blocks or triton.cdiv(width * pairs.count, step * programs)
-    out = torch.empty(pairs.count, width, dtype=dtype if coded else rows.dtype, device=rows.device)
-    pairs_float8_kernel[(triton.cdiv(width, blocks * step), pairs.count)](
+    count = pairs.count + (0 if shared is None else len(pairs.chosen))
+    blocks = blocks or triton.cdiv(width * count, step * programs)
+    out = torch.empty(count, width, dtype=dtype if coded else rows.dtype, device=rows.device)
+    of_shared = (None, None, None) if shared is None else (shared.codes.view(torch.int32), *scales_like(weight, shared))
+    pairs_float8_kernel[(triton.cdiv(width, blocks * step), count)](
         out, rows.view(torch.int32) if kind != MADE or in_pairs else rows, x_scales, words, weight.scales,
-        weight.row_scales, bias, weights, pairs.chosen, len(rows), experts, width, depth // BLOCK,
+        weight.row_scales, bias, weights, pairs.chosen, *of_shared, pairs.count, len(rows), experts, width,
+        depth // BLOCK,
         1 if weight.scales is None else weight.scales.shape[1], blocks, TOP_K=pairs.top_k, GATHER=gated, GATED=gated,
         ACT=int(activation or 0), TALL=weight.tall, TURN=TURN, TURNS=turns, PAIRS=in_pairs, FORM=kind,
         GROUPED=form.group > 0, STATIC=form.scale is not None, POWERS=form.powers, ROUNDS=target().widens_fp8,

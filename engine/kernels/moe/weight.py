@@ -8,6 +8,7 @@ Owner: the model; read-only after loading. In: tokens' rows and the experts that
     of_tokens   x [T, H] -> a row for each pair, pairs of one expert adjacent; with an activation of gate and up
     of_pairs    these rows -> [T, top_k, H], each token's experts in the order in which the token chose them
     of_mlp      of_tokens, then of_pairs; a form may fuse them; `inputs` is set if it accepts codes of x too
+    of_mlp_and_shared  of_mlp and the shared expert's MLP in the same launches, if a form supports it
     of_ungated  the same for experts without a gate
     halves      gate and up of each pair before the activation, for layers with adapters (engine/layers/adapted_experts)
 """
@@ -21,6 +22,7 @@ from torch import Tensor
 from engine.kernels.activation import Activation, pointwise
 from engine.kernels.gemm.codes import Inputs
 from engine.kernels.gemm.quantise_floats import CodedRows
+from engine.kernels.gemm.weight import Weight
 from engine.kernels.moe.sort import Pairs
 
 
@@ -83,6 +85,13 @@ class ExpertsWeight(ABC):
         """Apply this product, then `down`: x [T, in_features] -> [T, top_k, in_features]. codes: codes of x, if
         `inputs`."""
         return down.of_pairs(self.of_tokens(x, pairs, activation, weights), pairs)
+
+    def of_mlp_and_shared(
+        self, down: ExpertsWeight, shared: tuple[Weight, Weight], x: Tensor, codes: CodedRows | None, pairs: Pairs,
+        activation: Activation,
+    ) -> tuple[Tensor, Tensor] | None:  # fmt: skip
+        """`of_mlp`, and the shared expert of these two matrices [T, in_features], together; None: not supported."""
+        return None
 
     def of_ungated(self, down: ExpertsWeight, x: Tensor, pairs: Pairs, activation: Activation) -> Tensor:
         """`of_mlp` of experts without a gate: down(activation(x))."""

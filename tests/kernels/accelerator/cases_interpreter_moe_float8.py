@@ -1,5 +1,7 @@
 """Experts with FP8 weights and FP8 inputs in the interpreter against references: sorted pairs, pairs of few rows."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import triton  # noqa: F401  (must precede the import of any kernel file; TRITON_INTERPRET sets the mode)
@@ -7,11 +9,12 @@ import triton  # noqa: F401  (must precede the import of any kernel file; TRITON
 from engine.base.model_config import Routing
 from engine.kernels.activation import Activation
 from engine.kernels.gemm.codes import Codes, Inputs, Kind
-from engine.kernels.gemm.groups import Packed
+from engine.kernels.gemm.float8_library import blocks_of
+from engine.kernels.gemm.groups import Packed, packed
 from engine.kernels.gemm.quantise_floats import CodedRows, launch_quantise_floats, quantise_floats_reference
 from engine.kernels.moe.float8 import float8_experts_reference, launch_float8_experts, pack_float8_experts
 from engine.kernels.moe.grouped import Tile
-from engine.kernels.moe.pairs_float8 import launch_pairs_float8
+from engine.kernels.moe.pairs_float8 import joins, launch_pairs_float8
 from engine.kernels.moe.route_rows import launch_route_rows
 from engine.kernels.moe.sort import Pairs
 from engine.kernels.norm import rms_norm_reference
@@ -105,6 +108,39 @@ def test_pairs_of_few_rows(tokens, blocks, depth, scales, inputs, made, weighed,
                                     torch.float32, given)  # fmt: skip
     assert isinstance(want, torch.Tensor)
     assert error(got[:-1], want[:-1]) < 1e-5
+
+
+@pytest.mark.parametrize(("scales", "inputs"), [("groups", GROUPS), ("blocks", GROUPS), ("rows", ROWS)])
+@pytest.mark.parametrize("activation", [None, Activation.SILU])
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_a_shared_expert_comes_after_the_pairs(tokens, activation, scales, inputs):
+    """The other rows do not change; the last rows are those of the same matrix as the only expert."""
+    experts, width, sides = 4, 128, 1 if activation is None else 2
+    weight = weight_of(experts * width * sides, 192, scales, width)
+    codes = codes_of(width * sides, 192)
+    lines = torch.rand(sides, 1 if scales == "rows" else 2) / 512
+    made = Codes(Kind.E4M3, codes, lines.repeat_interleave(width, 0), 192 if scales == "rows" else 128)
+    shared = packed(made, words=False)
+    if scales == "blocks":
+        shared = replace(shared, blocks=blocks_of(made.scale))
+        weight = replace(weight, scales=torch.nn.functional.pad(weight.scales[:, :2], (0, 2)))
+    assert joins(weight, experts, shared)
+    chosen = torch.randint(0, experts, (tokens, 2), dtype=torch.int32)
+    pairs, alone = Pairs(2, chosen, None, None), Pairs(1, torch.zeros(tokens, 1, dtype=torch.int32), None, None)
+    x = torch.randn(tokens if sides > 1 else 3 * tokens, 192)
+    plain = launch_pairs_float8(
+        x[: 2 * tokens], weight, experts, None, pairs, activation, None, None, inputs, torch.float32
+    )
+    own = launch_pairs_float8(x[-tokens:], shared, 1, None, alone, activation, None, None, inputs, torch.float32)
+    got = launch_pairs_float8(x, weight, experts, None, pairs, activation, None, 1, inputs, torch.float32, shared)
+    torch.testing.assert_close(got, torch.cat([plain, own]))
+
+
+def test_a_shared_expert_of_another_form_stays_apart():
+    weight = weight_of(4 * 256, 192, "blocks", 256)
+    for rows, depth, scales in ((128, 192, "blocks"), (256, 320, "blocks"), (256, 192, "groups"), (256, 192, "rows")):
+        assert not joins(weight, 4, weight_of(rows, depth, scales, rows))
+    assert not joins(weight_of(4 * 256, 192, "groups", 256), 4, weight_of(256, 192, "blocks", 256))
 
 
 @pytest.mark.parametrize("made", [False, True])
