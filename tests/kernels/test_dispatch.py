@@ -127,8 +127,10 @@ def float8(rows: int, per_row: bool, invariant: bool = False, by_library: bool =
 def test_products_of_fp8_by_fp8(card):
     some, one_row = (1, 2, 64, 65), "float8_row" if card in NVIDIA else "float8"
     few = "float8_few" if card == "sm_90" else "float8"
+    rows = "float8_rows" if card in ("sm_90", "sm_100") else "float8"
     assert [float8(rows, per_row=True) for rows in some] == [one_row, few, few, "float8"]
-    assert [float8(rows, per_row=False) for rows in some] == [one_row, *["float8"] * 3]
+    assert [float8(count, per_row=False) for count in some] == [one_row, rows, "float8", "float8"]
+    assert [float8(count, per_row=False) for count in (8, 9)] == [rows, "float8"]
     assert {float8(rows, per_row=True, by_library=True) for rows in some[1:]} == {"float8_library"}
-    assert float8(2, per_row=False, by_library=True) == "float8", "the library reads scales of whole blocks alone"
+    assert float8(64, per_row=False, by_library=True) == "float8", "the library reads scales of whole blocks alone"
     assert {float8(rows, per_row=True, invariant=True, by_library=True) for rows in some} == {"float8"}

@@ -16,6 +16,7 @@ from engine.kernels.gemm.float8 import tile_of as float8_tile_of
 from engine.kernels.gemm.float8_few import few_tile_of, float8_few_product
 from engine.kernels.gemm.float8_few import takes as takes_few
 from engine.kernels.gemm.float8_row import Floats, RowsCut, float8_row_product, takes_floats
+from engine.kernels.gemm.float8_rows import float8_rows_product
 from engine.kernels.gemm.float8_weight import pack_float8
 from engine.kernels.gemm.group_weight import pack_groups
 from engine.kernels.gemm.groups import groups_product, packed, tile_of
@@ -295,6 +296,33 @@ def test_one_row_of_fp8_by_fp8(group, cut):
     wide = x.view(torch.float8_e4m3fn).double() * scales.double().T.repeat_interleave(group, 1)
     want = wide @ weight.dense().T
     assert float((got.double() - want).norm() / want.norm()) < LIMIT
+
+
+@pytest.mark.skipif(not target().multiplies_float8, reason="no units for e4m3")
+@pytest.mark.parametrize("rows", [2, 3, 8, 13])
+@pytest.mark.parametrize(("width", "depth"), [(1040, 512), (1040, 2048), (2048, 4096), (12288, 2048)])
+def test_a_few_rows_of_fp8_by_fp8(width, depth, rows):
+    """A row has the same bits in any company; in a graph too; the residual may be the output."""
+    codes = on_device(codes_of(Kind.E4M3, width, depth, 128, False))
+    weight = packed(Codes(Kind.E4M3, codes.values, codes.scale.float(), 128), words=False)
+    x = torch.randint(0, 0x60, (rows, depth), device="cuda", dtype=torch.uint8)
+    scales = torch.rand(depth // 128, rows, device="cuda") + 0.5
+    stream = torch.randn(rows, width, device="cuda", dtype=torch.bfloat16)
+    got = torch.empty_like(stream)
+    float8_rows_product(x, scales, weight, None, stream, got)
+    wide = x.view(torch.float8_e4m3fn).double() * scales.double().T.repeat_interleave(128, 1)
+    want = wide @ weight.dense().T + stream
+    assert float((got.double() - want).norm() / want.norm()) < LIMIT
+    alone = torch.empty_like(got[:2])
+    float8_rows_product(x[:2].contiguous(), scales[:, :2].contiguous(), weight, None, stream[:2].contiguous(), alone)
+    assert torch.equal(alone, got[:2])
+    added = stream.clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        float8_rows_product(x, scales, weight, None, added, added)
+    added.copy_(stream)
+    graph.replay()
+    assert torch.equal(added, got)
 
 
 @pytest.mark.skipif(not target().multiplies_float8, reason="no units for e4m3")

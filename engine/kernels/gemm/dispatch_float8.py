@@ -3,6 +3,7 @@
 The first kernel that takes a product computes it, and the last kernel takes every product.
 
     gemm/float8_row       one row
+    gemm/float8_rows      2 to 16 rows, with scales per 128 columns and weights that are not large
     gemm/float8_library   the vendor's library, for the numbers of rows for which gemm/scaled found it faster
     gemm/float8_few       few rows with a scale per row, on sm_90
     gemm/float8           all other products; with --deterministic all products, divided equally for any number of rows
@@ -23,6 +24,8 @@ from engine.kernels.gemm.float8_few import takes as takes_few
 from engine.kernels.gemm.float8_library import library_product, suits
 from engine.kernels.gemm.float8_row import float8_row_product
 from engine.kernels.gemm.float8_row import takes as takes_row
+from engine.kernels.gemm.float8_rows import float8_rows_product
+from engine.kernels.gemm.float8_rows import takes as takes_rows
 from engine.kernels.gemm.groups import Packed
 from engine.kernels.target import target
 
@@ -57,6 +60,10 @@ def by_row(product: Product, residual: Tensor | None, out: Tensor) -> None:
     float8_row_product(product.x, product.scales, product.weight, product.bias, residual, out)
 
 
+def by_rows(product: Product, residual: Tensor | None, out: Tensor) -> None:
+    float8_rows_product(product.x, product.scales, product.weight, product.bias, residual, out)
+
+
 def is_librarys(product: Product) -> bool:
     return product.is_librarys is not None and suits(product.weight) and product.is_librarys(*product.sides)
 
@@ -88,11 +95,12 @@ def _stages() -> int:
 
 
 ROW = Kernel("gemm/float8_row", lambda p: takes_row(p.x, p.weight), by_row)
+ROWS = Kernel("gemm/float8_rows", lambda p: takes_rows(p.x, p.weight), by_rows)
 LIBRARY = Kernel("gemm/float8_library", is_librarys, by_library)
 FEW = Kernel("gemm/float8_few", lambda p: takes_few(p.x, p.weight), by_few)
 TILES = Kernel("gemm/float8", lambda _: True, by_tiles)
 
-FLOAT8 = (ROW, LIBRARY, FEW, TILES)
+FLOAT8 = (ROW, ROWS, LIBRARY, FEW, TILES)
 OWN = (FEW, TILES)  # our own kernels, which gemm/scaled compares with the library
 INVARIANT = (TILES._replace(launch=by_one_tile),)
 

@@ -9,6 +9,7 @@ from engine.kernels.gemm.float8 import float8_kernel
 from engine.kernels.gemm.float8 import tile_of as float8_tile_of
 from engine.kernels.gemm.float8_few import few_tile_of, float8_few_kernel
 from engine.kernels.gemm.float8_row import float8_row_kernel
+from engine.kernels.gemm.float8_rows import float8_rows_kernel
 from engine.kernels.gemm.groups import KINDS, codes_kernel, tile_of
 from engine.kernels.gemm.one_row import one_row_kernel
 from engine.kernels.gemm.quantise_floats import quantise_floats_kernel
@@ -138,6 +139,18 @@ def float8_row(blocked, made=False, normed=False, act=-1, warps=1, further=False
     return float8_row_kernel, signature, constants, {"num_warps": warps, "num_stages": 1}
 
 
+def float8_rows(halves, residual=False, **given):
+    constants = {
+        "NATIVE": True, "KIND": E4M3, "HALVES": halves, "CHUNKS": 2, "TURNS": 4, "WARPS": 4,
+        "OVERLAP": True,
+        **given,
+    }  # fmt: skip
+    constants |= {} if residual else {"residual": None, "bias": None}
+    kinds = {**FLOAT8_ROW, "rows": "i32"}
+    signature = {name: kinds[name] for name in float8_rows_kernel.arg_names if name not in constants}
+    return float8_rows_kernel, signature, constants, {"num_warps": 4, "num_stages": 1}
+
+
 def for_target(name, target):
     """A kernel's arguments; a row of floats is read in pairs where instructions quantise pairs."""
     kernel, signature, constants, options = KERNELS[name]
@@ -156,6 +169,8 @@ KERNELS = {
     "one row that becomes fp8, normed, blocks": float8_row(True, True, normed=True),
     "one row that becomes fp8, with rows of floats": float8_row(True, True, further=True),
     "one row that becomes fp8, activated, blocks": float8_row(True, True, act=int(Activation.SILU), warps=2),
+    "eight rows of fp8, blocks": float8_rows(1, residual=True),
+    "sixteen rows of fp8, blocks": float8_rows(2),
     "int4 128": product(INT4, 16, 128, apart=True),
     "int4 32 zeros": product(INT4, 64, 32, zeros=True),
     "int4 128 zeros": halves(*product(INT4, 64, 128, zeros=True)),
@@ -260,6 +275,8 @@ def test_few_rows_of_fp8_compile(rows):
         float8_row(True, True, further=True),
         float8_row(True, True, normed=True, warps=4),
         float8_row(False, True, act=int(Activation.SILU)),
+        float8_rows(1),
+        float8_rows(2, CHUNKS=1),
     ],
 )
 @pytest.mark.parametrize("blocks", [1, None])

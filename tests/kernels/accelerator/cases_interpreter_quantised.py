@@ -18,6 +18,8 @@ from engine.kernels.gemm.float8_row import (
     launch_float8_row_of_floats,
     launch_float8_row_product,
 )
+from engine.kernels.gemm.float8_rows import RowsCut as FewCut
+from engine.kernels.gemm.float8_rows import launch_float8_rows_product
 from engine.kernels.gemm.groups import KINDS, Tile, groups_product_reference, launch_groups_product, packed
 from engine.kernels.gemm.one_row import Cut, launch_one_row_product, one_row_product_reference
 from engine.kernels.gemm.quantise_floats import launch_quantise_floats, quantise_floats_reference
@@ -321,6 +323,27 @@ def test_one_row_of_fp8_by_fp8(width, depth, blocks, cut):
     x[0, 5] = 0x7F  # a NaN
     launch_float8_row_product(x, scales, weight, bias, residual, got, cut)
     assert got.isnan().all()
+
+
+@pytest.mark.parametrize(("width", "depth", "cut"), [
+    (41, 144, None), (12, 656, FewCut(3, 1)), (36, 4112, FewCut(2, 2)),
+])  # fmt: skip
+@pytest.mark.parametrize("rows", [2, 7, 11])
+def test_a_few_rows_of_fp8_by_fp8(rows, width, depth, cut):
+    codes = codes_of(Kind.E4M3, width, depth, 128)
+    codes.values[:, ::2] |= 0x80
+    weight, groups = packed(codes, words=False), -(-depth // 128)
+    x, scales = torch.randint(0, 0x7F, (rows, depth)).to(torch.uint8), torch.rand(groups, rows) + 0.5
+    x[:, ::3] |= 0x80
+    bias, residual = torch.randn(width), torch.randn(rows, width)
+    got, want = torch.empty(rows, width), torch.empty(rows, width, dtype=torch.float64)
+    launch_float8_rows_product(x, scales, weight, bias, residual, got, cut)
+    float8_product_reference(x, scales, weight, bias, residual, want, Tile(16, 64, 128, 128, 1, 4))
+    assert float((got.double() - want).norm() / want.norm()) < 1e-6
+    x[1, 5] = 0x7F  # a NaN
+    launch_float8_rows_product(x, scales, weight, None, residual, residual, cut)
+    assert residual[1].isnan().all()
+    assert residual[[0, *range(2, rows)]].isfinite().all()
 
 
 @pytest.mark.parametrize(("width", "depth", "how", "cut"), [
