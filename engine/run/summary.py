@@ -17,7 +17,7 @@ from engine.models.base.model import Model
 from engine.parallel.codes import rank_bytes
 from engine.parallel.model import SplitModel
 from engine.quant.kv import FLAG, numbers_line
-from engine.step.sizes import Sizes, decode_sizes, mixed_sizes
+from engine.step.sizes import Sizes, decode_sizes
 from engine.weights.load import weight_bytes
 
 
@@ -81,7 +81,7 @@ def of_graphs(config: EngineConfig, sizes: Sizes, on_cpu: bool) -> str:
     if config.enforce_eager:
         return "graphs: none (--enforce-eager); steps are launched kernel by kernel"
     decode = decode_sizes(sizes.max_rows, config.cudagraph_capture_sizes)
-    mixed = mixed_sizes(sizes.most_graphed)
+    mixed = sizes.mixed
     chosen = why("--cudagraph-capture-sizes", config.cudagraph_capture_sizes, "1, 2, 4 and eights")
     prompts = f"{len(mixed)} with prompts to {mixed[-1]:,} tokens"
     return f"graphs: {len(decode)} of decode steps to {decode[-1]} rows ({chosen}), {prompts}"

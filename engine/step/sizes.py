@@ -15,6 +15,9 @@ MIXED_LIMIT = 2048  # tokens; longer steps run eagerly, because launches are a s
 # Sizes of mixed graphs as (up to so many tokens, increment). Products are cut into tiles of 128 rows (64 if small): on
 # an 8B model 512 tokens took 0.8 ms longer in a graph of 528 than in a graph of 512. At most 12 % of a step is padding.
 MIXED_STEPS = ((256, 16), (512, 32), (1024, 64), (MIXED_LIMIT, 128), (4096, 256), (8192, 512), (16384, 1024))
+# With drafts, also the sizes of a verify step of one row, because products of few rows and of few experts have kernels
+# of their own: a step of 2 tokens of Qwen3.6-35B-A3B took 4.6 ms in a graph of 16.
+VERIFIED = (2, 3, 4, 8)
 # Sizes of another forward's graphs, which a start records besides those above: two in each doubling.
 COARSE = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 # Text encoders are small models with long steps. For a step of 16,384 tokens the host needed 11 ms for 150 launches,
@@ -57,6 +60,12 @@ class Sizes:
     def most_graphed(self) -> int:
         """Tokens of the longest step that is recorded as a graph."""
         return min(self.max_tokens, LONG_LIMIT if self.whole_prompts or self.ranks > 1 else MIXED_LIMIT)
+
+    @property
+    def mixed(self) -> list[int]:
+        """Numbers of tokens with a mixed graph."""
+        sizes = mixed_sizes(self.most_graphed)
+        return [size for size in VERIFIED if size < sizes[0]] + sizes if self.num_drafts else sizes
 
     @property
     def max_blocks(self) -> int:

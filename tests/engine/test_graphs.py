@@ -34,6 +34,15 @@ def test_the_most_that_a_step_can_have_is_a_size():
         assert sizes[-1] == most
 
 
+def test_with_drafts_the_verify_steps_of_one_row_have_sizes():
+    sizes = Sizes(
+        max_rows=4, max_tokens=256, max_slots=4, max_model_len=64, max_chunk=256, block_size=16, encoder_rows=0
+    )
+    assert sizes.mixed == mixed_sizes(256)
+    assert replace(sizes, width=5).mixed == [2, 3, 4, 8, *mixed_sizes(256)]
+    assert replace(sizes, width=5, max_tokens=3).mixed == [2, 3]
+
+
 @pytest.mark.parametrize(("most", "count"), [(2048, 17), (1000, 14), (500, 10), (20, 2)])
 def test_another_forward_has_few_mixed_sizes(most, count):
     """A start records a second graph at each of them."""

@@ -30,7 +30,6 @@ from engine.step.sizes import (
     decode_sizes,
     fewer_mixed_sizes,
     long_sizes,
-    mixed_sizes,
     one_size_per_doubling,
     pass_sizes,
     sizes_for_other_kernels,
@@ -93,7 +92,7 @@ class Startup:
                 self._meet()
         timed = long_sizes(sizes.max_tokens)
         if not self._config.enforce_eager:
-            timed += mixed_sizes(sizes.most_graphed) + self._decode_sizes
+            timed += sizes.mixed + self._decode_sizes
         # In turn, because a rank takes over what the ranks before it have timed.
         self._forward.all.in_turn(lambda own: own.buffers.accelerator.products.autotune(timed, dtype, is_vendors))
 
@@ -120,7 +119,7 @@ class Startup:
             self._forward.decode(size)
             for variant in filter(None, (other, drafting)):
                 self._forward.decode(size, variant)
-        mixed = one_size_per_doubling([*mixed_sizes(sizes.most_graphed), sizes.max_tokens])
+        mixed = one_size_per_doubling([*sizes.mixed, sizes.max_tokens])
         gated = partial(gated_choice, width=text.intermediate_size, depth=text.hidden_size)
         with self._accelerator.products.algorithms.recording():
             others = sizes_for_other_kernels(decode + mixed, sizes.max_tokens, gated) if decode else []
@@ -233,7 +232,7 @@ class Startup:
     def _most_verified(self) -> int:
         """The size of the largest mixed graph for a step of rows with drafts alone."""
         most = self._sizes.max_rows + self._sizes.max_lines
-        return next((size for size in mixed_sizes(self._sizes.most_graphed) if size >= most), self._sizes.most_graphed)
+        return next((size for size in self._sizes.mixed if size >= most), self._sizes.most_graphed)
 
     def _capture(self) -> None:
         sizes, everywhere = self._sizes, self._forward.all
@@ -248,8 +247,9 @@ class Startup:
         self._launcher.set_graph(GraphKind.PREP, 0, 1, *prep)
         if not self._config.enforce_eager:
             other, scan = self._buffers.variants.forward, self._buffers.variants.scan
-            for sizes_of, variant in ((mixed_sizes, 0), (fewer_mixed_sizes, other)) if other else ((mixed_sizes, 0),):
-                for size in reversed(sizes_of(sizes.most_graphed)):
+            fewer = fewer_mixed_sizes(sizes.most_graphed) if other else []
+            for graphed, variant in ((sizes.mixed, 0), (fewer, other)):
+                for size in reversed(graphed):
                     self._forward.record_forward(GraphKind.MIXED, size, variant | scan)
                     if scan and size <= self._most_verified:
                         self._forward.record_forward(GraphKind.MIXED, size, variant)

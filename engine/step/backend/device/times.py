@@ -21,7 +21,7 @@ from engine.cache.layout import CacheLayout
 from engine.cache.spec import CacheSpec
 from engine.cache.tokens import GuestSpec
 from engine.step.backend.device.backend import DeviceBackend
-from engine.step.sizes import decode_sizes, line_sizes, mixed_sizes, pass_sizes
+from engine.step.sizes import decode_sizes, line_sizes, pass_sizes
 from engine.step.times import MOST_SECONDS, Times, curve, some, timed
 
 MOST_SIZES = 6  # of a kind of graph
@@ -33,7 +33,7 @@ def measured_on_device(config: EngineConfig, backend: DeviceBackend) -> Times:
     sizes, drafting = backend.sizes, backend.drafting_variant
     begun, rows = time.perf_counter(), decode_sizes(sizes.max_rows, config.cudagraph_capture_sizes)
     lines = sorted({*rows, *line_sizes(sizes.max_rows, sizes.max_lines)})
-    mixed = [size for size in mixed_sizes(sizes.most_graphed) if size <= sizes.max_rows + sizes.max_lines]
+    mixed = [size for size in sizes.mixed if size <= sizes.max_rows + sizes.max_lines]
     kinds = [
         (int(GraphKind.MIXED), drafting, mixed, sizes.max_tokens),
         (int(GraphKind.SAMPLE), drafting, lines, sizes.max_lines),
