@@ -66,6 +66,7 @@ SIZES = {
     "gemma-12b": Sizes(),
     "gemma-12b-vl": Sizes((1, 32, 128), (576,)),  # the weights and 256 rows of context do not fit together
     **dict.fromkeys(("vl-7b", "vl3-8b", "internvl3-8b", "pixtral-12b", "omni-7b"), Sizes(contexts=(576,))),
+    **dict.fromkeys(("qwen-35b-a3b-fp8", "qwen-27b-fp8", "nano"), Sizes((1, 16), (576,))),
 }
 
 
