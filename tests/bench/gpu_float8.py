@@ -4,26 +4,31 @@ Forms: by rows (one scale per row of either side) and by blocks (one scale per 1
 the weight). Codes have both signs, as the card's clock depends on the values. x is already quantised. "8192^3" measures
 the card's FP8 rate in each form. The four products of the 8B follow, each with TFLOP/s and the share of the larger
 rate; QUANTIZATION.md section 8 requires 60 % from 512 rows on. "served" is the time that a layer takes for the same
-codes: with our kernel where our kernel was faster.
+codes: with our kernel where our kernel was faster. Then few rows by the products of a layer of Qwen3.6-35B-A3B, also
+with "tiles": our kernel for any number of rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from engine.kernels.gemm.codes import Codes, Inputs, Kind
-from engine.kernels.gemm.dispatch_float8 import FLOAT8, Product, choose
+from engine.kernels.gemm.dispatch_float8 import FLOAT8, TILES, Product, choose
 from engine.kernels.gemm.float8_library import library_product
 from engine.kernels.gemm.float8_weight import Float8Weight, pack_float8
 from engine.kernels.gemm.quantise_floats import quantise_floats
 from engine.kernels.gemm.scaled import ScaledProducts
 from tests.bench.gpu_one_row import PRODUCTS
 
+Shapes = dict[str, tuple[int, int]]
 TimeOf = Callable[[list[Callable[[], object]]], tuple[float, float, float]]
 SIDE, ROWS = 8192, (512, 2048)
+FEW, MOST_FEW = (2, 4, 8, 16), 16
+OF_35B = {"q|k|v|z": (12288, 2048), "o": (2048, 4096), "shared gate|up": (1024, 2048), "shared down": (2048, 512)}
 FORMS = {"rows": Inputs(kind=Kind.E4M3), "blocks": Inputs(kind=Kind.E4M3, group=128)}
 CACHE = 120 << 20  # bytes, more than any cache holds
 ASKED = 0.6  # required share of the FP8 rate
@@ -59,6 +64,15 @@ def served_product(one: Float8Weight, x: Tensor, scales: Tensor, out: Tensor) ->
     choose(FLOAT8, product).launch(product, None, out)
 
 
+def library_way(one: Float8Weight, x: Tensor, scales: Tensor, out: Tensor) -> None:
+    library_product(x, scales, one.weight, None, None, out)
+
+
+def tiles_product(one: Float8Weight, x: Tensor, scales: Tensor, out: Tensor) -> None:
+    """The product by the kernel for any number of rows."""
+    TILES.launch(Product(x, scales, one.weight), None, out)
+
+
 def square_case(time_of: TimeOf, form: str, rate: Rate, side: int = SIDE, device: str = "cuda") -> list[dict]:
     """Times a square product; `rate.best` becomes its rate if that is the largest so far."""
     held = weight(form, side, side, ScaledProducts(), device)
@@ -70,10 +84,19 @@ def square_case(time_of: TimeOf, form: str, rate: Rate, side: int = SIDE, device
              "said": f"{flops / took[0] / 1e12:.0f} TFLOP/s"}]  # fmt: skip
 
 
-def product_cases(time_of: TimeOf, form: str, rows: int, rate: Rate, device: str = "cuda") -> list[dict]:
-    """Times the four products, by the library and as a layer calls them, and the sums over a layer."""
-    found, sums, work = [], {"library": 0.0, "served": 0.0}, 0
-    for name, (width, depth) in PRODUCTS.items():
+def product_cases(
+    time_of: TimeOf,
+    form: str,
+    rows: int,
+    rate: Rate,
+    device: str = "cuda",
+    shapes: Shapes | None = None,
+) -> list[dict]:
+    """Times products, by default the four of the 8B, and their sums: by the library, as a layer calls them, and few
+    rows by tiles."""
+    ways = {"library": library_way, "served": served_product, **({"tiles": tiles_product} if rows <= MOST_FEW else {})}
+    found, sums, work = [], dict.fromkeys(ways, 0.0), 0
+    for name, (width, depth) in (shapes or PRODUCTS).items():
         products = ScaledProducts()
         held = [weight(form, width, depth, products, device) for _ in range(max(2, CACHE // (width * depth)))]
         x, scales = quantise_floats(torch.randn(rows, depth, device=device, dtype=torch.bfloat16), FORMS[form])
@@ -83,14 +106,8 @@ def product_cases(time_of: TimeOf, form: str, rows: int, rate: Rate, device: str
             products.record(one.weight)
         products.autotune([rows], torch.bfloat16)
 
-        def library(one: Float8Weight, x: Tensor = x, scales: Tensor = scales, out: Tensor = out) -> None:
-            library_product(x, scales, one.weight, None, None, out)
-
-        def served(one: Float8Weight, x: Tensor = x, scales: Tensor = scales, out: Tensor = out) -> None:
-            served_product(one, x, scales, out)
-
-        for way, call in (("library", library), ("served", served)):
-            took = time_of([lambda one=one, call=call: call(one) for one in held])
+        for way, call in ways.items():
+            took = time_of([partial(call, one, x, scales, out) for one in held])
             sums[way] += took[0]
             case = {"name": f"FP8 {form} {name} {rows} {way}", "times": took, "flops": flops}
             found.append(case | {"bytes": width * depth + x.nbytes + out.nbytes, "said": rate.said(flops, took[0])})
@@ -104,6 +121,5 @@ def float8_cases(time_of: TimeOf) -> list[Callable[[], list[dict]]]:
     """All cases; those that measure the card's rates come first."""
     rate = Rate()
     groups: list[Callable[[], list[dict]]] = [lambda form=form: square_case(time_of, form, rate) for form in FORMS]
-    return groups + [
-        lambda form=form, rows=rows: product_cases(time_of, form, rows, rate) for form in FORMS for rows in ROWS
-    ]
+    groups += [partial(product_cases, time_of, form, rows, rate) for form in FORMS for rows in ROWS]
+    return groups + [partial(product_cases, time_of, "blocks", rows, rate, shapes=OF_35B) for rows in FEW]

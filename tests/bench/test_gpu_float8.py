@@ -35,13 +35,15 @@ def test_rates_of_a_form(form, on_cpu):
     (square,) = gpu_float8.square_case(time_of, form, rate, 256, "cpu")
     assert rate.best == 2 * 256**3 / 1e-6
     assert square["said"] == "34 TFLOP/s"
-    cases = gpu_float8.product_cases(time_of, form, 16, rate, "cpu")
-    assert [case["name"].removeprefix(f"FP8 {form} ") for case in cases] == [
-        "q|k|v 16 library", "q|k|v 16 served", "down 16 library", "down 16 served", "layer 16 library",
-        "layer 16 served",
+    whole = gpu_float8.product_cases(time_of, form, 17, rate, "cpu")
+    assert [case["name"].removeprefix(f"FP8 {form} ") for case in whole] == [
+        "q|k|v 17 library", "q|k|v 17 served", "down 17 library", "down 17 served", "layer 17 library",
+        "layer 17 served",
     ]  # fmt: skip
-    assert cases[0]["said"] == "3 TFLOP/s, 9.4% of the FP8 rate >= 60% MISSED"
-    assert cases[4]["flops"] == cases[0]["flops"] + cases[2]["flops"]
+    few = gpu_float8.product_cases(time_of, form, 16, rate, "cpu", {"o": (128, 256)})
+    assert [case["name"].rpartition(" ")[2] for case in few] == ["library", "served", "tiles"] * 2
+    assert whole[0]["said"] == "3 TFLOP/s, 10.0% of the FP8 rate >= 60% MISSED"
+    assert whole[4]["flops"] == whole[0]["flops"] + whole[2]["flops"]
 
 
 def test_both_ways_have_the_product_of_the_codes(on_cpu):
