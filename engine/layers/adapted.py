@@ -291,6 +291,10 @@ class AdaptedWeight(Weight):
     site: Delta
 
     @property
+    def plain(self) -> Weight | None:
+        return None if self.site.apart else self.base.plain
+
+    @property
     def takes_halves(self) -> bool:
         return self.base.takes_halves and not self.site.apart
 

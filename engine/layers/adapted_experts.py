@@ -22,6 +22,7 @@ from engine.kernels.activation import Activation, glu, pointwise
 from engine.kernels.gemm.codes import Inputs
 from engine.kernels.gemm.epilogue import Unscaled
 from engine.kernels.gemm.quantise_floats import CodedRows
+from engine.kernels.gemm.weight import Weight
 from engine.kernels.moe.combine import Summands, combine, combine_then_norm
 from engine.kernels.moe.sort import Pairs
 from engine.kernels.moe.weight import ExpertsWeight
@@ -152,6 +153,20 @@ class AdaptedExperts(ExpertsWeight):
         if terms is not None:
             terms.add_to(made)
         return made
+
+    def of_mlp_and_shared(
+        self,
+        down: ExpertsWeight,
+        shared: tuple[Weight, Weight],
+        x: Tensor,
+        codes: CodedRows | None,
+        pairs: Pairs,
+        activation: Activation,
+    ) -> tuple[Tensor, Tensor] | None:
+        assert isinstance(down, AdaptedExperts), "both products of a layer have places, or none"
+        if self.site.apart:
+            return None
+        return self.base.of_mlp_and_shared(down.base, shared, x, codes, pairs, activation)
 
     def of_ungated(self, down: ExpertsWeight, x: Tensor, pairs: Pairs, activation: Activation) -> Tensor:
         assert isinstance(down, AdaptedExperts), "both products of a layer have places, or none"

@@ -346,9 +346,10 @@ class SparseMLP:
 
     @property
     def _shared_matrices(self) -> tuple[Weight, Weight] | None:
-        """Of the shared MLP, if it computes from its input what each expert computes."""
+        """Of the shared MLP, if it computes from its input what each expert computes, and no row has an adapter."""
         shared = self.shared
         if not isinstance(shared, GatedMLP) or self.latent_in is not None or self.routing.weigh_input:
             return None
+        first, second = shared.gate_up.weight.plain, shared.down.weight.plain
         same = shared.gate_up.activation is self.activation
-        return (shared.gate_up.weight, shared.down.weight) if same else None
+        return (first, second) if same and first is not None and second is not None else None

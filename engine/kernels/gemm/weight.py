@@ -34,6 +34,11 @@ class Weight(ABC):
         """Bytes of the form in memory."""
 
     @property
+    def plain(self) -> Weight | None:
+        """The weight without adapters, if no row of this forward has one; else None."""
+        return self
+
+    @property
     def takes_halves(self) -> bool:
         """Whether `of_halves` saves a launch over `glu` and `linear`."""
         return False

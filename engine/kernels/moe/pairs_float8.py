@@ -174,7 +174,7 @@ def pairs_float8_kernel(
     weights,  # [pairs] float32, factors for the sums of gate and of up; or None
     chosen,  # [routed] int32: the experts
     shared,  # words of the shared expert, or None; its pairs come last, one per token
-    shared_scales,  # or None
+    shared_scales,
     shared_row_scales,  # or None
     routed,  # pairs before those of the shared expert
     rows,  # rows of x: GATHER tokens, else pairs
@@ -224,10 +224,7 @@ def pairs_float8_kernel(
     if not GATED:
         grid_wait(OVERLAP)
     if piece < end:
-        token = pair
-        if GATHER:
-            token = tl.where(pair < routed, pair // TOP_K, pair - routed)
-        token = token.to(tl.int64)
+        token = (tl.where(pair < routed, pair // TOP_K, pair - routed) if GATHER else pair).to(tl.int64)
         tokens, factors, weight = (), (), 1.0
         if FORM == 0:
             tokens = columns_of(x + token * (runs * 32), line, PAIRS, TURN, TURNS)
@@ -288,13 +285,13 @@ def scales_like(weight: Packed, shared: Packed) -> tuple[Tensor | None, Tensor |
 
 def joins(weight: Packed, experts: int, shared: Packed) -> bool:
     """Whether the shared expert's matrix has the size of each expert's, and its scales can have the same form."""
-    same = shared.codes.shape == (len(weight.codes) // experts, weight.depth) and suits(shared)
-    pairs = zip((weight.scales, weight.row_scales), scales_like(weight, shared))
-    return same and not shared.words and all(
-        (one is None) == (other is None)
-        and (one is None or other is None or (one.shape[1:], one.dtype) == (other.shape[1:], other.dtype))
-        for one, other in pairs
-    )  # fmt: skip
+    if shared.words or not suits(shared) or shared.codes.shape != (len(weight.codes) // experts, weight.depth):
+        return False
+    forms = [
+        [None if each is None else (each.shape[1:], each.dtype) for each in scales]
+        for scales in ((weight.scales, weight.row_scales), scales_like(weight, shared))
+    ]
+    return forms[0] == forms[1]
 
 
 def launch_pairs_float8(

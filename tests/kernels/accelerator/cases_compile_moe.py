@@ -61,8 +61,11 @@ OF_PAIRS = {
     "out": T, "x": "*i32", "words": "*i32", "scales": "*i32", "bias": "*fp32", "weights": "*fp32", "chosen": "*i32",
     "experts": "i32", "width": "i32", "runs": "i32", "blocks": "i32",
 }  # fmt: skip
-OF_PAIRS_FLOAT8 = {**OF_PAIRS, "scales": "*fp32", "row_scales": "*fp32", "rows": "i32", "height": "i32"}
+OF_PAIRS_FLOAT8 = {
+    **OF_PAIRS, "scales": "*fp32", "row_scales": "*fp32", "rows": "i32", "height": "i32", "routed": "i32",
+}  # fmt: skip
 FLOAT_INPUTS = {
+    **dict.fromkeys(("shared", "shared_scales", "shared_row_scales")),
     "x_scales": None,
     "FORM": 0,
     "TALL": 1,

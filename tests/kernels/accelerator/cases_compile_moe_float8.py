@@ -30,8 +30,11 @@ def pairs(form, gated, turns, **settings):
     _, signature, constants, options = others.pairs_float8(gated, turns, row_scales=None, bias=None)
     del constants["x_scales"]
     constants |= {"weights": None, "FORM": form, "TALL": 128, "GROUPED": True, "ROUNDS": False, **settings}
-    x = {"x": "*i32", "x_scales": "*fp32"}
-    return pairs_float8_kernel, {**signature, **x}, constants, options
+    more = {"x": "*i32", "x_scales": "*fp32"}
+    if constants.pop("with_shared", False):
+        more |= {"shared": "*i32", "shared_scales": "*fp32"}
+        constants = {name: value for name, value in constants.items() if name not in more}
+    return pairs_float8_kernel, {**signature, **more}, constants, options
 
 
 def route_with_codes():
@@ -45,6 +48,7 @@ KERNELS = {
     "codes of a row": pairs(CODES, True, 4),
     "codes that a row becomes": pairs(MADE, False, 2),
     "codes that a row becomes, of all its columns": pairs(MADE, False, 2, GROUPED=False, TALL=1),
+    "codes of a row, and a shared expert": pairs(CODES, True, 4, with_shared=True),
     "route and codes": route_with_codes(),
 }
 

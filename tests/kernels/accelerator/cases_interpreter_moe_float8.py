@@ -110,29 +110,28 @@ def test_pairs_of_few_rows(tokens, blocks, depth, scales, inputs, made, weighed,
     assert error(got[:-1], want[:-1]) < 1e-5
 
 
-@pytest.mark.parametrize(("scales", "inputs"), [("groups", GROUPS), ("blocks", GROUPS), ("rows", ROWS)])
-@pytest.mark.parametrize("activation", [None, Activation.SILU])
-@pytest.mark.parametrize("tokens", [1, 3])
-def test_a_shared_expert_comes_after_the_pairs(tokens, activation, scales, inputs):
+@pytest.mark.parametrize(("scales", "inputs", "width", "tokens", "activation"), [
+    ("groups", GROUPS, 5, 3, Activation.SILU), ("rows", ROWS, 6, 2, None), ("blocks", GROUPS, 128, 1, None),
+])  # fmt: skip
+def test_a_shared_expert_comes_after_the_pairs(scales, inputs, width, tokens, activation):
     """The other rows do not change; the last rows are those of the same matrix as the only expert."""
-    experts, width, sides = 4, 128, 1 if activation is None else 2
+    experts, sides, top_k = 2, 1 if activation is None else 2, 1 if scales == "blocks" else 2
     weight = weight_of(experts * width * sides, 192, scales, width)
-    codes = codes_of(width * sides, 192)
-    lines = torch.rand(sides, 1 if scales == "rows" else 2) / 512
-    made = Codes(Kind.E4M3, codes, lines.repeat_interleave(width, 0), 192 if scales == "rows" else 128)
-    shared = packed(made, words=False)
+    scale = torch.rand(width * sides, 1 if scales == "rows" else 2) / 512
     if scales == "blocks":
-        shared = replace(shared, blocks=blocks_of(made.scale))
+        scale = scale[:1].expand(width, 2)
         weight = replace(weight, scales=torch.nn.functional.pad(weight.scales[:, :2], (0, 2)))
+    made = Codes(Kind.E4M3, codes_of(width * sides, 192), scale, 192 if scales == "rows" else 128)
+    shared = packed(made, words=False)
+    shared = replace(shared, blocks=blocks_of(made.scale)) if scales == "blocks" else shared
     assert joins(weight, experts, shared)
-    chosen = torch.randint(0, experts, (tokens, 2), dtype=torch.int32)
-    pairs, alone = Pairs(2, chosen, None, None), Pairs(1, torch.zeros(tokens, 1, dtype=torch.int32), None, None)
-    x = torch.randn(tokens if sides > 1 else 3 * tokens, 192)
-    plain = launch_pairs_float8(
-        x[: 2 * tokens], weight, experts, None, pairs, activation, None, None, inputs, torch.float32
-    )
-    own = launch_pairs_float8(x[-tokens:], shared, 1, None, alone, activation, None, None, inputs, torch.float32)
-    got = launch_pairs_float8(x, weight, experts, None, pairs, activation, None, 1, inputs, torch.float32, shared)
+    chosen = torch.randint(0, experts, (tokens, top_k), dtype=torch.int32)
+    pairs, alone = Pairs(top_k, chosen, None, None), Pairs(1, torch.zeros(tokens, 1, dtype=torch.int32), None, None)
+    x, rest = torch.randn(tokens if sides > 1 else (1 + top_k) * tokens, 192), (inputs, torch.float32)
+    first = x if sides > 1 else x[: top_k * tokens]
+    plain = launch_pairs_float8(first, weight, experts, None, pairs, activation, None, 4, *rest)
+    own = launch_pairs_float8(x[-tokens:], shared, 1, None, alone, activation, None, 4, *rest)
+    got = launch_pairs_float8(x, weight, experts, None, pairs, activation, None, 3, *rest, shared)
     torch.testing.assert_close(got, torch.cat([plain, own]))
 
 
