@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -248,9 +249,8 @@ def used_tokens(texts: list[list[int]]) -> Tensor:
     return torch.tensor(sorted((used + rest)[:NUM_TOKENS]))
 
 
-@functools.cache
-def taught(target: str, form: Form) -> TorchBlocks:
-    """A drafter that follows the target's greedy answers to a few random prompts."""
+def teach(target: str, form: Form) -> TorchBlocks:
+    """A drafter that follows the target's greedy answers to two random prompts."""
     model, texts = tiny.reference(tiny.checkpoint(target)), drafters.answers(target)
     drafter = TorchBlocks(form, model)
     if form.maps:
@@ -281,17 +281,34 @@ def taught(target: str, form: Form) -> TorchBlocks:
 @functools.cache
 def folder_of(target: str, form: Form) -> Path:
     """The folder of a trained drafter."""
-    return made_once(f"blocks-{target}", form, lambda folder: write(folder, taught(target, form)))
+    return made_once(f"blocks-{target}", form, lambda folder: write(folder, teach(target, form)))
 
 
-def tensors_of(drafter: TorchBlocks) -> dict[str, Tensor]:
-    """The tensors by the names of z-lab's files."""
-    found = {}
+@functools.cache
+def taught(target: str, form: Form) -> TorchBlocks:
+    """The trained drafter with the tensors of its folder: the processes of a run train it once."""
+    drafter = TorchBlocks(form, tiny.reference(tiny.checkpoint(target)))
+    tensors = load_file(folder_of(target, form) / "model.safetensors")
+    if form.maps:
+        drafter.tokens = tensors["d2t"] + torch.arange(NUM_TOKENS)
+    with torch.no_grad():
+        for name, tensor in [*named(drafter), *drafter.own.items()]:
+            tensor.copy_(tensors[name])
+    return drafter
+
+
+def named(drafter: TorchBlocks) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of transformers' module, with their names in z-lab's files."""
     for name, tensor in drafter.model.state_dict().items():
         for theirs, ours in NAMES:
             name = name.replace(theirs, ours)
         if not name.endswith(".sinks"):
-            found[name] = tensor.detach().clone()
+            yield name, tensor
+
+
+def tensors_of(drafter: TorchBlocks) -> dict[str, Tensor]:
+    """The tensors by the names of z-lab's files."""
+    found = {name: tensor.detach().clone() for name, tensor in named(drafter)}
     if drafter.form.maps:
         found["d2t"] = drafter.tokens - torch.arange(NUM_TOKENS)
     return found | {name: tensor.detach() for name, tensor in drafter.own.items()}
