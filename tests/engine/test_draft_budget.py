@@ -12,7 +12,17 @@ from engine.step.times import Times, curve, some, timed
 from tests import tiny
 from tests.block_drafters import Form, folder_of
 from tests.drafters import eagle3
-from tests.engine.test_drafts import FEW_PATHS, PATHS, check, collected, drafts_of, ngram, on_path, requests_of
+from tests.engine.test_drafts import (
+    FEW_PATHS,
+    PATHS,
+    check,
+    collected,
+    drafts_of,
+    ngram,
+    on_path,
+    requests_of,
+    undrafted,
+)
 from tests.engine_kit import running, text_request
 
 __all__ = ["on_path"]  # a fixture
@@ -51,13 +61,13 @@ async def test_answers_do_not_depend_on_the_budget(on_path, drafter, marginal, m
         assert bool(found.budget.variant) == (drafter == "ngram")
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("further", "most"), [(9.0, 1), (0.0, 3), (None, 3)])
 @pytest.mark.parametrize("on_path", PATHS, indirect=True)
 async def test_a_step_has_as_many_passes_as_its_rows_have_drafts(on_path, further, most, monkeypatch):
     """A further pass costs nothing, or more than its drafts save; None: the operator wants every draft verified."""
     requests = [text_request(np.arange(5, 14) + n, 24, ignore_eos=True) for n in range(3)]
-    async with running(tiny.checkpoint("qwen3")) as own:
-        wanted = await collected(own, requests)
+    wanted = await undrafted(tiny.checkpoint("qwen3"), requests)
     passes: list[bool] = []
     draft = ChainSteps.draft
 
@@ -100,7 +110,7 @@ async def test_useless_drafts_end_with_steps_of_a_server_without_drafts(on_path,
 @pytest.mark.parametrize("on_path", FEW_PATHS, indirect=True)
 async def test_every_draft_is_verified_where_the_operator_wants_it(on_path, monkeypatch):
     steps_that_take(monkeypatch, 9.0)
-    requests = [text_request(np.tile(np.arange(5, 14), 6), 40, ignore_eos=True)] * 3
+    requests = [text_request(np.tile(np.arange(5, 14), 6), 24, ignore_eos=True)] * 3
     async with running(tiny.checkpoint("qwen3"), speculative=ngram(4)) as own:
         answers = await collected(own, requests)
         few = drafts_of(own).num_draft_tokens

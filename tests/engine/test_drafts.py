@@ -23,6 +23,7 @@ from tests.engine_kit import answer_deltas, running, text_request
 PATHS = ["host", "device", "steady"]
 FEW_PATHS = ["host", "steady", pytest.param("device", marks=pytest.mark.full)]  # whose launches are the same
 VOCAB = tiny.VOCAB_SIZE
+OPEN = engine.run.start.open_accelerator
 SETTINGS = [
     {},
     {"max_prefill_chunk": 7, "max_num_batched_tokens": 48},
@@ -128,6 +129,14 @@ def drafts_of(own: Engine) -> Any:
     return own.inspect().runtime.scheduler.drafts
 
 
+async def undrafted(folder: Any, requests: list[Any], **settings: Any) -> list[Any]:
+    """Answers to greedy requests without drafts: those of the host on every path."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine.run.start, "open_accelerator", OPEN)
+        async with running(folder, **settings) as own:
+            return await collected(own, requests)
+
+
 async def compare_answers(folder, speculative, requests, settings):
     """Answers with drafts are those without, twice: the second time prefixes are cached."""
     async with running(folder, **settings) as own:
@@ -166,8 +175,7 @@ async def test_a_text_that_repeats_itself_takes_fewer_steps(on_path):
     repeated = np.concatenate([ids, whole])  # the model's own text: what follows it is known
     requests = [text_request(ids, most, ignore_eos=True) for most in (1, 2, 3, 17, 48)]
     requests.append(text_request(repeated[:60], 40, ignore_eos=True, stop_token_ids=(whole[30],)))
-    async with running(tiny.checkpoint("qwen3"), enable_prefix_caching=False) as own:
-        wanted = await collected(own, requests)
+    wanted = await undrafted(tiny.checkpoint("qwen3"), requests)
     async with running(tiny.checkpoint("qwen3"), speculative=ngram(6), enable_prefix_caching=False) as own:
         check(await collected(own, [requests[4]]), [wanted[4]])
         assert own.stats.steps < steps
@@ -178,8 +186,7 @@ async def test_a_text_that_repeats_itself_takes_fewer_steps(on_path):
 async def test_a_context_that_ends_inside_a_run_ends_the_answer(on_path):
     rules = {"ignore_eos": True, "allowed_token_ids": (5, 9)}  # such an answer repeats itself
     requests = [text_request(np.tile(np.arange(5, 12), 5)[:count], 200, **rules) for count in range(20, 28)]
-    async with running(tiny.checkpoint("qwen3"), max_model_len=64) as own:
-        wanted = await collected(own, requests)
+    wanted = await undrafted(tiny.checkpoint("qwen3"), requests, max_model_len=64)
     async with running(tiny.checkpoint("qwen3"), max_model_len=64, speculative=ngram(5)) as own:
         check(await collected(own, requests), wanted)
         assert drafts_of(own).num_accepted_tokens > 40
