@@ -15,6 +15,7 @@ from engine.base.errors import ConfigError
 from tests import draft_models, drafters, tiny
 from tests.drafters import PROMPTS
 from tests.engine.test_drafts import (
+    FEW_PATHS,
     FEW_SETTINGS,
     PATHS,
     SETTINGS,
@@ -30,6 +31,11 @@ from tests.engine_kit import answer, running, text_request
 __all__ = ["on_path"]
 TARGET = "qwen3"
 STATES = ("lfm2", "lfm2-biased", "lfm2_moe")
+STATE_TARGETS = [
+    ("qwen3_next", 8),
+    pytest.param("granite_hybrid-states", 16, marks=pytest.mark.full),
+    ("falcon_mamba", 8),
+]
 
 
 @functools.cache
@@ -74,9 +80,9 @@ def numbers(own: Any) -> tuple[int, int, int]:
 @pytest.mark.parametrize(
     ("family", "most", "settings"),
     [
-        ("llama", 3, {}),
+        pytest.param("llama", 3, {}, marks=pytest.mark.full),
         ("llama", 6, {"max_prefill_chunk": 3}),
-        ("mistral", 2, {}),  # a window
+        pytest.param("mistral", 2, {}, marks=pytest.mark.full),  # a window
         ("gpt_oss", 2, {}),  # experts, sinks, windows, an embedding with other padding
         ("gemma3", 1, {}),  # layers of two kinds
     ],
@@ -91,9 +97,9 @@ async def test_drafts_are_those_of_the_model_in_transformers(on_path, family, mo
 
 
 @pytest.mark.covering(1)
-@pytest.mark.parametrize(("target", "size"), [("qwen3_next", 8), ("granite_hybrid-states", 16), ("falcon_mamba", 8)])
+@pytest.mark.parametrize(("target", "size"), STATE_TARGETS)
 @pytest.mark.parametrize("settings", [{}, {"max_prefill_chunk": 7}], ids=["plain", "chunks"])
-@pytest.mark.parametrize("on_path", PATHS, indirect=True)
+@pytest.mark.parametrize("on_path", FEW_PATHS, indirect=True)
 async def test_a_model_with_keys_drafts_for_one_with_states(on_path, target, size, settings):
     """Tiny states would leave blocks of other sizes half empty."""
     drafts = asked(3, target=target)
@@ -109,6 +115,7 @@ SHORT = ("gpt2", "llama4", "qwen3")
 NAMES = [pytest.param(name, marks=() if name in SHORT else pytest.mark.full) for name in sorted(tiny.CHECKPOINTS)]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("on_path", PATHS[:2], indirect=True)
 async def test_a_model_that_drafts_for_itself_is_always_right(on_path, name):
@@ -172,9 +179,9 @@ async def test_greedy_drafts_ignore_the_temperature(on_path):
     for how, wrong in (("greedy", True), ("probabilistic", False)):
         drafts = {"model": str(folder), "num_speculative_tokens": 3, "draft_sample_method": how}
         async with running(folder, speculative=drafts) as own:
-            await answer(own, text_request(PROMPTS[0], 24, ignore_eos=True))
+            await answer(own, text_request(PROMPTS[0], 16, ignore_eos=True))
             assert drafts_of(own).num_accepted_tokens == drafts_of(own).num_draft_tokens > 0
-            await answer(own, text_request(PROMPTS[1], 24, ignore_eos=True, temperature=1.5, seed=1))
+            await answer(own, text_request(PROMPTS[1], 16, ignore_eos=True, temperature=1.5, seed=1))
             assert (drafts_of(own).num_accepted_tokens < drafts_of(own).num_draft_tokens) == wrong
 
 
