@@ -13,7 +13,7 @@ from engine.cache.layout import CacheLayout
 from engine.layers.states import set_states
 from engine.models.registry import build_model, load_model_config
 from tests import tiny
-from tests.engine.test_drafts import FEW_PATHS, PATHS, check, collected, drafts_of, ngram, on_path, requests_of
+from tests.engine.test_drafts import FEW_PATHS, check, collected, drafts_of, ngram, on_path, requests_of
 from tests.engine_kit import running, text_request
 
 __all__ = ["on_path"]
@@ -26,9 +26,9 @@ SETTINGS: list[dict[str, Any]] = [
 
 
 @pytest.mark.covering(1)
-@pytest.mark.parametrize("most", [3, 7, 20])
+@pytest.mark.parametrize("most", [3, pytest.param(7, marks=pytest.mark.full), 20])
 @pytest.mark.parametrize("settings", SETTINGS, ids=["plain", "chunks"])
-@pytest.mark.parametrize("on_path", PATHS, indirect=True)
+@pytest.mark.parametrize("on_path", FEW_PATHS, indirect=True)
 async def test_answers_are_those_without_drafts(on_path, settings, most):
     requests, hits = requests_of(most, 12, 60), []
     async with running(tiny.checkpoint(NAME), **ROOM, **settings) as own:
@@ -51,7 +51,7 @@ def blocks_of_two_rows(drafts: int) -> int:
 
 
 async def test_a_preempted_row_goes_on_from_a_state_of_accepted_tokens():
-    requests = [text_request(np.tile(np.arange(5 + k, 14 + k), 4), 60 + 10 * k, ignore_eos=True) for k in range(8)]
+    requests = [text_request(np.tile(np.arange(5 + k, 14 + k), 4), 40 + 6 * k, ignore_eos=True) for k in range(8)]
     async with running(tiny.checkpoint(NAME), **ROOM) as own:
         wanted = await collected(own, requests)
     tight = {"num_gpu_blocks_override": blocks_of_two_rows(3), "max_model_len": 200, "max_num_seqs": 4}

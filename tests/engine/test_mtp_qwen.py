@@ -19,7 +19,7 @@ from torch.nn import functional
 from engine.base.config import StateConfig
 from engine.base.errors import ConfigError
 from tests import drafters, tiny
-from tests.engine.test_drafts import PATHS, check, collected, drafts_of, on_path, requests_of
+from tests.engine.test_drafts import FEW_PATHS, PATHS, check, collected, drafts_of, on_path, requests_of
 from tests.engine_kit import answer, running, text_request
 from tests.once import new_folder
 from tests.tiny_states import AXES, DELTA, EXPERTS, FULL, LINEAR, MIXED
@@ -125,6 +125,7 @@ def counts(own: Any) -> tuple[int, int, int]:
     return drafts.num_drafts, drafts.num_draft_tokens, drafts.num_accepted_tokens
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     ("name", "most", "settings"),
     [
@@ -150,9 +151,9 @@ async def test_drafts_are_those_of_transformers_layer_behind_a_hit_too(on_path, 
 
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("settings", [{}, {"max_prefill_chunk": 7, "max_num_batched_tokens": 48, "max_num_seqs": 4}])
-@pytest.mark.parametrize("on_path", PATHS, indirect=True)
+@pytest.mark.parametrize("on_path", FEW_PATHS, indirect=True)
 async def test_answers_are_those_without_drafts(on_path, settings):
-    requests = requests_of(1, 10)
+    requests = requests_of(1, 10, 24)
     async with running(checkpoint("qwen3_5"), **ROOM, **settings) as own:
         wanted = await collected(own, requests)
     async with running(checkpoint("qwen3_5"), speculative=asked(2), debug_poison=True, **ROOM, **settings) as own:
