@@ -12,7 +12,7 @@ from engine.run import start
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
 from tests.engine.stand_in_accelerator import StandInAccelerator
-from tests.engine.test_drafts import check, collected, drafts_of, ngram
+from tests.engine.test_drafts import FEW_PATHS, check, collected, drafts_of, ngram
 from tests.engine_kit import running, text_request
 from tests.lora_kit import Drawn, adapted, drawn
 
@@ -27,7 +27,7 @@ RULES = [
 ]
 
 
-@pytest.fixture(params=["host", "device", "steady"])
+@pytest.fixture(params=FEW_PATHS)
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Both backends, and the device's with the real launcher and its loop."""
     made: list[StandInAccelerator] = []
@@ -60,7 +60,7 @@ def requests(name: str) -> list:
     asked = []
     for k in range(20):
         ids = np.tile(draw.integers(2, tiny.FIRST_SPECIAL, 3 + k % 7), 5)[: 9 + 2 * k].astype(np.int32)
-        one = text_request(ids, 16 + k, ignore_eos=True, **RULES[k % len(RULES)])
+        one = text_request(ids, 12 + k, ignore_eos=True, **RULES[k % len(RULES)])
         asked.append(adapted(one, adapters(name)[k % 4]))
     return asked
 

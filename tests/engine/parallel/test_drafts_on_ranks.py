@@ -127,7 +127,7 @@ async def test_drafts_are_those_of_one_rank(opened, name, ranks, settings):
 async def test_answers_are_those_of_one_rank_without_drafts(opened, method, settings):
     """Rules, log-probabilities, several choices, preempted rows, cached prefixes."""
     asked = {"ngram": ngram(4), "suffix": SUFFIX}.get(method) or test_drafter.asked(4)
-    requests = requests_of(5, 9)
+    requests = requests_of(5, 9, 32)
     async with running(tiny.checkpoint(TARGET), **settings) as own:
         wanted = await collected(own, requests)
     opened.clear()
