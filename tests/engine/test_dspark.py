@@ -75,6 +75,7 @@ async def test_every_path_drafts_alike(on_path, form, settings):
         assert await counts(own, 0) == expected(0, 5, FORMS[form])
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("form", ["flat", "speculators"])
 @pytest.mark.parametrize("on_path", PATHS[:2], indirect=True)
 async def test_survivals_are_the_chained_confidences_of_the_drafts_before(on_path, form, monkeypatch):

@@ -82,6 +82,7 @@ async def test_drafts_are_those_of_an_eagle3_head_in_fp8(on_path):
             assert await counts(own, number) == of_eagle3(number, "speculators")
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("on_path", PATHS[:2], indirect=True)
 @pytest.mark.parametrize(("kind", "form"), [(test_dflash, "flat"), (test_dspark, "flat"), (test_dspark, "speculators")])
 async def test_drafts_are_those_of_a_block_drafter_with_a_head_in_fp8(on_path, kind, form):

@@ -13,7 +13,7 @@ from engine.base.drafts import DraftConfig, SuffixRules, draft_config
 from engine.base.errors import ConfigError
 from engine.kernels.sampling.suffix import drafted, empty_matches
 from tests import drafters, suffixes, tiny
-from tests.engine.test_drafts import FEW_SETTINGS, PATHS, check, collected, drafts_of, on_path, requests_of
+from tests.engine.test_drafts import FEW_PATHS, FEW_SETTINGS, PATHS, check, collected, drafts_of, on_path, requests_of
 from tests.engine_kit import answer, running, text_request
 
 __all__ = ["on_path"]
@@ -68,6 +68,7 @@ def steps_of(full: list[int], prompt: int, most: int, rules: dict[str, Any]) -> 
     return found
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("rules", RULES, ids=["usual", "other"])
 @pytest.mark.parametrize("on_path", PATHS, indirect=True)
 async def test_steps_are_those_of_the_definition(on_path, rules):
@@ -84,7 +85,7 @@ async def test_steps_are_those_of_the_definition(on_path, rules):
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("most", [1, 4])
 @pytest.mark.parametrize("settings", FEW_SETTINGS)
-@pytest.mark.parametrize("on_path", PATHS, indirect=True)
+@pytest.mark.parametrize("on_path", FEW_PATHS, indirect=True)
 async def test_answers_are_those_without_drafts(on_path, settings, most):
     requests = requests_of(most, 12)
     async with running(tiny.checkpoint("qwen3"), **settings) as own:
