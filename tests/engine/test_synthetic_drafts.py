@@ -18,7 +18,7 @@ from engine.kernels.step_tensors import empty_slots
 from tests import tiny
 from tests.block_drafters import Form, folder_of
 from tests.drafters import eagle3, summed
-from tests.engine.test_drafts import PATHS, collected, drafts_of, ngram, on_path
+from tests.engine.test_drafts import FEW_PATHS, PATHS, collected, drafts_of, ngram, on_path
 from tests.engine_kit import answer, running, text_request
 
 __all__ = ["on_path"]
@@ -61,7 +61,7 @@ async def test_drafts_count_as_often_as_is_set(on_path, drafter, rates):
             assert await counts(own, seed, 40) == expected(seed, 40, rates)
 
 
-@pytest.mark.parametrize("on_path", PATHS, indirect=True)
+@pytest.mark.parametrize("on_path", FEW_PATHS, indirect=True)
 async def test_rules_and_reports_go_with_the_drafts_that_count(on_path, caplog):
     """Penalties count the drafts, choices differ in their draws; the start says that answers are made up."""
     requests = [
@@ -88,10 +88,10 @@ async def test_reported_probabilities_are_those_of_the_answer(on_path):
 
 
 def test_the_number_of_right_drafts_has_the_frequencies_that_are_set():
-    slots = empty_slots(4000, 1, 1, "cpu", 3)
-    slots.seed[:] = torch.arange(4001)
+    slots = empty_slots(2000, 1, 1, "cpu", 3)
+    slots.seed[:] = torch.arange(2001)
     rates = torch.tensor([0.8, 0.5, 0.05])
-    found = surviving_reference(slots, torch.arange(4000), torch.arange(4000) % 7, rates)
+    found = surviving_reference(slots, torch.arange(2000), torch.arange(2000) % 7, rates)
     shares = [(found > place).float().mean().item() for place in range(3)]
     assert shares == pytest.approx(rates.tolist(), abs=0.03)
     assert int(slots.word(SlotWord.LENGTH).sum()) == 0
