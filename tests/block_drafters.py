@@ -263,8 +263,8 @@ def teach(target: str, form: Form) -> TorchBlocks:
     before, wanted = blocks[..., :-1], inverse[blocks[..., 1:]]
     ids = torch.full((len(texts), len(starts), size), MASK)
     ids[..., 0] = blocks[..., 0]
-    optimizer = torch.optim.Adam([*drafter.model.parameters(), *drafter.own.values()], 0.01)
-    for _ in range(40 if form.kind == "dflash2" else 20):  # few enough that drafts are wrong too
+    optimizer = torch.optim.Adam([*drafter.model.parameters(), *drafter.own.values()], 0.015)
+    for _ in range(30 if form.kind == "dflash2" else 12):  # few enough that drafts are wrong too
         optimizer.zero_grad()
         hidden = drafter.hidden(streams, ids.flatten(1), starts, size).view(*ids.shape, HIDDEN)
         scores = drafter.scores(hidden, before)

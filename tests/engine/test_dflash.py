@@ -95,7 +95,7 @@ async def test_steps_are_those_of_transformers_generator():
 
 @pytest.mark.covering(1)
 @pytest.mark.parametrize(("form", "settings"), [("flat", {}), ("sliding", {"max_prefill_chunk": 3})])
-@pytest.mark.parametrize("on_path", PATHS, indirect=True)
+@pytest.mark.parametrize("on_path", PATHS[1:], indirect=True)
 async def test_every_path_drafts_alike(on_path, form, settings):
     async with running(tiny.checkpoint(TARGET), speculative=asked(5, form), **settings) as own:
         await check_counts(own, 0, 5, form)

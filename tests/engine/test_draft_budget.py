@@ -42,7 +42,7 @@ def steps_that_take(monkeypatch, marginal: float, **passes: np.ndarray) -> None:
 @pytest.mark.parametrize("drafter", ["ngram", "eagle3", pytest.param("dflash", marks=pytest.mark.full), "dspark"])
 @pytest.mark.parametrize("on_path", PATHS, indirect=True)
 async def test_answers_do_not_depend_on_the_budget(on_path, drafter, marginal, monkeypatch):
-    requests = requests_of(7, 8)
+    requests = requests_of(7, 8, 40 if drafter == "ngram" else 20)
     async with running(tiny.checkpoint("qwen3"), max_num_seqs=8) as own:
         wanted = await collected(own, requests)
     steps_that_take(monkeypatch, marginal)

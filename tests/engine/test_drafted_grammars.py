@@ -15,7 +15,7 @@ from tests.drafters import Form
 from tests.engine import test_drafts
 from tests.engine.host_accelerator import HostAccelerator
 from tests.engine.stand_in_accelerator import StandInAccelerator
-from tests.engine.test_drafts import FEW_PATHS, PATHS, check, collected, drafts_of, ngram, on_path
+from tests.engine.test_drafts import FEW_PATHS, PATHS, check_twice, collected, drafts_of, ngram, on_path
 from tests.engine.test_grammar_rows import FOLDER, JSON, PROMPTS, TOKENIZER, WORD, A, Z, asked, grammar
 from tests.engine_kit import quiet, running
 
@@ -59,8 +59,7 @@ async def compare(speculative: dict[str, Any], requests: list[Any], **settings: 
     async with running(FOLDER, **settings) as own:
         wanted = await collected(own, requests)
     async with running(FOLDER, speculative=speculative, **settings) as own:
-        check(await collected(own, requests), wanted)
-        check(await collected(own, requests), wanted)
+        await check_twice(own, requests, wanted)
         assert (await quiet(own))["matchers"] == 0
         return drafts_of(own)
 

@@ -34,8 +34,8 @@ async def test_answers_are_those_without_drafts(on_path, settings, most):
     async with running(tiny.checkpoint(NAME), **ROOM, **settings) as own:
         wanted = await collected(own, requests)
     async with running(tiny.checkpoint(NAME), speculative=ngram(most), debug_poison=True, **ROOM, **settings) as own:
-        for _ in range(2):
-            check(await collected(own, requests), wanted)
+        for step in (1, 3):
+            check(await collected(own, requests[::step]), wanted[::step])
             hits.append(own.stats.prefix_hits)
         assert 0 < drafts_of(own).num_accepted_tokens < drafts_of(own).num_draft_tokens
         assert hits[1] > hits[0]

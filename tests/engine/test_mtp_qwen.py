@@ -19,7 +19,7 @@ from torch.nn import functional
 from engine.base.config import StateConfig
 from engine.base.errors import ConfigError
 from tests import drafters, tiny
-from tests.engine.test_drafts import FEW_PATHS, PATHS, check, collected, drafts_of, on_path, requests_of
+from tests.engine.test_drafts import FEW_PATHS, PATHS, check_twice, collected, drafts_of, on_path, requests_of
 from tests.engine_kit import answer, running, text_request
 from tests.once import new_folder
 from tests.tiny_states import AXES, DELTA, EXPERTS, FULL, LINEAR, MIXED
@@ -157,8 +157,7 @@ async def test_answers_are_those_without_drafts(on_path, settings):
     async with running(checkpoint("qwen3_5"), **ROOM, **settings) as own:
         wanted = await collected(own, requests)
     async with running(checkpoint("qwen3_5"), speculative=asked(2), debug_poison=True, **ROOM, **settings) as own:
-        for _ in range(2):
-            check(await collected(own, requests), wanted)
+        await check_twice(own, requests, wanted)
         assert own.stats.prefix_hits > 0
         assert drafts_of(own).num_accepted_tokens > 0
 

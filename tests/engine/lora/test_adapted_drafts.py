@@ -12,7 +12,7 @@ from engine.run import start
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
 from tests.engine.stand_in_accelerator import StandInAccelerator
-from tests.engine.test_drafts import FEW_PATHS, check, collected, drafts_of, ngram
+from tests.engine.test_drafts import FEW_PATHS, check_twice, collected, drafts_of, ngram
 from tests.engine_kit import running, text_request
 from tests.lora_kit import Drawn, adapted, drawn
 
@@ -75,6 +75,5 @@ async def test_answers_of_adapters_are_those_without_drafts(name, settings, path
         wanted = await collected(own, asked)
     assert len({tuple(tokens) for choices in wanted for tokens, _, _ in choices}) > 15
     async with running(tiny.checkpoint(name), lora=LORA, speculative=ngram(4), **settings) as own:
-        check(await collected(own, asked), wanted)
-        check(await collected(own, asked), wanted)  # prefixes are cached now
+        await check_twice(own, asked, wanted)
         assert drafts_of(own).num_accepted_tokens > 40

@@ -24,7 +24,7 @@ from tests.engine.host_accelerator import HostAccelerator
 from tests.engine.parallel.kit import split
 from tests.engine.stand_in_accelerator import StandInAccelerator
 from tests.engine.test_drafts import SETTINGS as DRAFTED
-from tests.engine.test_drafts import check, collected, drafts_of, ngram, requests_of
+from tests.engine.test_drafts import check, check_twice, collected, drafts_of, ngram, requests_of
 from tests.engine.test_grammar_rows import FOLDER
 from tests.engine_kit import answer, running, text_request
 from tests.quant import ggufs
@@ -132,8 +132,7 @@ async def test_answers_are_those_of_one_rank_without_drafts(opened, method, sett
         wanted = await collected(own, requests)
     opened.clear()
     async with running(tiny.checkpoint(TARGET), tensor_parallel=2, speculative=asked, **settings) as own:
-        check(await collected(own, requests), wanted)
-        check(await collected(own, requests), wanted)
+        await check_twice(own, requests, wanted)
         drafts = drafts_of(own)
         assert 0 < drafts.num_accepted_tokens < drafts.num_draft_tokens
 
@@ -179,7 +178,7 @@ class Unshared:
 @pytest.mark.parametrize("lacking", ["", SlotWord.LENGTH, SlotWord.NUM_DRAFTS, "drafts", "guesses"])
 @pytest.mark.parametrize("opened", ["device"], indirect=True)
 async def test_a_rank_that_lacks_what_rank_0_has_drafted_is_found(opened, lacking, monkeypatch):
-    full = list(test_drafter.text(0) if lacking == "guesses" else test_suffix.text())
+    full = list(test_drafter.text(0) if lacking == "guesses" else test_suffix.text()[:85])
     prompt, asked = (8, test_drafter.asked(3)) if lacking == "guesses" else (50, ngram(4))
     Unshared(monkeypatch, lacking)
     async with running(tiny.checkpoint(TARGET), tensor_parallel=2, speculative=asked) as own:
