@@ -43,7 +43,7 @@ async def test_drafts_are_those_of_the_drafter_in_torch(form, most):
     async with running(tiny.checkpoint(TARGET), speculative=asked(most, form, method="dflash")) as own:
         for number in range(2):
             wanted = expected(number, most, FORMS[form])
-            assert wanted[2] >= 8, "a drafter that is never right would not show an error"
+            assert wanted[2] >= (4 if most == 1 else 8), "a drafter that is never right would not show an error"
             assert await counts(own, number) == wanted
 
 
