@@ -3,7 +3,7 @@
 The first kernel that takes a product computes it, and the last kernel takes every product.
 
     gemm/float8_row       one row
-    gemm/float8_rows      2 to 16 rows, with scales per 128 columns and weights that are not large
+    gemm/float8_rows      2 to 8 rows with scales per 128 columns; the weight is not large
     gemm/float8_library   the vendor's library, for the numbers of rows for which gemm/scaled found it faster
     gemm/float8_few       few rows with a scale per row, on sm_90
     gemm/float8           all other products; with --deterministic all products, divided equally for any number of rows

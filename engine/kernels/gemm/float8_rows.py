@@ -1,13 +1,13 @@
-"""Products of a few rows of FP8 codes with FP8 codes: two to sixteen rows, as in steps of a few streams or drafts.
+"""Products of two to eight rows of FP8 codes with FP8 codes, as in steps of a few streams or drafts.
 
     y[m, n] = sum_b s_x[b, m] s_w[n, b] sum_(k in b) x[m, k] w[n, k]       b: 128 columns
 
 The time is spent on reading the weight. In mma.m16n8, sixteen weight rows are the first operand and up to eight rows of
 x the second. Columns may be in any order that both operands share, so a thread holds sixteen adjacent codes of a row,
-as one load delivers them, and nothing passes through shared memory (gemm/float8_row does the same with one row). The
-warps of a program have parts of the columns. The next codes are loaded during the products of the current ones, the
-first of them before the wait for x, since weights do not depend on the previous kernel. The order of additions depends
-on the weight's shape alone. Users: gemm/dispatch_float8.
+as one load delivers them, and no operand passes through shared memory (gemm/float8_row does the same with one row).
+The warps of a program have parts of the columns, and a warp's registers hold its columns of x. The next codes are
+loaded during the products of the current ones, the first of them before the wait for x, since weights do not depend on
+the previous kernel. The order of additions depends on the weight's shape alone. Users: gemm/dispatch_float8.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -26,19 +26,18 @@ from engine.kernels.gemm.widen import E4M3, widened
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import target, tl, triton
 
-MOST_ROWS = 16
-HALF = 8  # rows of x of an instruction
+MOST_ROWS = 8  # rows of x of an instruction
 HIGH = 16  # weight rows of an instruction
 TURN = tl.constexpr(16)  # words of a row that a warp reads in one load
 PER = tl.constexpr(BLOCK // WORD)  # words of 128 columns
 TURNS = 4  # loads of a row that a warp has in flight, and as many of the next columns
-LARGE = 1 << 25  # codes of the largest weight for eight rows: larger ones are read faster in blocks
+LARGE = 1 << 25  # codes of the largest weight; larger ones are read faster by tiles or by the library
 SHARE = 512  # columns of a warp, if eight warps are enough
-MOST_HELD = 8192  # columns of eight rows of x that the registers of eight warps hold
+MOST_COLUMNS = 8192  # of x, which the registers of eight warps hold
 PROGRAMS = {2: 6, 4: 3, 8: 1}  # warps -> programs per unit that the registers allow
 
 
-class RowsCut(NamedTuple):
+class Cut(NamedTuple):
     """How a product of a few rows is divided."""
 
     blocks: int  # blocks of sixteen weight rows per program
@@ -46,9 +45,7 @@ class RowsCut(NamedTuple):
 
 
 @triton.jit
-def weights_of(
-    words, scales, first, chunk, line, groups, end, TURNS: tl.constexpr, WARPS: tl.constexpr
-):  # fmt: skip
+def weights_of(words, scales, first, chunk, line, groups, end, TURNS: tl.constexpr, WARPS: tl.constexpr):
     """Loads a chunk of the columns of sixteen weight rows: per turn the words [lanes, 4] of a row and of the row eight
     rows below, and per two turns their scales [lanes, 1]; zeros from row `end` on and behind the last column."""
     lane, word = tl.arange(0, 32 * WARPS)[:, None], tl.arange(0, 4)[None, :]
@@ -61,31 +58,27 @@ def weights_of(
         one += (tl.load(place, mask=one_in, other=0),)  # type: ignore[assignment]
         other += (tl.load(place + 8 * line, mask=other_in, other=0),)  # type: ignore[assignment]
         if turn % 2 == 0:
-            place, inside = (
-                scales + row.to(tl.int64) * groups + (start + turn * TURN) // PER,
-                start + turn * TURN < line,
-            )
-            scale, below = (tl.load(place, mask=inside & (row < end), other=0.0),
-                            tl.load(place + 8 * groups, mask=inside & (row + 8 < end), other=0.0))  # fmt: skip
+            inside = start + turn * TURN < line
+            place = scales + row.to(tl.int64) * groups + (start + turn * TURN) // PER
+            scale = tl.load(place, mask=inside & (row < end), other=0.0)
+            below = tl.load(place + 8 * groups, mask=inside & (row + 8 < end), other=0.0)
             by_one += (scale.to(tl.float32),)  # type: ignore[assignment]
             by_other += (below.to(tl.float32),)  # type: ignore[assignment]
     return one, other, by_one, by_other
 
 
 @triton.jit
-def tokens_of(
-    x, scales, first, chunk, line, rows, TURNS: tl.constexpr, WARPS: tl.constexpr
-):  # fmt: skip
+def tokens_of(x, scales, chunk, line, rows, TURNS: tl.constexpr, WARPS: tl.constexpr):
     """Loads a chunk of the columns of eight rows of x: per turn words [lanes, 4], and per two turns the scales
     [lanes, 1] of the two rows whose sums a thread has."""
     lane, word = tl.arange(0, 32 * WARPS)[:, None], tl.arange(0, 4)[None, :]
-    row, start = first + lane // 4 % 8, (chunk * WARPS + lane // 32) * (TURNS * TURN)
+    row, start = lane // 4 % 8, (chunk * WARPS + lane // 32) * (TURNS * TURN)
     held, even, odd = (), (), ()
     for turn in tl.static_range(TURNS):
         at = start + turn * TURN + lane % 4 * 4
         held += (tl.load(x + row * line + at + word, mask=(row < rows) & (at < line), other=0),)  # type: ignore[assignment]
         if turn % 2 == 0:
-            of_sums, inside = first + lane % 4 * 2, start + turn * TURN < line
+            of_sums, inside = lane % 4 * 2, start + turn * TURN < line
             place = scales + (start + turn * TURN) // PER * rows + of_sums
             even += (tl.load(place, mask=inside & (of_sums < rows), other=0.0),)  # type: ignore[assignment]
             odd += (tl.load(place + 1, mask=inside & (of_sums + 1 < rows), other=0.0),)  # type: ignore[assignment]
@@ -118,10 +111,7 @@ def met(one, other, tokens, KIND: tl.constexpr, WARPS: tl.constexpr):
 
 
 @triton.jit
-def products(
-    sums, weight, tokens, NATIVE: tl.constexpr, KIND: tl.constexpr, TURNS: tl.constexpr,
-    WARPS: tl.constexpr,
-):  # fmt: skip
+def products(sums, weight, tokens, NATIVE: tl.constexpr, KIND: tl.constexpr, TURNS: tl.constexpr, WARPS: tl.constexpr):
     """Adds the scaled products of a chunk to a thread's sums [lanes, 4]: two of a weight row, two of the row eight rows
     below."""
     place = tl.arange(0, 4)[None, :]
@@ -153,7 +143,6 @@ def float8_rows_kernel(
     blocks,  # blocks of sixteen weight rows per program
     NATIVE: tl.constexpr,  # matrix units multiply e4m3
     KIND: tl.constexpr,  # e4m3's number in gemm/widen
-    HALVES: tl.constexpr,  # 2 for more than eight rows of x
     CHUNKS: tl.constexpr,  # of a warp's columns
     TURNS: tl.constexpr,  # loads of a weight row in a chunk
     WARPS: tl.constexpr,
@@ -165,56 +154,49 @@ def float8_rows_kernel(
     end = tl.minimum(first + blocks * 16, width)
     weight = weights_of(words, scales, first, 0, line, groups, end, TURNS, WARPS)
     grid_wait(OVERLAP)
-    held, others = (), ()
+    held = ()
     for chunk in tl.static_range(CHUNKS):
-        held += (tokens_of(x, x_scales, 0, chunk, line, rows, TURNS, WARPS),)  # type: ignore[assignment]
-        if HALVES == 2:
-            others += (tokens_of(x, x_scales, 8, chunk, line, rows, TURNS, WARPS),)  # type: ignore[assignment]
+        held += (tokens_of(x, x_scales, chunk, line, rows, TURNS, WARPS),)  # type: ignore[assignment]
     lane, place = tl.arange(0, 32)[:, None], tl.arange(0, 4)[None, :]
     for _ in range(blocks):
-        sums, more = tl.zeros([32 * WARPS, 4], tl.float32), tl.zeros([32 * WARPS, 4], tl.float32)
+        sums = tl.zeros([32 * WARPS, 4], tl.float32)
         for chunk in tl.static_range(CHUNKS):
             if chunk + 1 < CHUNKS:
                 following = weights_of(words, scales, first, chunk + 1, line, groups, end, TURNS, WARPS)
             else:
                 following = weights_of(words, scales, first + 16, 0, line, groups, end, TURNS, WARPS)
             sums = products(sums, weight, held[chunk], NATIVE, KIND, TURNS, WARPS)
-            if HALVES == 2:
-                more = products(more, weight, others[chunk], NATIVE, KIND, TURNS, WARPS)
             weight = following
-        n = first + lane // 4 % 8 + place // 2 * 8
-        for half in tl.static_range(HALVES):
-            y = tl.sum(tl.reshape(sums if half == 0 else more, [WARPS, 32, 4]), 0)
-            m = half * 8 + lane % 4 * 2 + place % 2
-            inside, at = (n < end) & (m < rows), m.to(tl.int64) * width + n
-            if bias is not None:
-                y += tl.load(bias + n, mask=n < end, other=0.0)
-            if residual is not None:
-                y += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
-            tl.store(out + at, y.to(out.dtype.element_ty), mask=inside)
+        n, m = first + lane // 4 % 8 + place // 2 * 8, lane % 4 * 2 + place % 2
+        y = tl.sum(tl.reshape(sums, [WARPS, 32, 4]), 0)
+        inside, at = (n < end) & (m < rows), m.to(tl.int64) * width + n
+        if bias is not None:
+            y += tl.load(bias + n, mask=n < end, other=0.0)
+        if residual is not None:
+            y += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+        tl.store(out + at, y.to(out.dtype.element_ty), mask=inside)
         first += 16
 
 
 def takes(x: Tensor, weight: Packed) -> bool:
     """Whether the kernel multiplies these rows of codes [M, K] on this device, and faster than others: measured on an
-    H200. A warp's registers hold its columns of x."""
-    rows, depth = len(x), weight.depth
-    size, half = len(weight.codes) * depth, 1 if rows <= HALF else 2
-    if not 2 <= rows <= MOST_ROWS or size > LARGE // half**2 or depth * half > MOST_HELD or depth % (4 * WORD):
+    H200."""
+    if not 2 <= len(x) <= MOST_ROWS or weight.scales is None or weight.depth % (4 * WORD):
         return False
+    small = weight.depth <= MOST_COLUMNS and len(weight.codes) * weight.depth <= LARGE
     native = x.is_cuda and target().runs_ptx and target().multiplies_float8
-    return native and weight.scales is not None and is_aligned(x) and is_aligned(weight.codes)
+    return small and native and is_aligned(x) and is_aligned(weight.codes)
 
 
-def cut_of(width: int, depth: int, units: int) -> RowsCut:
+def cut_of(width: int, depth: int, units: int) -> Cut:
     """The division of a product: all programs run at the same time."""
     warps = max(2, min(8, triton.next_power_of_2(triton.cdiv(depth, SHARE))))
-    return RowsCut(triton.cdiv(triton.cdiv(width, HIGH), units * PROGRAMS[warps]), warps)
+    return Cut(triton.cdiv(triton.cdiv(width, HIGH), units * PROGRAMS[warps]), warps)
 
 
 def float8_rows_product(
     x: Tensor, x_scales: Tensor, weight: Packed, bias: Tensor | None, residual: Tensor | None, out: Tensor,
-    cut: RowsCut | None = None,
+    cut: Cut | None = None,
 ) -> None:  # fmt: skip
     """Codes x [M, K] and x_scales [groups, M] times the weight [N, K] into out [M, N]; residual [M, N], may be out."""
     if x.is_cuda:
@@ -225,7 +207,7 @@ def float8_rows_product(
 
 def launch_float8_rows_product(
     x: Tensor, x_scales: Tensor, weight: Packed, bias: Tensor | None, residual: Tensor | None, out: Tensor,
-    cut: RowsCut | None = None, native: bool = False,
+    cut: Cut | None = None, native: bool = False,
 ) -> None:  # fmt: skip
     """The Triton kernel; arguments as `float8_rows_product`. `native`: matrix units multiply e4m3."""
     (rows, depth), width, scales = x.shape, len(weight.codes), weight.scales
@@ -238,6 +220,6 @@ def launch_float8_rows_product(
     float8_rows_kernel[(triton.cdiv(width, HIGH * blocks),)](
         out, x.view(torch.int32), x_scales, weight.codes.view(torch.int32), scales, bias, residual, rows, width,
         depth // (4 * WORD), groups, blocks, NATIVE=native, KIND=E4M3,
-        HALVES=1 if rows <= HALF else 2, CHUNKS=triton.cdiv(depth // WORD, warps * TURNS * TURN.value), TURNS=TURNS,
-        WARPS=warps, num_warps=warps, num_stages=1, **launch_options(),
+        CHUNKS=triton.cdiv(depth // WORD, warps * TURNS * TURN.value), TURNS=TURNS, WARPS=warps, num_warps=warps,
+        num_stages=1, **launch_options(),
     )  # fmt: skip

@@ -155,7 +155,7 @@ def of_turn(
 
 @triton.jit
 def one_of(own, other, is_other):
-    """Choose a pointer."""
+    """Return the pointer `other` if is_other, else `own`."""
     if is_other:
         own = other
     return own
@@ -174,7 +174,7 @@ def pairs_float8_kernel(
     weights,  # [pairs] float32, factors for the sums of gate and of up; or None
     chosen,  # [routed] int32: the experts
     shared,  # words of the shared expert, or None; its pairs come last, one per token
-    shared_scales,
+    shared_scales,  # or None
     shared_row_scales,  # or None
     routed,  # pairs before those of the shared expert
     rows,  # rows of x: GATHER tokens, else pairs
@@ -324,10 +324,9 @@ def launch_pairs_float8(
     pairs_float8_kernel[(triton.cdiv(width, blocks * step), count)](
         out, rows.view(torch.int32) if kind != MADE or in_pairs else rows, x_scales, words, weight.scales,
         weight.row_scales, bias, weights, pairs.chosen, *of_shared, pairs.count, len(rows), experts, width,
-        depth // BLOCK,
-        1 if weight.scales is None else weight.scales.shape[1], blocks, TOP_K=pairs.top_k, GATHER=gated, GATED=gated,
-        ACT=int(activation or 0), TALL=weight.tall, TURN=TURN, TURNS=turns, PAIRS=in_pairs, FORM=kind,
-        GROUPED=form.group > 0, STATIC=form.scale is not None, POWERS=form.powers, ROUNDS=target().widens_fp8,
-        num_warps=1, num_stages=1, **launch_options(),
+        depth // BLOCK, 1 if weight.scales is None else weight.scales.shape[1], blocks, TOP_K=pairs.top_k,
+        GATHER=gated, GATED=gated, ACT=int(activation or 0), TALL=weight.tall, TURN=TURN, TURNS=turns, PAIRS=in_pairs,
+        FORM=kind, GROUPED=form.group > 0, STATIC=form.scale is not None, POWERS=form.powers,
+        ROUNDS=target().widens_fp8, num_warps=1, num_stages=1, **launch_options(),
     )  # fmt: skip
     return out

@@ -139,9 +139,9 @@ def float8_row(blocked, made=False, normed=False, act=-1, warps=1, further=False
     return float8_row_kernel, signature, constants, {"num_warps": warps, "num_stages": 1}
 
 
-def float8_rows(halves, residual=False, **given):
+def float8_rows(residual=False, **given):
     constants = {
-        "NATIVE": True, "KIND": E4M3, "HALVES": halves, "CHUNKS": 2, "TURNS": 4, "WARPS": 4,
+        "NATIVE": True, "KIND": E4M3, "CHUNKS": 2, "TURNS": 4, "WARPS": 4,
         "OVERLAP": True,
         **given,
     }  # fmt: skip
@@ -169,8 +169,7 @@ KERNELS = {
     "one row that becomes fp8, normed, blocks": float8_row(True, True, normed=True),
     "one row that becomes fp8, with rows of floats": float8_row(True, True, further=True),
     "one row that becomes fp8, activated, blocks": float8_row(True, True, act=int(Activation.SILU), warps=2),
-    "eight rows of fp8, blocks": float8_rows(1, residual=True),
-    "sixteen rows of fp8, blocks": float8_rows(2),
+    "a few rows of fp8, blocks": float8_rows(residual=True),
     "int4 128": product(INT4, 16, 128, apart=True),
     "int4 32 zeros": product(INT4, 64, 32, zeros=True),
     "int4 128 zeros": halves(*product(INT4, 64, 128, zeros=True)),
@@ -275,8 +274,8 @@ def test_few_rows_of_fp8_compile(rows):
         float8_row(True, True, further=True),
         float8_row(True, True, normed=True, warps=4),
         float8_row(False, True, act=int(Activation.SILU)),
-        float8_rows(1),
-        float8_rows(2, CHUNKS=1),
+        float8_rows(),
+        float8_rows(CHUNKS=1),
     ],
 )
 @pytest.mark.parametrize("blocks", [1, None])

@@ -18,7 +18,7 @@ from engine.kernels.gemm.float8_row import (
     launch_float8_row_of_floats,
     launch_float8_row_product,
 )
-from engine.kernels.gemm.float8_rows import RowsCut as FewCut
+from engine.kernels.gemm.float8_rows import Cut as FewCut
 from engine.kernels.gemm.float8_rows import launch_float8_rows_product
 from engine.kernels.gemm.groups import KINDS, Tile, groups_product_reference, launch_groups_product, packed
 from engine.kernels.gemm.one_row import Cut, launch_one_row_product, one_row_product_reference
@@ -328,7 +328,7 @@ def test_one_row_of_fp8_by_fp8(width, depth, blocks, cut):
 @pytest.mark.parametrize(("width", "depth", "cut"), [
     (41, 144, None), (12, 656, FewCut(3, 1)), (36, 4112, FewCut(2, 2)),
 ])  # fmt: skip
-@pytest.mark.parametrize("rows", [2, 7, 11])
+@pytest.mark.parametrize("rows", [2, 7])
 def test_a_few_rows_of_fp8_by_fp8(rows, width, depth, cut):
     codes = codes_of(Kind.E4M3, width, depth, 128)
     codes.values[:, ::2] |= 0x80
