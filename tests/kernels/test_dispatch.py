@@ -114,10 +114,13 @@ def test_products_of_codes(card):
     assert {codes(rows, Kind.INT4, 128, invariant=True) for rows in some} == {"groups"}
 
 
-def float8(rows: int, per_row: bool, invariant: bool = False, by_library: bool = False) -> str:
-    width = 4096
+def float8(
+    rows: int, per_row: bool, invariant: bool = False, by_library: bool = False, blocks: bool = False, width: int = 4096
+) -> str:
     scales = None if per_row else tensor(width, width // 128, dtype=FLOAT)
-    weight = Packed(Kind.E4M3, tensor(width, width, dtype=torch.uint8), False, scales, None, None, 128, width)
+    of_blocks = tensor(width // 128, width // 128, dtype=FLOAT) if blocks else None
+    codes = tensor(width, width, dtype=torch.uint8)
+    weight = Packed(Kind.E4M3, codes, False, scales, None, None, 128, width, of_blocks)
     x, given = tensor(rows, width, dtype=torch.uint8), tensor(1 if per_row else width // 128, rows, dtype=FLOAT)
     product = dispatch_float8.Product(x, given, weight, is_librarys=lambda *_: by_library)
     table = dispatch_float8.INVARIANT if invariant else dispatch_float8.FLOAT8
@@ -129,8 +132,11 @@ def test_products_of_fp8_by_fp8(card):
     few = "float8_few" if card == "sm_90" else "float8"
     rows = "float8_rows" if card in ("sm_90", "sm_100") else "float8"
     assert [float8(rows, per_row=True) for rows in some] == [one_row, few, few, "float8"]
-    assert [float8(count, per_row=False) for count in some] == [one_row, rows, "float8", "float8"]
-    assert [float8(count, per_row=False) for count in (8, 9)] == [rows, "float8"]
+    assert [float8(count, per_row=False, blocks=True) for count in some] == [one_row, few, few, "float8"]
+    assert [float8(count, per_row=False) for count in some] == [one_row, "float8", "float8", "float8"]
+    assert [float8(count, False, blocks=True, width=2048) for count in (8, 9)] == [rows, few]
+    alone = few if card == "sm_90" else one_row
+    assert [float8(1, False, blocks=True, width=width) for width in (4096, 8192)] == [one_row, alone]
     assert {float8(rows, per_row=True, by_library=True) for rows in some[1:]} == {"float8_library"}
     assert float8(64, per_row=False, by_library=True) == "float8", "the library reads scales of whole blocks alone"
     assert {float8(rows, per_row=True, invariant=True, by_library=True) for rows in some} == {"float8"}

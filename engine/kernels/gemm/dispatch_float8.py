@@ -2,10 +2,11 @@
 
 The first kernel that takes a product computes it, and the last kernel takes every product.
 
+    gemm/float8_few       one row, if the weight is large and has scales of blocks, on sm_90
     gemm/float8_row       one row
-    gemm/float8_rows      2 to 8 rows with scales per 128 columns; the weight is not large
+    gemm/float8_rows      2 to 8 rows with scales per 128 columns; the weight is small
     gemm/float8_library   the vendor's library, for the numbers of rows for which gemm/scaled found it faster
-    gemm/float8_few       few rows with a scale per row, on sm_90
+    gemm/float8_few       up to 64 rows, on sm_90
     gemm/float8           all other products; with --deterministic all products, divided equally for any number of rows
 
 Users: gemm/float8_weight, gemm/scaled.
@@ -19,7 +20,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from engine.kernels.gemm.float8 import float8_product, tile_of
-from engine.kernels.gemm.float8_few import few_tile_of, float8_few_product
+from engine.kernels.gemm.float8_few import few_tile_of, float8_few_product, takes_alone
 from engine.kernels.gemm.float8_few import takes as takes_few
 from engine.kernels.gemm.float8_library import library_product, suits
 from engine.kernels.gemm.float8_row import float8_row_product
@@ -94,13 +95,14 @@ def _stages() -> int:
     return 3 if target().loads_past_registers else 2
 
 
+ALONE = Kernel("gemm/float8_few", lambda p: takes_alone(p.x, p.weight), by_few)
 ROW = Kernel("gemm/float8_row", lambda p: takes_row(p.x, p.weight), by_row)
 ROWS = Kernel("gemm/float8_rows", lambda p: takes_rows(p.x, p.weight), by_rows)
 LIBRARY = Kernel("gemm/float8_library", is_librarys, by_library)
 FEW = Kernel("gemm/float8_few", lambda p: takes_few(p.x, p.weight), by_few)
 TILES = Kernel("gemm/float8", lambda _: True, by_tiles)
 
-FLOAT8 = (ROW, ROWS, LIBRARY, FEW, TILES)
+FLOAT8 = (ALONE, ROW, ROWS, LIBRARY, FEW, TILES)
 OWN = (FEW, TILES)  # our own kernels, which gemm/scaled compares with the library
 INVARIANT = (TILES._replace(launch=by_one_tile),)
 

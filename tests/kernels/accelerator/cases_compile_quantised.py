@@ -244,18 +244,20 @@ def test_scales_on_values_compile(kind, gated, rows, group, zeros, scales):
     assert made.metadata.shared <= TWO_PROGRAMS
 
 
-@pytest.mark.parametrize("rows", [16, pytest.param(32, marks=pytest.mark.full), 64])
-def test_few_rows_of_fp8_compile(rows):
+@pytest.mark.parametrize(
+    ("rows", "blocked"), [(16, True), (16, False), pytest.param(32, False, marks=pytest.mark.full), (64, True)]
+)
+def test_few_rows_of_fp8_compile(rows, blocked):
     """Compiled for Hopper only; two programs share a multiprocessor."""
     tile = few_tile_of(rows, 6144, 4096)
     signature = {
         **{name: FLOATS8[name] for name in float8_few_kernel.arg_names if name in FLOATS8},
         "x": f"tensordesc<fp8e4nv[{tile.block_m},{tile.block_k}]>",
-        "codes": f"tensordesc<fp8e4nv[{tile.block_n},{tile.block_k}]>",
-    }
+        "codes": f"tensordesc<fp8e4nv[{tile.block_n},{tile.block_k}]>", "scale_line": "i32",
+    }  # fmt: skip
     constants = {
         "PARTS": 2, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k,
-        "OVERLAP": True,
+        "BLOCKED": blocked, "OVERLAP": True,
     }  # fmt: skip
     options = {"num_warps": tile.warps, "num_stages": tile.stages}
     made = compiles("sm_90", float8_few_kernel, signature, constants, options, aligned=True)

@@ -12,6 +12,7 @@ from engine.kernels.gemm.codes import FOUR_BITS, Codes, Inputs, Kind, decoded
 from engine.kernels.gemm.epilogue import Unscaled
 from engine.kernels.gemm.float8 import float8_product_reference, launch_float8_product
 from engine.kernels.gemm.float8_few import few_tile_of, launch_float8_few_product
+from engine.kernels.gemm.float8_library import blocks_of
 from engine.kernels.gemm.float8_row import (
     Floats,
     RowsCut,
@@ -245,11 +246,25 @@ def test_products_of_fp8_by_fp8_codes(blocked, rows, native):
         assert float((got.double() - want).norm() / want.norm()) < 1e-6
 
 
-@pytest.mark.parametrize(("rows", "width", "depth"), [(2, 70, 720), (20, 64, 4112), (64, 130, 256)])
-def test_few_rows_of_fp8_by_fp8(rows, width, depth):
+def of_few_rows(width, depth, blocked):
+    """A weight with a scale per row, or per block."""
+    codes = codes_of(Kind.E4M3, width, depth, 128 if blocked else depth)
+    if blocked:
+        codes = replace(codes, scale=codes.scale[::128].repeat_interleave(128, 0))
+    weight = packed(codes, words=False)
+    return replace(weight, blocks=blocks_of(weight.scales)) if blocked else weight
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "depth", "blocked"),
+    [(2, 70, 720, False), (20, 64, 4112, False), (64, 130, 256, False), (3, 256, 4176, True), (20, 128, 640, True)],
+)
+def test_few_rows_of_fp8_by_fp8(rows, width, depth, blocked):
     """Sizes that are no multiples of a tile, in one part or two."""
-    weight, tile = packed(codes_of(Kind.E4M3, width, depth, depth), words=False), few_tile_of(rows, width, depth)
-    x, scales = quantise_floats_reference(torch.randn(rows, depth), FLOATS["token"], None, 0)
+    weight, tile = of_few_rows(width, depth, blocked), few_tile_of(rows, width, depth)
+    tile = tile._replace(part_len=2304) if depth > 2304 else tile
+    form = FLOATS["groups" if blocked else "token"]
+    x, scales = quantise_floats_reference(torch.randn(rows, depth), form, None, 0)
     for bias, residual in ((None, None), (torch.randn(width), torch.randn(rows, width))):
         got, want = torch.empty(rows, width), torch.empty(rows, width, dtype=torch.float64)
         launch_float8_few_product(x, scales, weight, bias, residual, got, tile)
