@@ -2,9 +2,9 @@
 
 One kernel quantises the inputs, fused with the preceding norm or gated activation if there is one. Then codes are
 multiplied with codes, at every number of rows, so that a recomputed prefix is rounded alike. gemm/dispatch_float8
-chooses the kernel. The kernel for one row of floats quantises the row itself; if the row is prescaled for the norm, the
-row is rounded before the division by the root mean square instead of after it. Users: quantised layers on devices whose
-units multiply e4m3.
+chooses the kernel. The kernel for one row of floats quantises the row itself. With further rows of floats it takes a
+row that is prescaled for the norm, and rounds it before the division by the root mean square instead of after it.
+Users: quantised layers on devices whose units multiply e4m3.
 """
 
 from __future__ import annotations
@@ -76,33 +76,26 @@ class Float8Weight(Weight):
         self, residual: Tensor, gain: Tensor, eps: float, prescaled: Unscaled | None, activation: Activation | None
     ) -> Tensor:
         y = residual.new_empty(len(residual), len(self.weight.codes))
-        floats = self._undivided(prescaled) or Floats(residual, self.inputs, gain, eps)
-        self._multiply(floats, None, y)
+        self._multiply(Floats(residual, self.inputs, gain, eps), None, y)  # a kernel of its own quantises sooner
         return y if activation is None else glu(y, activation)
 
     def of_normed_and(self, further: Tensor, prescaled: Unscaled | None) -> Tensor | None:
         """`of_normed` and the products of further weight rows [N, in_features] in one launch; None: not supported."""
-        floats = self._undivided(prescaled)
-        if floats is None or further.dtype is not floats.x.dtype or further.shape[1] > MAX_DEPTH:
+        if prescaled is None or self.invariant or not takes_unscaled(self.inputs):
+            return None
+        floats = Floats(prescaled.rows, self.inputs, eps=prescaled.eps, squares=prescaled.squares)
+        if not takes_floats(floats, self.weight) or further.dtype is not floats.x.dtype or further.shape[1] > MAX_DEPTH:
             return None
         y = floats.x.new_empty(1, len(self.weight.codes) + len(further))
         self.products.record(self.weight)
         launch_float8_row_of_floats(floats, self.weight, self.bias, None, y, further=further)
         return y
 
-    def _undivided(self, prescaled: Unscaled | None) -> Floats | None:
-        """The prescaled row for the kernel that quantises it; None: the kernel does not support it."""
-        if prescaled is None or self.invariant or not takes_unscaled(self.inputs):
-            return None
-        floats = Floats(prescaled.rows, self.inputs, eps=prescaled.eps, squares=prescaled.squares)
-        return floats if takes_floats(floats, self.weight) else None
-
     def _multiply(self, floats: Floats, added: Tensor | None, y: Tensor) -> None:
         self.products.record(self.weight)
         if not self.invariant and takes_floats(floats, self.weight):
             launch_float8_row_of_floats(floats, self.weight, self.bias, added, y)
             return
-        assert floats.squares is None, "only the kernel for one row takes prescaled rows"
         codes, scales = quantise_floats(*floats[:-1])
         product = Product(codes, scales, self.weight, self.bias, self.narrow, self.products.is_librarys)
         choose(INVARIANT if self.invariant else FLOAT8, product).launch(product, added, y)

@@ -161,6 +161,15 @@ def one_of(own, other, is_other):
     return own
 
 
+@triton.jit
+def token_of(pair, routed, TOP_K: tl.constexpr, SHARED: tl.constexpr):
+    """The token of a pair; SHARED: pairs from `routed` on are those of the shared expert, one per token."""
+    token = pair // TOP_K
+    if SHARED:
+        token = tl.where(pair < routed, token, pair - routed)
+    return token
+
+
 @triton.jit(do_not_specialize=["routed"])
 def pairs_float8_kernel(
     out,  # [pairs, width]
@@ -207,7 +216,8 @@ def pairs_float8_kernel(
     end = tl.minimum(piece + blocks * STEP, width)
     if GATED:
         wait_then_allow(OVERLAP)
-    expert = tl.load(chosen + tl.minimum(pair, routed - 1), cache_modifier=".cg").to(tl.int64)
+    expert = tl.load(chosen + (pair if shared is None else tl.minimum(pair, routed - 1)), cache_modifier=".cg")
+    expert = expert.to(tl.int64)
     if shared is not None:
         expert = tl.where(pair < routed, expert, 0)
         words = one_of(words, shared, pair >= routed)
@@ -224,7 +234,7 @@ def pairs_float8_kernel(
     if not GATED:
         grid_wait(OVERLAP)
     if piece < end:
-        token = (tl.where(pair < routed, pair // TOP_K, pair - routed) if GATHER else pair).to(tl.int64)
+        token = (token_of(pair, routed, TOP_K, shared is not None) if GATHER else pair).to(tl.int64)
         tokens, factors, weight = (), (), 1.0
         if FORM == 0:
             tokens = columns_of(x + token * (runs * 32), line, PAIRS, TURN, TURNS)
