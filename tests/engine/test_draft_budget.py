@@ -13,7 +13,7 @@ from tests import tiny
 from tests.block_drafters import Form, folder_of
 from tests.drafters import eagle3
 from tests.engine.test_drafts import (
-    FEW_PATHS,
+    ONE_PATH,
     PATHS,
     check,
     collected,
@@ -89,7 +89,7 @@ async def test_a_step_has_as_many_passes_as_its_rows_have_drafts(on_path, furthe
     assert max(map(len, runs)) == most - 1
 
 
-@pytest.mark.parametrize("on_path", ["host", "steady"], indirect=True)
+@pytest.mark.parametrize("on_path", ONE_PATH[:2], indirect=True)
 async def test_useless_drafts_end_with_steps_of_a_server_without_drafts(on_path, monkeypatch):
     """Long answers that drafts do not shorten: nothing is verified and nothing is looked up but for the probes."""
     looks, rules = [], {"temperature": 2.0, "ignore_eos": True}
@@ -107,7 +107,7 @@ async def test_useless_drafts_end_with_steps_of_a_server_without_drafts(on_path,
         assert len(looks) - before < steps / 2
 
 
-@pytest.mark.parametrize("on_path", FEW_PATHS, indirect=True)
+@pytest.mark.parametrize("on_path", ONE_PATH, indirect=True)
 async def test_every_draft_is_verified_where_the_operator_wants_it(on_path, monkeypatch):
     steps_that_take(monkeypatch, 9.0)
     requests = [text_request(np.tile(np.arange(5, 14), 6), 24, ignore_eos=True)] * 3

@@ -84,7 +84,7 @@ def numbers(own: Any) -> tuple[int, int, int]:
         ("llama", 6, (0, 2), {"max_prefill_chunk": 3}),
         pytest.param("mistral", 2, (0, 2), {}, marks=pytest.mark.full),  # a window
         ("gpt_oss", 2, (0,), {}),  # experts, sinks, windows, an embedding with other padding
-        ("gemma3", 1, (0,), {}),  # layers of two kinds
+        pytest.param("gemma3", 1, (0,), {}, marks=pytest.mark.full),  # layers of two kinds
     ],
 )
 @pytest.mark.parametrize("on_path", PATHS, indirect=True)

@@ -12,7 +12,7 @@ from engine import Engine
 from engine.base.errors import ConfigError
 from tests import drafters, tiny
 from tests.drafters import Form
-from tests.engine.test_drafts import FEW_PATHS, ngram, on_path, requests_of
+from tests.engine.test_drafts import ONE_PATH, ngram, on_path, requests_of
 from tests.engine_kit import answer, running, text_request
 
 __all__ = ["on_path"]
@@ -35,7 +35,7 @@ async def followed(own: Engine, request: Any) -> tuple[Steps, list[int]]:
     return steps, tokens
 
 
-@pytest.mark.parametrize("on_path", FEW_PATHS, indirect=True)
+@pytest.mark.parametrize("on_path", ONE_PATH, indirect=True)
 async def test_each_choice_and_the_totals_have_every_step(on_path):
     """The loop's totals are complete as soon as answers are, also after steps without the GIL."""
     requests = [request for request in requests_of(3, 24) if request.n == 1]
@@ -52,7 +52,7 @@ async def test_each_choice_and_the_totals_have_every_step(on_path):
             assert len(of) + sum(right for _, right in of) <= len(tokens) + 3, "a stop may cut the last run"
 
 
-@pytest.mark.parametrize("on_path", FEW_PATHS, indirect=True)
+@pytest.mark.parametrize("on_path", ONE_PATH, indirect=True)
 async def test_invalid_numbers_of_a_drafter_cost_drafts_and_no_answer(on_path, tmp_path):
     folder = overflowing(tmp_path / "drafter")
     request = text_request(drafters.PROMPTS[0], 24, ignore_eos=True)

@@ -132,7 +132,7 @@ async def test_a_cached_prefix_changes_neither_hits_nor_drafts(on_path):
 @pytest.mark.parametrize("settings", FEW_SETTINGS)
 @pytest.mark.parametrize("on_path", FEW_PATHS, indirect=True)
 async def test_answers_are_those_without_drafts(on_path, settings, most):
-    requests = [*requests_of(most, 16, 24), *(text_request(ids, 30, ignore_eos=True) for ids in PROMPTS[:2])]
+    requests = [*requests_of(most, 12, 24), *(text_request(ids, 30, ignore_eos=True) for ids in PROMPTS[:2])]
     await compare_answers(tiny.checkpoint(TARGET), asked(most), requests, settings)
 
 

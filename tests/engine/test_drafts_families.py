@@ -9,7 +9,7 @@ from tests.engine.host_accelerator import HostAccelerator
 from tests.engine.test_drafts import check, collected, drafts_of, ngram
 from tests.engine_kit import running, text_request
 
-SHORT = ("gpt_oss", "llama4", "mistral-window", "falcon_h1", "mamba")
+SHORT = ("llama4", "mistral-window", "mamba")
 NAMES = [
     pytest.param(name, marks=() if name in SHORT else pytest.mark.full)
     for name in sorted((*tiny.CHECKPOINTS, *tiny_states.STATES))

@@ -13,7 +13,7 @@ from engine.cache.layout import CacheLayout
 from engine.layers.states import set_states
 from engine.models.registry import build_model, load_model_config
 from tests import tiny
-from tests.engine.test_drafts import FEW_PATHS, check, collected, drafts_of, ngram, on_path, requests_of
+from tests.engine.test_drafts import FEW_PATHS, ONE_PATH, check, collected, drafts_of, ngram, on_path, requests_of
 from tests.engine_kit import running, text_request
 
 __all__ = ["on_path"]
@@ -61,7 +61,7 @@ async def test_a_preempted_row_goes_on_from_a_state_of_accepted_tokens():
         assert drafts_of(own).num_accepted_tokens > 0
 
 
-@pytest.mark.parametrize("on_path", FEW_PATHS, indirect=True)
+@pytest.mark.parametrize("on_path", ONE_PATH, indirect=True)
 async def test_an_answers_states_are_found_as_without_drafts(on_path):
     """The next turn of a conversation begins at a state that only accepted tokens are in."""
     settings = {**ROOM, "states": StateConfig(mode="all", every=16)}

@@ -139,7 +139,7 @@ async def test_drafts_are_those_of_transformers_layer(on_path, most, settings):
 @pytest.mark.parametrize("settings", SETTINGS, ids=["plain", "chunks", "pressure", "few-rows"])
 @pytest.mark.parametrize("on_path", PATHS, indirect=True)
 async def test_answers_are_those_without_drafts(on_path, settings):
-    requests = requests_of(1, 12)
+    requests = requests_of(1, 9)
     async with running(checkpoint(), **settings) as own:
         wanted = await collected(own, requests)
     async with running(checkpoint(), speculative=asked(2), **settings) as own:

@@ -153,7 +153,7 @@ async def test_drafts_are_those_of_transformers_layer_behind_a_hit_too(on_path, 
 @pytest.mark.parametrize("settings", [{}, {"max_prefill_chunk": 7, "max_num_batched_tokens": 48, "max_num_seqs": 4}])
 @pytest.mark.parametrize("on_path", FEW_PATHS, indirect=True)
 async def test_answers_are_those_without_drafts(on_path, settings):
-    requests = requests_of(1, 10, 24)
+    requests = requests_of(1, 8, 24)
     async with running(checkpoint("qwen3_5"), **ROOM, **settings) as own:
         wanted = await collected(own, requests)
     async with running(checkpoint("qwen3_5"), speculative=asked(2), debug_poison=True, **ROOM, **settings) as own:

@@ -87,7 +87,7 @@ async def test_steps_are_those_of_the_definition(on_path, rules):
 @pytest.mark.parametrize("settings", FEW_SETTINGS)
 @pytest.mark.parametrize("on_path", FEW_PATHS, indirect=True)
 async def test_answers_are_those_without_drafts(on_path, settings, most):
-    requests = requests_of(most, 12)
+    requests = requests_of(most, 9)
     async with running(tiny.checkpoint("qwen3"), **settings) as own:
         wanted = await collected(own, requests)
     async with running(tiny.checkpoint("qwen3"), speculative=asked(most, RULES[most == 4]), **settings) as own:

@@ -18,7 +18,7 @@ from engine.kernels.step_tensors import empty_slots
 from tests import tiny
 from tests.block_drafters import Form, folder_of
 from tests.drafters import eagle3, summed
-from tests.engine.test_drafts import FEW_PATHS, PATHS, collected, drafts_of, ngram, on_path
+from tests.engine.test_drafts import ONE_PATH, PATHS, collected, drafts_of, ngram, on_path
 from tests.engine_kit import answer, running, text_request
 
 __all__ = ["on_path"]
@@ -61,7 +61,7 @@ async def test_drafts_count_as_often_as_is_set(on_path, drafter, rates):
             assert await counts(own, seed, 40) == expected(seed, 40, rates)
 
 
-@pytest.mark.parametrize("on_path", FEW_PATHS, indirect=True)
+@pytest.mark.parametrize("on_path", ONE_PATH, indirect=True)
 async def test_rules_and_reports_go_with_the_drafts_that_count(on_path, caplog):
     """Penalties count the drafts, choices differ in their draws; the start says that answers are made up."""
     requests = [
