@@ -4,8 +4,8 @@ Forms: by rows (one scale per row of either side) and by blocks (one scale per 1
 the weight). Codes have both signs, as the card's clock depends on the values. x is already quantised. "8192^3" measures
 the card's FP8 rate in each form. The four products of the 8B follow, each with TFLOP/s and the share of the larger
 rate; QUANTIZATION.md section 8 requires 60 % from 512 rows on. "served" is the time that a layer takes for the same
-codes: with our kernel where our kernel was faster. Then few rows by the products of a layer of Qwen3.6-35B-A3B, also
-with "tiles": our kernel for any number of rows.
+codes: with our kernel where our kernel was faster. Then few rows by the products of a layer of Qwen3.6-35B-A3B and
+of Qwen3.5-27B, also with "tiles": our kernel for any number of rows.
 """
 
 from __future__ import annotations
@@ -29,6 +29,11 @@ TimeOf = Callable[[list[Callable[[], object]]], tuple[float, float, float]]
 SIDE, ROWS = 8192, (512, 2048)
 FEW, MOST_FEW = (2, 4, 8, 16), 16
 OF_35B = {"q|k|v|z": (12288, 2048), "o": (2048, 4096), "shared gate|up": (1024, 2048), "shared down": (2048, 512)}
+OF_27B = {"q|k|v|z": (16384, 5120), "o": (5120, 6144), "gate|up": (34816, 5120), "down": (5120, 17408)}
+LAYERS = {  # of a model with states
+    f"layer of the {name}": {f"{name} {what}": sides for what, sides in shapes.items()}
+    for name, shapes in (("35B", OF_35B), ("27B", OF_27B))
+}
 FORMS = {"rows": Inputs(kind=Kind.E4M3), "blocks": Inputs(kind=Kind.E4M3, group=128)}
 CACHE = 120 << 20  # bytes, more than any cache holds
 ASKED = 0.6  # required share of the FP8 rate
@@ -91,9 +96,10 @@ def product_cases(
     rate: Rate,
     device: str = "cuda",
     shapes: Shapes | None = None,
+    layer: str = "layer",
 ) -> list[dict]:
-    """Times products, by default the four of the 8B, and their sums: by the library, as a layer calls them, and few
-    rows by tiles."""
+    """Times products, by default the four of the 8B, and their sums, named `layer`: by the library, as a layer calls
+    them, and few rows by tiles."""
     ways = {"library": library_way, "served": served_product, **({"tiles": tiles_product} if rows <= MOST_FEW else {})}
     found, sums, work = [], dict.fromkeys(ways, 0.0), 0
     for name, (width, depth) in (shapes or PRODUCTS).items():
@@ -112,7 +118,7 @@ def product_cases(
             case = {"name": f"FP8 {form} {name} {rows} {way}", "times": took, "flops": flops}
             found.append(case | {"bytes": width * depth + x.nbytes + out.nbytes, "said": rate.said(flops, took[0])})
     for way, seconds in sums.items():
-        case = {"name": f"FP8 {form} layer {rows} {way}", "times": (seconds,) * 3, "bytes": 0, "flops": work}
+        case = {"name": f"FP8 {form} {layer} {rows} {way}", "times": (seconds,) * 3, "bytes": 0, "flops": work}
         found.append(case | {"said": rate.said(work, seconds)})
     return found
 
@@ -122,4 +128,6 @@ def float8_cases(time_of: TimeOf) -> list[Callable[[], list[dict]]]:
     rate = Rate()
     groups: list[Callable[[], list[dict]]] = [lambda form=form: square_case(time_of, form, rate) for form in FORMS]
     groups += [partial(product_cases, time_of, form, rows, rate) for form in FORMS for rows in ROWS]
-    return groups + [partial(product_cases, time_of, "blocks", rows, rate, shapes=OF_35B) for rows in FEW]
+    for layer, shapes in LAYERS.items():
+        groups += [partial(product_cases, time_of, "blocks", rows, rate, shapes=shapes, layer=layer) for rows in FEW]
+    return groups
