@@ -117,9 +117,12 @@ def test_what_is_removed_comes_back_by_undo_and_does_not_by_an_answer(page):
 
 
 def test_an_answer_follows_its_schema_and_has_probabilities(page):
-    setting(page, "JSON Schema", json.dumps({"enum": ["left", "right"]}))
+    schema = {"enum": ["left", "right"]}
+    setting(page, "JSON Schema", json.dumps(schema))
     page.get_by_label("Record the tokens' probabilities").check()
-    ask(page, "What is 12 + 30?")
+    with page.expect_request("**/v1/chat/completions") as sent:
+        ask(page, "What is 12 + 30?")
+    assert sent.value.post_data_json["response_format"]["json_schema"]["schema"] == schema
     found = answer(page)
     assert json.loads(words(found)) in ("left", "right")
     found.get_by_role("button", name="Show the tokens' probabilities").click()
