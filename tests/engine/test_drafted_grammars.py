@@ -88,8 +88,8 @@ def drafter(name: str, most: int) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ["eagle3", "ngram", "draft_model"])
 @pytest.mark.parametrize("on_path", PATHS, indirect=True)
 async def test_answers_are_those_without_drafts(on_path, name, settings):
-    drafts = await compare(drafter(name, 4), requests_of(3, 9), **settings)
-    assert drafts.num_draft_tokens > 100
+    drafts = await compare(drafter(name, 4), requests_of(3, 16), **settings)
+    assert drafts.num_draft_tokens > 80
     assert drafts.num_accepted_tokens > (10 if name == "ngram" else 0)
 
 
