@@ -20,16 +20,16 @@ from torch import Tensor
 
 from engine.kernels.gemm.descriptors import describe, is_aligned
 from engine.kernels.gemm.float8 import BLOCK, float8_product_reference
+from engine.kernels.gemm.float8_library import FOUR
 from engine.kernels.gemm.groups import Packed, Tile
 from engine.kernels.gemm.split_k import arrivals
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import target, tl, triton
 
 MOST_ROWS = 64
-FOUR = 4  # lines of a weight's blocks of scales are padded to a multiple of FOUR
 WIDTH = 64  # rows of a block of weights, which has BLOCK columns
 TURN = 2 * BLOCK
-LONG, LARGE = 4096, 1 << 26  # columns; codes of a weight
+LONG, LARGE = 4096, 1 << 26  # one row too is multiplied here if a weight has more columns, and so many codes
 LEAST_PART = 1024  # least columns of a part; twice as many are not divided
 
 
@@ -69,7 +69,7 @@ def float8_few_kernel(
     first_n = program * BLOCK_N
     n, m = first_n + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_M)
     n_in, m_in = n < width, m < rows
-    by_row = 1.0
+    by_row = tl.zeros([BLOCK_N], tl.float32)
     if not BLOCKED:
         by_row = tl.load(scales + n, mask=n_in, other=0.0)
     grid_wait(OVERLAP)
@@ -106,7 +106,7 @@ def float8_few_kernel(
             tl.store(arrived + program, 0)
     if last:
         if not BLOCKED:
-            total *= by_row[:, None] * tl.load(x_scales + m, mask=m_in, other=0.0)[None, :]  # type: ignore[index]
+            total *= by_row[:, None] * tl.load(x_scales + m, mask=m_in, other=0.0)[None, :]
         if bias is not None:
             total += tl.load(bias + n, mask=n_in, other=0.0)[:, None]
         inside = n_in[:, None] & m_in[None, :]
@@ -136,7 +136,8 @@ def takes_alone(x: Tensor, weight: Packed) -> bool:
 def few_tile_of(rows: int, width: int, depth: int) -> Tile:
     """The fastest tile, or nearly, of those tried with products of Qwen3-8B, 3.5-27B and 3.6-35B-A3B on an H200.
 
-    All programs run at once, with four stages or three, whichever occupies more of the units' shared memory.
+    A unit has places for two programs of four stages or three of three, above 32 rows for one or two. Parts and stages
+    are those that leave the fewest places free. If there are more tiles than places, tiles have one part.
     """
     block_m, tiles = 16 if rows <= 16 else 32 if rows <= 32 else 64, triton.cdiv(width, WIDTH)
     most, best, fullest = depth // LEAST_PART if depth > 2 * LEAST_PART else 1, (3, 1), 0.0

@@ -76,7 +76,7 @@ class Float8Weight(Weight):
         self, residual: Tensor, gain: Tensor, eps: float, prescaled: Unscaled | None, activation: Activation | None
     ) -> Tensor:
         y = residual.new_empty(len(residual), len(self.weight.codes))
-        self._multiply(Floats(residual, self.inputs, gain, eps), None, y)  # a kernel of its own quantises sooner
+        self._multiply(Floats(residual, self.inputs, gain, eps), None, y)  # quantised once, not in every program
         return y if activation is None else glu(y, activation)
 
     def of_normed_and(self, further: Tensor, prescaled: Unscaled | None) -> Tensor | None:
